@@ -1,0 +1,45 @@
+"""See what JAX autodiff saves for the backward pass and why, and what every checkpoint policy would do.
+
+In a notebook: ``%load_ext remat_magic``, then ``%%remat`` on a cell. In Python: ``remat_magic.trace(fun, *args)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from remat_magic.model import RematError, Report
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from remat_magic import policies
+    from remat_magic.analysis.trace import Trace, trace
+
+__version__ = "0.1.0"
+__all__ = ["RematError", "Report", "Trace", "policies", "trace"]
+
+# Loaded when first asked for: `%load_ext remat_magic` must not wait for what only a click needs.
+_LAZY = {"trace": "remat_magic.analysis.trace", "Trace": "remat_magic.analysis.trace"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "policies":
+        return importlib.import_module("remat_magic.policies")
+    raise AttributeError(f"module 'remat_magic' has no attribute {name!r}")
+
+
+def load_ipython_extension(ip: InteractiveShell) -> None:
+    """``%load_ext remat_magic``."""
+    from remat_magic.magic import load
+
+    load(ip)
+
+
+def unload_ipython_extension(ip: InteractiveShell) -> None:
+    """``%unload_ext remat_magic``."""
+    from remat_magic.magic import unload
+
+    unload(ip)

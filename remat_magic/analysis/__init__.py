@@ -1,0 +1,1 @@
+"""Jaxprs in, reports out."""

@@ -1,0 +1,177 @@
+"""How values pass through the equations of a jaxpr that hold other jaxprs.
+
+One description for scan, while, cond, jit, checkpoint, custom derivatives and the rest, so that every analysis
+(origins, readers, recomputation, sites, names) walks them the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from remat_magic import _compat
+
+# These compute nothing: the value that comes out is the value that went in.
+TRANSPARENT = frozenset({"reduce_precision", "optimization_barrier", "name", "device_put", "PrimalLeftTangentRight"})
+# Wrappers that JAX itself introduces; a user would not know them as a call.
+_UNNAMED_CALLS = frozenset({"closed_call", "core_call", "eval_jaxpr", "call", "core_closed_call"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """A jaxpr inside an equation.
+
+    ``operands[i]`` is the index of the equation's operand that enters as the body's i-th invar, or None where the
+    correspondence is unknown. ``results[j]`` is the body's output that leaves as the equation's j-th output (None:
+    unknown). ``carries`` pairs a body's output with the invar that it becomes in the next iteration. ``label`` is
+    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known.
+    """
+
+    jaxpr: Any
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    kind: Literal["loop", "call", "branch"] = "call"
+    label: str = ""
+    times: int | None = 1
+    carries: tuple[tuple[int, int], ...] = ()
+
+
+def _call(eqn: Any, jaxpr: Any, label: str) -> Body:
+    body = _compat.open_jaxpr(jaxpr)
+    inputs, outputs = len(body.invars), len(body.outvars)
+    return Body(
+        body,
+        tuple(range(inputs)) if inputs == len(eqn.invars) else (None,) * inputs,
+        tuple(range(outputs)) if outputs == len(eqn.outvars) else (None,) * len(eqn.outvars),
+        label=label,
+    )
+
+
+def _scan(eqn: Any) -> tuple[Body, ...]:
+    consts, carries, _ = _compat.scan_split(eqn)
+    body = _compat.open_jaxpr(eqn.params["jaxpr"])
+    length = int(eqn.params["length"])
+    return (
+        Body(
+            body,
+            tuple(range(len(body.invars))),
+            tuple(range(len(body.outvars))),
+            "loop",
+            f"scan x{length}",
+            length,
+            tuple((carry, consts + carry) for carry in range(carries)),
+        ),
+    )
+
+
+def _while(eqn: Any) -> tuple[Body, ...]:
+    params = eqn.params
+    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+    condition, body = _compat.open_jaxpr(params["cond_jaxpr"]), _compat.open_jaxpr(params["body_jaxpr"])
+    carries = len(body.outvars)
+    first_carry = of_condition + of_body
+    return (
+        Body(
+            body,
+            tuple(range(of_condition, first_carry + carries)),
+            tuple(range(carries)),
+            "loop",
+            "while",
+            None,
+            tuple((carry, of_body + carry) for carry in range(carries)),
+        ),
+        Body(
+            condition,
+            (*range(of_condition), *range(first_carry, first_carry + carries)),
+            (None,) * carries,
+            "loop",
+            "while",
+            None,
+        ),
+    )
+
+
+def _cond(eqn: Any) -> tuple[Body, ...]:
+    bodies = []
+    for number, branch in enumerate(eqn.params["branches"]):
+        body = _compat.open_jaxpr(branch)
+        operands = tuple(range(1, 1 + len(body.invars)))
+        bodies.append(Body(body, operands, tuple(range(len(body.outvars))), "branch", f"cond branch {number}"))
+    return tuple(bodies)
+
+
+def _named_call(eqn: Any, parameter: str) -> tuple[Body, ...]:
+    jaxpr = eqn.params[parameter]
+    return (_call(eqn, jaxpr, str(eqn.params.get("name") or _compat.function_name(jaxpr)[0])),)
+
+
+def label_of(eqn: Any) -> str:
+    """What a user would call an equation: the function of a call, else the primitive."""
+    name = _compat.primitive_name(eqn)
+    if name == "jit" or name.startswith("custom_"):
+        found = bodies(eqn)
+        return found[0].label if found and found[0].label else name
+    return name
+
+
+def bodies(eqn: Any) -> tuple[Body, ...]:
+    """The jaxprs inside an equation, none for an ordinary operation (and for kernels, which are one operation)."""
+    name = eqn.primitive.name
+    if not eqn.params:
+        return ()
+    if _compat.is_checkpoint(eqn):
+        jaxpr = _compat.checkpoint_body(eqn)
+        return (_call(eqn, jaxpr, _compat.function_name(jaxpr)[0]),)
+    if name == "scan":
+        return _scan(eqn)
+    if name == "while":
+        return _while(eqn)
+    if name == "cond":
+        return _cond(eqn)
+    if name in ("jit", "pjit"):
+        return _named_call(eqn, "jaxpr")
+    if name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
+        return _named_call(eqn, "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr")
+    if name == "pallas_call":
+        return ()
+    label = "" if name in _UNNAMED_CALLS else name
+    found = [
+        _call(eqn, value, label)
+        for parameter in _compat.high_params(eqn).values()
+        for value in (parameter if isinstance(parameter, (tuple, list)) else (parameter,))
+        if _compat.is_jaxpr(value)
+    ]
+    return tuple(found)
+
+
+def multiply(times: int | None, more: int | None) -> int | None:
+    """The product of two counts; unknown if either is."""
+    return None if times is None or more is None else times * more
+
+
+def walk(jaxpr: Any) -> Iterator[tuple[Any, int | None]]:
+    """Every equation at any depth with the number of times that it runs, in program order."""
+    for eqn in _compat.open_jaxpr(jaxpr).eqns:
+        yield eqn, 1
+        for body in bodies(eqn):
+            for inner, times in walk(body.jaxpr):
+                yield inner, multiply(body.times, times)
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of one value of a type (packed: 4-bit types count half), from its shape and dtype.
+
+    PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize`` does in JAX.
+    """
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None:
+        return 0
+    return math.prod(int(size) for size in shape) * int(dtype.itemsize)
+
+
+def type_text(aval: Any) -> str:
+    """A type in JAX's short form, ``f32[5,4]``."""
+    shape = getattr(aval, "shape", ())
+    return f"{_compat.short_dtype(aval)}[{','.join(map(str, shape))}]"

@@ -1,0 +1,137 @@
+"""From the two halves of a derivative to a report, and from JAX's errors to sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat_magic import _compat
+from remat_magic.analysis.cost import equation_cost, jaxpr_cost
+from remat_magic.analysis.flow import Scope, makers
+from remat_magic.analysis.halves import Forward, without_gc
+from remat_magic.analysis.index import PrimalIndex
+from remat_magic.analysis.liveness import peak
+from remat_magic.analysis.program import program
+from remat_magic.analysis.recompute import Recomputation
+from remat_magic.analysis.residuals import Saved, needed_by, residuals, saved_values
+from remat_magic.model import Program, RematError, Report, Residual
+from remat_magic.model import Recomputation as RecomputationKind
+
+
+def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequence[str]) -> Report:
+    """The report of the forward half: its residuals, without their readers."""
+    saved = saved_values(half.closed, half.outputs)
+    return replace(blank, residuals=residuals(half.closed, saved, index, arguments))
+
+
+def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) -> Program:
+    by_leaf = {leaf: row for row, value in enumerate(saved) for leaf in value.leaves}
+    inputs = {var: i for i, var in enumerate(_compat.open_jaxpr(half.closed).invars)}
+    by_input = {
+        inputs[value.atom]: row
+        for row, value in enumerate(saved)
+        if not _compat.is_literal(value.atom) and value.atom in inputs
+    }
+    return program(half.closed, index, by_input, {half.outputs + leaf: row for leaf, row in by_leaf.items()})
+
+
+@without_gc()
+def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Report:
+    """The report of both halves."""
+    saved = saved_values(half.closed, half.outputs)
+    found = Recomputation(half.closed, backward, index, len(half.residual_types))
+    readers = needed_by(found.top, saved, index, found.live, found)
+    rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
+    recomputed = found.records(equation_cost)
+    ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
+    by_leaf = {leaf: row for row, value in enumerate(saved) for leaf in value.leaves}
+
+    def kind(eqn: Any) -> RecomputationKind:
+        if not found(eqn):
+            return ""
+        return "repeated" if found.repeated(eqn) else "deferred"
+
+    return replace(
+        first,
+        residuals=rows,
+        recomputed=recomputed,
+        forward=_forward_program(half, saved, index),
+        backward=program(backward, index, by_leaf, {}, kind),
+        notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),
+        forward_flops=ahead.flops,
+        backward_flops=back.flops,
+        uncosted=(ahead + back).uncosted,
+        peak_bytes=peak(half.closed, backward, half.outputs).bytes,
+        complete=True,
+    )
+
+
+def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residual], found: Recomputation) -> list[str]:
+    """Values saved by name whose own operation the backward pass runs again all the same.
+
+    A derivative that reads its operation's result (tanh's, exp's) reads the value from before it was named, which the
+    policy did not save. Operations are told apart by their tracebacks; calls of one shared body have one between them,
+    so that as many must run again as are saved.
+    """
+    again: Counter[tuple[int, str]] = Counter(
+        (id(_compat.traceback_of(eqn)), _compat.primitive_name(eqn))
+        for _, eqn in found.equations
+        if found.repeated(eqn)
+    )
+    top = Scope(_compat.open_jaxpr(half.closed))
+    made: dict[tuple[int, str], list[Residual]] = {}
+    for value, row in zip(saved, rows, strict=True):
+        if row.name and row.kind in ("intermediate", "offloaded"):
+            eqn = makers(top, value.atom)[0].eqn
+            if eqn is not None:
+                made.setdefault((id(_compat.traceback_of(eqn)), _compat.primitive_name(eqn)), []).append(row)
+    notes: dict[str, None] = {}
+    for operation, named in made.items():
+        if again[operation] >= len(named):
+            row = named[0]
+            line = f" (line {row.source.line})" if row.source else ""
+            notes.setdefault(
+                f"{row.name!r} is saved, and its {row.primitive} is recomputed all the same{line}: the derivative of "
+                f"{row.primitive} reads the value from before it was named, so name what goes into {row.primitive} too."
+            )
+    return list(notes)
+
+
+def without_backward(first: Report, half: Forward, index: PrimalIndex, error: str) -> Report:
+    """The report of a function that has a forward half only."""
+    saved = saved_values(half.closed, half.outputs)
+    return replace(first, forward=_forward_program(half, saved, index), complete=True, backward_error=error)
+
+
+@contextlib.contextmanager
+def failures(function: str, policy: str) -> Iterator[None]:
+    """Tell what JAX raises during a retrace in one sentence that names the mend."""
+    try:
+        yield
+    except RematError:
+        raise
+    except Exception as error:
+        raise RematError(_sentence(function, policy, error)) from error
+
+
+def _sentence(function: str, policy: str, error: Exception) -> str:
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    if "Effects not supported" in text:
+        effects = text.rsplit(":", 1)[-1].strip()
+        return (
+            f"{function} has side effects that jax.checkpoint forbids ({effects}): take io_callback and the like out "
+            "of the checkpointed part, or choose the policy 'none'."
+        )
+    if "while_loop" in text and "Reverse-mode" in text:
+        return (
+            f"{function} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown "
+            "length) in reverse; give fori_loop static bounds, or use lax.scan."
+        )
+    if "ifferentiation rule" in text or "ranspose rule" in text or "jvp_method" in text:
+        return f"{function} cannot be differentiated: {text[:300].rstrip('.')}; give that part a jax.custom_vjp."
+    first = text.split(". ")[0].rstrip(".")
+    return f"JAX cannot trace {function} under {policy}: {type(error).__name__}: {first[:400]}."

@@ -1,0 +1,122 @@
+"""The forward and the backward half of a function's derivative, as JAX makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from remat_magic.analysis.signature import is_inexact
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """The forward half: a closed jaxpr whose outputs are the function's ``outputs`` and then the residual leaves.
+
+    ``tree`` rebuilds the VJP function from the leaves; ``cotangents`` are the types of the differentiable outputs.
+    """
+
+    closed: Any
+    outputs: int
+    tree: Any
+    residual_types: tuple[Any, ...]
+    output_types: tuple[Any, ...]
+
+
+def forward_half(
+    function: Callable[..., Sequence[Any]],
+    types: Sequence[Any],
+    differentiated: Sequence[int],
+    outputs: int,
+    auxiliary: int,
+) -> Forward:
+    """Trace ``jax.vjp`` of a flat function.
+
+    Args:
+        function: takes one value per type; returns ``outputs`` outputs, then ``auxiliary`` ones.
+        types: the abstract values of the arguments.
+        differentiated: the positions of the arguments to differentiate; the others are closed over.
+        outputs: how many outputs have cotangents.
+        auxiliary: how many follow that have none.
+    """
+    made: list[Any] = []
+
+    def forward(*arrays: Any) -> list[Any]:
+        def of_differentiated(*chosen: Any) -> Any:
+            values = list(arrays)
+            for position, value in zip(differentiated, chosen, strict=True):
+                values[position] = value
+            results = list(function(*values))
+            return (results[:outputs], results[outputs:]) if auxiliary else results
+
+        chosen = [arrays[position] for position in differentiated]
+        results, vjp, *aux = jax.vjp(of_differentiated, *chosen, has_aux=bool(auxiliary))
+        # The leaves, not the VJP itself: make_jaxpr caches the tree of what it returns, and with it the backward
+        # jaxpr, for as long as the process lives.
+        leaves, tree = tree_flatten(vjp)
+        made.append(tree)
+        return [*results, *(aux[0] if aux else ()), *leaves]
+
+    closed = jax.make_jaxpr(forward)(*types)
+    out_types = closed.out_avals
+    return Forward(
+        closed,
+        outputs + auxiliary,
+        made[0],
+        tuple(out_types[outputs + auxiliary :]),
+        tuple(out_types[:outputs]),
+    )
+
+
+def backward_half(half: Forward) -> Any:
+    """The closed jaxpr of the backward half: residual leaves and cotangents in, gradients out.
+
+    Raises:
+        Exception: whatever JAX raises where a function has a forward half but no backward one.
+    """
+    count = len(half.residual_types)
+    inexact = [is_inexact(aval) for aval in half.output_types]
+
+    def backward(*values: Any) -> Any:
+        leaves, given = values[:count], iter(values[count:])
+        cotangents = [
+            # An output that is not inexact wants a cotangent of type float0, which is a NumPy dtype only.
+            next(given) if yes else np.zeros(aval.shape, jax.dtypes.float0)
+            for aval, yes in zip(half.output_types, inexact, strict=True)
+        ]
+        return jax.tree.leaves(tree_unflatten(half.tree, leaves)(cotangents))
+
+    types = [aval for aval, yes in zip(half.output_types, inexact, strict=True) if yes]
+    return jax.make_jaxpr(backward)(*half.residual_types, *types)
+
+
+_pauses = 0
+_pause_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Pause the garbage collector: a retrace makes only objects that live, and collecting doubles its time.
+
+    Counted, so that traces in several threads do not turn it back on under each other.
+    """
+    global _pauses
+    with _pause_lock:
+        _pauses += 1
+        mine = _pauses == 1 and gc.isenabled()
+        if mine:
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _pause_lock:
+            _pauses -= 1
+            if mine:
+                gc.enable()

@@ -1,0 +1,131 @@
+"""The primal program, indexed by traceback.
+
+Every equation of a forward or backward jaxpr carries the *same traceback object* as the primal equation that it was
+derived from (measured on jax 0.10.2 and 0.12.0.1), scan bodies, rematerialised and transposed code included. So the
+identity of a traceback says where a derived equation comes from, even where JAX has inlined the call around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic import _compat
+from remat_magic.analysis.bodies import bodies, label_of, multiply
+from remat_magic.analysis.source import Spans
+from remat_magic.model import SourceSpan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where an equation stands: its span, the enclosing loops and calls, and how often it runs.
+
+    ``chain`` holds the identities of the tracebacks of the enclosing equations, outermost first. ``marks`` counts how
+    often the primal program itself is marked as rematerialised there: a function that takes a gradient inside is.
+    """
+
+    primitive: str
+    label: str
+    source: SourceSpan | None
+    path: tuple[str, ...]
+    times: int | None
+    chain: tuple[int, ...]
+    marks: int = 0
+
+
+_MARK = "rematted_computation"  # the name stack entry under which JAX evaluates what a checkpoint dropped
+_WRAPPED = re.compile(r"\w+\([^()]*\)")
+
+
+def marks_on(eqn: Any) -> int:
+    """How often an equation is marked as rematerialised, marks that a later derivative has wrapped not counted.
+
+    ``transpose(jvp(rematted_computation))`` is the derivative of what the program itself rematerialises.
+    """
+    stack = _compat.name_stack(eqn)
+    if _MARK not in stack:
+        return 0
+    while "(" in stack:
+        shorter = _WRAPPED.sub("", stack)
+        if shorter == stack:
+            break
+        stack = shorter
+    return stack.count(_MARK)
+
+
+class PrimalIndex:
+    """All places of a primal jaxpr by the identity of their traceback; keeps the jaxpr, hence the identities, alive."""
+
+    def __init__(self, closed: Any, function: str) -> None:
+        self.closed = closed
+        self.spans = Spans()
+        self._places: dict[int, list[Place]] = {}
+        self._under: dict[tuple[int, int], list[Place]] = {}  # by traceback and that of an enclosing equation
+        self._add(_compat.open_jaxpr(closed), (), 1, (), None, function, 0)
+
+    def _add(
+        self,
+        jaxpr: Any,
+        path: tuple[str, ...],
+        times: int | None,
+        chain: tuple[int, ...],
+        outer: SourceSpan | None,
+        own: str,
+        marks: int,
+    ) -> None:
+        # `own` is the function's name while we are inside nothing but its own decorators (jit, checkpoint): these are
+        # the function, not something around its operations.
+        sole = len(jaxpr.eqns) == 1
+        for eqn in jaxpr.eqns:
+            traceback = _compat.traceback_of(eqn)
+            source = self.spans.of(traceback) or outer
+            inside = bodies(eqn)
+            here = marks + marks_on(eqn)
+            place = Place(_compat.primitive_name(eqn), label_of(eqn), source, path, times, chain, here)
+            self._places.setdefault(id(traceback), []).append(place)
+            for link in chain:
+                self._under.setdefault((id(traceback), link), []).append(place)
+            for body in inside:
+                decorator = bool(own) and sole and body.kind == "call" and body.label in (own, "")
+                deeper = path if decorator or not body.label or path[-1:] == (body.label,) else (*path, body.label)
+                self._add(
+                    body.jaxpr,
+                    deeper,
+                    multiply(times, body.times),
+                    (*chain, id(traceback)),
+                    source,
+                    own if decorator else "",
+                    here,
+                )
+
+    def place(self, eqn: Any, chain: Iterable[int] = ()) -> Place | None:
+        """The primal place of a derived equation.
+
+        Args:
+            eqn: an equation of a forward or backward jaxpr.
+            chain: identities of the tracebacks of the equations around it there. Where a body is shared by several
+                calls, the place whose own chain holds all of these is taken (JAX may have inlined others).
+        """
+        traceback = id(_compat.traceback_of(eqn))
+        places = self._places.get(traceback)
+        if not places:
+            return None
+        if len(places) == 1:
+            return places[0]
+        wanted = [link for link in chain if link in self._places]
+        if not wanted:
+            return places[0]
+        inside = self._under.get((traceback, wanted[-1]), places)
+        return next((place for place in inside if _subsequence(wanted, place.chain)), inside[0])
+
+    def marks(self, eqn: Any) -> tuple[int, int]:
+        """The fewest and the most marks of the primal equations that an equation can be derived from."""
+        counts = [place.marks for place in self._places.get(id(_compat.traceback_of(eqn)), ())]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+
+def _subsequence(links: list[int], chain: tuple[int, ...]) -> bool:
+    position = iter(chain)
+    return all(link in position for link in links)

@@ -1,0 +1,168 @@
+"""What is saved for the backward pass, where each value comes from and who needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_magic import _compat
+from remat_magic.analysis.bodies import nbytes, type_text
+from remat_magic.analysis.flow import Maker, Scope, makers, readers
+from remat_magic.analysis.index import Place, PrimalIndex
+from remat_magic.model import Kind, Origin, Reader, Residual
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One saved value: its variable in the forward jaxpr and the residual outputs that carry it."""
+
+    atom: Any
+    leaves: tuple[int, ...]
+
+
+def saved_values(forward: Any, outputs: int) -> list[Saved]:
+    """The saved values in the order in which JAX lists them: literals, constants, arguments, intermediates.
+
+    Same as ``jax.ad_checkpoint.print_saved_residuals``: a value saved twice counts once, and ``reduce_precision``
+    (which JAX puts on every residual) is looked through.
+
+    Args:
+        forward: the forward jaxpr; its first ``outputs`` outputs are the function's, the others the residuals.
+        outputs: how many.
+    """
+    jaxpr = _compat.open_jaxpr(forward)
+    through = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_precision"}
+    literals: list[Saved] = []
+    leaves: dict[Any, list[int]] = {}
+    for leaf, atom in enumerate(jaxpr.outvars[outputs:]):
+        if not _compat.is_literal(atom):
+            while not _compat.is_literal(atom) and atom in through:
+                atom = through[atom]
+        if _compat.is_literal(atom):
+            literals.append(Saved(atom, (leaf,)))
+        else:
+            leaves.setdefault(atom, []).append(leaf)
+    bound = [
+        *jaxpr.constvars,
+        *jaxpr.invars,
+        *(var for eqn in jaxpr.eqns for var in eqn.outvars),
+    ]
+    return literals + [Saved(var, tuple(leaves[var])) for var in bound if var in leaves]
+
+
+def locate(index: PrimalIndex, scope: Scope, eqn: Any) -> Place:
+    """The primal place of an equation, else what its own traceback and nesting tell."""
+    path, times = scope.nesting
+    found = index.place(eqn, scope.chain)
+    if found is not None:
+        # JAX hoists what does not change out of a loop: where an equation stands now says how often it runs.
+        return found if found.times == times else replace(found, times=times)
+    source = index.spans.of(_compat.traceback_of(eqn))
+    here: Scope | None = scope
+    while source is None and here is not None and here.eqn is not None:
+        outer = index.place(here.eqn, here.parent.chain if here.parent else ())
+        source = outer.source if outer else index.spans.of(_compat.traceback_of(here.eqn))
+        here = here.parent
+    return Place("", "", source, path, times, ())
+
+
+def _origin(index: PrimalIndex, maker: Maker, arguments: Sequence[str]) -> Origin:
+    name = maker.names[0] if maker.names else None
+    if maker.eqn is None:
+        path, times = maker.scope.nesting
+        argument = arguments[maker.argument] if maker.argument is not None else None
+        return Origin("", None, path, times, name, argument)
+    place = locate(index, maker.scope, maker.eqn)
+    return Origin(_compat.primitive_name(maker.eqn), place.source, place.path, place.times, name)
+
+
+def _kind(atom: Any, top: Scope, found: Sequence[Maker]) -> Kind:
+    if _compat.is_literal(atom):
+        return "literal"
+    if atom in top.inputs:
+        return "argument"
+    if atom in top.jaxpr.constvars:
+        return "constant"
+    if _compat.memory_space(atom.aval):
+        return "offloaded"
+    if found and not any(maker.copied for maker in found):
+        if all(maker.argument is not None for maker in found):
+            return "argument"
+        if all(maker.eqn is None and maker.argument is None for maker in found):
+            return "constant"
+    return "intermediate"
+
+
+def residuals(
+    forward: Any, saved: Sequence[Saved], index: PrimalIndex, arguments: Sequence[str]
+) -> tuple[Residual, ...]:
+    """The residuals without ``needed_by``.
+
+    Args:
+        forward: the forward jaxpr.
+        saved: its saved values.
+        index: the primal program.
+        arguments: the name of each of the forward jaxpr's inputs.
+    """
+    top = Scope(_compat.open_jaxpr(forward))
+    rows: list[Residual] = []
+    for value in saved:
+        found = makers(top, value.atom)
+        kind = _kind(value.atom, top, found)
+        origins = tuple(dict.fromkeys(_origin(index, maker, arguments) for maker in found))
+        first = origins[0] if origins else Origin("")
+        aval = value.atom.aval
+        text = type_text(aval)
+        rows.append(
+            Residual(
+                dtype=text[: text.index("[")],
+                shape=tuple(int(size) for size in getattr(aval, "shape", ())),
+                nbytes=nbytes(aval),
+                kind=kind,
+                primitive=first.primitive,
+                name=first.name,
+                argument=first.argument,
+                source=first.source,
+                path=first.path,
+                times=first.times,
+                origins=origins,
+                memory_space=_compat.memory_space(aval),
+            )
+        )
+    return tuple(rows)
+
+
+def needed_by(
+    backward: Scope,
+    saved: Sequence[Saved],
+    index: PrimalIndex,
+    live: Callable[[Any], bool],
+    recomputing: Callable[[Any], bool],
+) -> list[tuple[Reader, ...]]:
+    """For each saved value the operations of the backward pass that read it, each kind of reader once.
+
+    Args:
+        backward: the backward jaxpr, whose first inputs are the residual leaves.
+        saved: the saved values.
+        index: the primal program.
+        live: tells an equation that matters from dead code.
+        recomputing: tells whether an equation recomputes a forward value.
+    """
+    rows: list[tuple[Reader, ...]] = []
+    for value in saved:
+        found: dict[Reader, None] = {}
+        for leaf in value.leaves:
+            for scope, eqn in readers(backward, backward.jaxpr.invars[leaf], live):
+                place = index.place(eqn, scope.chain)
+                where = place or locate(index, scope, eqn)
+                reader = Reader(
+                    _compat.primitive_name(eqn),
+                    place.label if place else "",
+                    where.source,
+                    where.path,
+                    recomputing(eqn),
+                )
+                found.setdefault(reader)
+        rows.append(tuple(found))
+    return rows

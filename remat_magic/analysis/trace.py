@@ -1,0 +1,386 @@
+"""A trace: the user's function, run once as Python, and every policy after that as a retrace of its jaxpr."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from remat_magic import _compat, policies
+from remat_magic.analysis import explain
+from remat_magic.analysis.bodies import type_text, walk
+from remat_magic.analysis.halves import Forward, backward_half, forward_half, without_gc
+from remat_magic.analysis.index import PrimalIndex
+from remat_magic.analysis.selection import Selection, Selector
+from remat_magic.analysis.signature import Signature, abstract, flatten_outputs, is_inexact
+from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
+from remat_magic.analysis.source import Spans
+from remat_magic.model import Choice, Program, RematError, Report, Site
+from remat_magic.policies import AS_WRITTEN
+
+__all__ = ["Trace", "trace"]
+
+
+def trace(fun: Callable[..., Any], /, *args: Any, wrt: Any = None, has_aux: bool = False, **kwargs: Any) -> Trace:
+    """Trace ``fun(*args, **kwargs)`` for inspection. Nothing is executed or put on a device.
+
+    ``fun``'s Python runs exactly once. A function with parameters named ``wrt`` or ``has_aux``: pass a
+    ``functools.partial``.
+
+    Args:
+        fun: the function to differentiate.
+        *args: arrays, ``jax.ShapeDtypeStruct``s, pytrees of them, or static values (strings, callables, modules, None,
+            bools and ints), which stay as they are.
+        wrt: argument numbers or names to differentiate; every floating-point leaf if None.
+        has_aux: whether ``fun`` returns a pair of output and auxiliary data, as for ``jax.grad``.
+        **kwargs: keyword arguments, likewise.
+
+    Raises:
+        RematError: nothing can be differentiated, or ``wrt`` asks for what cannot be.
+        Exception: whatever ``fun`` itself raises.
+    """
+    return Trace(fun, args, kwargs, wrt, has_aux)
+
+
+class Trace:
+    """A function traced once; see :func:`trace`. May be used from any thread."""
+
+    def __init__(
+        self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, has_aux: bool
+    ) -> None:
+        if not callable(fun):
+            raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
+        self.lock = threading.RLock()
+        self._fun = fun
+        self._has_aux = has_aux
+        self._remat3 = _compat.remat3()
+        self._x64 = _compat.x64()
+        self._generation = _compat.new_generation()
+        self._signature = Signature(fun, args, kwargs, wrt)
+        self._types = tuple(leaf.value for leaf in self._signature.arrays)
+        self._arguments = tuple(leaf.name for leaf in self._signature.arrays)
+        self._outputs = self._auxiliary = 0
+        with self._tracing():
+            self._closed = jax.make_jaxpr(self._flat)(*self._types)
+        self._check_outputs()
+        self.stale = tuple(dict.fromkeys(name for _, name in _compat.stale_traces(self._generation, fun, self._closed)))
+        self._index = PrimalIndex(self._closed, self.function_name)
+        self._table: SiteTable = find_sites(self._closed, self._index.spans, policies.describe)
+        # One function object for the life of the trace: JAX caches what it derives by identity.
+        self._base = _compat.as_function(self._closed)
+        self._selector = Selector(self._closed, self._table, self._index.spans, self.function_name)
+        self._halves: dict[Any, Forward] = {}
+        self._backwards: dict[Any, Any] = {}
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._reports: dict[tuple[Any, ...], Report] = {}
+        self._previews: dict[tuple[Any, ...], Report] = {}
+        self._names: tuple[str, ...] | None = None
+        self._hidden: tuple[str, ...] = ()
+
+    # -------------------------------------------------------------------------------------------------- what it is of
+
+    def _flat(self, *arrays: Any) -> list[Any]:
+        leaves, aux, _ = flatten_outputs(self._signature.call(self._fun, arrays), self._has_aux, self.function_name)
+        kept = [leaf for leaf in aux if abstract(leaf) is not None or isinstance(leaf, (bool, int))]
+        self._outputs, self._auxiliary = len(leaves), len(kept)
+        return [*leaves, *kept]
+
+    def _check_outputs(self) -> None:
+        types = self._closed.out_avals[: self._outputs]
+        if not any(is_inexact(aval) for aval in types):
+            found = ", ".join(map(type_text, types)) or "nothing"
+            raise RematError(
+                f"{self.function_name} cannot be differentiated: it returns {found}, and only floating-point outputs "
+                "have a derivative."
+            )
+
+    @property
+    def function_name(self) -> str:
+        """The function's own name."""
+        return self._signature.function
+
+    @property
+    def signature(self) -> str:
+        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
+        types = [type_text(aval) for aval in self._closed.out_avals[: self._outputs]]
+        return self._signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
+
+    @property
+    def wrt(self) -> tuple[str, ...]:
+        """What is differentiated: arguments by name, or leaves where only some of an argument's are."""
+        return self._signature.wrt
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
+        return self._table.sites
+
+    @property
+    def default_at(self) -> str:
+        """What ``at=None`` means: the function's own decorator, else its sites, else the whole function."""
+        return self._selector.default
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every checkpoint name of the function, in the order of the program.
+
+        Nested jaxprs are included, and names that only the rules of custom derivatives hold, which are Python and show
+        when they are differentiated.
+        """
+        with self.lock:
+            if self._names is None:
+                found = _names_in(self._closed)
+                custom = any(eqn.primitive.name.startswith("custom_") for eqn, _ in walk(self._closed))
+                if custom:
+                    bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
+                    try:
+                        revealed = _names_in(self._forward(bare).closed)
+                    except Exception:  # noqa: BLE001 - not differentiable: the report will say so
+                        revealed = {}
+                    self._hidden = tuple(name for name in revealed if name not in found)
+                    found = {**found, **revealed}
+                self._names = tuple(found)
+            return self._names
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the function that a reader of any report must know."""
+        notes = []
+        _ = self.names  # fills what custom rules hide
+        if self.stale:
+            which = ", ".join(self.stale)
+            notes.append(
+                f"JAX still holds an older trace of {which}, from before it or what it calls was redefined: this "
+                "report shows the new definition, but your next jit or grad may run the old one until "
+                "jax.clear_caches()."
+            )
+        if self._hidden:
+            which = ", ".join(map(repr, self._hidden))
+            notes.append(
+                f"{which} {'is' if len(self._hidden) == 1 else 'are'} named inside a custom derivative rule, which is "
+                "Python: checkpoint sites in there are out of reach."
+            )
+        return tuple(notes)
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The policies to choose from for this function, factories filled with its checkpoint names."""
+        names = self.names
+        table = policies.choices(names) if names else policies.choices()
+        usable = [row for row in table if names or not row.parameters or row.key.startswith("offload_dot")]
+        known = {row.key for row in usable}
+        extra = [
+            Choice(found.key, found.key, found.meaning, found.code)
+            for found in self._selector.used()
+            if found.key not in known
+        ]
+        return (*usable, *extra)
+
+    # ------------------------------------------------------------------------------------------------------ the halves
+
+    def _tracing(self) -> Any:
+        return _compat.tracing(self._generation, self._remat3, self._x64)
+
+    def _select(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Selection:
+        if isinstance(at, Mapping):
+            chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
+            return self._selector.select_each(chosen)
+        return self._selector.select(self._resolve(policy, namespace), at)
+
+    def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
+        plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
+        names = () if plain else self.names
+        found = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
+        if self._remat3 and found.meaning == policies.OWN:
+            note = (
+                f"jax_remat3 asks a policy about matmuls, convolutions and named values only: what {found.key} says of "
+                "other operations has no effect."
+            )
+            return replace(found, notes=(*found.notes, note))
+        return found
+
+    def _program(self, selection: Selection) -> Callable[..., Any]:
+        """The flat function with a selection's policies."""
+        known = self._functions.get(selection.identity)
+        if known is None:
+            base = self._base
+            if selection.at_sites:
+                closed = Rewriter(self._chooser(selection))(self._closed)
+                base = self._base if closed is self._closed else _compat.as_function(closed)
+            known = base
+            if selection.whole is not None:
+                known = jax.checkpoint(base, policy=selection.whole)
+            self._functions[selection.identity] = known
+        return known
+
+    def _chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
+        chosen, keys, read = dict(selection.at_sites), self._table.keys, spans or self._index.spans
+        return lambda eqn: chosen.get(keys.get(identity(eqn, read), ""), AS_WRITTEN)
+
+    def _forward(self, selection: Selection) -> Forward:
+        known = self._halves.get(selection.identity)
+        if known is None:
+            with self._tracing(), without_gc(), explain.failures(self.function_name, selection.policy):
+                known = forward_half(
+                    self._program(selection),
+                    self._types,
+                    self._signature.differentiated,
+                    self._outputs,
+                    self._auxiliary,
+                )
+            self._halves[selection.identity] = known
+        return known
+
+    def _backward(self, selection: Selection) -> Any:
+        known = self._backwards.get(selection.identity)
+        if known is None:
+            half = self._forward(selection)
+            with self._tracing(), without_gc(), explain.failures(self.function_name, selection.policy):
+                known = backward_half(half)
+            self._backwards[selection.identity] = known
+        return known
+
+    def forward(self, policy: Any = "as_written", at: Any = None) -> Any:
+        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
+        with self.lock:
+            return self._forward(self._select(policy, at)).closed
+
+    def backward(self, policy: Any = "as_written", at: Any = None) -> Any:
+        """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
+
+        Raises:
+            RematError: the function has no backward half (a ``while_loop`` of unknown length).
+        """
+        with self.lock:
+            return self._backward(self._select(policy, at))
+
+    # ----------------------------------------------------------------------------------------------------- the reports
+
+    def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
+        """The report of the forward half alone (``complete`` is False), or the full one where it is known."""
+        with self.lock:
+            selection = self._select(policy, at, namespace)
+            known = self._reports.get(selection.label) or self._previews.get(selection.label)
+            if known is None:
+                known = self._previews[selection.label] = explain.preview(
+                    self._blank(selection), self._forward(selection), self._index, self._arguments
+                )
+            return known
+
+    def report(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
+        """What a policy does: residuals, recomputation, both halves.
+
+        Args:
+            policy: a key (see :mod:`remat_magic.policies`), a JAX policy or any policy callable.
+            at: ``"function"``, a site's key, ``"sites"`` for all of them, or a mapping of site key to policy; by
+                default ``default_at``.
+            namespace: where identifiers in a key that are no policies of JAX are looked up.
+
+        Raises:
+            RematError: no such policy, site or name; or JAX cannot trace the function under it.
+        """
+        with self.lock:
+            selection = self._select(policy, at, namespace)
+            known = self._reports.get(selection.label)
+            if known is None:
+                first = self.preview(policy, at, namespace)
+                half = self._forward(selection)
+                try:
+                    backward = self._backward(selection)
+                except RematError as error:
+                    known = explain.without_backward(first, half, self._index, str(error))
+                else:
+                    known = explain.full(first, half, backward, self._index)
+                self._reports[selection.label] = known
+                self._previews.pop(selection.label, None)
+            return known
+
+    def cached(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> Report | None:
+        """The full report if it is already computed; never traces."""
+        with self.lock:
+            return self._reports.get(self._select(policy, at, namespace).label)
+
+    def _blank(self, selection: Selection) -> Report:
+        return Report(
+            selection.policy,
+            selection.at,
+            sites=self.sites,
+            names=self.names,
+            code=selection.code,
+            function=self.function_name,
+            signature=self.signature,
+            wrt=self.wrt,
+            notes=(*self.notes, *selection.notes),
+            forward=Program(),
+            complete=False,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- the function
+
+    def function(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        """A callable like the traced function, with a policy applied.
+
+        It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
+        ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
+        """
+        with self.lock:
+            selection = self._select(policy, at, namespace)
+        if selection.whole is None and not selection.at_sites:
+            return self._fun
+        fun, generation, use_remat3 = self._fun, self._generation, self._remat3
+        function_name = self.function_name
+
+        @functools.wraps(fun)
+        def with_policy(*args: Any, **kwargs: Any) -> Any:
+            leaves, tree = tree_flatten((args, kwargs))
+            dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
+            arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
+            static: list[Any] = []
+
+            def flat(*values: Any) -> list[Any]:
+                given = iter(values)
+                filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
+                inner_args, inner_kwargs = tree_unflatten(tree, filled)
+                results, out_tree = tree_flatten(fun(*inner_args, **inner_kwargs))
+                is_array = [abstract(item) is not None or isinstance(item, (bool, int)) for item in results]
+                others = [item for item, yes in zip(results, is_array, strict=True) if not yes]
+                static[:] = [out_tree, is_array, others]
+                return [item for item, yes in zip(results, is_array, strict=True) if yes]
+
+            with _compat.tracing(generation, use_remat3, _compat.x64()):
+                closed = jax.make_jaxpr(flat)(*arrays)
+                if selection.at_sites:
+                    spans = Spans()
+                    closed = Rewriter(self._chooser(selection, spans))(closed)
+                evaluate = _compat.as_function(closed)
+                if selection.whole is not None:
+                    evaluate = jax.checkpoint(evaluate, policy=selection.whole)
+                with explain.failures(function_name, selection.policy):
+                    results = iter(evaluate(*arrays))
+            out_tree, is_array, others = static
+            rest = iter(others)
+            return tree_unflatten(out_tree, [next(results) if yes else next(rest) for yes in is_array])
+
+        return with_policy
+
+    def close(self) -> None:
+        """Drop everything held: jaxprs, reports and the function."""
+        with self.lock:
+            for store in (self._halves, self._backwards, self._functions, self._reports, self._previews):
+                store.clear()
+
+    def __repr__(self) -> str:
+        return f"<Trace of {self.signature}>"
+
+
+def _names_in(closed: Any) -> dict[str, None]:
+    names = (_compat.checkpoint_name_of(eqn) for eqn, _ in walk(closed))
+    return {name: None for name in names if name is not None}

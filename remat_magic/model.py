@@ -1,0 +1,309 @@
+"""The records that an inspection is made of: plain data, without any jax object.
+
+Everything downstream of the analysis (text, HTML, the widget) reads these and nothing else, so a report can be kept,
+compared with ``==``, pickled and shown where JAX is not installed. Importing this module does not import jax.
+
+Units: ``nbytes`` and every ``*_bytes`` are bytes, every ``*_flops`` are floating-point operations. ``None`` where a
+number is expected means *unknown*; it is never replaced by a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "Choice",
+    "Equation",
+    "Origin",
+    "Parameter",
+    "Program",
+    "ProgramLine",
+    "Reader",
+    "RematError",
+    "Report",
+    "Residual",
+    "Site",
+    "SourceSpan",
+]
+
+Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
+Recomputation = Literal["", "repeated", "deferred"]
+
+
+class RematError(ValueError):
+    """A mistake that the user can mend; its text is one sentence that says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpan:
+    """A range of the user's source text.
+
+    Lines count from 1, columns are characters (not UTF-8 bytes) from 0. ``cell`` is the ``n`` of the notebook's
+    ``In[n]`` when the function was traced, or None for a file. ``text`` is the first line's text as it was when
+    traced, or empty where it cannot be read.
+    """
+
+    file: str
+    function: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    cell: int | None = None
+    text: str = ""
+
+    @property
+    def expression(self) -> str:
+        """The very expression, where it stands on one line and its text is known; else the stripped line."""
+        if self.end_line == self.line and 0 <= self.column < self.end_column <= len(self.text):
+            return self.text[self.column : self.end_column]
+        return self.text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One place where a residual's value is made.
+
+    ``path`` names the enclosing loops and calls, outermost first, e.g. ``("scan x12", "block")``; ``times`` is how
+    often the equation runs (the product of the enclosing trip counts), or None in a ``while`` loop, whose count is
+    not known before it runs. ``argument`` is set where the value is (also) an argument of the function.
+    """
+
+    primitive: str
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    times: int | None = 1
+    name: str | None = None
+    argument: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One operation of the backward pass that reads a residual.
+
+    ``primitive`` is the reading operation itself ("mul"); ``derivative_of`` the forward operation that is being
+    differentiated there ("sin"), empty where JAX keeps no trace of it. ``recomputation`` tells a reader that computes
+    a forward value again from one that does the gradient's own work.
+    """
+
+    primitive: str
+    derivative_of: str = ""
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    recomputation: bool = False
+
+    def __str__(self) -> str:
+        """One sentence fragment: "multiplied into the cotangent of sin, line 6"."""
+        line = f", line {self.source.line}" if self.source else ""
+        if self.recomputation:
+            if self.derivative_of in ("", self.primitive):
+                return f"feeds the recomputation of {self.primitive}{line}"
+            return f"feeds {self.primitive}, recomputed for {self.derivative_of}{line}"
+        if not self.derivative_of:
+            return f"read by {self.primitive}{line}"
+        verb = {"mul": "multiplied into", "dot_general": "contracted with", "div": "divides"}.get(self.primitive)
+        if verb:
+            return f"{verb} the cotangent of {self.derivative_of}{line}"
+        return f"read by {self.primitive} in the derivative of {self.derivative_of}{line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A value saved for the backward pass.
+
+    ``dtype`` is JAX's short form ("f32", "bf16", "key<fry>"), ``shape`` the residual's own shape, so that a value
+    stacked by a scan has its leading length. ``primitive``, ``source``, ``path`` and ``times`` are the first origin's.
+    ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host").
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    kind: Kind
+    primitive: str = ""
+    name: str | None = None
+    argument: str | None = None
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    times: int | None = 1
+    needed_by: tuple[Reader, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    memory_space: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type as JAX writes it, ``f32[5,4]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One operation that the backward pass recomputes.
+
+    ``repeated`` operations also ran in the forward pass; the others were deferred: they run only now. ``flops`` and
+    ``bytes`` are for all ``times`` runs together, None where unknown. ``outputs`` are types as JAX writes them.
+    """
+
+    primitive: str
+    outputs: tuple[str, ...] = ()
+    flops: int | None = None
+    bytes: int | None = None
+    times: int | None = 1
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    repeated: bool = True
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place where ``jax.checkpoint`` is applied; calls of one function at one place are one site.
+
+    ``policy`` is the policy as written: a choice's key where it is one of JAX's, else the callable's own name.
+    """
+
+    key: str
+    function: str
+    times: int
+    policy: str
+    source: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """One line of a jaxpr's text.
+
+    ``residuals`` pairs each variable on the line that is a residual with its index in ``Report.residuals``.
+    ``primitive`` is that of the equation which starts on this line, else empty; ``equation`` numbers that equation
+    within the program, so that lines of one equation belong together.
+    """
+
+    text: str
+    source: SourceSpan | None = None
+    primitive: str = ""
+    residuals: tuple[tuple[str, int], ...] = ()
+    recomputation: Recomputation = ""
+    path: tuple[str, ...] = ()
+    equation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A jaxpr as text. ``"\\n".join(line.text for line in lines)`` is JAX's own pretty print to the byte."""
+
+    lines: tuple[ProgramLine, ...] = ()
+    equations: int = 0
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "\n".join(line.text for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a policy factory: its name, what it takes ("names", "memory", "policy") and its default."""
+
+    name: str
+    takes: Literal["names", "memory", "policy"]
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One row of the policy table.
+
+    ``key`` is what ``policy=`` takes, ``code`` the one line to paste into a program (with ``{function}``-free text:
+    an expression for ``jax.checkpoint``'s ``policy`` argument or a whole decorator line).
+    """
+
+    key: str
+    label: str
+    meaning: str
+    code: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+
+def _total(numbers: Iterable[int | None]) -> int:
+    return sum(number or 0 for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one policy does at one place.
+
+    A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward
+    program and nothing recomputed. ``backward_error`` is a sentence where the function has a forward half but no
+    backward one (a dynamic ``while_loop``). ``notes`` are sentences the reader must see (stale traces, unknowns).
+    """
+
+    policy: str
+    at: str
+    residuals: tuple[Residual, ...] = ()
+    recomputed: tuple[Equation, ...] = ()
+    forward: Program = Program()
+    backward: Program = Program()
+    sites: tuple[Site, ...] = ()
+    names: tuple[str, ...] = ()
+    code: str = ""
+    function: str = ""
+    signature: str = ""
+    wrt: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    peak_bytes: int | None = None
+    uncosted: tuple[str, ...] = ()
+    complete: bool = True
+    backward_error: str = ""
+
+    def _bytes_of(self, *kinds: Kind) -> int:
+        return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of intermediates kept on the device: the memory that the policy costs."""
+        return self._bytes_of("intermediate")
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of residuals that are arguments, which are alive anyway."""
+        return self._bytes_of("argument")
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of residuals that the function captured from outside, literals included."""
+        return self._bytes_of("constant", "literal")
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of intermediates moved to another memory."""
+        return self._bytes_of("offloaded")
+
+    @property
+    def repeated(self) -> tuple[Equation, ...]:
+        """The operations that ran forward and run again."""
+        return tuple(equation for equation in self.recomputed if equation.repeated)
+
+    @property
+    def deferred(self) -> tuple[Equation, ...]:
+        """The operations that run only in the backward pass (the cos of a sin)."""
+        return tuple(equation for equation in self.recomputed if not equation.repeated)
+
+    @property
+    def repeated_flops(self) -> int:
+        """FLOPs of the repeated operations whose cost is known; the others are in ``uncosted``."""
+        return _total(equation.flops for equation in self.repeated)
+
+    @property
+    def deferred_flops(self) -> int:
+        """FLOPs of the deferred operations whose cost is known."""
+        return _total(equation.flops for equation in self.deferred)
+
+    @property
+    def recomputed_flops(self) -> int:
+        """``repeated_flops + deferred_flops``."""
+        return self.repeated_flops + self.deferred_flops

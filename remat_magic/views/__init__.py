@@ -1,0 +1,1 @@
+"""Reports in, something to look at out: text for terminals, HTML for notebooks. Nothing here imports jax."""

@@ -1,0 +1,100 @@
+"""The widget's frame: what stays in place while the policy changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from remat_magic.model import Choice, Site, SourceSpan
+
+from . import format as fmt
+from .html import title_html
+
+__all__ = ["ID", "frame"]
+
+# Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
+ID = "__remat__"
+
+# On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
+_KEYS = 'data-lm-suppress-shortcuts="true"'
+
+_TABS = (("residuals", "Residuals"), ("recomputed", "Recomputed"), ("jaxprs", "Jaxprs"))
+
+
+def _select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
+    return (
+        f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
+        f'<select id="{ID}{key}" data-control="{key}" aria-describedby="{ID}meaning" {_KEYS}>{items}</select></span>'
+    )
+
+
+def _site(site: Site) -> str:
+    times = f" x{site.times}" if site.times > 1 else ""
+    where = _at(site.source)
+    return f"{site.function}{times}{where}"
+
+
+def _at(span: SourceSpan | None) -> str:
+    return f" ({fmt.location(span)})" if span else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    groups = list[str]()
+    for number, name in enumerate(names):
+        radios = "".join(
+            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{escape(name)}" {_KEYS}>'
+            f"<span>{state}</span></label>"
+            for state in ("save", "offload", "recompute")
+        )
+        groups.append(
+            f'<div class="remat-name" role="radiogroup" aria-labelledby="{ID}name{number}">'
+            f'<code id="{ID}name{number}">{escape(name)}</code>{radios}</div>'
+        )
+    return (
+        f'<div class="remat-names" role="group" aria-label="Checkpoint names">{"".join(groups)}</div>' if groups else ""
+    )
+
+
+def frame(
+    *,
+    title: str,
+    signature: str,
+    wrt: Sequence[str],
+    choices: Sequence[Choice],
+    sites: Sequence[Site],
+    names: Sequence[str],
+    function: str,
+    can_apply: bool,
+) -> str:
+    """The controls, the tabs and the empty parts, each marked by ``data-part`` for the script to fill."""
+    policies = [(choice.key, choice.label or choice.key) for choice in choices]
+    places = [("function", f"the whole of {function}" if function else "the whole function")]
+    if len(sites) == 1:
+        places.append(("sites", _site(sites[0])))
+    else:
+        places += [("sites", f"all {len(sites)} sites"), *((site.key, _site(site)) for site in sites)]
+    at = _select("at", "at", places) if sites else ""
+    apply = f'<button type="button" data-action="apply" {_KEYS}>Apply</button>' if can_apply else ""
+    tabs = "".join(
+        f'<button type="button" role="tab" id="{ID}tab-{key}" data-tab="{key}" aria-controls="{ID}panel-{key}" {_KEYS}>'
+        f'{text} <small data-count="{key}"></small></button>'
+        for key, text in _TABS
+    )
+    panels = "".join(
+        f'<div role="tabpanel" id="{ID}panel-{key}" data-part="{key}" aria-labelledby="{ID}tab-{key}" tabindex="0" '
+        f'class="remat-panel remat-panel-{key}" {_KEYS}></div>'
+        for key, _ in _TABS
+    )
+    differentiated = f' <small class="remat-wrt">differentiated: {escape(", ".join(wrt))}</small>' if wrt else ""
+    return (
+        f'{title_html(title)}<div class="remat-signature"><code>{escape(signature)}</code>{differentiated}</div>'
+        f'<div class="remat-controls">{_select("policy", "Policy", policies)}{at}'
+        f'<span class="remat-meaning" id="{ID}meaning"></span></div>'
+        f'{_names(names)}<div data-part="totals"></div>'
+        f'<div class="remat-code"><code data-part="code"></code>'
+        f'<button type="button" data-action="copy" {_KEYS}>Copy</button>{apply}</div>'
+        '<div data-part="notes"></div>'
+        f'<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">{tabs}</div>'
+        f'<span class="remat-status" role="status" aria-live="polite" data-part="status"></span></div>{panels}'
+    )

@@ -1,0 +1,259 @@
+"""A report as HTML fragments for the widget, and as one static page part that needs no script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from remat_magic.model import Report
+
+from . import format as fmt
+from .program import chunks, pane
+from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
+
+__all__ = ["STATIC", "fragments", "jaxprs", "report_html", "style"]
+
+STATIC = Path(__file__).parent / "static"
+
+# A kept notebook holds each of these lines for every cell: beyond this, the text is one call away in Python.
+_STATIC_LINES = 1000
+
+
+@cache
+def style() -> str:
+    """The style sheet, shared with the widget, without what only its authors read: every kept output repeats it."""
+    text = (STATIC / "widget.css").read_text(encoding="utf-8")
+    text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
+    return re.sub(r" ?([{};]) ?", r"\1", text).strip()
+
+
+def totals_html(report: Report, compare: Report | None = None) -> str:
+    """The headline's numbers, readable as a sentence where no style sheet is applied."""
+    items = list[str]()
+    for number, total in enumerate(totals(report, compare)):
+        separator = '<span class="remat-hidden">; </span>' if number else ""
+        change = f" <small>({escape(total.change)})</small>" if total.change else ""
+        items.append(
+            f'<span class="remat-total" title="{escape(total.exact)}">{separator}'
+            f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b>{change} '
+            f'<small class="remat-detail">{escape(total.detail)}</small></span>'
+        )
+    return f'<div class="remat-totals">{"".join(items)}</div>'
+
+
+def notes_html(report: Report) -> str:
+    """The sentences that the reader must see."""
+    sentences = [*report.notes]
+    if report.backward_error:
+        sentences.insert(0, report.backward_error)
+    if report.uncosted:
+        sentences.append(f"Not counted in the FLOPs: {', '.join(report.uncosted)}.")
+    return "".join(
+        f'<p class="remat-note"><b aria-hidden="true">!</b> {escape(sentence)}</p>' for sentence in sentences
+    )
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>" if text else ""
+
+
+def _needed(row: ResidualRow, complete: bool) -> str:
+    if not row.needed_by:
+        return "nothing reads it" if complete else "…"
+    readers = [escape(reader) for reader in row.needed_by]
+    shown = "".join(f'<div class="remat-reader">{reader}</div>' for reader in readers[:2])
+    if len(readers) <= 2:
+        return shown
+    items = "".join(f"<li>{reader}</li>" for reader in readers[2:])
+    summary = f'<summary data-lm-suppress-shortcuts="true">and {len(readers) - 2} more</summary>'
+    return f"{shown}<details>{summary}<ul>{items}</ul></details>"
+
+
+def _where(place: str, expression: str, path: str) -> str:
+    code = f'<code title="{escape(expression)}">{escape(expression)}</code>' if expression else ""
+    parts = [f'<span class="remat-place">{escape(place)}</span>' if place else "", code]
+    if path:
+        parts.append(f'<small class="remat-path">in {escape(path)}</small>')
+    return " ".join(filter(None, parts))
+
+
+def _what(label: str, name: str, also: Iterable[str] = ()) -> str:
+    named = f' <span class="remat-name-of">named <code>{escape(name)}</code></span>' if name else ""
+    others = "".join(f"<br><small>or {escape(other)}</small>" for other in also)
+    return f"{_code(label)}{named}{others}"
+
+
+def _table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
+    cells = "".join(f'<th scope="col" class="remat-{kind}">{escape(head)}</th>' for head, kind in heads)
+    return (
+        f'<table class="remat-table"><caption class="remat-hidden">{escape(caption)}</caption>'
+        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def residuals_html(report: Report) -> str:
+    """The residual table."""
+    if not report.residuals:
+        return '<p class="remat-empty">Nothing is saved for the backward pass.</p>'
+    rows = list[str]()
+    for row in residual_rows(report):
+        times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
+        kind = row.kind.split()[0]
+        rows.append(
+            f'<tr class="remat-row remat-{kind}">'
+            f'<td class="remat-num" title="{fmt.exact(row.nbytes, "bytes")}">{fmt.nbytes(row.nbytes)}</td>'
+            f'<td class="remat-type"><code>{escape(row.type)}</code>{times}</td>'
+            f'<td class="remat-kind">{escape(row.kind)}</td>'
+            f'<td class="remat-what">{_what(row.label, row.name, row.also)}</td>'
+            f'<td class="remat-source">{_where(row.place, row.expression, row.path)}</td>'
+            f'<td class="remat-needed">{_needed(row, report.complete)}</td></tr>'
+        )
+    heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"),
+             ("Needed by", "needed")]  # fmt: skip
+    return _table("Values saved for the backward pass", heads, rows)
+
+
+def _runs(row: RecomputedRow) -> str:
+    return "unknown" if row.runs is None else f"{row.runs:,}"
+
+
+def recomputed_html(report: Report) -> str:
+    """The recomputed operations."""
+    if not report.complete:
+        return '<p class="remat-empty">The backward half is being traced.</p>'
+    if report.backward_error:
+        return f'<p class="remat-empty">{escape(report.backward_error)}</p>'
+    if not report.recomputed:
+        return '<p class="remat-empty">The backward pass recomputes nothing.</p>'
+    rows = list[str]()
+    for row in recomputed_rows(report):
+        cost = "" if row.flops is None else f' title="{fmt.exact(row.flops, "FLOPs")}"'
+        rows.append(
+            f'<tr class="remat-row remat-{row.kind}-row">'
+            f'<td class="remat-num"{cost}>{fmt.flops(row.flops)}</td>'
+            f'<td class="remat-num">{_runs(row)}</td>'
+            f'<td class="remat-kind"><i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}</td>'
+            f'<td class="remat-what">{_what(row.primitive, row.name)}</td>'
+            f'<td class="remat-type">{_code(", ".join(row.outputs))}</td>'
+            f'<td class="remat-source">{_where(row.place, row.expression, row.path)}</td></tr>'
+        )
+    heads = [
+        ("Cost", "num"),
+        ("Runs", "num"),
+        ("Kind", "kind"),
+        ("What", "what"),
+        ("Type", "type"),
+        ("Source", "source"),
+    ]
+    return _table("Operations that the backward pass recomputes", heads, rows)
+
+
+_LEGEND = (
+    '<p class="remat-legend"><b class="remat-v">variable</b> is a residual; '
+    '<i class="remat-letter">R</i> repeated: also ran in the forward pass; '
+    '<i class="remat-letter">D</i> deferred: runs only in the backward pass</p>'
+)
+
+
+def jaxprs(report: Report, bodies: bool = True) -> str:
+    """Both programs side by side; without ``bodies`` only their frames, for a script to fill chunk by chunk."""
+    forward = _chunked(chunks(report.forward)) if bodies else ""
+    backward = _chunked(chunks(report.backward)) if bodies else ""
+    panes = pane("Forward", report.forward, forward) + pane("Backward", report.backward, backward)
+    return f'{_LEGEND}<div class="remat-panes">{panes}</div>'
+
+
+def _chunked(pieces: Iterable[str]) -> str:
+    return "".join(f'<div class="remat-chunk">{piece}</div>' for piece in pieces)
+
+
+def fragments(report: Report) -> dict[str, str]:
+    """The widget's parts that follow the policy, by name; the jaxprs apart, since they are big and seldom open."""
+    return {
+        "totals": totals_html(report),
+        "notes": notes_html(report),
+        "residuals": residuals_html(report),
+        "recomputed": recomputed_html(report),
+    }
+
+
+def _static_jaxprs(report: Report) -> str:
+    lines = len(report.forward.lines) + len(report.backward.lines)
+    if not lines:
+        return ""
+    if lines > _STATIC_LINES:
+        body = (
+            f'<p class="remat-empty">{lines:,} lines are not kept in the notebook; in Python they are '
+            "<code>report.forward.text</code> and <code>report.backward.text</code>.</p>"
+        )
+    else:
+        body = jaxprs(report)
+    return f"<details><summary>Forward and backward jaxprs, {fmt.count(lines, 'line')}</summary>{body}</details>"
+
+
+def _choice(report: Report) -> str:
+    places = {"": "", "function": "", "sites": " at its checkpoint sites"}
+    at = places.get(report.at, f" at <code>{escape(report.at)}</code>")
+    return f"<code>{escape(report.policy)}</code>{at}"
+
+
+def _tables(report: Report, programs: str = "") -> str:
+    recomputed = fmt.count(len(report.recomputed), "operation")
+    title = f"Recomputed, {recomputed}" if report.complete and report.recomputed else "Recomputed"
+    return (
+        f"{notes_html(report)}{residuals_html(report)}"
+        f"<details><summary>{title}</summary>{recomputed_html(report)}</details>{programs}"
+    )
+
+
+def signature_html(report: Report) -> str:
+    """What is inspected, and with respect to what."""
+    wrt = f' <small class="remat-wrt">differentiated: {escape(", ".join(report.wrt))}</small>' if report.wrt else ""
+    return f'<div class="remat-signature"><code>{escape(report.signature or report.function)}</code>{wrt}</div>'
+
+
+def report_html(report: Report, others: Iterable[Report] = ()) -> str:
+    """One static fragment that serves without scripts, and is still readable where its style sheet is removed too.
+
+    Args:
+        report: the chosen policy, shown in full.
+        others: every other report at hand, each folded up below its totals.
+    """
+    return static(unfolded(report), map(folded, others))
+
+
+def folded(report: Report) -> str:
+    """A report under its totals, to be unfolded; without its programs, which would make every notebook big."""
+    return (
+        f'<details class="remat-other"><summary>{_choice(report)} {totals_html(report)}</summary>'
+        f'<div class="remat-code">{_code(report.code)}</div>{_tables(report)}</details>'
+    )
+
+
+def unfolded(report: Report) -> str:
+    """A report in full."""
+    code = f'<div class="remat-code">{_code(report.code)}</div>' if report.code else ""
+    return (
+        f'{signature_html(report)}<div class="remat-chosen">Policy {_choice(report)}</div>{totals_html(report)}'
+        f"{code}{_tables(report, _static_jaxprs(report))}"
+    )
+
+
+def title_html(title: str) -> str:
+    """How the report came about."""
+    return f'<div class="remat-title">{escape(title)}</div>' if title else ""
+
+
+def static(chosen: str, others: Iterable[str], title: str = "") -> str:
+    """``report_html`` of what ``unfolded`` and ``folded`` have rendered already."""
+    rest = "".join(others)
+    rest = f"<h4>Other policies</h4>{rest}" if rest else ""
+    return f'<div class="remat remat-static"><style>{style()}</style>{title_html(title)}{chosen}{rest}</div>'
+
+
+def lazy_chunks(report: Report) -> dict[str, list[str]]:
+    """The programs for the script that fills the panes: lists of HTML, 100 lines each."""
+    return {"forward": chunks(report.forward), "backward": chunks(report.backward)}

@@ -1,0 +1,257 @@
+"""The lines of the tables and the totals: what every view shows, before any of them says how it looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from remat_magic.model import Equation, Origin, Report, Residual
+
+from . import format as fmt
+
+__all__ = [
+    "RecomputedRow",
+    "ResidualRow",
+    "Total",
+    "name_states",
+    "place",
+    "recomputed_rows",
+    "residual_rows",
+    "totals",
+]
+
+# Above this many rows, values that differ by the numbers in their names alone ("layer3_out", "params[7]") are one row.
+FOLD_ALIKE_ABOVE = 40
+
+_T = TypeVar("_T")
+
+_KINDS = {"intermediate": 0, "offloaded": 1, "argument": 2, "constant": 3, "literal": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One number of the headline: ``value`` for reading, ``exact`` for hovering, ``change`` against another report."""
+
+    key: str
+    label: str
+    value: str
+    detail: str
+    exact: str
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualRow:
+    """``count`` residuals that differ in nothing shown. ``nbytes`` is the bytes of all of them together."""
+
+    count: int
+    type: str
+    nbytes: int
+    kind: str
+    label: str
+    name: str
+    place: str
+    expression: str
+    path: str
+    also: tuple[str, ...]
+    needed_by: tuple[str, ...]
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedRow:
+    """``count`` equations of one primitive at one place; ``runs`` and ``flops`` are for all, None where unknown."""
+
+    count: int
+    kind: str
+    primitive: str
+    name: str
+    outputs: tuple[str, ...]
+    runs: int | None
+    flops: int | None
+    place: str
+    expression: str
+    path: str
+
+
+def place(path: tuple[str, ...]) -> str:
+    """A path for reading, outermost first: ``scan x12 / block``."""
+    return " / ".join(path)
+
+
+def _alike(name: str | None) -> str | None:
+    return name and re.sub(r"\d+", "#", name)
+
+
+def _span(names: Iterable[str | None]) -> str:
+    """One label for names that differ in their numbers: ``layer0_out … layer11_out``."""
+    distinct = list(dict.fromkeys(name for name in names if name))
+    return "" if not distinct else distinct[0] if len(distinct) == 1 else f"{distinct[0]} … {distinct[-1]}"
+
+
+def _group(items: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
+    groups: dict[object, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _origin(origin: Origin) -> str:
+    what = f"argument {origin.argument}" if origin.argument else origin.primitive
+    return " ".join(filter(None, [what, fmt.location(origin.source)]))
+
+
+def _label(residual: Residual) -> str:
+    """What made the value: the argument's name or the operation's."""
+    if residual.kind == "argument":
+        return residual.argument or "argument"
+    return residual.primitive or residual.argument or residual.kind
+
+
+def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
+    residuals = [residual for _, residual in group]
+    first = residuals[0]
+    readers = [str(reader) for residual in residuals for reader in residual.needed_by]
+    space = f" ({first.memory_space})" if first.memory_space else ""
+    return ResidualRow(
+        count=len(group),
+        type=first.type,
+        nbytes=sum(residual.nbytes for residual in residuals),
+        kind=first.kind + space,
+        label=_span(map(_label, residuals)),
+        name=_span(residual.name for residual in residuals),
+        place=fmt.location(first.source),
+        expression=first.source.expression if first.source else "",
+        path=place(first.path),
+        also=tuple(dict.fromkeys(_origin(origin) for origin in first.origins[1:])),
+        needed_by=tuple(dict.fromkeys(readers)),
+        indices=tuple(index for index, _ in group),
+    )
+
+
+def residual_rows(report: Report) -> list[ResidualRow]:
+    """The residual table: what the policy costs before what is alive anyway, the biggest first."""
+
+    def key(item: tuple[int, Residual], alike: Callable[[str | None], str | None] = lambda name: name) -> object:
+        residual = item[1]
+        names = (alike(residual.name), alike(residual.argument))
+        return (residual.type, residual.kind, residual.memory_space, residual.primitive, *names, residual.source,
+                residual.path, residual.origins[1:])  # fmt: skip
+
+    ordered = sorted(enumerate(report.residuals), key=lambda item: _KINDS[item[1].kind])
+    groups = _group(ordered, key)
+    if len(groups) > FOLD_ALIKE_ABOVE:
+        groups = _group(ordered, lambda item: key(item, _alike))
+    made = [_residual_row(group) for group in groups]
+    return sorted(made, key=lambda row: (_KINDS[row.kind.split()[0]], -row.nbytes))
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
+
+
+def recomputed_rows(report: Report) -> list[RecomputedRow]:
+    """The recomputed operations, repeated ones first, those of one primitive, source and path folded."""
+
+    def key(equation: Equation) -> object:
+        return (equation.repeated, equation.primitive, equation.name, equation.source, equation.path)
+
+    rows = list[RecomputedRow]()
+    for group in _group((*report.repeated, *report.deferred), key):
+        first = group[0]
+        rows.append(
+            RecomputedRow(
+                count=len(group),
+                kind="repeated" if first.repeated else "deferred",
+                primitive=first.primitive,
+                name=first.name or "",
+                outputs=tuple(dict.fromkeys(output for equation in group for output in equation.outputs)),
+                runs=_sum(equation.times for equation in group),
+                flops=_sum(equation.flops for equation in group),
+                place=fmt.location(first.source),
+                expression=first.source.expression if first.source else "",
+                path=place(first.path),
+            )
+        )
+    return rows
+
+
+def _bytes_total(key: str, label: str, report: Report, compare: Report | None, detail: str) -> Total:
+    number: int = getattr(report, f"{key}_bytes")
+    change = ""
+    if compare is not None:
+        difference = number - getattr(compare, f"{key}_bytes")
+        change = fmt.signed(fmt.nbytes(difference), difference)
+    return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), change)
+
+
+def _work_total(key: str, report: Report, compare: Report | None) -> Total:
+    if not report.complete:
+        return Total(key, key, "…", "being traced", "the backward half is not traced yet")
+    if report.backward_error:
+        return Total(key, key, "unknown", "no backward pass", report.backward_error)
+    equations: tuple[Equation, ...] = getattr(report, key)
+    number: int = getattr(report, f"{key}_flops")
+    known = any(equation.flops is not None for equation in equations)
+    operations = fmt.count(len(equations), "operation")
+    if not equations:
+        total = Total(key, key, "nothing", "", "no operation")
+    elif not known:
+        total = Total(key, key, operations, "cost unknown", operations)
+    else:
+        detail, exact = operations, fmt.exact(number, "FLOPs")
+        if report.forward_flops:
+            share = fmt.percent(number, report.forward_flops)
+            detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
+        total = Total(key, key, fmt.flops(number), detail, exact)
+    if compare is None or not compare.complete or compare.backward_error:
+        return total
+    difference = number - getattr(compare, f"{key}_flops")
+    change = fmt.signed(fmt.flops(difference), difference)
+    return Total(key, key, total.value, total.detail, total.exact, change)
+
+
+def totals(report: Report, compare: Report | None = None) -> list[Total]:
+    """The headline's numbers; offloaded bytes and constants only where this report or ``compare`` has any."""
+
+    def values(*kinds: str) -> str:
+        return fmt.count(sum(residual.kind in kinds for residual in report.residuals), "value")
+
+    def matters(*kinds: str) -> bool:
+        residuals = (*report.residuals, *(compare.residuals if compare else ()))
+        return any(residual.kind in kinds for residual in residuals)
+
+    found = [_bytes_total("saved", "saved", report, compare, values("intermediate"))]
+    if matters("offloaded"):
+        found.append(_bytes_total("offloaded", "offloaded", report, compare, values("offloaded")))
+    alive = f"{values('argument')}, alive anyway"
+    found.append(_bytes_total("argument", "arguments", report, compare, alive))
+    if matters("constant", "literal"):
+        found.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))
+    found += [_work_total("repeated", report, compare), _work_total("deferred", report, compare)]
+    if report.peak_bytes is not None:
+        change = ""
+        if compare is not None and compare.peak_bytes is not None:
+            difference = report.peak_bytes - compare.peak_bytes
+            change = fmt.signed(fmt.nbytes(difference), difference)
+        exact = fmt.exact(report.peak_bytes, "bytes")
+        found.append(Total("peak", "peak", fmt.nbytes(report.peak_bytes), "estimated", exact, change))
+    return found
+
+
+def name_states(report: Report) -> dict[str, str]:
+    """What becomes of each checkpoint name under the report's policy: "save", "offload" or "recompute".
+
+    "" where a value is not saved and nothing is recomputed either: the backward pass does not need it.
+    """
+    kinds = {residual.name: residual.kind for residual in report.residuals if residual.name}
+    states = {"offloaded": "offload", "intermediate": "save"}
+    other = "recompute" if report.recomputed else ""
+    return {name: states.get(kinds.get(name, ""), other) for name in report.names}

@@ -1,0 +1,196 @@
+"""A report as rich text, for terminals and for the plain half of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from remat_magic.model import Program, Report
+
+from . import format as fmt
+from .rows import recomputed_rows, residual_rows, totals
+
+__all__ = ["plain", "render"]
+
+# A terminal's scrollback is no place for twelve thousand lines.
+_PROGRAM_LINES = 200
+# Below this width the columns of the tables are stacked.
+_WIDE = 110
+
+_MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
+
+
+class _View:
+    """What ``render`` returns: it fits itself to the console that prints it."""
+
+    def __init__(self, report: Report, width: int | None, compare: Report | None, title: str) -> None:
+        self.report, self.width, self.compare, self.title = report, width, compare, title
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(self.width or options.max_width, options.max_width)
+        title = [Text(self.title)] if self.title else []
+        for part in (*title, *_parts(self.report, self.compare, width)):
+            yield (
+                Padding(part, (0, options.max_width - width, 0, 0), expand=False) if width < options.max_width else part
+            )
+
+
+def render(report: Report, width: int | None = None, compare: Report | None = None, title: str = "") -> _View:
+    """The report as a rich renderable.
+
+    Args:
+        report: what to show.
+        width: columns to use; None is all of the console's.
+        compare: a report whose numbers the totals are compared with.
+        title: a line to put before everything, of how the report came about.
+    """
+    return _View(report, width, compare, title)
+
+
+def plain(report: Report, width: int = 100, title: str = "") -> str:
+    """The report as text without colours, no line longer than ``width`` columns."""
+    file = StringIO()
+    # Inside Jupyter a rich console displays what it prints, whatever file it is given.
+    console = Console(file=file, force_jupyter=False, force_terminal=False, color_system=None, width=width)
+    console.print(render(report, title=title))
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def _parts(report: Report, compare: Report | None, width: int) -> Iterator[Text | Table]:
+    yield Text(report.signature or report.function, style="bold")
+    if report.wrt:
+        yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
+    at = f" at {report.at}" if report.at and report.at != "function" else ""
+    yield Text.assemble("policy ", (report.policy, "bold"), at)
+    yield Text()
+    yield _totals(report, compare)
+    sentences = [*filter(None, [report.backward_error]), *report.notes]
+    if report.uncosted:
+        sentences.append(f"Not counted in the FLOPs: {', '.join(report.uncosted)}.")
+    if sentences:
+        notes = _grid()
+        for sentence in sentences:
+            notes.add_row(Text("!", style="yellow"), Text(sentence))
+        yield notes
+    if report.code:
+        yield Text()
+        yield Text(report.code, style="bold")
+    yield Text()
+    yield _heading(f"Residuals ({len(report.residuals)})")
+    yield _residuals(report, width >= _WIDE) if report.residuals else Text("Nothing is saved for the backward pass.")
+    if report.complete and not report.backward_error:
+        yield Text()
+        yield _heading(f"Recomputed ({len(report.recomputed)})")
+        empty = Text("The backward pass recomputes nothing.")
+        yield _recomputed(report, width >= _WIDE) if report.recomputed else empty
+    if report.sites:
+        yield Text()
+        yield _heading(f"Checkpoint sites ({len(report.sites)})")
+        yield _sites(report)
+    for title, program in (("Forward", report.forward), ("Backward", report.backward)):
+        if program.lines:
+            yield Text()
+            yield _heading(f"{title} jaxpr, {fmt.count(program.equations, 'equation')}")
+            yield from _program(program)
+
+
+def _heading(text: str) -> Text:
+    return Text(text, style="bold underline")
+
+
+def _grid(*columns: str) -> Table:
+    table = Table(box=None, show_header=bool(columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    for column in columns:
+        right = column in ("Size", "Cost", "Runs")
+        table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def _totals(report: Report, compare: Report | None) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for total in totals(report, compare):
+        change = f"({total.change}) " if total.change else ""
+        table.add_row(Text(total.label), Text(total.value, style="bold"), Text(f"{change}{total.detail}", style="dim"))
+    return table
+
+
+def _cell(*lines: str) -> Text:
+    return Text("\n".join(filter(None, lines)), overflow="fold")
+
+
+def _what(label: str, name: str) -> str:
+    return f"{label} named {name!r}" if name else label
+
+
+def _source(place: str, expression: str, path: str) -> Sequence[str]:
+    return (" ".join(filter(None, [place, expression])), f"in {path}" if path else "")
+
+
+def _readers(readers: Sequence[str], complete: bool) -> str:
+    if not readers:
+        return "nothing reads it" if complete else ""
+    more = f", and {len(readers) - 2} more" if len(readers) > 2 else ""
+    return "; ".join(readers[:2]) + more
+
+
+def _residuals(report: Report, wide: bool) -> Table:
+    table = _grid("Size", "Type", "Kind", "What", "Source", "Needed by") if wide else _grid("Size", "Type", "What")
+    for row in residual_rows(report):
+        size = Text(fmt.nbytes(row.nbytes), style="bold" if row.kind == "intermediate" else "")
+        type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
+        what = [_what(row.label, row.name), *(f"or {other}" for other in row.also)]
+        source = _source(row.place, row.expression, row.path)
+        readers = _readers(row.needed_by, report.complete)
+        if wide:
+            table.add_row(size, _cell(type_), _cell(row.kind), _cell(*what), _cell(*source), _cell(readers))
+        else:
+            kind = f"{row.kind} {what[0]}" if what[0] != row.kind else row.kind
+            table.add_row(size, _cell(type_), _cell(kind, *what[1:], *source, readers))
+    return table
+
+
+def _recomputed(report: Report, wide: bool) -> Table:
+    table = _grid("Cost", "Runs", "Kind", "What", "Type", "Source") if wide else _grid("Cost", "Runs", "What")
+    for row in recomputed_rows(report):
+        cost = Text(fmt.flops(row.flops))
+        runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
+        kind = f"{row.kind[0].upper()} {row.kind}"
+        what = _what(row.primitive, row.name)
+        source = _source(row.place, row.expression, row.path)
+        if wide:
+            table.add_row(cost, runs, _cell(kind), _cell(what), _cell(", ".join(row.outputs)), _cell(*source))
+        else:
+            table.add_row(cost, runs, _cell(f"{kind} {what}", ", ".join(row.outputs), *source))
+    return table
+
+
+def _sites(report: Report) -> Table:
+    table = _grid("Site", "Calls", "As written", "Source")
+    for site in report.sites:
+        table.add_row(
+            _cell(site.function), _cell(f"x{site.times}"), _cell(site.policy), _cell(fmt.location(site.source))
+        )
+    return table
+
+
+def _program(program: Program) -> Iterator[Text | Table]:
+    table = _grid()
+    for line in program.lines[:_PROGRAM_LINES]:
+        letter, style = _MARKS[line.recomputation]
+        # Indentation is structure here; a wrapped table cell would drop it.
+        text = Text(line.text, style=style, overflow="fold")
+        for variable, _ in line.residuals:
+            text.highlight_words([variable], "bold underline")
+        table.add_row(Text(letter, style=f"bold {style}"), text)
+    yield table
+    hidden = len(program.lines) - _PROGRAM_LINES
+    if hidden > 0:
+        yield Text(f"… {hidden:,} more lines; all of them are in report.forward.text and report.backward.text", "dim")

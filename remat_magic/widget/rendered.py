@@ -1,0 +1,69 @@
+"""What has been rendered: each policy once, for the browser and for the output that is kept with the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remat_magic.model import Report
+from remat_magic.views import html, rows, text
+
+__all__ = ["Rendered"]
+
+# Below this many lines the jaxprs travel with the rest, so that a policy at hand toggles without the kernel.
+_SEND_LINES = 400
+
+_Key = tuple[str, str]
+
+
+class Rendered:
+    """The reports of one widget as HTML.
+
+    Args:
+        title: a line for the kept output, of how the inspection came about.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._views: dict[_Key, dict[str, Any]] = {}
+        self._folded: dict[_Key, str] = {}
+        self._chosen: tuple[Report | None, str, str] = (None, "", "")
+
+    def view(self, report: Report, meanings: Mapping[str, str]) -> dict[str, Any]:
+        """A report's view, as the script takes it. ``meanings`` are one-line explanations by policy."""
+        key = (report.policy, report.at)
+        view = self._views.get(key)
+        if view is None or view["complete"] != report.complete:
+            lines = len(report.forward.lines) + len(report.backward.lines)
+            small = report.complete and lines <= _SEND_LINES
+            view = self._views[key] = {
+                "policy": report.policy,
+                "at": report.at,
+                "complete": report.complete,
+                "meaning": meanings.get(report.policy, ""),
+                "code": report.code,
+                "parts": html.fragments(report),
+                "jaxprs": html.jaxprs(report, bodies=False) if small else "",
+                "bodies": html.lazy_chunks(report) if small else None,
+                "counts": {
+                    "residuals": len(report.residuals),
+                    "recomputed": len(report.recomputed) if report.complete else None,
+                },
+                "names": rows.name_states(report),
+            }
+            if report.complete:
+                self._folded[key] = html.folded(report)
+        return view
+
+    def complete(self) -> dict[_Key, dict[str, Any]]:
+        """The views of both halves, by policy and place."""
+        return {key: view for key, view in list(self._views.items()) if view["complete"]}
+
+    def kept(self, report: Report) -> dict[str, str]:
+        """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle."""
+        known, chosen, plain = self._chosen
+        if known is not report:
+            chosen, plain = html.unfolded(report), text.plain(report, title=self._title)
+            self._chosen = (report, chosen, plain)
+        others = [folded for key, folded in list(self._folded.items()) if key != (report.policy, report.at)]
+        return {"text/html": html.static(chosen, others, self._title), "text/plain": plain}

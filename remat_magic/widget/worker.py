@@ -1,0 +1,51 @@
+"""One thread that does the newest request: a mailbox that holds one letter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["Worker"]
+
+
+_T = TypeVar("_T")
+
+
+class Worker(Generic[_T]):
+    """Runs ``work(request)`` on a thread of its own; of the requests posted meanwhile, only the newest is kept.
+
+    The thread ends when the mailbox is empty, so that an idle widget costs nothing.
+    """
+
+    def __init__(self, work: Callable[[_T], None], name: str = "remat_magic") -> None:
+        self._work = work
+        self._name = name
+        self._lock = threading.Lock()
+        self._letter: _T | None = None
+        self._thread: threading.Thread | None = None
+
+    def post(self, request: _T | None) -> None:
+        """Leave a request, replacing one that has not been begun. ``None`` clears the mailbox."""
+        with self._lock:
+            self._letter = request
+            if request is None or self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread = thread
+        thread.start()
+
+    def join(self, timeout: float = 10) -> None:
+        """Wait until nothing is left to do, at most ``timeout`` seconds."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                request, self._letter = self._letter, None
+                if request is None:
+                    self._thread = None
+                    return
+            self._work(request)

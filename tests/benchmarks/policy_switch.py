@@ -1,0 +1,132 @@
+"""How fast a policy switch is, against re-running the cell the naive way, as ratios measured in one run.
+
+    python -m tests.benchmarks.policy_switch [--remat3] [--rounds N] [case ...]
+
+The naive way makes fresh function objects (as running a cell again does), and makes the jaxpr of ``jax.vjp`` and of the
+backward function, abstractly. Ours is: the residual list of a new policy (``Trace.preview``), both halves as jaxprs
+(``Trace.forward`` and ``Trace.backward``), the whole report with program text, and a policy seen before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import remat_magic as rm
+from tests.benchmarks import models
+
+CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "three layers": (models.three_layers, "function"),
+    "12 blocks, whole function": (lambda: models.transformer(12), "function"),
+    "12 blocks, blocks as site": (lambda: models.transformer(12, site=True), "sites"),
+    "12 blocks scanned, site": (lambda: models.transformer(12, site=True, scanned=True), "sites"),
+    "96 blocks, blocks as site": (lambda: models.transformer(96, site=True), "sites"),
+}
+# New to the trace each time, and each a policy of JAX's: equal work for both ways.
+POLICIES = (
+    jax.checkpoint_policies.dots_saveable,
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.nothing_saveable,
+)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def naive(make: Callable[[], Any], at: str, policy: Any) -> float:
+    """Seconds of the naive way, with functions that JAX has not seen."""
+    original = models.block
+    code = original.__code__
+    if at == "sites":
+        # A fresh function under the checkpoint, as a re-run cell defines one, and the chosen policy at it.
+        fresh = type(original)(code, original.__globals__, "block", original.__defaults__, original.__closure__)
+        checkpoint = jax.checkpoint
+        models.block = fresh
+        jax.checkpoint = lambda fun: checkpoint(fun, policy=policy)
+        try:
+            fun, args = make()
+        finally:
+            models.block, jax.checkpoint = original, checkpoint
+    else:
+        fun, args = make()
+        fun = jax.checkpoint(fun, policy=policy)
+    inexact = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) for leaf in jax.tree.leaves(args)]
+
+    def work() -> None:
+        leaves, tree = jax.tree.flatten(args)
+
+        def flat(*chosen: Any) -> Any:
+            given = iter(chosen)
+            full = [next(given) if yes else leaf for yes, leaf in zip(inexact, leaves_in, strict=True)]
+            return fun(*jax.tree.unflatten(tree, full))
+
+        kept: list[Any] = []
+        leaves_in: list[Any] = []
+
+        def forward(*values: Any) -> Any:
+            leaves_in[:] = values
+            out, vjp = jax.vjp(flat, *(value for value, yes in zip(values, inexact, strict=True) if yes))
+            residuals, vjp_tree = jax.tree.flatten(vjp)
+            kept.append(vjp_tree)
+            return out, residuals
+
+        _, (out, residuals) = jax.make_jaxpr(forward, return_shape=True)(*leaves)
+        jax.make_jaxpr(lambda res, ct: jax.tree.unflatten(kept[0], res)(ct))(residuals, out)
+
+    return _seconds(work)
+
+
+def measure(make: Callable[[], Any], at: str, rounds: int) -> dict[str, float]:
+    """Ratios naive / ours, the median over policies and rounds."""
+    found: dict[str, list[float]] = {}
+
+    def add(key: str, value: float) -> None:
+        found.setdefault(key, []).append(value)
+
+    for _ in range(rounds):
+        fun, args = make()
+        trace = rm.trace(fun, *args)
+        trace.report("as_written", at)
+        for policy in POLICIES:
+            slow = naive(make, at, policy)
+            residuals = _seconds(functools.partial(trace.preview, policy, at))
+            rest = _seconds(functools.partial(trace.backward, policy, at))
+            whole = _seconds(functools.partial(trace.report, policy, at))
+            again = _seconds(functools.partial(trace.report, policy, at))
+            add("naive ms", slow * 1e3)
+            add("residuals ms", residuals * 1e3)
+            add("halves ms", (residuals + rest) * 1e3)
+            add("report ms", (residuals + rest + whole) * 1e3)
+            add("residuals x", slow / residuals)
+            add("both halves x", slow / (residuals + rest))
+            add("whole report x", slow / (residuals + rest + whole))
+            add("seen before x", slow / again)
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--remat3", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if options.remat3:
+        jax.config.update("jax_remat3", True)
+    print(f"jax {jax.__version__}, jax_remat3 {'on' if options.remat3 else 'off'}")
+    for name in options.cases:
+        make, at = CASES[name]
+        figures = measure(make, at, 1 if name.startswith("96") else options.rounds)
+        print(f"{name:28}" + "  ".join(f"{key} {value:.1f}" for key, value in figures.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Fixtures for the tests that drive a real notebook interface."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import NotebookPage, Server, browse, chromium, serve
+from playwright.sync_api import Browser, expect
+
+expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asserts how fast anything is
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, and keep them on one worker so that one server serves them all."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("browser")
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="session")
+def _chromium() -> None:
+    if chromium() is None:
+        missing = "no Chromium on this machine (install your system's chromium package to run the browser tests)"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def lab(_chromium: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """JupyterLab, shared by all browser tests."""
+    with serve(tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def notebook7(_chromium: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Notebook 7."""
+    with serve(tmp_path_factory.mktemp("notebook7"), "notebook") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser(_chromium: None) -> Iterator[Browser]:
+    """One Chromium a module: Playwright's event loop must not outlive the browser tests of this process."""
+    with browse() as browser:
+        yield browser
+
+
+@pytest.fixture
+def notebook(lab: Server, browser: Browser) -> Iterator[NotebookPage]:
+    """A page of its own in the shared JupyterLab; its kernels end with it."""
+    with browser.new_context(viewport={"width": 1400, "height": 1000}) as context:
+        yield NotebookPage(lab, context.new_page())
+    lab.shut_down_kernels()

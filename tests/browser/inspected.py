@@ -1,0 +1,61 @@
+"""The notebook that most browser tests open, and the widget in it as a person sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from lab import NotebookPage
+from playwright.sync_api import Locator, expect
+
+LOAD = "%load_ext remat_magic"
+
+# Three layers x -> sin(W x): 29 floats are saved without a checkpoint, 18 under a policy that saves the dots.
+LAYERS = """\
+%%remat -o w
+import jax
+import jax.numpy as jnp
+
+def layers(W1, W2, W3, x):
+    x = jnp.sin(W1 @ x)
+    x = jnp.sin(W2 @ x)
+    return jnp.sin(W3 @ x)
+
+f32 = jax.numpy.float32
+layers(*(jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), (4,)]))
+"""
+SAVED = {"as_written": "116 B", "dots_saveable": "72 B", "nothing_saveable": "0 B"}
+
+
+def write_notebook(path: Path, *cells: str) -> None:
+    """Write a notebook of code cells, without outputs."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source.strip()) for source in cells],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    )
+    nbformat.write(notebook, path)
+
+
+class Widget:
+    """The widget below a cell."""
+
+    def __init__(self, notebook: NotebookPage, cell: int) -> None:
+        self.notebook = notebook
+        self.root = notebook.cell(cell).locator(".remat-widget")
+        self.policy = self.root.get_by_label("Policy", exact=True)
+        self.at = self.root.get_by_label("at", exact=True)
+        self.totals = self.part("totals")
+        self.status = self.part("status")
+
+    def part(self, name: str) -> Locator:
+        """A part of the widget that follows the policy."""
+        return self.root.locator(f'[data-part="{name}"]')
+
+    def tab(self, name: str) -> Locator:
+        """The tab of a panel."""
+        return self.root.get_by_role("tab", name=name)
+
+    def shows(self, policy: str) -> None:
+        """Wait until the widget shows a policy's residuals, in the control and in the numbers."""
+        expect(self.policy).to_have_value(policy)
+        expect(self.totals).to_contain_text(f"saved {SAVED[policy]}")

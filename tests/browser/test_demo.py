@@ -1,0 +1,83 @@
+"""The demo as a newcomer meets it, in both interfaces and both themes."""
+
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from contrast import unreadable
+from inspected import LAYERS, LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import Browser, Locator, expect
+
+DEMO = Path(__file__).parent.parent.parent / "demo.ipynb"
+
+
+def shows_a_widget(source: str) -> bool:
+    """Whether a demo cell is one that ends in a widget."""
+    line = next((line for line in source.splitlines() if re.match(r"%%?remat\b", line)), None)
+    return line is not None and "--text" not in line
+
+
+def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server) -> None:
+    shutil.copy(DEMO, lab.folder / "demo.ipynb")
+    cells = nbformat.read(DEMO, as_version=4).cells
+    expected = [index for index, cell in enumerate(cells) if cell.cell_type == "code" and shows_a_widget(cell.source)]
+    assert len(expected) >= 15
+    notebook.open("demo.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    for index in expected:
+        widget = notebook.cell(index).locator(".remat-widget").first
+        expect(widget).to_be_visible()
+        expect(widget.locator('[data-part="totals"]')).to_contain_text("saved")
+    widget = Widget(notebook, expected[0])
+    before = widget.totals.inner_text()
+    widget.policy.select_option("nothing_saveable")
+    expect(widget.totals).to_contain_text("saved 0 B")
+    assert widget.totals.inner_text() != before
+
+
+def test_run_all_in_the_menu(notebook: NotebookPage, lab: Server) -> None:
+    write_notebook(lab.folder / "menu.ipynb", LOAD, LAYERS)
+    notebook.open("menu.ipynb")
+    notebook.run_all_by_menu()
+    Widget(notebook, 1).shows("as_written")
+
+
+def test_notebook_7(notebook7: Server, browser: Browser) -> None:
+    write_notebook(notebook7.folder / "layers.ipynb", LOAD, LAYERS)
+    with browser.new_context() as context:
+        notebook = NotebookPage(notebook7, context.new_page())
+        notebook.open("layers.ipynb")
+        notebook.run_all()
+        widget = Widget(notebook, 1)
+        widget.shows("as_written")
+        widget.policy.select_option("dots_saveable")
+        widget.shows("dots_saveable")
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
+def test_everything_is_readable_in_every_theme(notebook: NotebookPage, lab: Server, theme: str, tmp_path: Path) -> None:
+    write_notebook(lab.folder / "theme.ipynb", LOAD, LAYERS)
+    notebook.open("theme.ipynb")
+    notebook.set_theme(theme)
+    notebook.run_all()
+    widget = Widget(notebook, 1)
+    widget.policy.select_option("dots_saveable")
+    widget.shows("dots_saveable")
+    for tab in ("Residuals", "Recomputed", "Jaxprs"):
+        widget.tab(tab).click()
+        widget.root.screenshot(path=tmp_path / f"{tab}.png")
+        assert unreadable(widget.root) == []
+    twin = notebook.cell(1).locator(".remat-static")
+    show(twin)
+    assert unreadable(twin) == []
+
+
+def show(twin: Locator) -> None:
+    """Show a static output that a widget stands for."""
+    twin.evaluate("root => { root.closest('.remat-replaced')?.classList.remove('remat-replaced') }")
+    twin.evaluate("root => { for (const details of root.querySelectorAll('details')) details.open = true }")
+    expect(twin).to_be_visible()

@@ -1,0 +1,85 @@
+"""What is left of an inspection without a kernel, without trust and without scripts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from inspected import LAYERS, LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import Browser, Page, expect
+
+POLICY_CHANGE = "w.policy = 'dots_saveable'"
+
+
+def expect_report(page: Page) -> None:
+    """The static report, readable: the numbers, the table, and the policies that were computed."""
+    report = page.locator(".remat-static").first
+    expect(report).to_be_visible()
+    expect(report).to_contain_text("layers(W1 f32[5,4]")
+    expect(report).to_contain_text("saved 72 B")
+    expect(report.locator("table").first).to_contain_text("dot_general")
+    folded = report.locator("details", has=page.locator("summary", has_text="as_written"))
+    expect(folded).to_contain_text("saved 116 B")
+
+
+@pytest.fixture(scope="module")
+def kept(lab: Server, browser: Browser) -> Path:
+    """A notebook that was run and saved in JupyterLab."""
+    path = lab.folder / "kept.ipynb"
+    write_notebook(path, LOAD, LAYERS, POLICY_CHANGE)
+    with browser.new_context() as context:
+        notebook = NotebookPage(lab, context.new_page())
+        notebook.open(path.name)
+        notebook.run_all()
+        assert notebook.errors() == []
+        Widget(notebook, 1).shows("dots_saveable")
+        notebook.save()
+    lab.shut_down_kernels()
+    return path
+
+
+def test_both_outputs_are_saved(kept: Path) -> None:
+    outputs = nbformat.read(kept, as_version=4).cells[1].outputs
+    kinds = [sorted(output["data"]) for output in outputs if "data" in output]
+    assert ["text/html", "text/plain"] in kinds
+    assert any("application/vnd.jupyter.widget-view+json" in kind for kind in kinds)
+
+
+def test_reopened_with_a_new_kernel(kept: Path, notebook: NotebookPage) -> None:
+    notebook.open(kept.name)
+    expect_report(notebook.page)
+
+
+def test_reopened_without_a_kernel(kept: Path, notebook: NotebookPage) -> None:
+    without = nbformat.read(kept, as_version=4)
+    without.metadata.clear()  # JupyterLab would choose another kernel of the same language
+    without.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "gone"}
+    nbformat.write(without, kept.with_name("gone.ipynb"))
+    notebook.open("gone.ipynb", kernel=False)
+    expect_report(notebook.page)
+
+
+def test_untrusted(kept: Path, notebook: NotebookPage) -> None:
+    foreign = nbformat.read(kept, as_version=4)
+    foreign.metadata["author"] = "someone else"
+    for cell in foreign.cells:
+        cell.metadata.pop("trusted", None)
+        for output in cell.get("outputs", []):  # what was never signed here
+            if "text/html" in output.get("data", {}):
+                output["data"]["text/html"] += "<script>document.title = 'run'</script><p>foreign</p>"
+    nbformat.write(foreign, kept.with_name("foreign.ipynb"))
+    notebook.open("foreign.ipynb")
+    expect(notebook.page.get_by_text("foreign", exact=True).first).to_be_visible()
+    assert notebook.page.title() != "run"
+    expect_report(notebook.page)
+
+
+def test_exported_to_html(kept: Path, browser: Browser, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), str(kept)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    with browser.new_context(java_script_enabled=False, offline=True) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "kept.html").as_uri())
+        expect_report(page)

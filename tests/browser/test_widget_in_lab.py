@@ -1,0 +1,140 @@
+"""The widget in JupyterLab, used with the mouse, with the keyboard alone and from Python."""
+
+import re
+
+import pytest
+from inspected import LAYERS, LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import expect
+
+
+@pytest.fixture
+def opened(notebook: NotebookPage, lab: Server, request: pytest.FixtureRequest) -> NotebookPage:
+    """The notebook with the layers, run; further cells come from the test's ``cells`` mark."""
+    more = getattr(request, "param", [])
+    write_notebook(lab.folder / "layers.ipynb", LOAD, LAYERS, *more)
+    notebook.open("layers.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    return notebook
+
+
+def test_the_mouse_switches_policies(opened: NotebookPage) -> None:
+    widget = Widget(opened, 1)
+    widget.shows("as_written")
+    expect(widget.part("residuals").locator("tbody tr")).not_to_have_count(0)
+    for policy in ("dots_saveable", "nothing_saveable", "as_written"):
+        widget.policy.select_option(policy)
+        widget.shows(policy)
+
+
+def test_the_tables_and_jaxprs_follow_the_policy(opened: NotebookPage) -> None:
+    widget = Widget(opened, 1)
+    widget.policy.select_option("dots_saveable")
+    widget.shows("dots_saveable")
+    expect(widget.part("code")).to_contain_text("jax.checkpoint_policies.dots_saveable")
+    expect(widget.part("residuals")).to_contain_text("dot_general")
+    widget.tab("Recomputed").click()
+    expect(widget.part("residuals")).to_be_hidden()
+    expect(widget.part("recomputed")).to_contain_text("repeated")
+    expect(widget.part("recomputed")).to_contain_text("deferred")
+    widget.tab("Jaxprs").click()
+    panes = widget.part("jaxprs").locator("pre")
+    expect(panes).to_have_count(2)
+    expect(panes.first).to_contain_text("dot_general")
+    expect(panes.last).to_contain_text("cos")
+
+
+def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -> None:
+    widget, page = Widget(opened, 1), opened.page
+    widget.shows("as_written")
+    before = widget.policy.input_value()
+    page.evaluate("() => document.querySelector('.remat-widget').scrollIntoView()")
+    # From the cell's last focusable element before the widget, Tab leads into it.
+    widget.policy.focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    expect(widget.policy).to_be_focused()
+    page.keyboard.type("dots_s")
+    widget.shows("dots_saveable")
+    assert widget.policy.input_value() != before
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement?.getAttribute('role')") == "tab":
+            break
+    expect(widget.tab("Residuals")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(widget.tab("Recomputed")).to_be_focused()
+    expect(widget.part("recomputed")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(widget.part("recomputed")).to_be_focused()
+
+
+@pytest.mark.parametrize("target", ["policy", "tab"])
+def test_keys_typed_in_the_widget_do_not_delete_the_cell(opened: NotebookPage, target: str) -> None:
+    widget = Widget(opened, 1)
+    cells = opened.cell_count()
+    (widget.policy if target == "policy" else widget.tab("Residuals")).focus()
+    opened.page.keyboard.type("dd")
+    opened.page.wait_for_timeout(300)
+    assert opened.cell_count() == cells
+    expect(widget.root).to_be_visible()
+
+
+@pytest.mark.parametrize("opened", [["w.policy = 'dots_saveable'\nw.report.saved_bytes"]], indirect=True)
+def test_python_does_what_the_dropdown_does(opened: NotebookPage) -> None:
+    Widget(opened, 1).shows("dots_saveable")
+    expect(opened.outputs(2)).to_contain_text("72")
+
+
+@pytest.mark.parametrize("opened", [["w.policy = 'dots_saveable'", "import time; time.sleep(8)"]], indirect=True)
+def test_a_running_cell_does_not_hold_up_the_widget(opened: NotebookPage) -> None:
+    widget, page = Widget(opened, 1), opened.page
+    widget.shows("dots_saveable")  # published from a cell, after which ipykernel would queue what the widget sends
+    opened.start(3)
+    widget.policy.select_option("nothing_saveable")
+    widget.shows("nothing_saveable")
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.content.widgets[3].model.executionState") == (
+        "running"
+    )
+    opened.wait_idle()
+
+
+# How many values JAX itself saves for the name's present meaning.
+COUNT_RESIDUALS = """\
+arguments = [jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), (4,)]]
+saved = len(jax.tree.leaves(jax.eval_shape(lambda *args: jax.vjp(layers, *args)[1], *arguments)))
+f"{saved} saved"
+"""
+
+
+@pytest.mark.parametrize("opened", [[COUNT_RESIDUALS]], indirect=True)
+def test_apply_binds_the_name(opened: NotebookPage) -> None:
+    expect(opened.outputs(2)).to_contain_text("9 saved")
+    widget = Widget(opened, 1)
+    widget.policy.select_option("nothing_saveable")
+    widget.shows("nothing_saveable")
+    widget.root.get_by_role("button", name="Apply").click()
+    expect(widget.status).to_contain_text("under nothing_saveable")
+    opened.run(2)
+    expect(opened.outputs(2)).to_contain_text("4 saved")  # the arguments
+
+
+def test_running_the_cell_again_leaves_one_widget(opened: NotebookPage) -> None:
+    opened.run(1)
+    expect(opened.page.locator(".remat-widget")).to_have_count(1)
+    Widget(opened, 1).shows("as_written")
+
+
+def test_only_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
+    expect(opened.cell(1).locator(".remat-static")).to_have_count(1)
+    expect(opened.cell(1).locator(".remat-static")).to_be_hidden()
+    expect(opened.cell(1).locator(".remat-widget")).to_be_visible()
+
+
+def test_the_page_logs_no_error(opened: NotebookPage) -> None:
+    widget = Widget(opened, 1)
+    for name in ("Recomputed", "Jaxprs", "Residuals"):
+        widget.tab(name).click()
+    ours = [entry for entry in opened.console if re.search(r"remat|anywidget", entry, re.IGNORECASE)]
+    assert ours == []

@@ -1,0 +1,129 @@
+"""Runs demo.ipynb and keeps what it shows: ``python tests/make_demo.py``, in an environment with ``.[test]``.
+
+The notebook's text and code are written by hand, in the notebook itself; this only renews its outputs. Kept are the
+static reports, with every policy that the widget would compute ahead in a notebook that is left open. Not kept are the
+widgets themselves: without their kernel they show nothing, and their state would double the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import site
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import nbformat
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+DEMO = Path(__file__).parent.parent / "demo.ipynb"
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+# Larger inspections look ahead only as far as is not felt, which differs from run to run.
+_SMALL = 200
+
+_LOOK_AHEAD = f"""\
+import gc
+from remat_magic.widget import RematWidget
+from remat_magic.widget import view
+view._UNIT = 3600
+for widget in [one for one in gc.get_objects() if isinstance(one, RematWidget)]:
+    if len(widget.report.forward.lines) < {_SMALL}:
+        while widget.look_ahead():
+            pass
+"""
+
+
+class _ThisPython(KernelSpecManager):
+    """Knows one kernel: the Python that runs this, whatever kernels the machine has under the same name."""
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        return KernelSpec(resource_dir="", **get_kernel_dict())
+
+
+def _environment() -> dict[str, str]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    package = find_spec("remat_magic")
+    # Not installed, the kernel must find the same package as this process.
+    parent = str(Path(package.origin).parent.parent) if package and package.origin else str(DEMO.parent)
+    if parent not in site.getsitepackages():
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [parent, environment.get("PYTHONPATH")]))
+    return environment
+
+
+def execute(notebook: NotebookNode, look_ahead: bool = False) -> NotebookNode:
+    """A copy of the notebook, run from top to bottom in a new kernel and an empty folder.
+
+    Args:
+        notebook: what to run; its outputs are ignored.
+        look_ahead: whether each small report is to hold every other policy.
+
+    Raises:
+        CellExecutionError: a cell failed.
+    """
+    made = copy.deepcopy(notebook)
+    for cell in made.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    if look_ahead:
+        made.cells.append(nbformat.v4.new_code_cell(_LOOK_AHEAD))
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(
+            made,
+            km=AsyncKernelManager(kernel_spec_manager=_ThisPython()),
+            timeout=300,
+            record_timing=False,
+            coalesce_streams=True,
+            store_widget_state=False,
+            resources={"metadata": {"path": folder}},
+        )
+        client.execute(env=_environment())
+    if look_ahead:
+        made.cells.pop()
+    return made
+
+
+def kept(notebook: NotebookNode, jax: str) -> NotebookNode:
+    """What is worth keeping of an executed notebook: no dead widgets, nothing of this machine.
+
+    Args:
+        notebook: as ``execute`` returns it; it is changed.
+        jax: the version that made its outputs.
+    """
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "remat_magic": {"jax": jax}}
+    notebook.metadata = NotebookNode(metadata)
+    return notebook
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run demo.ipynb and keep what it shows.")
+    parser.add_argument(
+        "--run-to", metavar="FILE", type=Path, help="leave the demo alone, and write all that a run shows"
+    )
+    arguments = parser.parse_args()
+    demo = nbformat.read(DEMO, as_version=4)
+    if arguments.run_to:
+        nbformat.write(execute(demo), arguments.run_to)
+        return
+    import jax
+
+    made = kept(execute(demo, look_ahead=True), jax.__version__)
+    nbformat.validate(made)
+    nbformat.write(made, DEMO)
+    print(f"{DEMO.name}: {DEMO.stat().st_size / 1e6:.2f} MB, jax {jax.__version__}")
+
+
+if __name__ == "__main__":
+    main()

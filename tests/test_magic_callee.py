@@ -1,0 +1,220 @@
+"""Evaluated callees are recognised for what they are."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from remat_magic.apply import applied
+from remat_magic.callee import is_checkpoint, recognise
+from remat_magic.model import RematError
+
+
+def f(x, y=1.0):
+    return jnp.sum(x * y)
+
+
+def g(x, y=1.0):
+    return f(x, y), {"aux": y}
+
+
+def seen(callee, *args, **kwargs):
+    found = recognise(callee, args, kwargs)
+    return found.fun, found.args, dict(found.kwargs), found.wrt, found.has_aux
+
+
+PLAIN = [
+    (f, None, False),
+    (jax.grad(f), 0, False),
+    (jax.grad(f, argnums=1), 1, False),
+    (jax.grad(f, argnums=-1), 1, False),
+    (jax.grad(f, argnums=(1, 0)), (1, 0), False),
+    (jax.value_and_grad(f, (0,)), (0,), False),
+    (jax.grad(g, has_aux=True), 0, True),
+    (jax.value_and_grad(g, argnums=(0, 1), has_aux=True), (0, 1), True),
+    (jax.jit(jax.grad(f)), 0, False),
+    (jax.jit(jax.jit(jax.value_and_grad(f, argnums=1))), 1, False),
+    (jax.jacrev(f, argnums=1), 1, False),
+    (functools.partial(jax.grad(f, argnums=1)), 1, False),
+]
+
+
+@pytest.mark.parametrize(("callee", "wrt", "has_aux"), PLAIN)
+def test_gradients(callee, wrt, has_aux):
+    assert seen(callee, 2.0, 3.0) == (g if has_aux else f, (2.0, 3.0), {}, wrt, has_aux)
+    assert recognise(callee, (2.0, 3.0), {}).notes == ()
+
+
+def test_keyword_arguments_stay_so():
+    assert seen(jax.grad(f), 2.0, y=3.0) == (f, (2.0,), {"y": 3.0}, 0, False)
+
+
+@pytest.mark.parametrize("taker", [jax.vjp, jax.linearize, jax.ad_checkpoint.print_saved_residuals])
+def test_functions_that_take_the_function(taker):
+    assert seen(taker, f, 2.0, 3.0) == (f, (2.0, 3.0), {}, None, False)
+
+
+def test_vjp_with_aux():
+    assert seen(jax.vjp, g, 2.0, has_aux=True) == (g, (2.0,), {}, None, True)
+
+
+def test_print_saved_residuals_hands_keywords_on():
+    assert seen(jax.ad_checkpoint.print_saved_residuals, f, 2.0, y=3.0) == (f, (2.0,), {"y": 3.0}, None, False)
+
+
+def test_jitted_functions_are_traced_as_they_are():
+    jitted = jax.jit(f)
+    assert seen(jitted, 2.0) == (jitted, (2.0,), {}, None, False)
+    assert seen(jax.grad(jitted), 2.0) == (jitted, (2.0,), {}, 0, False)
+    assert recognise(jitted, (2.0,), {}).notes == ()
+
+
+def test_partials_become_leading_arguments_and_positions_move():
+    assert seen(functools.partial(f, 2.0), 3.0) == (f, (2.0, 3.0), {}, None, False)
+    assert seen(functools.partial(f, y=3.0), 2.0) == (f, (2.0,), {"y": 3.0}, None, False)
+    assert seen(functools.partial(f, y=3.0), 2.0, y=4.0) == (f, (2.0,), {"y": 4.0}, None, False)
+    inside = jax.grad(functools.partial(f, 2.0))  # its argument 0 is f's argument 1
+    assert seen(inside, 3.0) == (f, (2.0, 3.0), {}, 1, False)
+    outside = functools.partial(jax.grad(f, argnums=(1, 0)), 2.0)
+    assert seen(outside, 3.0) == (f, (2.0, 3.0), {}, (1, 0), False)
+    both = functools.partial(jax.grad(functools.partial(g, 2.0), has_aux=True), 3.0)
+    assert seen(both) == (g, (2.0, 3.0), {}, 1, True)
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def loss(self, x):
+        return jnp.sum(self.scale * x)
+
+    @jax.jit
+    def jitted(self, x):
+        return jnp.sum(x)
+
+    def __call__(self, x):
+        return self.loss(x)
+
+
+class Layer(NamedTuple):
+    """A callable pytree, as equinox's modules are."""
+
+    weight: float
+
+    def __call__(self, x):
+        return jnp.sum(self.weight * x)
+
+
+def test_methods():
+    model = Scaled(2.0)
+    assert seen(model.loss, 3.0) == (Scaled.loss, (model, 3.0), {}, None, False)
+    assert seen(jax.grad(model.loss), 3.0) == (Scaled.loss, (model, 3.0), {}, 1, False)
+    assert seen(model.jitted, 3.0) == (Scaled.jitted, (model, 3.0), {}, None, False)
+
+
+def test_callable_objects():
+    model, layer = Scaled(2.0), Layer(2.0)
+    assert seen(model, 3.0) == (model, (3.0,), {}, None, False)
+    assert seen(layer, 3.0) == (Layer.__call__, (layer, 3.0), {}, None, False)
+    assert seen(jax.grad(layer), 3.0) == (Layer.__call__, (layer, 3.0), {}, 1, False)
+
+
+def test_one_gradient_only():
+    second = jax.grad(jax.grad(f))
+    fun, args, _, wrt, _ = seen(second, 2.0)
+    assert (args, wrt) == ((2.0,), 0)
+    assert seen(fun, 2.0)[0] is f
+    (note,) = recognise(second, (2.0,), {}).notes
+    assert "itself a derivative" in note
+    (note,) = recognise(jax.vjp, (jax.grad(f), 2.0), {}).notes
+    assert "itself a derivative" in note
+
+
+@pytest.mark.parametrize("transform", [jax.vmap, jax.checkpoint, jax.jit, jax.named_scope("here"), jax.custom_vjp])
+def test_what_jax_wraps_is_no_cause_for_a_note(transform):
+    wrapped = transform(f)
+    assert recognise(wrapped, (2.0,), {}).fun is wrapped
+    assert recognise(wrapped, (2.0,), {}).notes == ()
+
+
+@pytest.mark.parametrize(
+    "derivative", [jax.vmap(jax.grad(f)), jax.jacfwd(f), jax.hessian(f), jax.checkpoint(jax.grad(f))]
+)
+def test_derivatives_below_a_wrapper_are_said(derivative):
+    found = recognise(derivative, (2.0,), {})
+    assert found.fun is derivative
+    assert "itself a derivative" in " ".join(found.notes)
+
+
+def test_unknown_wrappers_are_traced_and_said():
+    @functools.wraps(f)
+    def logged(*args):
+        return f(*args)
+
+    found = recognise(jax.grad(logged), (2.0,), {})
+    assert (found.fun, found.wrt) == (logged, 0)
+    (note,) = found.notes
+    assert note.startswith("`f` is traced together with a wrapper that remat_magic does not know;")
+
+
+def test_a_wrapper_that_is_a_pytree_stays_whole():
+    class Gradient(NamedTuple):
+        """What equinox's ``filter_grad`` returns is much like this."""
+
+        inside: object
+
+        __wrapped__ = property(lambda self: self.inside)
+
+        def __call__(self, x):
+            return jax.grad(self.inside)(x)
+
+    wrapper = Gradient(f)
+    found = recognise(wrapper, (2.0,), {})
+    assert (found.fun, found.args) == (wrapper, (2.0,))
+    assert "if that takes a gradient, inspect the function inside it instead." in found.notes[0]
+
+
+def test_an_applied_function_is_its_original_wherever_it_stands():
+    once = applied(f, lambda *args: f(*args))
+    twice = applied(once, lambda *args: f(*args))
+    for callee in (once, twice, functools.partial(twice), jax.jit(once)):
+        assert seen(callee, 2.0) == (f, (2.0,), {}, None, False)
+    for callee in (jax.grad(once), jax.jit(jax.grad(twice)), jax.grad(jax.jit(once))):
+        assert seen(callee, 2.0) == (f, (2.0,), {}, 0, False)
+
+
+def test_what_is_made_of_an_applied_function_is_not_taken_for_it():
+    once = applied(f, lambda *args: f(*args))
+    mapped = jax.vmap(once)  # functools.wraps hands attributes on; an attribute as a mark would be found here
+    assert recognise(mapped, (2.0,), {}).fun is mapped
+
+
+@pytest.mark.parametrize("args", [(), (2.0,)])
+def test_argnums_beyond_the_call(args):
+    with pytest.raises(RematError, match=f"argnums=2 asks for argument 2, and the call has {len(args)}"):
+        recognise(jax.grad(f, argnums=2), args, {})
+
+
+@pytest.mark.parametrize(
+    ("callee", "args", "mend"),
+    [
+        (print, (), "end the cell with the call to inspect"),
+        (float, (1,), "end the cell with the call to inspect"),
+        (Scaled, (1,), "end the cell with the call to inspect"),
+        (3, (), "not a function but of type int"),
+        (jax.jvp, (f, (1.0,), (1.0,)), "forward mode"),
+        (jax.vjp, (), r"vjp\(f, x\)"),
+        (jax.vjp, (1.0,), r"vjp\(f, x\)"),
+    ],
+)
+def test_what_has_no_backward_pass(callee, args, mend):
+    with pytest.raises(RematError, match=mend):
+        recognise(callee, args, {})
+
+
+def test_checkpoints_are_told_from_other_wrappers():
+    assert is_checkpoint(jax.checkpoint(f))
+    assert is_checkpoint(jax.remat(f, policy=jax.checkpoint_policies.dots_saveable))
+    assert not any(map(is_checkpoint, (f, jax.jit(f), jax.vmap(f), jax.grad(f), jax.jit(jax.checkpoint(f)))))

@@ -1,0 +1,331 @@
+"""A cell under ``%%remat`` runs as a plain cell does, but for its last call."""
+
+import ast
+import sys
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import TransformerManager
+
+from remat_magic import cell, magic
+
+pytest_plugins = ("magic_fakes",)
+
+
+def test_the_last_call_is_inspected_and_not_executed(cells, engine):
+    engine.runs = False
+    cells.ok("%%remat", "calls = []", "def f(x, *, k):", "    calls.append((x, k))", "f(1.0, k=2.0)")
+    assert cells.ns["calls"] == []
+    assert (engine.last.fun, engine.last.args, engine.last.kwargs) == (cells.ns["f"], (1.0,), {"k": 2.0})
+
+
+def test_every_operand_is_evaluated_once_and_in_order(cells, engine):
+    cells.ok(
+        "%%remat",
+        "order = []",
+        "def at(n, value):",
+        "    order.append(n)",
+        "    return value",
+        "f = lambda *args, **kwargs: 0.0",
+        "at(0, f)(at(1, 1.0), *at(2, [2.0, 3.0]), k=at(3, 4.0), **at(4, {'m': 5.0}))",
+    )
+    assert cells.ns["order"] == [0, 1, 2, 3, 4]
+    assert engine.last.args == (1.0, 2.0, 3.0)
+    assert engine.last.kwargs == {"k": 4.0, "m": 5.0}
+
+
+def test_arguments_may_have_any_name(cells, engine):
+    engine.runs = False
+    cells.ok("%%remat", "def f(**kwargs): pass", "f(self=1, fun=2, line=3, args=4)")
+    assert engine.last.kwargs == {"self": 1, "fun": 2, "line": 3, "args": 4}
+
+
+def test_the_value_is_the_widget(cells, engine):
+    widget = cells.ok("%%remat", "def f(x): return x", "f(1.0)")
+    assert widget.trace is engine.last
+    assert cells.ns["_"] is widget
+    assert cells.ok("_.trace is _1.trace") is True
+
+
+def test_definitions_persist_and_nothing_else_is_left_behind(cells, engine):
+    plain = ["a = 1", "def f(x): return x", "class C: pass"]
+    before = set(cells.ns)
+    cells.ok("%%remat --args 1.0", *plain)
+    new = {name for name in set(cells.ns) - before if not name.startswith("_")}
+    assert new == {"a", "f", "C"}
+
+
+@pytest.fixture
+def commands(cells, monkeypatch):
+    """What the shell was asked to run: JAX has threads, and warns of a fork."""
+    asked = []
+    monkeypatch.setattr(cells.shell, "system", asked.append)
+    monkeypatch.setattr(cells.shell, "getoutput", lambda command, **_: [command])
+    return asked
+
+
+def test_multi_line_strings_magics_and_shell_commands_are_untouched(cells, engine, commands):
+    cells.ok(
+        "%%remat",
+        'text = """',
+        "  %%remat not a magic",
+        "    indented",
+        '"""',
+        "here = %pwd",
+        "shouted = !echo hello",
+        "f = lambda x: x",
+        "f(1.0)",
+    )
+    assert cells.ns["text"] == "\n  %%remat not a magic\n    indented\n"
+    assert cells.ns["shouted"] == ["echo hello"]
+    assert isinstance(cells.ns["here"], str)
+
+
+def test_await_works_in_the_cell_and_in_the_call(cells, engine):
+    cells.ok(
+        "%%remat",
+        "import asyncio",
+        "async def later(value):",
+        "    await asyncio.sleep(0)",
+        "    return value",
+        "one = await later(1.0)",
+        "(lambda x, y: x)(one, await later(2.0))",
+    )
+    assert engine.last.args == (1.0, 2.0)
+
+
+def test_future_imports_still_come_first(cells, engine):
+    cells.ok("%%remat", "from __future__ import annotations", "def f(x: Undefined): return x", "f(1.0)")
+    assert cells.ns["f"].__annotations__ == {"x": "Undefined"}
+
+
+def test_lines_are_those_of_the_cell(cells, engine):
+    result = cells.run("%%remat", "", "def f(x):", "    raise KeyError(x)", "", "f(1.0)")
+    assert isinstance(result.error_in_exec, KeyError)
+    assert cells.ns["f"].__code__.co_firstlineno == 3
+    assert "line 6" in cells.out.splitlines()[2]
+    assert "----> 4     raise KeyError(x)" in cells.out
+
+
+def test_a_cell_that_raises_shows_what_the_plain_cell_shows(cells, engine):
+    body = ["def f(x):", "    return 1 / x", "y = f(0)", "f(y)"]
+    assert not cells.run("# a comment", *body).success
+    plain = cells.out.replace("In[1]", "In[n]").replace("# a comment", "FIRST")
+    assert not cells.run("%%remat", *body).success
+    ours = cells.out.replace("In[2]", "In[n]").replace("get_ipython().run_cell_magic('remat', '', '')", "FIRST")
+    assert ours == plain
+    assert cells.out.count("ZeroDivisionError: division by zero") == 1
+    assert cells.err == ""
+    assert engine.last is None
+
+
+def test_a_syntax_error_shows_what_the_plain_cell_shows(cells, engine):
+    assert not cells.run("# a comment", "x = = 1").success
+    plain = cells.out.replace("In[1]", "In[n]")
+    result = cells.run("%%remat", "x = = 1")
+    assert isinstance(result.error_before_exec, SyntaxError)
+    assert cells.out.replace("In[2]", "In[n]") == plain
+
+
+def test_a_failing_operand_is_the_users_error(cells, engine):
+    result = cells.run("%%remat", "def f(x): return x", "f(nope)")
+    assert isinstance(result.error_in_exec, NameError)
+    assert "----> 3 f(nope)" in cells.out
+    assert engine.last is None
+
+
+@pytest.mark.parametrize("last", ["%time 1 + 1", "!true", "%pwd", "f?"])
+def test_trailing_magics_are_run_and_not_inspected(cells, engine, commands, last):
+    cells.ok("%%remat", "x = 1.0", "def f(x): return x", last)
+    assert engine.last.fun is cells.ns["f"]
+    assert commands == (["true"] if last == "!true" else [])
+
+
+def test_a_last_expression_that_is_no_call_is_shown_as_always(cells, engine):
+    cells.ok("%%remat --args 1.0", "def f(x): return x", "'shown'")
+    assert "Out[1]: 'shown'" in cells.out
+    assert engine.last.fun is cells.ns["f"]
+
+
+def test_an_assignment_is_no_call(cells, engine):
+    cells.ok("%%remat", "x = 3.0", "def f(x): return x", "y = f(x)")
+    assert cells.ns["y"] == 3.0
+    assert (engine.last.fun, engine.last.args) == (cells.ns["f"], (3.0,))
+
+
+def test_the_call_on_the_line_wins_and_the_cell_runs_plainly(cells, engine):
+    cells.ok("%%remat f(x, -1.5)", "def f(x, y): return x * y", "x = 2.0", "f(x, 5.0)")
+    assert "Out[1]: 10.0" in cells.out
+    assert engine.last.args == (2.0, -1.5)
+
+
+def test_await_on_the_line(cells, engine):
+    cells.ok("%%remat f(await later())", "async def later(): return 7.0", "def f(x): return x")
+    assert engine.last.args == (7.0,)
+
+
+def test_a_cell_of_one_line(cells, engine):
+    cells.ok("def f(x): return x")
+    cells.ok("%%remat f(3.0)")
+    assert engine.last.args == (3.0,)
+
+
+def test_a_semicolon_silences(cells, engine):
+    cells.ok("%%remat", "f = lambda x: x", "f(1.0);")
+    assert engine.last.args == (1.0,)
+    assert cells.out == ""
+
+
+@pytest.mark.parametrize(("interactivity", "shown"), [("all", ["1", "2", "<widget>"]), ("none", [])])
+def test_interactivity(cells, engine, interactivity, shown):
+    cells.shell.ast_node_interactivity = interactivity
+    cells.ok("%%remat (lambda x: x)(1.0)", "1", "2")
+    assert [line.partition(": ")[2] for line in cells.out.splitlines() if line] == shown
+    assert engine.last.args == (1.0,)
+
+
+def test_a_cell_within_a_cell_magic(cells, engine):
+    cells.ok("%%capture caught", "%%remat", "f = lambda x: x", "f(1.0)")
+    assert engine.last.args == (1.0,)
+    cells.ok("%%time", "%%remat", "f = lambda x: x", "f(2.0)")
+    assert engine.last.args == (2.0,)
+
+
+def test_a_semicolon_silences_the_line_magic(cells, engine):
+    cells.ok("f = lambda x: x", "%remat f(1.0);")
+    assert engine.last.args == (1.0,)
+    assert cells.out == ""
+
+
+def test_text_only(cells, engine):
+    assert cells.ok("%remat --text -p dots_saveable -o kept (lambda x: x)(1.0)") is None
+    assert cells.out == "REPORT <lambda> dots_saveable\n"
+    assert cells.ns["kept"].policy == "dots_saveable"
+
+
+def test_the_line_magic_takes_python_as_it_stands(cells, engine):
+    cells.ok("x = 1.0", "f = lambda *a, **k: 0.0", "%remat f('{x}', '$x  y', -1, wrt=1, has_aux=2)")
+    assert engine.last.args == ("{x}", "$x  y", -1)
+
+
+def test_parameters_may_have_the_names_of_the_engines_own(cells, engine):
+    cells.ok(
+        "%%remat", "seen = []", "def f(x, wrt, has_aux): seen.append((x, wrt, has_aux))", "f(1.0, wrt=2, has_aux=3)"
+    )
+    assert cells.ns["seen"] == [(1.0, 2, 3)]
+    assert (engine.last.wrt, engine.last.has_aux) == (None, False)
+
+
+def test_the_line_magic_within_a_function(cells, engine):
+    cells.ok("def outer(local):", "    %remat (lambda x: x)(local)", "outer(5.0)")
+    assert engine.last.args == (5.0,)
+
+
+def test_wrt_counts_as_in_the_call(cells, engine):
+    cells.ok("import functools", "f = lambda a, b, c: a", "%remat --wrt 0,-1 functools.partial(f, 1.0)(2.0, 3.0)")
+    assert (engine.last.args, engine.last.wrt) == ((1.0, 2.0, 3.0), (1, 2))
+    cells.ok("import jax", "%remat --wrt b jax.grad(f)(1.0, 2.0, 3.0)")
+    assert engine.last.wrt == ("b",)
+
+
+def test_cells_may_run_cells(cells, engine):
+    cells.ok(
+        "%%remat -p everything_saveable",
+        "inner = get_ipython().run_cell('%%remat -p dots_saveable\\n(lambda x: x)(1.0)')",
+        "(lambda x: x)(2.0)",
+    )
+    assert cells.ns["inner"].result.policy == "dots_saveable"
+    assert cells.ns["_"].policy == "everything_saveable"
+
+
+def test_what_history_keeps_runs_again(cells, engine):
+    cells.ok("%%remat -p dots_saveable", "f = lambda x: x", "f(1.0)")
+    first = engine.last
+    cells.ok(cells.ns["In"][1])
+    assert engine.last is not first
+    assert engine.last.args == (1.0,)
+
+
+def test_an_exported_notebook_does_the_same(cells, engine):
+    exported = TransformerManager().transform_cell("%%remat -p dots_saveable\nx = 2.0\ndef f(x): return x\nf(x)\n")
+    assert exported.startswith("get_ipython().run_cell_magic('remat',")
+    widget = cells.ok(exported)
+    assert (widget.policy, engine.last.args) == ("dots_saveable", (2.0,))
+    assert cells.ns["x"] == 2.0
+    result = cells.run("get_ipython().run_cell_magic('remat', '', '1 / 0\\nf(x)')")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert cells.out.count("division by zero") == 1
+
+
+def test_an_exported_script_shows_it(cells, engine, tmp_path):
+    script = tmp_path / "exported.py"
+    script.write_text("get_ipython().run_cell_magic('remat', '', 'def f(x): return x\\nf(2.0)')\nafter = 1\n")
+    cells.ok(f"%run -i {script}")
+    assert cells.out == "Out[1]: <widget>\n"
+    assert cells.ns["after"] == 1
+
+
+def test_help(cells):
+    cells.ok("%%remat?")
+    ours = cells.out
+    cells.ok("%remat?")
+    assert ours.split("File:")[0] == cells.out.split("File:")[0]
+    for option in ("--policy", "--site", "--wrt", "--names", "--args", "-o VAR", "--text", "--apply"):
+        assert option in cells.out
+
+
+def test_load_unload_reload_leave_one_of_each(shell):
+    def counts():
+        return (
+            shell.input_transformers_cleanup.count(cell.mark),
+            sum(isinstance(one, cell.CellTransformer) for one in shell.ast_transformers),
+            len(shell.Completer.custom_matchers),
+            sum(len(callbacks) for callbacks in shell.events.callbacks.values()),
+            "remat" in shell.magics_manager.magics["line"],
+            "remat" in shell.magics_manager.magics["cell"],
+        )
+
+    loaded = counts()
+    magic.load(shell)
+    magic.load(shell)
+    assert counts() == loaded
+    assert loaded[:3] == (1, 1, 1)
+    magic.unload(shell)
+    magic.unload(shell)
+    assert counts() == (0, 0, 0, loaded[3] - 1, False, False)
+
+
+def test_unloaded_the_magic_is_simply_not_there(cells):
+    magic.unload(cells.shell)
+    result = cells.run("%%remat", "1")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "Cell magic `%%remat` not found" in cells.err
+
+
+def test_a_terminal_waits_for_the_whole_cell(shell):
+    complete = shell.input_transformer_manager.check_complete
+    assert complete("%%remat\n")[0] == "incomplete"
+    assert complete("%%remat\nf(x)")[0] == "incomplete"
+    assert complete("%%remat\nf(x)\n\n")[0] == "complete"
+
+
+@pytest.mark.parametrize("first", ["%%rematch", "%%remat?", " x = '%%remat'", "# %%remat"])
+def test_other_cells_are_left_alone(first):
+    lines = [f"{first}\n", "f(x)\n"]
+    assert cell.mark(lines) is lines
+
+
+def test_the_transformer_leaves_other_modules_alone(shell):
+    transformer = next(one for one in shell.ast_transformers if isinstance(one, cell.CellTransformer))
+    for text in ("", "f(x)", "get_ipython().run_cell_magic('time', '', '')\nf(x)"):
+        tree = ast.parse(text)
+        assert transformer.visit(tree) is tree
+
+
+def test_odd_lines_do_not_break_the_transformer(shell):
+    transformer = next(one for one in shell.ast_transformers if isinstance(one, cell.CellTransformer))
+    for line in ("(", "'", "--args", "--policy '", "f(", "\\", "--names", "-o 1", "--wrt ["):
+        for body in ("", "f(x)", "x = 1"):
+            tree = ast.parse("".join([*cell.mark([f"%%remat {line}\n"]), body]))
+            compile(transformer.visit(tree), "<cell>", "exec")
+    assert "numpy" in sys.modules  # nothing of the above was run: only compiled

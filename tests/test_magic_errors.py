@@ -1,0 +1,196 @@
+"""Bad input, with the real engine: one sentence that names the mend, and the namespace as a plain cell leaves it."""
+
+import jax
+import pytest
+from IPython.core.error import UsageError
+
+from remat_magic.model import RematError
+
+pytest_plugins = ("magic_fakes",)
+
+SETUP = """
+import jax, jax.experimental, jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+x, n, text = jnp.ones(3), 3, "words"
+def loss(x):
+    return jnp.sum(jnp.sin(checkpoint_name(jnp.tanh(x), "h")))
+"""
+
+
+@pytest.fixture
+def user(cells):
+    cells.ok(SETUP)
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        ("--polcy dots_saveable", "%remat has no option --polcy: did you mean --policy?; `%remat?` lists them."),
+        ("-p dots_savable", "did you mean 'dots_saveable'?"),
+        ("-p save_only_these_names", "is a factory: call it, as in save_only_these_names('h')."),
+        ("-p 3", "is not a policy"),
+        ("-p x", "a policy is a key such as 'dots_saveable' or a policy function"),
+        ('--args "x,, x"', "would stand in the call's brackets"),
+        ("-o 3", "the name of a variable"),
+        ("loss(x", "is not a Python expression"),
+    ],
+)
+def test_mistakes_in_the_line_stop_before_the_cell_runs(user, line, mend):
+    before = set(user.ns)
+    assert mend in user.run(f"%%remat {line}", "ran = True", "loss(x)").error_in_exec.args[0]
+    assert {name for name in set(user.ns) - before if not name.startswith("_")} == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "last", "mend"),
+    [
+        ("", "y = 3", "nothing to inspect: end the cell with a call"),
+        ("-p save_only_these_names('nope')", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
+        ("--names nope", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
+        ("--names recompute=nope", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
+        ("--site nope", "loss(x)", "loss has no checkpoint site 'nope'"),
+        ("--wrt nope", "loss(x)", "wrt='nope' is not an argument of this call of loss: it has 'x'."),
+        ("--wrt -2", "loss(x)", "--wrt -2 asks for an argument that the call does not have: it has 1."),
+        ("--wrt 3", "loss(x)", "asks for an argument that the call does not have"),
+        ("", "loss(n)", "no argument of loss can be differentiated (x is int)"),
+        ("", "loss()", "loss was called without arguments: nothing to differentiate."),
+        ("", "loss(x, x)", "cannot be called so"),
+        ("", "jax.jit(lambda x, rate: x * rate, static_argnames='rate')(x, rate=0.5)", "say what is, such as --wrt x."),
+        ("", "print(x)", "end the cell with the call to inspect"),
+        ("", "(lambda x: x > 0)(x)", "cannot be differentiated: it returns bool[3]"),
+        ("", "(lambda x: 'no')(x)", "returns a str, which is not an array"),
+        ("--apply", "(lambda x: x)(x)", "has no plain name to rebind"),
+    ],
+)
+def test_other_mistakes_are_said_after_the_cell_has_run(user, line, last, mend):
+    result = user.run(f"%%remat {line}", "ran = True", last)
+    assert mend in str(result.error_in_exec)
+    assert isinstance(result.error_in_exec, UsageError)
+    assert user.err == f"UsageError: {result.error_in_exec}\n"
+    assert "Traceback" not in user.out
+    assert user.ns["ran"] is True
+
+
+def test_a_policy_that_the_cell_defines_is_judged_after_it(user):
+    complaint = user.complaint("%%remat -p mine", "def mine(prim, *_, **__): raise ValueError('oh')", "loss(x)")
+    assert "the policy mine raised ValueError" in complaint
+    complaint = user.complaint("%%remat -p mine", "def mine(prim, *_, **__): return 'nonsense'", "loss(x)")
+    assert "mine returned 'nonsense'" in complaint
+    complaint = user.complaint("%%remat -p mine", "mine = 3", "loss(x)")
+    assert "a policy is a key such as 'dots_saveable' or a policy function" in complaint
+
+
+def test_a_policy_of_the_users_own(user, remat2):
+    widget = user.ok("%%remat -p mine", "def mine(prim, *_, **__): return prim.name == 'tanh'", "loss(x)")
+    assert widget.policy == "mine"
+    assert [saved.primitive for saved in widget.report.residuals if saved.kind == "intermediate"] == ["tanh"]
+    assert widget.function(user.ns["x"]) == user.ns["loss"](user.ns["x"])
+
+
+def test_other_policies_of_the_users_own(user, remat2):
+    user.ok(
+        "import types", "def mine(prim, *_, **__): return prim.name == 'tanh'", "own = types.SimpleNamespace(mine=mine)"
+    )
+    for policy in ("mine", "own.mine", '"dots_saveable | mine"'):
+        widget = user.ok(f"%remat -p {policy} loss(x)")
+        assert widget.policy == policy.strip('"')
+        assert widget.report.saved_bytes == 12  # tanh, f32[3]
+
+
+def test_stale_traces_are_reported_by_name(user):
+    user.ok(
+        "def helper(x): return jnp.sin(x)",
+        "@jax.jit",
+        "def block(x): return helper(x)",
+        "def outer(x): return jnp.sum(block(x))",
+        "grads = jax.grad(outer)(x)",
+    )
+    widget = user.ok("%%remat", "def helper(x): return jnp.tanh(x)", "outer(x)")
+    assert any("an older trace of block" in note for note in widget.report.notes)
+    assert "an older trace of block" in user.out
+
+
+def test_an_exception_of_the_function_is_shown_once_with_the_users_frames(user):
+    result = user.run(
+        "%%remat",
+        "def inner(x):",
+        "    return x @ jnp.ones((5, 5))",
+        "def outer(x):",
+        "    return inner(x)",
+        "outer(x)",
+    )
+    assert isinstance(result.error_in_exec, TypeError)
+    assert user.out.count("TypeError: ") == 1
+    assert "----> 6 outer(x)" in user.out
+    assert "----> 5     return inner(x)" in user.out
+    assert "----> 3     return x @ jnp.ones((5, 5))" in user.out
+    assert "/remat_magic/" not in user.out
+    assert "/jax/" not in user.out
+    assert "%remat: `outer` raised this TypeError while it was traced abstractly." in user.out
+    assert user.err == ""
+    assert callable(user.ns["inner"])
+
+
+def test_what_is_not_an_array_is_pointed_at(user):
+    user.run("%%remat", "(lambda x, s: x + jnp.sin(s))(x, text)")
+    assert "Where an array is needed, pass one: `s` is a str." in user.out
+
+
+def test_the_users_own_chain_of_exceptions_is_kept(user):
+    user.run(
+        "%%remat",
+        "def f(x):",
+        "    try:",
+        "        {}['k']",
+        "    except KeyError as e:",
+        "        raise ValueError('own') from e",
+        "f(x)",
+    )
+    assert "KeyError: 'k'" in user.out
+    assert "direct cause" in user.out
+    assert "ValueError: own" in user.out
+
+
+def test_control_flow_on_a_traced_value(user):
+    result = user.run("%%remat", "def f(x):", "    return x if x[0] > 0 else -x", "f(x)")
+    assert isinstance(result.error_in_exec, jax.errors.TracerBoolConversionError)
+    assert "----> 3     return x if x[0] > 0 else -x" in user.out
+
+
+def test_side_effects_that_checkpointing_forbids(user):
+    complaint = user.complaint(
+        "%%remat -p dots_saveable",
+        "def f(x):",
+        "    jax.experimental.io_callback(print, None, 1.0, ordered=True)",
+        "    return x",
+        "f(x)",
+    )
+    assert "side effects that jax.checkpoint forbids" in complaint
+
+
+def test_an_interrupt_while_tracing(user):
+    assert "tracing was interrupted" in user.complaint("%%remat", "def f(x): raise KeyboardInterrupt", "f(x)")
+    assert user.ok("f.__name__") == "f"
+
+
+def test_an_interrupt_of_the_cell_itself_is_ipythons(user):
+    assert isinstance(user.run("%%remat", "raise KeyboardInterrupt", "loss(x)").error_in_exec, KeyboardInterrupt)
+
+
+def test_an_undefined_name(user):
+    assert "`nope` is not defined: assign it first, or correct the call." in user.complaint("%remat loss(nope)")
+    assert isinstance(user.run("%%remat", "loss(nope)").error_in_exec, NameError)
+    user.ok("def broken(): return undefined")
+    assert isinstance(user.run("%remat loss(broken())").error_in_exec, NameError)
+    assert "----> 1 def broken(): return undefined" in user.out
+
+
+def test_errors_of_the_engine_are_sentences(user, monkeypatch):
+    import remat_magic
+
+    def refuse(*_, **__):
+        raise RematError("no, since.")
+
+    monkeypatch.setitem(vars(remat_magic), "trace", refuse)
+    assert user.complaint("%%remat", "loss(x)") == "no, since."

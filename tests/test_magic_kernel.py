@@ -1,0 +1,202 @@
+"""The magic in a real IPython kernel, spoken to as a notebook does, and in a real terminal."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Ran:
+    """What running one cell sent back."""
+
+    status: str = ""
+    count: int = 0
+    stdout: str = ""
+    stderr: str = ""
+    errors: list = field(default_factory=list)
+    displays: list = field(default_factory=list)
+
+
+class Notebook:
+    def __init__(self, client, manager):
+        self.client, self.manager = client, manager
+
+    def run(self, *lines, cell_id="a", interrupt_on=None):
+        ran = Ran()
+
+        def output(message):
+            content = message["content"]
+            match message["msg_type"]:
+                case "stream":
+                    setattr(ran, content["name"], getattr(ran, content["name"]) + ANSI.sub("", content["text"]))
+                    if interrupt_on and content["text"].startswith(interrupt_on):
+                        self.manager.interrupt_kernel()
+                case "error":
+                    ran.errors.append(ANSI.sub("", "\n".join(content["traceback"])))
+                case "display_data" | "execute_result":
+                    ran.displays.append(content["data"])
+                case _:
+                    pass
+
+        reply = self.client.execute_interactive("\n".join(lines), output_hook=output, timeout=60)
+        ran.status, ran.count = reply["content"]["status"], reply["content"]["execution_count"]
+        return ran
+
+    def value(self, expression):
+        ran = self.run(f"print(repr({expression}))")
+        assert ran.status == "ok", ran
+        return ran.stdout.strip()
+
+    def complete(self, text):
+        return self.client.complete(text, len(text), reply=True, timeout=60)["content"]["matches"]
+
+
+@pytest.fixture(scope="module")
+def notebook(root):
+    manager = KernelManager()
+    manager.start_kernel(cwd=str(root))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        notebook = Notebook(client, manager)
+        assert notebook.run("%load_ext remat_magic").status == "ok"
+        ran = notebook.run(
+            "import jax, jax.numpy as jnp, time", "x = jnp.ones(3)", "def loss(x): return jnp.sum(jnp.sin(x))"
+        )
+        assert ran.status == "ok"
+        yield notebook
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_the_value_is_the_widget_and_it_is_shown(notebook):
+    ran = notebook.run("%%remat", "1", "jax.grad(loss)(x)")
+    assert (ran.status, ran.stdout, ran.stderr, ran.errors) == ("ok", "", "", [])
+    static, live = ran.displays
+    assert "text/html" in static
+    assert "application/vnd.jupyter.widget-view+json" in live
+    assert notebook.value("_") == "RematWidget(loss, policy='as_written')"
+
+
+def test_lines_and_numbers_are_those_of_the_cell(notebook):
+    ran = notebook.run("%%remat", "", "def wave(x):", "    return jnp.sum(jnp.sin(x))", "wave(x)")
+    assert notebook.value(f"{{(r.source.cell, r.source.line) for r in _{ran.count}.report.residuals if r.source}}") == (
+        f"{{({ran.count}, 4)}}"
+    )
+
+
+def test_an_exception_of_the_function(notebook):
+    ran = notebook.run("%%remat", "def bad(x):", "    return x @ jnp.ones((5, 5))", "bad(x)")
+    (error,) = ran.errors
+    assert ran.status == "error"
+    assert ran.stderr == ""
+    assert f"Cell In[{ran.count}], line 4" in error
+    assert "----> 3     return x @ jnp.ones((5, 5))" in error
+    assert "/remat_magic/" not in error
+    assert "`bad` raised this TypeError while it was traced" in error
+
+
+def test_a_mistake_is_one_sentence_and_stops_run_all(notebook):
+    ran = notebook.run("%%remat -p dots_savable", "ran = True", "loss(x)")
+    assert (ran.status, ran.errors, ran.displays) == ("error", [], [])
+    assert ran.stderr == "UsageError: 'dots_savable' is not a policy: did you mean 'dots_saveable'?\n"
+    assert notebook.run("ran").status == "error"
+
+
+def test_await(notebook):
+    ran = notebook.run(
+        "%%remat", "import asyncio", "async def later(value):", "    return value", "loss(await later(x))"
+    )
+    assert (ran.status, len(ran.displays)) == ("ok", 2)
+
+
+def test_apply_comes_after_the_cell(notebook):
+    notebook.run("def model(x): return jnp.sum(jnp.tanh(x))")
+    ran = notebook.run("%%remat --apply -p nothing_saveable", "before = model", "model(x)")
+    assert "`model` now runs under nothing_saveable" in ran.stdout
+    assert notebook.value("(model is before, model.__wrapped__ is before, float(model(x)) == float(before(x)))") == (
+        "(False, True, True)"
+    )
+
+
+def test_text_only(notebook):
+    ran = notebook.run("%remat --text -p dots_saveable loss(x)")
+    assert ran.displays == []
+    assert "policy dots_saveable" in ran.stdout
+    assert max(map(len, ran.stdout.splitlines())) <= 100
+
+
+def test_a_semicolon_shows_nothing(notebook):
+    assert notebook.run("%%remat", "loss(x);").displays == []
+    assert notebook.run("%remat loss(x);").displays == []
+
+
+def test_an_interrupt_while_tracing(notebook):
+    ran = notebook.run(
+        "%%remat",
+        "def slow(x):",
+        "    print('tracing', flush=True)",
+        "    time.sleep(30)",
+        "    return x",
+        "slow(x)",
+        interrupt_on="tracing",
+    )
+    assert ran.status == "error"
+    assert "UsageError: tracing was interrupted" in ran.stderr
+    assert ran.errors == []
+    assert notebook.value("slow.__name__") == "'slow'"
+
+
+def test_completion_as_a_notebook_asks_for_it(notebook):
+    assert notebook.complete("%%remat --pol") == ["--policy"]
+    assert notebook.complete("%%remat -p dots_s") == ["dots_saveable"]
+    assert "loss" in notebook.complete("%remat lo")
+
+
+def test_reload_leaves_one_magic(notebook):
+    for _ in range(2):
+        assert notebook.run("%reload_ext remat_magic").status == "ok"
+    assert len(notebook.run("%%remat", "loss(x)").displays) == 2
+    assert notebook.value("len(get_ipython().input_transformers_cleanup)") == notebook.value(
+        "len({id(one) for one in get_ipython().input_transformers_cleanup})"
+    )
+
+
+def test_a_terminal(root, tmp_path):
+    """In a terminal the text is printed, below the prompt."""
+    session = (
+        "%load_ext remat_magic\n"
+        "import jax.numpy as jnp\n"
+        "%%remat\n"
+        "def loss(x):\n"
+        "    return jnp.sum(jnp.sin(x))\n"
+        "loss(jnp.ones(3))\n"
+        "\n\n"  # the plain prompt wants two empty lines after a cell magic
+        "_.policy\n"
+        "%remat --text loss(jnp.ones(4))\n"
+        "%remat nope(1)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor", "--no-confirm-exit"],
+        input=session,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=root,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        check=False,
+    )
+    assert "loss(x f32[3]) -> f32[]" in ran.stdout, ran.stdout + ran.stderr
+    assert "Out[4]: 'as_written'" in ran.stdout
+    assert ran.stdout.count("loss(x f32[4]) -> f32[]") == 1
+    assert "UsageError: `nope` is not defined" in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stdout

@@ -1,0 +1,158 @@
+"""Where no call says what to inspect: the cell's function, and the variables of its parameters' names."""
+
+import pytest
+
+pytest_plugins = ("magic_fakes",)
+
+SETUP = ["import functools, jax, jax.numpy as jnp", "from jax import checkpoint as ckpt", "W, x, n = 2.0, 3.0, 4"]
+LAYER = "def layer(W, x): return W * x"
+
+
+@pytest.fixture
+def with_jax(cells, engine):
+    cells.ok(*SETUP)
+    return cells
+
+
+@pytest.mark.parametrize(
+    "decorators",
+    [
+        [],
+        ["@jax.checkpoint"],
+        ["@jax.remat"],
+        ["@ckpt"],
+        ["@lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)"],
+        ["@functools.partial(jax.checkpoint, static_argnums=())"],
+        ["@jax.jit", "@jax.checkpoint"],
+        ["@functools.partial(jax.jit, inline=True)", "@functools.partial(jax.remat, policy=None)"],
+        ["@jax.named_call", "@jax.checkpoint", "@jax.named_call"],
+    ],
+)
+def test_the_only_function(with_jax, engine, decorators):
+    with_jax.ok("%%remat", *decorators, LAYER)
+    assert engine.last.fun is with_jax.ns["layer"]
+    assert engine.last.args == (2.0, 3.0)
+
+
+def test_two_decorated_functions_are_named(with_jax):
+    assert "`layer`, `other`" in with_jax.complaint(
+        "%%remat", "@ckpt", LAYER, "@jax.jit", "@ckpt", "def other(x): return x"
+    )
+
+
+@pytest.mark.parametrize("helper_first", [True, False])
+def test_a_decorated_helper_beside_a_function_asks_for_a_call(with_jax, helper_first):
+    helper, function = ["@jax.checkpoint", LAYER], ["def loss(x): return layer(1.0, x)"]
+    lines = [*helper, *function] if helper_first else [*function, *helper]
+    sentence = with_jax.complaint("%%remat", *lines)
+    assert "end it with a call of the one to inspect, such as loss(...)" in sentence
+
+
+def test_several_functions_are_named(with_jax):
+    sentence = with_jax.complaint("%%remat", LAYER, "def b(x): return x", "c = lambda x: x")
+    assert "`layer`, `b`, `c`" in sentence
+    assert with_jax.ns["b"](1) == 1  # the cell has run
+
+
+@pytest.mark.parametrize("lines", [["z = 1"], [""], ["import math"], ["class C:", "    def f(self): return 1"]])
+def test_nothing_to_inspect(with_jax, lines):
+    assert with_jax.complaint("%%remat", *lines).startswith("nothing to inspect: end the cell with a call")
+    if lines == ["z = 1"]:
+        assert with_jax.ns["z"] == 1
+
+
+def test_an_assigned_checkpoint_counts_and_its_function_does_not(with_jax, engine):
+    with_jax.ok("%%remat", LAYER, "saved = jax.checkpoint(layer)", "size = len('abc')")
+    assert engine.last.fun is with_jax.ns["saved"]
+
+
+def test_functions_within_compound_statements(with_jax, engine):
+    with_jax.ok("%%remat", "if True:", "    with jax.named_scope('s'):", f"        {LAYER}")
+    assert engine.last.fun is with_jax.ns["layer"]
+
+
+def test_functions_within_functions_do_not_count(with_jax, engine):
+    with_jax.ok("%%remat", "def outer(x):", "    def inner(y): return y", "    return inner(x)")
+    assert engine.last.fun is with_jax.ns["outer"]
+
+
+def test_a_function_deleted_again_is_none(with_jax, engine):
+    with_jax.ok("%%remat", LAYER, "def other(x): return x", "del other")
+    assert engine.last.fun is with_jax.ns["layer"]
+
+
+def test_args_are_evaluated_in_the_namespace_after_the_cell(with_jax, engine):
+    with_jax.ok('%%remat --args "W * 2, x=[x, -1][0]"', "W = 10.0", LAYER)
+    assert (engine.last.args, engine.last.kwargs) == ((20.0,), {"x": 3.0})
+
+
+def test_args_see_comprehensions_and_unpacking(with_jax, engine):
+    with_jax.ok('%%remat --args "*[W for _ in range(2)]"', LAYER)
+    assert engine.last.args == (2.0, 2.0)
+
+
+def test_args_let_the_last_call_run(with_jax, engine):
+    with_jax.ok('%%remat --args "1.0, 2.0"', LAYER, "print(layer(3.0, 4.0))")
+    assert with_jax.out.startswith("12.0\n")
+    assert engine.last.args == (1.0, 2.0)
+
+
+def test_a_function_on_the_line(with_jax, engine):
+    with_jax.ok(LAYER)
+    with_jax.ok("%remat layer")
+    assert engine.last.args == (2.0, 3.0)
+    with_jax.ok('%remat --args "5.0, x" layer')
+    assert engine.last.args == (5.0, 3.0)
+
+
+@pytest.mark.parametrize("made", ["jax.grad(layer, argnums=1)", "jax.jit(jax.value_and_grad(layer, 1))"])
+def test_a_transformed_function_without_its_arguments(with_jax, engine, made):
+    with_jax.ok(LAYER, f"grad = {made}", "%remat grad")
+    assert (engine.last.fun, engine.last.args, engine.last.wrt) == (with_jax.ns["layer"], (2.0, 3.0), 1)
+    engine.last = None
+    with_jax.ok("%%remat", made)
+    assert (engine.last.fun, engine.last.args, engine.last.wrt) == (with_jax.ns["layer"], (2.0, 3.0), 1)
+
+
+def test_what_was_used_is_said(with_jax):
+    assert with_jax.ok("%%remat", LAYER).title == "Arguments: your variables W, x."
+    with_jax.ok("%%remat --text", LAYER)
+    assert with_jax.out.startswith("Arguments: your variables W, x.\n")
+
+
+def test_defaults_may_lack_a_variable(with_jax, engine):
+    with_jax.ok("%%remat", "def f(W, scale=2.0, *rest, x, n=1, missing=None, **more): return W * x")
+    assert engine.last.args == (2.0,)
+    assert engine.last.kwargs == {"x": 3.0, "n": 4}
+
+
+def test_after_a_default_that_lacks_one_arguments_go_by_name(with_jax, engine):
+    with_jax.ok("%%remat", "def f(W, missing=None, x=1.0): return W * x")
+    assert (engine.last.args, engine.last.kwargs) == ((2.0,), {"x": 3.0})
+
+
+def test_a_missing_variable_is_named(with_jax):
+    sentence = with_jax.complaint("%%remat", "def f(W, nope): return W")
+    assert "`f` needs `nope`" in sentence
+    assert "--args" in sentence
+    assert "`nope` and `nor`" in with_jax.complaint("%%remat", "def f(W, nope, *, nor): return W")
+    assert "f" in with_jax.ns
+
+
+def test_ipythons_own_names_are_no_variables(with_jax):
+    assert "`f` needs `exit`" in with_jax.complaint("%%remat", "def f(exit): return exit")
+
+
+def test_a_missing_name_in_args(with_jax):
+    assert "--args names `nope`, which is not defined" in with_jax.complaint('%%remat --args "W, nope"', LAYER)
+
+
+def test_an_error_within_args_is_the_users_own(with_jax):
+    result = with_jax.run('%%remat --args "1 / 0"', LAYER)
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+
+
+def test_what_is_no_function(with_jax):
+    assert "`W` is a float: name a function or a call" in with_jax.complaint("%remat W")
+    assert "parameters of `dict` cannot be read" in with_jax.complaint("%remat dict")
+    assert "write a call after %remat" in with_jax.complaint("%remat --text")

@@ -1,0 +1,393 @@
+"""The public surface of a trace: arguments, wrt, sites, names, functions, and that Python runs exactly once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+
+import remat_magic as rm
+from tests.programs import PROGRAMS, f32
+
+POLICIES = ("as_written", "none", "nothing_saveable", "everything_saveable", "dots_saveable")
+
+
+def arguments(report):
+    return [r.argument for r in report.residuals if r.kind == "argument"]
+
+
+def test_python_runs_exactly_once(remat3):
+    runs = []
+
+    def inner(x):
+        runs.append("inner")
+        return jnp.sin(x)
+
+    def fun(x):
+        runs.append("fun")
+        return jax.jit(inner)(x).sum()
+
+    trace = rm.trace(fun, f32(3))
+    for policy in POLICIES:
+        trace.report(policy)
+        trace.forward(policy)
+        trace.backward(policy)
+    assert runs == ["fun", "inner"]
+    rm.trace(fun, f32(3)).report()
+    assert runs == ["fun", "inner"] * 2  # afresh, at every depth
+
+
+def test_nothing_is_executed_or_allocated():
+    """70 billion parameters, as shapes: any allocation would end the process."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(x @ w) @ w.T)
+
+    w, x = jax.ShapeDtypeStruct((200_000, 350_000), jnp.bfloat16), jax.ShapeDtypeStruct((64, 200_000), jnp.bfloat16)
+    report = rm.trace(loss, w, x).report("nothing_saveable")
+    assert report.argument_bytes >= 2 * 200_000 * 350_000
+    ran = []
+
+    def impure(x):
+        jax.debug.callback(lambda: ran.append(1))
+        return jnp.sin(x).sum()
+
+    rm.trace(impure, jnp.ones(3)).report("none")
+    assert not ran
+
+
+def test_static_values_stay_python_values(remat3):
+    def fun(x, n, flag, mode, f, module, nothing, *, scale):
+        assert isinstance(n, int)
+        assert isinstance(flag, bool)
+        for _ in range(n):
+            x = f(x)
+        if flag and mode == "sum" and nothing is None and module is math:
+            x = x * module.pi * scale
+        return x.sum()
+
+    report = rm.trace(fun, f32(3), 2, True, "sum", jnp.sin, math, None, scale=2.0).report()
+    # cos twice; the scale is a float, so it is differentiated, and then sin's value is read by its derivative.
+    assert [r.primitive for r in report.residuals if r.kind == "intermediate"].count("cos") == 2
+    assert report.wrt == ("x", "scale")
+
+
+def test_kinds_of_arguments(remat3):
+    def fun(params, key, count, x):
+        noise = jax.random.normal(key, x.shape)
+        return jnp.sum(jnp.sin(params["dense"]["w"] * x + noise) * count)
+
+    report = rm.trace(
+        fun, {"dense": {"w": np.ones((3, 4), np.float32)}}, jax.random.key(0), jnp.int32(3), x=f32(3, 4)
+    ).report()
+    assert report.wrt == ("params", "x")
+    names = arguments(report)
+    assert "params['dense']['w']" in names
+    assert "x" in names
+    whole = rm.trace(fun, {"dense": {"w": f32(3, 4)}}, jax.random.key(0), jnp.int32(3), f32(3, 4))
+    kept = whole.report("nothing_saveable")
+    assert ("key<fry>", "key") in [(r.dtype, r.argument) for r in kept.residuals]  # needed to draw the noise again
+
+
+@pytest.mark.parametrize(("wrt", "expected"), [(0, ("a",)), (-1, ("b",)), ("b", ("b",)), ((0, "b"), ("a", "b"))])
+def test_wrt(wrt, expected, remat3):
+    trace = rm.trace(lambda a, b: jnp.sum(a * b), f32(3), f32(3), wrt=wrt)
+    assert trace.wrt == expected
+    gradients = trace.backward().out_avals
+    assert len(gradients) == len(expected)
+
+
+def test_wrt_picks_leaves():
+    trace = rm.trace(lambda p: jnp.sum(p["a"] * p["b"]), {"a": f32(3), "b": f32(3)}, wrt="p['a']")
+    assert trace.wrt == ("p['a']",)
+    assert arguments(trace.report()) == ["p['b']"]  # d/da of a*b reads b alone
+
+
+def test_floats_are_differentiated_unless_wrt_says_otherwise():
+    def fun(x, y):
+        return x * (y if isinstance(y, float) and y > 1 else jnp.sin(y))
+
+    assert rm.trace(fun, f32(), 2.0, wrt=0).wrt == ("x",)  # y is a Python value: control flow on it works
+    assert rm.trace(lambda x, y: x * y, f32(), 2.0).wrt == ("x", "y")
+
+
+def test_has_aux(remat3):
+    def fun(x):
+        y = jnp.sin(x)
+        return y.sum(), {"y": y, "steps": 3}
+
+    trace = rm.trace(fun, f32(4), has_aux=True)
+    assert len(trace.report("nothing_saveable").residuals) == 1
+    assert [str(aval) for aval in trace.backward().in_avals][-1] == "float32[]"  # no cotangent for auxiliary data
+    with pytest.raises(rm.RematError, match=r"has_aux=True needs <lambda> to return a pair"):
+        rm.trace(lambda x: x.sum(), f32(3), has_aux=True)
+
+
+def test_partials_methods_and_callable_objects():
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        def loss(self, x):
+            return jnp.sin(self.w @ x).sum()
+
+        __call__ = loss
+
+    model = Model(jnp.ones((3, 3)))
+    assert rm.trace(model.loss, f32(3)).function_name == "loss"
+    assert rm.trace(model, f32(3)).function_name == "Model"
+    assert rm.trace(functools.partial(lambda n, x: jnp.sin(x * n).sum(), 2), f32(3)).wrt == ("x",)
+    constants = [r for r in rm.trace(model.loss, f32(3)).report("nothing_saveable").residuals if r.kind == "constant"]
+    assert [r.type for r in constants] == ["f32[3,3]"]  # captured, not passed
+
+
+def test_sites_with_policies_of_their_own(remat3):
+    policy = jax.checkpoint_policies.save_only_these_names("h")
+
+    @functools.partial(jax.checkpoint, policy=policy)
+    def block(w, x):
+        return jnp.sin(checkpoint_name(w @ x, "h"))
+
+    @jax.checkpoint
+    def head(w, x):
+        return jnp.cos(w @ x)
+
+    def net(w, x):
+        for _ in range(3):
+            x = block(w, x)
+        return head(w, x).sum()
+
+    trace = rm.trace(net, f32(4, 4), f32(4))
+    assert [(s.key, s.times, s.policy) for s in trace.sites] == [
+        ("block", 3, "save_only_these_names('h')"),
+        ("head", 1, "nothing_saveable"),
+    ]
+    assert all(s.source.line > 0 and s.source.file == __file__ for s in trace.sites)
+    assert trace.default_at == "sites"
+    as_written = trace.report()
+    assert [r.name for r in as_written.residuals].count("h") == 3
+    one = trace.report("everything_saveable", at="head")
+    assert [r.name for r in one.residuals].count("h") == 3  # block keeps its own
+    assert one.saved_bytes > as_written.saved_bytes
+    mapped = trace.report(at={"block": "nothing_saveable", "head": "everything_saveable"})
+    assert mapped.at == "block=nothing_saveable, head=everything_saveable"
+    assert not [r for r in mapped.residuals if r.name == "h"]
+    none = trace.report("none")
+    assert none.at == "sites"
+    assert not none.recomputed
+    # "none" at one site leaves the other as written.
+    assert trace.report("none", at="head").recomputed
+
+
+def test_own_decorator_is_replaced_not_wrapped(remat3):
+    fun = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(w @ x)).sum(), policy=jax.checkpoint_policies.dots_saveable)
+    trace = rm.trace(fun, f32(4, 4), f32(4))
+    assert trace.default_at == "function"
+    plain = rm.trace(lambda w, x: jnp.sin(jnp.sin(w @ x)).sum(), f32(4, 4), f32(4))
+    for policy in POLICIES[1:]:
+        assert [r.type for r in trace.report(policy).residuals] == [
+            r.type for r in plain.report(policy, "function").residuals
+        ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_function_computes_the_same(program, policy, remat3):
+    """Value and gradient of the function with a policy, under jit, equal those of the original."""
+    fun, shapes = PROGRAMS[program]
+    key = jax.random.key(1)
+
+    def value(shape):
+        if jnp.issubdtype(shape.dtype, jnp.inexact):
+            return jax.random.uniform(key, shape.shape, minval=0.5).astype(shape.dtype)
+        return jnp.zeros(shape.shape, shape.dtype)
+
+    values = jax.tree.map(value, shapes)
+    trace = rm.trace(fun, *shapes)
+
+    def total(fun):
+        def scalar(first):
+            leaves = jax.tree.leaves(fun(first, *values[1:]))
+            return sum(jnp.sum(jnp.abs(leaf)) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+        return jax.jit(jax.value_and_grad(scalar))(values[0])
+
+    try:
+        found = total(trace.function(policy, "function"))
+    except TypeError as error:
+        assert "reduce_precision" in str(error)  # JAX's own: what it saves must not be complex
+        return
+    except rm.RematError as error:
+        assert "reduce_precision" in str(error)
+        return
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(total(fun)), strict=True):
+        loose = mine.dtype == jnp.bfloat16 or program == "mixed_precision"  # rounded where it is saved
+        np.testing.assert_allclose(
+            np.asarray(mine, np.complex64), np.asarray(theirs, np.complex64), rtol=2e-2 if loose else 1e-5, atol=1e-6
+        )
+
+
+def test_function_under_transformations(remat3):
+    def fun(w, x):
+        return jnp.sin(w @ x).sum() * 2
+
+    trace = rm.trace(fun, f32(4, 4), f32(4))
+    applied = trace.function("dots_saveable")
+    w, xs = jnp.eye(3), jnp.arange(6.0).reshape(2, 3)  # other shapes than the traced ones
+    assert jax.vmap(applied, (None, 0))(w, xs).shape == (2,)
+    np.testing.assert_allclose(jax.jit(applied)(w, xs[0]), fun(w, xs[0]), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jvp(applied, (w, xs[0]), (w, xs[0]))[1], jax.jvp(fun, (w, xs[0]), (w, xs[0]))[1], rtol=1e-5
+    )
+    np.testing.assert_allclose(jax.hessian(applied, 1)(w, xs[0]), jax.hessian(fun, 1)(w, xs[0]), atol=1e-5)
+
+    # Closed over a tracer, in a scan.
+    def step(c, x):
+        return c + jax.grad(lambda w: applied(w, x * c))(w).sum(), None
+
+    assert jnp.isfinite(jax.lax.scan(step, jnp.float32(1), xs)[0])
+    assert applied.__name__ == "fun"
+    jaxpr = str(jax.make_jaxpr(applied)(w, xs[0]))
+    assert "checkpoint" in jaxpr or "remat" in jaxpr.lower()
+
+
+def test_reports_are_plain_data(remat3):
+    report = rm.trace(*_call("scanned_checkpoint")).report()
+    again = pickle.loads(pickle.dumps(report))
+    assert again == report
+
+    def check(value):
+        assert not type(value).__module__.startswith("jax"), value
+        if dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                check(getattr(value, field.name))
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                check(item)
+
+    check(report)
+
+
+def _call(name):
+    fun, args = PROGRAMS[name]
+    return fun, *args
+
+
+def test_a_forward_half_without_a_backward_one(remat3):
+    def fun(x):
+        return jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()
+
+    report = rm.trace(fun, f32(3)).report()
+    assert "cannot differentiate a while_loop" in report.backward_error
+    assert report.forward.lines
+    assert not report.backward.lines
+
+
+def test_preview_then_report(remat3):
+    trace = rm.trace(*_call("attention"))
+    first = trace.preview("dots_saveable")
+    assert not first.complete
+    assert trace.cached("dots_saveable") is None
+    full = trace.report("dots_saveable")
+    strip = [dataclasses.replace(r, needed_by=()) for r in full.residuals]
+    assert list(first.residuals) == strip  # the same rows, before their readers are known
+    assert trace.cached("dots_saveable") is full
+    assert trace.preview("dots_saveable") is full
+
+
+def test_seen_policies_are_not_traced_again(remat3):
+    trace = rm.trace(*_call("attention"))
+    once = trace.report(jax.checkpoint_policies.save_only_these_names("context"))
+    assert trace.report("save_only_these_names('context')") is once  # JAX's factory makes another closure each time
+    assert trace.report("names(save=['con*'])") is once
+
+
+ERRORS = {
+    "no inexact output": (lambda: rm.trace(lambda x: x.astype(int), f32(3)), "it returns i32[3], and only floating"),
+    "no arrays": (lambda: rm.trace(lambda n: n, 3), "no argument of <lambda> can be differentiated (n is int)"),
+    "no arguments": (lambda: rm.trace(lambda: 1.0), "called without arguments"),
+    "an int": (lambda: rm.trace(lambda x, n: x * n, f32(3), 2, wrt="n"), "'n' cannot be differentiated: it is int"),
+    "no such number": (lambda: rm.trace(lambda x: x, f32(3), wrt=3), "was given 1 positional argument."),
+    "no such name": (lambda: rm.trace(lambda x: x, f32(3), wrt="y"), "'y' is not an argument of this call"),
+    "not an array": (lambda: rm.trace(lambda x: "a", f32(3)), "returns a str, which is not an array"),
+    "not a function": (lambda: rm.trace(3, f32(3)), "trace needs a function, not int"),
+    "effects": (
+        lambda: rm.trace(_impure, f32(3)).report("nothing_saveable"),
+        "side effects that jax.checkpoint forbids",
+    ),
+    "unknown policy": (lambda: _sin().report("dot_saveable"), "did you mean 'dots_saveable'?"),
+    "uncalled factory": (
+        lambda: _sin().report(jax.checkpoint_policies.save_only_these_names),
+        "save_only_these_names is a factory: call it, as in save_only_these_names('h').",
+    ),
+    "uncalled factory by name": (lambda: _sin().report("save_only_these_names"), "is a factory: call it"),
+    "unknown name": (
+        lambda: rm.trace(*_call("named_layers")).report("save_only_these_names('c')"),
+        "'c' is not a checkpoint name of named_layers; it has 'a', 'b'.",
+    ),
+    "no site": (lambda: _sin().report("none", at="block"), "has no checkpoint site 'block'"),
+    "other site": (
+        lambda: rm.trace(*_call("scanned_checkpoint")).report("none", at="layr"),
+        "did you mean 'layer'?",
+    ),
+    "raising policy": (lambda: _dots().report(lambda *a, **k: 1 / 0), "raised ZeroDivisionError when asked about"),
+    "nonsense policy": (lambda: _dots().report(lambda *a, **k: "yes"), "returned 'yes' for dot_general"),
+    "own factory": (lambda: _dots().report(lambda *a, **k: print), "it is a factory, so call it and pass its result"),
+    "not a policy": (lambda: _sin().report(3), "not int: 3"),
+}
+
+
+def _impure(x):
+    io_callback(lambda: None, None, ordered=True)
+    return jnp.sin(x).sum()
+
+
+def _sin():
+    return rm.trace(lambda x: jnp.sin(x).sum(), f32(3))
+
+
+def _dots():
+    return rm.trace(lambda w, x: jnp.sin(w @ x).sum(), f32(3, 3), f32(3))
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_sentence(case, remat3):
+    work, expected = ERRORS[case]
+    with pytest.raises(rm.RematError) as raised:
+        work()
+    text = str(raised.value)
+    assert expected in text
+    assert "\n" not in text
+    assert re.search(r"[.?]$", text)
+
+
+def test_the_users_own_exception_passes_through():
+    def fun(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        rm.trace(fun, f32(3))
+
+
+def test_stale_traces_are_named_at_any_depth():
+    scope = {"jnp": jnp, "jax": jax}
+    exec("def helper(x):\n    return jnp.sin(x)", scope)
+    exec("@jax.jit\ndef middle(x):\n    return helper(x)", scope)
+    exec("def outer(x):\n    return middle(x).sum()", scope)
+    jax.make_jaxpr(scope["outer"])(jnp.ones(3))
+    assert rm.trace(scope["outer"], f32(3)).stale == ()
+    exec("def helper(x):\n    return jnp.cos(jnp.sin(x))", scope)
+    trace = rm.trace(scope["outer"], f32(3))
+    assert set(trace.stale) == {"middle", "outer"}
+    assert len(trace.report().residuals) == 2  # the new definition: a cos and a -sin
+    before = str(jax.make_jaxpr(scope["outer"])(jnp.ones(3)))
+    assert before.count("= cos") == 0  # the user's caches are untouched: JAX still has the old one

@@ -1,0 +1,147 @@
+"""Numbers and places, and the rows that all views share."""
+
+import pytest
+from views_records import READER, SIN, blocks, small
+
+from remat_magic.model import Equation, Report, Residual, SourceSpan
+from remat_magic.views import format as fmt
+from remat_magic.views.rows import name_states, recomputed_rows, residual_rows, totals
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (48, "48 B"), (999, "999 B"), (1000, "1.00 kB"), (1234, "1.23 kB"), (12_582_912, "12.6 MB"),
+     (999_499, "999 kB"), (999_500, "1.00 MB"), (123_456_789, "123 MB"), (-16, "-16 B"), (-12_582_912, "-12.6 MB"),
+     (9_999, "10.0 kB"), (99_960, "100 kB"), (5 * 10**18, "5.00 EB")],
+)  # fmt: skip
+def test_bytes_have_three_digits(number, text):
+    assert fmt.nbytes(number) == text
+
+
+def test_flops():
+    assert [fmt.flops(number) for number in (None, 0, 51, 1_170_000_000_000)] == [
+        "unknown", "0 FLOPs", "51 FLOPs", "1.17 TFLOPs"]  # fmt: skip
+
+
+def test_exact_numbers_are_whole():
+    assert fmt.exact(12_582_912, "bytes") == "12,582,912 bytes"
+
+
+@pytest.mark.parametrize(
+    ("file", "cell", "text"),
+    [("/x/ipykernel_1/2.py", 3, "In[3]:7"), ("/x/ipykernel_1/2.py", None, "line 7"), ("<stdin>", None, "line 7"),
+     ("/home/me/model.py", None, "model.py:7"), ("C:\\me\\model.py", None, "model.py:7")],
+)  # fmt: skip
+def test_places(file, cell, text):
+    assert fmt.location(SourceSpan(file, "f", 7, 0, 7, 1, cell)) == text
+
+
+def test_no_place():
+    assert fmt.location(None) == ""
+
+
+def test_what_the_policy_costs_comes_first_and_the_biggest_of_it():
+    kinds = [(row.kind, row.nbytes) for row in residual_rows(small())]
+    assert kinds == [("intermediate", 24000), ("intermediate", 20), ("offloaded (pinned_host)", 8), ("argument", 16)]
+
+
+def test_every_residual_is_in_one_row():
+    for report in (small(), blocks(3), blocks(12), blocks(12, names=False)):
+        rows = residual_rows(report)
+        assert sorted(index for row in rows for index in row.indices) == list(range(len(report.residuals)))
+        assert sum(row.nbytes for row in rows) == sum(residual.nbytes for residual in report.residuals)
+
+
+def test_equal_residuals_are_one_row():
+    first = residual_rows(blocks(2, names=False))[0]
+    assert (first.count, first.nbytes) == (12, 384)
+
+
+def test_names_that_differ_in_numbers_are_folded_only_where_there_are_many():
+    few = residual_rows(blocks(2))
+    assert {row.name for row in few if row.name} == {f"layer{layer}_{part}" for layer in (0, 1) for part in "abcdef"}
+    many = residual_rows(blocks(12))
+    assert [row.count for row in many] == [12] * 7
+    assert many[0].name == "layer0_a … layer11_a"
+    assert many[-1].label == "params[0]['w'] … params[11]['w']"
+
+
+def test_other_origins_and_readers_are_named():
+    row = residual_rows(small())[0]
+    assert row.also == ("tanh In[3]:9",)
+    assert row.path == "scan x12 / block"
+    assert row.expression == "jnp.sin(W @ x)"
+    assert row.needed_by == (
+        "multiplied into the cotangent of sin, line 4",
+        "feeds the recomputation of dot_general, line 4",
+        "read by neg",
+    )
+
+
+def test_recomputed_operations_fold_by_place():
+    first, second = recomputed_rows(small())
+    assert (first.kind, first.primitive, first.count, first.runs, first.flops) == ("repeated", "dot_general", 2, 2, 80)
+    assert (second.kind, second.name, second.runs, second.flops) == ("deferred", "c", None, None)  # a while loop
+
+
+def values(report, compare=None):
+    return {total.key: (total.value, total.detail, total.change) for total in totals(report, compare)}
+
+
+def test_totals():
+    assert values(small()) == {
+        "saved": ("24.0 kB", "2 values", ""),
+        "offloaded": ("8 B", "1 value", ""),
+        "argument": ("16 B", "1 value, alive anyway", ""),
+        "repeated": ("80 FLOPs", "2 operations, +8.0%", ""),
+        "deferred": ("1 operation", "cost unknown", ""),
+        "peak": ("412 B", "estimated", ""),
+    }
+
+
+def test_totals_are_compared():
+    before = small(residuals=(Residual("f32", (9,), 36, "intermediate"),), recomputed=(), peak_bytes=500)
+    changes = {key: change for key, (_, _, change) in values(small(), before).items()}
+    assert changes["saved"] == "+24.0 kB"
+    assert changes["peak"] == "-88 B"
+    assert changes["repeated"] == "+80 FLOPs"
+    assert {change for _, _, change in values(small(), small()).values()} == {"±0"}
+
+
+def test_what_is_not_known_is_said():
+    preview = values(small(complete=False, recomputed=()))
+    assert preview["repeated"][:2] == ("…", "being traced")
+    failed = values(small(backward_error="no", recomputed=()))
+    assert failed["repeated"][:2] == ("unknown", "no backward pass")
+    assert values(small(recomputed=()))["repeated"][0] == "nothing"
+    assert "peak" not in values(small(peak_bytes=None))
+    assert values(small(forward_flops=None))["repeated"][1] == "2 operations"
+
+
+def test_constants_appear_where_there_are_any():
+    constant = Residual("f32", (2,), 8, "constant")
+    assert "constant" not in values(small())
+    assert values(small(residuals=(constant,)))["constant"] == ("8 B", "1 value", "")
+
+
+def test_what_becomes_of_each_name():
+    assert name_states(small()) == {"a": "save", "b": "offload", "c": "recompute"}
+    assert name_states(small(recomputed=()))["c"] == ""
+
+
+def test_an_empty_report_has_rows_of_nothing():
+    empty = Report("none", "function")
+    assert (residual_rows(empty), recomputed_rows(empty)) == ([], [])
+    assert values(empty)["saved"] == ("0 B", "0 values", "")
+
+
+def test_a_reader_that_is_shared_is_named_once():
+    twins = tuple(Residual("f32", (5,), 20, "intermediate", "cos", source=SIN, needed_by=(READER,)) for _ in "ab")
+    (row,) = residual_rows(small(residuals=twins))
+    assert row.needed_by == ("multiplied into the cotangent of sin, line 4",)
+
+
+def test_unknown_runs_of_one_make_the_row_unknown():
+    known, unknown = Equation("sin", times=2, flops=1), Equation("sin", times=None, flops=None)
+    (row,) = recomputed_rows(small(recomputed=(known, unknown)))
+    assert (row.count, row.runs, row.flops) == (2, None, None)

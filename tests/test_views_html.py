@@ -1,0 +1,233 @@
+"""The report in a page, with and without its style sheet and scripts."""
+
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+from views_records import EVIL, blocks, evil, small
+
+from remat_magic.model import Choice, Program, ProgramLine, Report
+from remat_magic.views.controls import ID, frame
+from remat_magic.views.html import fragments, jaxprs, lazy_chunks, report_html, style
+from remat_magic.views.rows import recomputed_rows, residual_rows, totals
+from remat_magic.views.text import plain
+
+_VOID = {"br", "img", "input"}
+
+
+class _Page(HTMLParser):
+    """Checks that tags are closed in order, and collects tags, attributes and the text outside of <style>."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts = [], [], [], list[str]()
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        if tag in {"p", "div", "h4", "td", "th", "summary"}:
+            self.texts.append(" ")
+
+    def handle_data(self, text):
+        if "style" not in self.open:
+            self.texts.append(text)
+
+    @property
+    def text(self):
+        return " ".join("".join(self.texts).split())
+
+
+def rows(fragment):
+    """The cells' texts of each row in a table's body."""
+    body = fragment.split("<tbody>")[1].split("</tbody>")[0]
+    found = []
+    for row in body.split("</tr>")[:-1]:
+        found.append(
+            [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in row.split("</td>")[:-1]]
+        )
+    return found
+
+
+def frame_of(**changes):
+    fields = {
+        "title": "", "signature": "f(x) -> y", "wrt": ("x",), "choices": (Choice("none", "none", "No checkpoint."),),
+        "sites": small().sites, "names": ("a",), "function": "f", "can_apply": True,
+    }  # fmt: skip
+    return frame(**{**fields, **changes})
+
+
+def test_the_residual_table():
+    assert rows(fragments(small())["residuals"]) == [
+        ["24.0 kB", "f32[6,1000]", "intermediate", "sin named a or tanh In[3]:9",
+         "In[3]:4 jnp.sin(W @ x) in scan x12 / block",
+         "multiplied into the cotangent of sin, line 4 feeds the recomputation of dot_general, line 4 "
+         "and 1 more read by neg"],
+        ["20 B", "f32[5]", "intermediate", "cos", "In[3]:4 jnp.sin(W @ x)",
+         "multiplied into the cotangent of sin, line 4"],
+        ["8 B", "f32[2]", "offloaded (pinned_host)", "dot_general named b", "In[3]:4 W @ x", "nothing reads it"],
+        ["16 B", "f32[4]", "argument", "x", "", "feeds the recomputation of dot_general, line 4"],
+    ]  # fmt: skip
+
+
+def test_the_recomputed_table():
+    assert rows(fragments(small())["recomputed"]) == [
+        ["80 FLOPs", "2", "R repeated", "dot_general", "f32[5]", "In[3]:4 W @ x"],
+        ["unknown", "unknown", "D deferred", "cos named c", "f32[5]", "In[3]:4 jnp.sin(W @ x) in while"],
+    ]
+
+
+def test_the_headline_reads_as_text_without_a_style_sheet():
+    text = _Page(fragments(small())["totals"]).text
+    assert text.startswith(
+        "saved 24.0 kB 2 values; offloaded 8 B 1 value; arguments 16 B 1 value, alive anyway; repeated"
+    )
+
+
+def test_folded_rows_say_how_many():
+    assert rows(fragments(blocks(12))["residuals"])[0][1] == "f32[8] x12"
+
+
+def test_exact_numbers_are_in_the_hovers():
+    parts = fragments(small())
+    assert 'title="24,020 bytes"' in parts["totals"]
+    assert 'title="24,000 bytes"' in parts["residuals"]
+    assert 'title="80 FLOPs, 8.0% of the forward pass&#x27;s"' in parts["totals"]
+    assert 'title="80 FLOPs"' in parts["recomputed"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "sentence"),
+    [({"residuals": ()}, "residuals", "Nothing is saved for the backward pass."),
+     ({"recomputed": ()}, "recomputed", "The backward pass recomputes nothing."),
+     ({"complete": False}, "recomputed", "The backward half is being traced."),
+     ({"backward_error": "No end."}, "recomputed", "No end."),
+     ({"backward_error": "No end."}, "notes", "! No end. ! 'a' is saved, yet its matmul is repeated. "
+                                              "! Not counted in the FLOPs: cos.")],
+)  # fmt: skip
+def test_empty_parts_say_why(changes, part, sentence):
+    assert _Page(fragments(small(**changes))[part]).text == sentence
+
+
+def test_marks_in_the_programs_are_more_than_colour():
+    page = jaxprs(small())
+    assert 'class="remat-l remat-repeated"' in page
+    assert "<i>R</i>    c:f32[5] = dot_general[" in page
+    assert "<i>D</i>" in page
+    assert '<b class="remat-v" data-r="1">b</b>:f32[5] = sin a' in page
+
+
+def test_only_whole_variables_are_marked():
+    line = ProgramLine("c:f32[2] = mul[ab=a a=1] a ab 'a' a.b ca a", residuals=(("a", 0),))
+    (chunk,) = lazy_chunks(small(forward=Program((line,), 1)))["forward"]
+    marked = re.sub(r"<b[^>]*>(.*?)</b>", r"<\1>", chunk)
+    assert html.unescape(marked) == "c:f32[2] = mul[ab=<a> a=1] <a> ab 'a' a.b ca <a>\n"
+
+
+def test_the_program_is_the_text_to_the_byte():
+    report = small()
+    for program, key in ((report.forward, "forward"), (report.backward, "backward")):
+        page = "".join(lazy_chunks(report)[key])
+        bare = re.sub(r"<i>.</i>", "", page)
+        assert html.unescape(re.sub(r"<[^>]*>", "", bare)) == program.text + "\n"
+
+
+def test_big_programs_come_in_chunks_of_a_hundred():
+    lines = tuple(ProgramLine(f"v{number} = sin a", primitive="sin", residuals=(("a", 0),)) for number in range(12_050))
+    chunks = lazy_chunks(small(backward=Program(lines, 12_050)))["backward"]
+    assert len(chunks) == 121
+    assert {chunk.count("\n") for chunk in chunks[:-1]} == {100}
+    for chunk in chunks[::40]:
+        _Page(chunk)  # complete in itself
+
+
+def test_the_static_part_needs_no_script():
+    page = report_html(small(), [small(policy="none"), blocks(3)])
+    parsed = _Page(page)
+    assert not {"script", "select", "input", "button"} & set(parsed.tags)
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    assert page.startswith('<div class="remat remat-static"><style>')
+    assert page.count('<details class="remat-other">') == 2
+    assert "font-family: var(--jp-code-font-family, monospace)" in page
+    for piece in ("loss(x f32[4]) -> f32[]", "differentiated: x", "Policy dots_saveable", "Other policies none"):
+        assert piece in parsed.text
+
+
+def test_the_static_part_does_not_keep_big_programs():
+    big = Program(tuple(ProgramLine(f"line {number}") for number in range(5000)), 5000)
+    page = report_html(small(forward=big))
+    assert "line 1" not in page
+    assert "5,003 lines are not kept in the notebook" in _Page(page).text
+
+
+def test_text_and_html_agree():
+    for report in (small(), blocks(12), small(complete=False), Report("none", "function")):
+        text, parts = plain(report, 200), fragments(report)
+        for total in totals(report):
+            for piece in (total.label, total.value, total.detail):
+                assert piece in text
+                assert html.escape(piece) in parts["totals"]
+        for row in residual_rows(report):
+            for piece in (row.type, row.name, row.label, row.place, row.expression):
+                assert piece in text
+                assert html.escape(piece) in parts["residuals"]
+        if report.complete:
+            for again in recomputed_rows(report):
+                for piece in (again.primitive, again.name, again.place, again.expression, *again.outputs):
+                    assert piece in text
+                    assert html.escape(piece) in parts["recomputed"]
+
+
+def test_nothing_shown_can_inject_html():
+    report = evil()
+    choice = Choice(EVIL, EVIL, EVIL, EVIL)
+    quotes = Choice("\"'", "\"'", "\" onfocus='alert(1)' '")
+    pages = [
+        report_html(report, [report]),
+        *fragments(report).values(),
+        jaxprs(report),
+        *[chunk for chunks in lazy_chunks(report).values() for chunk in chunks],
+        frame_of(title=EVIL, signature=EVIL, wrt=(EVIL,), choices=(choice, quotes), sites=report.sites * 2,
+                 names=(EVIL,), function=EVIL),
+    ]  # fmt: skip
+    for page in pages:
+        parsed = _Page(page)
+        assert "img" not in parsed.tags
+        assert not {name for name, _ in parsed.attributes} & {"onerror", "onfocus", "src"}
+    assert EVIL in _Page(pages[0]).text
+
+
+def test_controls_are_labelled_and_keep_their_keys():
+    page = frame_of()
+    for key in ("policy", "at"):
+        assert f'<label for="{ID}{key}">' in page
+        assert f'<select id="{ID}{key}"' in page
+    for control in re.findall(r"<(?:select|input|button)[^>]*>|<div role=\"tabpanel\"[^>]*>", page):
+        assert 'data-lm-suppress-shortcuts="true"' in control
+    for tab in re.findall(r'aria-controls="([^"]*)"', page):
+        assert f'id="{tab}"' in page
+    assert 'role="status" aria-live="polite"' in page
+
+
+def test_controls_appear_where_there_is_something_to_control():
+    bare = frame_of(sites=(), names=(), can_apply=False)
+    assert not {'data-control="at"', "radiogroup", 'data-action="apply"'} & set(
+        re.findall(r'data-[a-z]+="[a-z]+"|radiogroup', bare)
+    )
+    assert "Apply" in frame_of()
+    assert "all 2 sites" in frame_of(sites=small().sites * 2)
+    assert 'value="sites">layer x12 (In[3]:4)' in frame_of()
+
+
+def test_the_style_sheet_follows_the_theme():
+    colours = re.findall(r"#[0-9a-f]{3,8}\b", style())
+    declared = re.findall(r"var\(--jp-[a-z0-9-]+, (#[0-9a-f]{3,8})\)", style())
+    assert sorted(colours) == sorted(declared)  # each colour is a fallback for the theme's own

@@ -1,0 +1,148 @@
+"""The report in a terminal."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from views_records import EVIL, blocks, evil, small
+
+from remat_magic.model import Program, ProgramLine, Report
+from remat_magic.views.rows import residual_rows, totals
+from remat_magic.views.text import plain, render
+
+WIDE = """\
+loss(x f32[4]) -> f32[]
+differentiated: x
+policy dots_saveable
+
+saved          24.0 kB  2 values
+offloaded          8 B  1 value
+arguments         16 B  1 value, alive anyway
+repeated      80 FLOPs  2 operations, +8.0%
+deferred   1 operation  cost unknown
+peak             412 B  estimated
+!  'a' is saved, yet its matmul is repeated.
+!  Not counted in the FLOPs: cos.
+
+f = jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)
+
+Residuals (4)
+"""
+
+NARROW = """\
+   Size  Type         What
+24.0 kB  f32[6,1000]  intermediate sin named 'a'
+                      or tanh In[3]:9
+                      In[3]:4 jnp.sin(W @ x)
+                      in scan x12 / block
+                      multiplied into the cotangent of sin, line 4; feeds the
+                      recomputation of dot_general, line 4, and 1 more
+   20 B  f32[5]       intermediate cos
+                      In[3]:4 jnp.sin(W @ x)
+                      multiplied into the cotangent of sin, line 4
+    8 B  f32[2]       offloaded (pinned_host) dot_general named 'b'
+                      In[3]:4 W @ x
+                      nothing reads it
+   16 B  f32[4]       argument x
+                      feeds the recomputation of dot_general, line 4
+"""
+
+PROGRAMS = """\
+Forward jaxpr, 1 equation
+   { lambda ; a:f32[4]. let
+       b:f32[5] = sin a
+
+Backward jaxpr, 2 equations
+   { lambda ; b:f32[5]. let
+R      c:f32[5] = dot_general[
+D      d:f32[5] = cos b
+"""
+
+
+def test_the_headline():
+    assert plain(small(), 200).startswith(WIDE)
+
+
+def test_narrow_tables_are_stacked():
+    text = plain(small(), 78)
+    assert NARROW in text
+
+
+def test_recomputed_operations():
+    lines = plain(small(), 200).splitlines()
+    start = lines.index("Recomputed (3)")
+    assert [line.split() for line in lines[start + 1 : start + 4]] == [
+        ["Cost", "Runs", "Kind", "What", "Type", "Source"],
+        ["80", "FLOPs", "2", "R", "repeated", "dot_general", "f32[5]", "In[3]:4", "W", "@", "x"],
+        ["unknown", "unknown", "D", "deferred", "cos", "named", "'c'", "f32[5]", "In[3]:4", "jnp.sin(W", "@", "x)"],
+    ]
+
+
+def test_programs_keep_their_indentation_and_are_marked():
+    assert plain(small(), 120).endswith(PROGRAMS)
+
+
+def test_sites():
+    lines = plain(small(), 120).splitlines()
+    assert lines[lines.index("Checkpoint sites (1)") + 2].split() == ["layer", "x12", "nothing_saveable", "In[3]:4"]
+
+
+@pytest.mark.parametrize("width", [60, 61, 80, 100, 109, 110, 120, 160, 200])
+@pytest.mark.parametrize(
+    "report", [small(), blocks(12), evil(), Report("none", "function")], ids=lambda r: r.policy[:8]
+)
+def test_no_line_is_longer_than_the_terminal(report, width):
+    assert max(map(len, plain(report, width).splitlines())) <= width
+    file = StringIO()
+    Console(file=file, force_jupyter=False, width=width).print(render(report))
+    assert max(map(len, file.getvalue().splitlines())) <= width
+
+
+def test_a_width_can_be_asked_for():
+    file = StringIO()
+    Console(file=file, force_jupyter=False, width=200).print(render(blocks(12), width=70))
+    assert max(len(line.rstrip()) for line in file.getvalue().splitlines()) <= 70
+
+
+def test_differences_are_shown():
+    file = StringIO()
+    before = small(peak_bytes=500)
+    Console(file=file, force_jupyter=False, width=100).print(render(small(), compare=before))
+    assert "412 B  (-88 B) estimated" in file.getvalue()
+
+
+def test_a_title_comes_first():
+    assert plain(small(), 60, title="word " * 20).startswith(" ".join(["word"] * 12) + "\n")
+
+
+def test_markup_in_names_is_text():
+    report = small(notes=("[bold]not bold[/bold]",), code="f[/]", signature="[red]f[/red]")
+    text = plain(report, 120)
+    for piece in ("[bold]not bold[/bold]", "f[/]", "[red]f[/red]"):
+        assert piece in text
+    assert EVIL in plain(evil(), 200)
+
+
+def test_a_big_program_is_cut_and_says_so():
+    big = Program(tuple(ProgramLine(f"line {number}") for number in range(12_000)), 12_000)
+    text = plain(small(forward=big), 100)
+    assert "line 199\n" in text
+    assert "line 200\n" not in text
+    assert "… 11,800 more lines; all of them are in report.forward.text" in text
+
+
+def test_a_missing_backward_half_is_said():
+    text = plain(small(backward_error="The loop has no known length.", recomputed=(), backward=Program()), 100)
+    assert "!  The loop has no known length." in text
+    assert "Recomputed" not in text
+
+
+def test_everything_in_the_tables_is_in_the_text():
+    for report in (small(), blocks(12)):
+        text = plain(report, 200)
+        for total in totals(report):
+            assert total.value in text
+        for row in residual_rows(report):
+            assert row.type in text
+            assert row.name in text
+            assert row.label in text

@@ -1,0 +1,561 @@
+"""The widget's logic, on a trace that is a table of reports: no engine, no kernel, no browser."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+
+import comm
+import pytest
+from views_records import EVIL, small
+
+from remat_magic.model import Choice, Program, ProgramLine, RematError, Site
+from remat_magic.widget import RematWidget
+from remat_magic.widget import between as between_module
+from remat_magic.widget import view as view_module
+from remat_magic.widget.between import Between, between, forget
+from remat_magic.widget.worker import Worker
+
+KEYS = ("as_written", "none", "dots_saveable", "nothing_saveable")
+
+
+class FakeTrace:
+    """The surface that the widget uses; ``slow`` seconds are spent on every half."""
+
+    function_name, signature, wrt, default_at = "loss", "loss(x f32[4]) -> f32[]", ("x",), "function"
+    names, stale, notes = ("a", "b"), (), ()
+    sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
+
+    def __init__(self, slow=0.0, failing=()):
+        self.lock, self.slow, self.failing = threading.RLock(), slow, failing
+        self.reports, self.asked = {}, []
+
+    def choices(self):
+        return tuple(Choice(key, key, f"What {key} means.") for key in KEYS)
+
+    def _check(self, policy, at, namespace):
+        if policy in (namespace or {}):
+            policy = f"{policy} #2"
+        if policy not in KEYS and not policy.startswith(("names(", "mine")):
+            raise RematError(f"{policy!r} is not a policy: did you mean 'dots_saveable'?")
+        if at not in ("function", "sites", *(site.key for site in self.sites)):
+            raise RematError(f"{at!r} is not a site of loss.")
+        return policy, at
+
+    def preview(self, policy="as_written", at=None, namespace=None):
+        key = self._check(policy, at or self.default_at, namespace)
+        with self.lock:
+            self.asked.append(("preview", *key))
+            if key in self.reports:
+                return self.reports[key]
+            time.sleep(self.slow)
+            return small(
+                policy=key[0], at=key[1], complete=False, recomputed=(), backward=Program(), code=f"# {key[0]}"
+            )
+
+    def report(self, policy="as_written", at=None, namespace=None):
+        key = self._check(policy, at or self.default_at, namespace)
+        with self.lock:
+            self.asked.append(("report", *key))
+            if key[0] in self.failing:
+                raise TypeError(f"{EVIL} raised")
+            if key not in self.reports:
+                time.sleep(self.slow)
+                self.reports[key] = small(policy=key[0], at=key[1], code=f"# {key[0]}")
+            return self.reports[key]
+
+    def cached(self, policy="as_written", at=None, namespace=None):
+        return self.reports.get(self._check(policy, at or self.default_at, namespace))
+
+    def function(self, policy="as_written", at=None, namespace=None):
+        return lambda: self._check(policy, at, namespace)
+
+
+class FakeComm:
+    """A channel that keeps what is sent on it."""
+
+    def __init__(self, **_):
+        self.comm_id, self.sent = f"comm{id(self)}", []
+        self._reply_subshell_id = None
+
+    def on_msg(self, callback):
+        self.callback = callback
+
+    def send(self, data, buffers=None):
+        self._reply_subshell_id = "the cell's"
+        self.sent.append(data)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def browser(monkeypatch):
+    """A kernel with a browser that listens."""
+    monkeypatch.setattr(comm, "create_comm", FakeComm)
+    monkeypatch.setattr(view_module, "_kernel", object)
+
+
+@pytest.fixture
+def widget(browser):
+    widget = RematWidget(FakeTrace())
+    yield widget
+    widget.close()
+
+
+def tell(widget, **content):
+    """A message from the browser, and the end of what it sets off."""
+    widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+    widget._worker.join()
+    widget._bodies_worker.join()
+
+
+def views(widget):
+    """The views published so far: (policy, complete)."""
+    states = [message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {})]
+    return [(state["policy"], state["complete"]) for state in states]
+
+
+def messages(widget, kind):
+    customs = [message["content"] for message in widget.comm.sent if message["method"] == "custom"]
+    return [content for content in customs if content["type"] == kind]
+
+
+def test_it_works_where_there_is_no_kernel():
+    trace = FakeTrace()
+    widget = RematWidget(trace)
+    assert (widget.policy, widget.at, widget.report.policy) == ("as_written", "function", "as_written")
+    widget.policy = "dots_saveable"
+    assert widget.report is trace.reports["dots_saveable", "function"]
+    assert widget.function() == ("dots_saveable", "function")
+    assert repr(widget) == "RematWidget(loss, policy='dots_saveable')"
+    assert widget._worker._thread is None
+    widget.close()
+
+
+def test_choices_at_the_start():
+    widget = RematWidget(FakeTrace(), "none", "layer:4", title="After In[3]")
+    assert (widget.report.policy, widget.report.at) == ("none", "layer:4")
+    assert "After In[3]" in widget._frame
+    assert all("After In[3]" in text for text in widget._rendered.kept(widget.report).values())
+    assert repr(widget) == "RematWidget(loss, policy='none', at='layer:4')"
+    with pytest.raises(RematError, match="'nonsense' is not a policy"):
+        RematWidget(FakeTrace(), "nonsense")
+
+
+def test_nothing_is_traced_that_nobody_asked_for():
+    trace = FakeTrace()
+    RematWidget(trace)
+    assert trace.asked == [("preview", "as_written", "function")]
+
+
+@pytest.mark.parametrize(("trait", "value"), [("policy", "nonsense"), ("at", "nowhere")])
+def test_a_bad_choice_raises_and_changes_nothing(widget, trait, value):
+    widget.policy = "dots_saveable"
+    with pytest.raises(RematError, match=value):
+        setattr(widget, trait, value)
+    assert (widget.policy, widget.at, widget.report.policy) == ("dots_saveable", "function", "dots_saveable")
+
+
+def test_python_does_what_the_dropdown_does(browser):
+    from_python, from_browser = RematWidget(FakeTrace()), RematWidget(FakeTrace())
+    from_python.policy = "dots_saveable"
+    from_python._worker.join()
+    tell(from_browser, type="choose", policy="dots_saveable", at="function", serial=1)
+    assert views(from_python) == views(from_browser) == [("dots_saveable", False), ("dots_saveable", True)]
+    assert from_python.policy == from_browser.policy == "dots_saveable"
+    assert from_python._view == from_browser._view
+
+
+def test_the_residuals_are_shown_before_the_backward_half(widget):
+    tell(widget, type="choose", policy="none", at="function", serial=1)
+    assert views(widget) == [("none", False), ("none", True)]
+    first = next(message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {}))
+    assert "f32[6,1000]" in first["parts"]["residuals"]
+    assert first["meaning"] == "What none means."
+    assert first["counts"] == {"residuals": 4, "recomputed": None}
+
+
+def test_a_policy_at_hand_is_shown_at_once(widget):
+    tell(widget, type="choose", policy="none", at="function", serial=1)
+    tell(widget, type="choose", policy="as_written", at="function", serial=2)
+    widget.comm.sent.clear()
+    tell(widget, type="choose", policy="none", at="function", serial=3)
+    assert views(widget) == [("none", True)]
+    assert widget._view["serial"] == 3
+
+
+def test_the_report_is_right_at_once_and_while_the_worker_runs(browser):
+    widget = RematWidget(FakeTrace(slow=0.05))
+    for key in ("dots_saveable", "none", "nothing_saveable"):
+        widget.policy = key
+        assert widget.report.policy == key
+        assert widget.report.complete
+    widget._worker.join()
+    assert widget._view["policy"] == "nothing_saveable"
+
+
+def test_rapid_toggling_ends_on_the_last(browser):
+    widget = RematWidget(FakeTrace(slow=0.02))
+    keys = [KEYS[number % 4] for number in range(40)] + ["dots_saveable"]
+    for serial, key in enumerate(keys, 1):
+        content = {"type": "choose", "policy": key, "at": "function", "serial": serial}
+        widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+    widget._worker.join()
+    assert (widget.policy, widget.report.policy) == ("dots_saveable", "dots_saveable")
+    assert views(widget)[-1] == ("dots_saveable", True)
+    assert widget._view["serial"] == len(keys)
+    assert len(views(widget)) < len(keys)  # what nobody waits for any more is not traced
+
+
+def test_two_threads_that_choose_end_alike(browser):
+    widget = RematWidget(FakeTrace(slow=0.002))
+
+    def choose(keys):
+        for key in keys * 5:
+            widget.policy = key
+
+    threads = [threading.Thread(target=choose, args=(keys,)) for keys in (KEYS[:2], KEYS[2:])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    widget._worker.join()
+    assert widget._view["policy"] == widget.policy == widget.report.policy
+    assert widget._view["complete"]
+
+
+def test_the_place_is_chosen_too(widget):
+    tell(widget, type="choose", policy="as_written", at="sites", serial=1)
+    assert (widget.at, widget.report.at) == ("sites", "sites")
+    widget.at = "layer:4"
+    assert widget.report.at == "layer:4"
+
+
+def test_names_become_a_policy(widget):
+    states = {"a": "save", "b": "offload", "c": "recompute"}
+    tell(widget, type="names", names=states, at="function", serial=1)
+    assert widget.policy == "names(save=['a'], offload=['b'])"
+    assert widget._view["names"] == {"a": "save", "b": "offload", "c": "recompute"}
+
+
+def test_a_policy_of_the_users_own_is_looked_up(browser):
+    mine = {"mine": object()}
+    widget = RematWidget(FakeTrace(), namespace=mine)
+    tell(widget, type="choose", policy="mine", at="function", serial=1)
+    assert widget.policy == "mine #2"  # as the trace calls it
+    assert widget.report.policy == "mine #2"
+    widget.policy = "none"
+    widget.policy = "mine #2"
+    assert widget.report.policy == "mine #2"
+
+
+def test_an_error_is_shown_and_the_last_good_view_stays(widget):
+    tell(widget, type="choose", policy="dots_saveable", at="function", serial=1)
+    widget.comm.sent.clear()
+    tell(widget, type="choose", policy="nonsense", at="function", serial=2)
+    (said,) = messages(widget, "say")
+    assert said == {"type": "say", "error": True, "serial": 2,
+                    "text": "'nonsense' is not a policy: did you mean 'dots_saveable'?"}  # fmt: skip
+    assert widget.policy == widget._view["policy"] == "dots_saveable"
+    assert widget._view["complete"]
+
+
+def test_a_policy_that_fails_in_the_backward_half_is_left_again(browser):
+    widget = RematWidget(FakeTrace(failing=("none",)))
+    tell(widget, type="choose", policy="dots_saveable", at="function", serial=1)
+    tell(widget, type="choose", policy="none", at="function", serial=2)
+    assert widget.policy == widget._view["policy"] == "dots_saveable"
+    assert messages(widget, "say")[-1]["text"] == f"TypeError: {EVIL} raised"  # placed as text, not as HTML
+
+
+def test_apply(browser):
+    seen = []
+
+    def apply(widget):
+        seen.append((widget.policy, widget.function()))
+        return "`loss` now runs under none."
+
+    widget = RematWidget(FakeTrace(), "none", apply=apply)
+    tell(widget, type="apply", serial=0)
+    assert seen == [("none", ("none", "function"))]
+    assert messages(widget, "say")[-1]["text"] == "`loss` now runs under none."
+
+
+def test_apply_that_fails_says_so(browser):
+    def apply(_):
+        raise RematError("`loss` has been redefined.")
+
+    widget = RematWidget(FakeTrace(), apply=apply)
+    tell(widget, type="apply", serial=0)
+    assert messages(widget, "say")[-1] == {
+        "type": "say",
+        "text": "`loss` has been redefined.",
+        "error": True,
+        "serial": 0,
+    }
+
+
+def test_there_is_no_button_without_apply(widget):
+    assert 'data-action="apply"' not in widget._frame
+    tell(widget, type="apply", serial=0)
+    assert messages(widget, "say") == []
+
+
+def test_hello_is_answered_with_all_that_is_known(widget):
+    for serial, key in enumerate(KEYS, 1):
+        tell(widget, type="choose", policy=key, at="function", serial=serial)
+    widget.comm.sent.clear()
+    tell(widget, type="hello")
+    assert [content["type"] for content in (message["content"] for message in widget.comm.sent)] == [
+        "hello",
+        *["view"] * 4,
+    ]
+    assert {content["view"]["policy"] for content in messages(widget, "view")} == set(KEYS)
+
+
+def test_big_programs_are_sent_on_request(browser, monkeypatch):
+    trace = FakeTrace()
+    lines = tuple(ProgramLine(f"v{number} = sin a") for number in range(12_000))
+    trace.reports["none", "function"] = small(policy="none", forward=Program(lines, 12_000))
+    widget = RematWidget(trace, "none")
+    assert widget._view["bodies"] is None
+    tell(widget, type="jaxprs", policy="none", at="function", serial=0)
+    (answer,) = messages(widget, "jaxprs")
+    assert [len(answer["bodies"][half]) for half in ("forward", "backward")] == [120, 1]
+
+
+def test_the_next_message_may_come_on_any_subshell(widget):
+    widget.policy = "none"
+    widget._worker.join()
+    assert not hasattr(widget.comm, "_reply_subshell_id")
+
+
+def test_looking_ahead_fills_in_the_others(widget):
+    widget.policy = "none"
+    widget._worker.join()
+    widget.comm.sent.clear()
+    while widget.look_ahead():
+        pass
+    assert {content["view"]["policy"] for content in messages(widget, "view")} == {*KEYS} - {"none"}
+    assert widget.policy == "none"
+    assert views(widget) == []
+
+
+def test_looking_ahead_stops_where_it_would_be_felt(browser):
+    trace = FakeTrace(slow=0.12)
+    widget = RematWidget(trace, "none")
+    assert widget.look_ahead() is False
+    assert len(trace.reports) == 1
+    assert widget.look_ahead() is False
+    assert len(trace.reports) == 1
+
+
+def test_looking_ahead_gives_way_to_the_reader(widget):
+    locked, done = threading.Event(), threading.Event()
+
+    def hold():
+        with widget._trace.lock:
+            locked.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    locked.wait(10)
+    assert widget.look_ahead() is True  # later, perhaps
+    assert widget._trace.reports == {}
+    done.set()
+    thread.join()
+
+
+def test_looking_ahead_skips_what_fails(browser):
+    widget = RematWidget(FakeTrace(failing=("none",)))
+    while widget.look_ahead():
+        pass
+    assert {policy for policy, _ in widget._trace.reports} == {*KEYS} - {"none"}
+    assert messages(widget, "say") == []
+
+
+def test_close_lets_go_of_everything(browser):
+    trace = FakeTrace()
+    widget = RematWidget(trace, apply=lambda _: "", namespace={"x": 1})
+    widget.policy = "none"
+    widget._worker.join()
+    layout, gone = widget.layout, weakref.ref(trace)
+    widget.close()
+    widget.close()  # twice is once
+    del trace
+    gc.collect()
+    assert gone() is None
+    assert layout.comm is None
+    assert (widget._rendered.complete(), widget._view, widget._frame) == ({}, {}, "")
+    assert repr(widget) == "RematWidget(closed)"
+    for name in ("report", "function"):
+        with pytest.raises(RematError, match="closed"):
+            getattr(widget, name)
+    with pytest.raises(RematError, match="closed"):
+        widget.policy = "dots_saveable"
+
+
+def test_a_widget_that_is_closed_while_it_traces_publishes_nothing(browser):
+    widget = RematWidget(FakeTrace(slow=0.05))
+    channel = widget.comm
+    widget.policy = "none"
+    channel.sent.clear()
+    widget.close()
+    widget._worker.join()
+    assert [message for message in channel.sent if message["method"] == "update"] == []
+
+
+def test_a_worker_does_the_newest_and_rests():
+    done, begun, go = [], threading.Event(), threading.Event()
+
+    def work(request):
+        begun.set()
+        go.wait(10)
+        done.append(request)
+
+    worker = Worker(work)
+    worker.post(1)
+    begun.wait(10)
+    for request in (2, 3, 4):
+        worker.post(request)
+    go.set()
+    worker.join()
+    assert done == [1, 4]
+    assert worker._thread is None
+    worker.post(5)
+    worker.join()
+    assert done == [1, 4, 5]
+
+
+class FakeEvents:
+    def __init__(self):
+        self.callbacks = {"pre_run_cell": [], "post_run_cell": []}
+
+    def register(self, event, callback):
+        self.callbacks[event].append(callback)
+
+    def unregister(self, event, callback):
+        self.callbacks[event].remove(callback)
+
+
+class FakeShell:
+    def __init__(self):
+        self.events = FakeEvents()
+
+    def before(self, cell_id):
+        for callback in self.events.callbacks["pre_run_cell"]:
+            callback(type("Info", (), {"cell_id": cell_id}))
+
+    def after(self):
+        for callback in self.events.callbacks["post_run_cell"]:
+            callback(None)
+
+
+def test_a_cell_that_runs_again_closes_its_widgets():
+    shell = FakeShell()
+    idle = Between(shell)
+    shell.before("one")
+    first, kept = RematWidget(FakeTrace()), RematWidget(FakeTrace())
+    idle.keep(first, None)  # the running cell's
+    idle.keep(kept, "two")
+    shell.after()
+    shell.before("three")
+    assert (first._trace, kept._trace) != (None, None)
+    shell.before("one")
+    assert first._trace is None
+    assert kept._trace is not None
+    idle.stop()
+    assert shell.events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
+
+
+def test_what_must_not_run_in_a_cell_waits_for_its_end():
+    shell, done = FakeShell(), []
+    idle = Between(shell)
+    shell.before("one")
+    assert idle.soon(lambda: done.append("later")) is True
+    assert done == []
+    shell.after()
+    assert done == ["later"]
+    assert idle.soon(lambda: done.append("now")) is False
+    assert done == ["later", "now"]
+
+
+class Ahead:
+    """Something that looks ahead ``times`` times."""
+
+    def __init__(self, times):
+        self.left, self.closed = times, False
+
+    def look_ahead(self):
+        self.left -= 1
+        return self.left > 0
+
+    def close(self):
+        self.closed = True
+
+
+def test_looking_ahead_happens_between_cells_only(monkeypatch):
+    monkeypatch.setattr(between_module, "_DELAY", 0.03)
+    monkeypatch.setattr(between_module, "_PAUSE", 0.001)
+    shell = FakeShell()
+
+    async def session():
+        idle = Between(shell)
+        older, newer = Ahead(3), Ahead(2)
+        shell.before("one")
+        idle.keep(older, "one")
+        idle.keep(newer, "one")
+        await asyncio.sleep(0.05)
+        assert (older.left, newer.left) == (3, 2)  # a cell is running
+        shell.after()
+        shell.before("two")  # the next of "Run All": the timer is cancelled
+        await asyncio.sleep(0.05)
+        assert (older.left, newer.left) == (3, 2)
+        shell.after()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if older.left == 0:
+                break
+        assert (older.left, newer.left) == (0, 0)
+        await asyncio.sleep(0.05)
+        assert (older.left, newer.left) == (0, 0)  # nothing runs on
+        idle.resume(older)
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if older.left < 0:
+                break
+        assert older.left == -1
+        idle.stop()
+
+    asyncio.run(session())
+
+
+def test_an_action_from_another_thread_runs_on_the_main_loop():
+    shell, ran = FakeShell(), []
+
+    async def session():
+        idle = Between(shell)
+        shell.before("one")
+        shell.after()
+        thread = threading.Thread(target=lambda: idle.soon(lambda: ran.append(threading.current_thread())))
+        thread.start()
+        thread.join()
+        assert ran == []
+        await asyncio.sleep(0.02)
+        assert ran == [threading.current_thread()]
+        idle.stop()
+
+    asyncio.run(session())
+
+
+def test_a_shell_is_listened_to_once():
+    shell = FakeShell()
+    assert between(shell) is between(shell)
+    assert len(shell.events.callbacks["pre_run_cell"]) == 1
+    forget(shell)
+    forget(shell)
+    assert shell.events.callbacks["pre_run_cell"] == []
+    assert between(None) is None
