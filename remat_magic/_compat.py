@@ -178,6 +178,36 @@ def fresh_var(like: Any) -> Any:
     return Var(like.aval)
 
 
+class _TellingVar(Var):
+    """A variable that tells what it is called whenever it is printed."""
+
+    __slots__ = ("tell",)
+
+    tell: Callable[[str], None]
+
+    def pretty_print(self, context: Any, *, print_dtype: bool = True) -> str:
+        name = super().pretty_print(context, print_dtype=print_dtype)
+        self.tell(name)
+        return name
+
+
+def telling_var(like: Any, tell: Callable[[str], None]) -> Any:
+    """A new variable of the same type that, when a jaxpr's text is made, passes its name to ``tell``."""
+    var = _TellingVar(like.aval)
+    var.tell = tell
+    return var
+
+
+def replace_vars(jaxpr: Any, renamed: Callable[[Sequence[Any]], list[Any]]) -> Any:
+    """An open jaxpr with other variables for its inputs and outputs, one for one."""
+    return jaxpr.replace(
+        constvars=renamed(jaxpr.constvars),
+        invars=renamed(jaxpr.invars),
+        outvars=renamed(jaxpr.outvars),
+        debug_info=jaxpr.debug_info,
+    )
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a literal and not a variable."""
     return isinstance(atom, Literal)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, cast
 
@@ -209,6 +210,9 @@ def unload(ip: InteractiveShell) -> None:
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
             where.remove(ours)
     ip.events.unregister("pre_run_cell", magics.session.pre_run_cell)
+    between = sys.modules.get("remat_magic.widget.between")  # no widget was ever shown where it is not imported
+    if between is not None:
+        between.forget(ip)
 
 
 def _identifiers_and_texts(policy: str) -> tuple[set[str], tuple[str, ...]]:

@@ -96,17 +96,21 @@ class Reader:
 
     def __str__(self) -> str:
         """One sentence fragment: "multiplied into the cotangent of sin, line 6"."""
-        line = f", line {self.source.line}" if self.source else ""
+        return self.text(f"line {self.source.line}" if self.source else "")
+
+    def text(self, place: str) -> str:
+        """The same with ``place`` for the line, such as "In[3]:6"; empty names none."""
+        at = f", {place}" if place else ""
         if self.recomputation:
             if self.derivative_of in ("", self.primitive):
-                return f"feeds the recomputation of {self.primitive}{line}"
-            return f"feeds {self.primitive}, recomputed for {self.derivative_of}{line}"
+                return f"feeds the recomputation of {self.primitive}{at}"
+            return f"feeds {self.primitive}, recomputed for {self.derivative_of}{at}"
         if not self.derivative_of:
-            return f"read by {self.primitive}{line}"
+            return f"read by {self.primitive}{at}"
         verb = {"mul": "multiplied into", "dot_general": "contracted with", "div": "divides"}.get(self.primitive)
         if verb:
-            return f"{verb} the cotangent of {self.derivative_of}{line}"
-        return f"read by {self.primitive} in the derivative of {self.derivative_of}{line}"
+            return f"{verb} the cotangent of {self.derivative_of}{at}"
+        return f"read by {self.primitive} in the derivative of {self.derivative_of}{at}"
 
 
 @dataclass(frozen=True, slots=True)

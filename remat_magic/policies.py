@@ -441,9 +441,12 @@ class _Reader:
                 ("save", "offload") if key == "names" else ("names_which_can_be_saved", "names_which_can_be_offloaded")
             )
             bound = self._bind(key, (saved, offloaded, "offload_src", "offload_dst", "recompute"), arguments, keywords)
+            save, offload = self._expand(bound.get(saved, ())), self._expand(bound.get(offloaded, ()))
+            if key == "names" and not save and not offload:
+                return resolve("nothing_saveable")
             return self._by_name(
-                self._expand(bound.get(saved, ())),
-                self._expand(bound.get(offloaded, ())),
+                save,
+                offload,
                 bound.get("offload_src", _SOURCE),
                 bound.get("offload_dst", _DESTINATION),
             )

@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
 from remat_magic import cell, magic
+from remat_magic.widget import between
 
 pytest_plugins = ("magic_fakes",)
 
@@ -293,6 +294,18 @@ def test_load_unload_reload_leave_one_of_each(shell):
     magic.unload(shell)
     magic.unload(shell)
     assert counts() == (0, 0, 0, loaded[3] - 1, False, False)
+
+
+def test_unloading_ends_what_widgets_listen_to(shell):
+    def listening():
+        return sum(len(callbacks) for callbacks in shell.events.callbacks.values())
+
+    before = listening()
+    between.between(shell)
+    assert listening() == before + 2  # a cell begins, a cell has ended
+    magic.unload(shell)
+    magic.load(shell)
+    assert listening() == before
 
 
 def test_unloaded_the_magic_is_simply_not_there(cells):

@@ -86,3 +86,34 @@ def test_program_text_is_jax_own(program, remat3):
         (report.backward, trace.backward("nothing_saveable", "function")),
     ):
         assert half.text == closed.pretty_print(use_color=False)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("policy", ["none", "nothing_saveable", "everything_saveable"])
+def test_residuals_are_marked_in_both_programs(program, policy, remat3):
+    """What leaves the one half and enters the other is marked there, as many variables as there are values."""
+    fun, args = PROGRAMS[program]
+    try:
+        report = rm.trace(fun, *args).report(policy, at="function")
+    except rm.RematError as error:  # reduce_precision of complex numbers, as above
+        assert "reduce_precision" in str(error)
+        return
+    values = {row for row, residual in enumerate(report.residuals) if residual.kind != "literal"}
+    for half in (report.forward, report.backward):
+        assert {row for line in half.lines for _, row in line.residuals} == values
+
+
+def test_residuals_are_marked_where_they_enter_a_body(remat3):
+    def loss(ws, x):
+        layer = jax.checkpoint(lambda x, w: (jax.numpy.sin(w @ x), None))
+        return jax.lax.scan(layer, x, ws)[0].sum()
+
+    shapes = jax.ShapeDtypeStruct((8, 4, 4), "float32"), jax.ShapeDtypeStruct((4,), "float32")
+    report = rm.trace(loss, *shapes).report()
+    again = [line for line in report.backward.lines if line.primitive == "dot_general" and line.recomputation]
+    # The matmul that the body of the scan repeats reads its slice of ws and the saved x: both are residuals.
+    number = again[0].equation
+    marked = {row for line in report.backward.lines if line.equation == number for _, row in line.residuals}
+    assert marked == {0, 1}
+    ahead = [line for line in report.forward.lines if line.primitive == "sin"]
+    assert not ahead[0].residuals  # the new carry: kept by the next iteration, not by this one

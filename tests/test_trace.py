@@ -391,3 +391,32 @@ def test_stale_traces_are_named_at_any_depth():
     assert len(trace.report().residuals) == 2  # the new definition: a cos and a -sin
     before = str(jax.make_jaxpr(scope["outer"])(jnp.ones(3)))
     assert before.count("= cos") == 0  # the user's caches are untouched: JAX still has the old one
+
+
+def test_errors_of_tracing_name_the_function_and_argument_of_the_user():
+    def branches(params, *, scale, x):
+        return params["w"] * scale if x > 0 else x
+
+    arguments = {"w": f32(), "b": f32()}
+    with pytest.raises(jax.errors.TracerBoolConversionError) as ours:
+        rm.trace(branches, arguments, scale=2, x=f32())
+    with pytest.raises(jax.errors.TracerBoolConversionError) as jax_own:
+        jax.eval_shape(functools.partial(branches, scale=2), arguments, x=f32())
+    assert "depends on the value of the argument x." in str(ours.value)
+    assert str(ours.value).split("argument")[-1] == str(jax_own.value).split("argument")[-1]
+    assert f"the function branches at {__file__}" in str(ours.value)
+
+    def of_a_leaf(params):
+        return params["w"] if params["b"] > 0 else params["b"]
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=re.escape("the argument params['b'].")):
+        rm.trace(of_a_leaf, arguments)
+
+
+def test_a_model_goes_by_its_class():
+    class Net:
+        def __call__(self, x):
+            return x * x
+
+    assert rm.trace(Net(), f32()).signature == "Net(x f32[]) -> f32[]"
+    assert rm.trace(Net.__call__, Net(), f32(), wrt="x").signature.startswith("Net(")

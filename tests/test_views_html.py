@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from views_records import EVIL, blocks, evil, small
 
-from remat_magic.model import Choice, Program, ProgramLine, Report
+from remat_magic.model import Choice, Equation, Program, ProgramLine, Report
 from remat_magic.views.controls import ID, frame
 from remat_magic.views.html import fragments, jaxprs, lazy_chunks, report_html, style
 from remat_magic.views.rows import recomputed_rows, residual_rows, totals
@@ -74,7 +74,8 @@ def test_the_residual_table():
         ["20 B", "f32[5]", "intermediate", "cos", "In[3]:4 jnp.sin(W @ x)",
          "multiplied into the cotangent of sin, line 4"],
         ["8 B", "f32[2]", "offloaded (pinned_host)", "dot_general named b", "In[3]:4 W @ x", "nothing reads it"],
-        ["16 B", "f32[4]", "argument", "x", "", "feeds the recomputation of dot_general, line 4"],
+        # An argument has no line of its own: the reader's cell is named.
+        ["16 B", "f32[4]", "argument", "x", "", "feeds the recomputation of dot_general, In[3]:4"],
     ]  # fmt: skip
 
 
@@ -83,6 +84,13 @@ def test_the_recomputed_table():
         ["80 FLOPs", "2", "R repeated", "dot_general", "f32[5]", "In[3]:4 W @ x"],
         ["unknown", "unknown", "D deferred", "cos named c", "f32[5]", "In[3]:4 jnp.sin(W @ x) in while"],
     ]
+
+
+def test_the_dearest_recomputation_comes_first():
+    costs = (3, None, 500, 40)
+    again = tuple(Equation(f"op{number}", flops=cost, repeated=False) for number, cost in enumerate(costs))
+    shown = rows(fragments(small(recomputed=again))["recomputed"])
+    assert [row[3] for row in shown] == ["op2", "op3", "op0", "op1"]
 
 
 def test_the_headline_reads_as_text_without_a_style_sheet():
@@ -152,7 +160,9 @@ def test_big_programs_come_in_chunks_of_a_hundred():
 def test_the_static_part_needs_no_script():
     page = report_html(small(), [small(policy="none"), blocks(3)])
     parsed = _Page(page)
-    assert not {"script", "select", "input", "button"} & set(parsed.tags)
+    assert not {"select", "input", "button"} & set(parsed.tags)
+    assert parsed.tags.count("script") == 1  # which makes a dropdown of what can be read without it
+    assert not {"script"} & set(_Page(report_html(small())).tags)  # nothing to choose between
     assert not [name for name, _ in parsed.attributes if name.startswith("on")]
     assert page.startswith('<div class="remat remat-static"><style>')
     assert page.count('<details class="remat-other">') == 2

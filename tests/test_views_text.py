@@ -44,7 +44,7 @@ NARROW = """\
                       In[3]:4 W @ x
                       nothing reads it
    16 B  f32[4]       argument x
-                      feeds the recomputation of dot_general, line 4
+                      feeds the recomputation of dot_general, In[3]:4
 """
 
 PROGRAMS = """\

@@ -29,14 +29,11 @@ def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequenc
 
 
 def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) -> Program:
-    by_leaf = {leaf: row for row, value in enumerate(saved) for leaf in value.leaves}
-    inputs = {var: i for i, var in enumerate(_compat.open_jaxpr(half.closed).invars)}
-    by_input = {
-        inputs[value.atom]: row
-        for row, value in enumerate(saved)
-        if not _compat.is_literal(value.atom) and value.atom in inputs
-    }
-    return program(half.closed, index, by_input, {half.outputs + leaf: row for leaf, row in by_leaf.items()})
+    outputs = _compat.open_jaxpr(half.closed).outvars[half.outputs :]
+    # As it was computed, and as it leaves: JAX puts a reduce_precision between the two.
+    marked = {outputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
+    marked.update((value.atom, row) for row, value in enumerate(saved))
+    return program(half.closed, index, {var: row for var, row in marked.items() if not _compat.is_literal(var)})
 
 
 @without_gc()
@@ -48,7 +45,8 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
     recomputed = found.records(equation_cost)
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
-    by_leaf = {leaf: row for row, value in enumerate(saved) for leaf in value.leaves}
+    inputs = found.top.jaxpr.invars
+    marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
 
     def kind(eqn: Any) -> RecomputationKind:
         if not found(eqn):
@@ -60,7 +58,7 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
         residuals=rows,
         recomputed=recomputed,
         forward=_forward_program(half, saved, index),
-        backward=program(backward, index, by_leaf, {}, kind),
+        backward=program(backward, index, marked, kind),
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from remat_magic import _compat
@@ -28,11 +29,22 @@ class _Token:
 
 
 class _Tagger:
-    """Copies a jaxpr with tokens for tracebacks; bodies used several times stay shared, as the printer expects."""
+    """Copies a jaxpr with tokens for tracebacks and, for residuals, variables that tell how they are printed.
 
-    def __init__(self) -> None:
+    Bodies used several times stay shared, as the printer expects.
+    """
+
+    def __init__(self, residuals: Mapping[Any, int]) -> None:
         self.count = 0
+        self.printed: dict[str, int] = {}
+        self._copies = {var: _compat.telling_var(var, partial(self._tell, row)) for var, row in residuals.items()}
         self._done: dict[int, tuple[Any, Any]] = {}
+
+    def _tell(self, row: int, name: str) -> None:
+        self.printed.setdefault(name, row)
+
+    def _vars(self, atoms: Sequence[Any]) -> list[Any]:
+        return [atom if _compat.is_literal(atom) else self._copies.get(atom, atom) for atom in atoms]
 
     def tag(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
         known = self._done.get(id(jaxpr))
@@ -53,8 +65,13 @@ class _Tagger:
                     )
                 else:
                     copy = eqn.replace(params=params)
+            if self._copies:
+                copy = copy.replace(invars=self._vars(copy.invars), outvars=self._vars(copy.outvars))
             eqns.append(_compat.with_traceback(copy, token))
-        new = _compat.with_body(jaxpr, _compat.replace_eqns(jaxpr, eqns))
+        opened = _compat.replace_eqns(jaxpr, eqns)
+        if self._copies:
+            opened = _compat.replace_vars(opened, self._vars)
+        new = _compat.with_body(jaxpr, opened)
         self._done[id(jaxpr)] = (jaxpr, new)
         return new
 
@@ -67,11 +84,61 @@ class _Tagger:
         return value
 
 
+def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
+    """The residuals as variables at any depth: what they are called in the bodies that they enter or leave.
+
+    A loop's carry is left out, since only its first or last iteration's value is the residual. In a body that is
+    called from several places, a variable counts where it is a residual in each of the calls.
+    """
+    entered: dict[int, list[Mapping[Any, int]]] = {}
+    seen: set[tuple[int, frozenset[int]]] = set()
+    todo: list[tuple[Scope, Mapping[Any, int]]] = [(top, residuals)]
+    while todo:
+        scope, known = todo.pop()
+        pattern = (id(scope.jaxpr), frozenset(map(id, known)))
+        if pattern in seen:
+            continue
+        seen.add(pattern)
+        known = dict(known)
+        entered.setdefault(id(scope.jaxpr), []).append(known)
+        for eqn in scope.jaxpr.eqns:
+            if eqn.primitive.name == "optimization_barrier":  # each output is the operand itself
+                pairs = zip(eqn.invars, eqn.outvars, strict=True)
+                known.update(
+                    (out, known[atom]) for atom, out in pairs if not _compat.is_literal(atom) and atom in known
+                )
+            todo += [(inner, _within(inner, known)) for inner in scope.inner(eqn)]
+    found: dict[Any, int] = {}
+    for calls in entered.values():
+        found.update((var, row) for var, row in calls[0].items() if all(var in other for other in calls))
+    return found
+
+
+def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
+    """Of the variables of an equation that are residuals, those that are inputs and outputs of a body in it."""
+    eqn, body = inner.eqn, inner.body
+    assert body is not None
+    passed = [
+        *((operand, eqn.invars, index, inner.jaxpr.invars) for index, operand in enumerate(body.operands)),
+        *((output, eqn.outvars, result, inner.jaxpr.outvars) for output, result in enumerate(body.results)),
+    ]
+    found: dict[Any, int] = {}
+    into = {index for _, index in body.carries}
+    out_of = {output for output, _ in body.carries}
+    for outer, atoms, index, variables in passed:
+        left_out = into if variables is inner.jaxpr.invars else out_of
+        if outer is None or index is None or index in left_out or _compat.is_literal(variables[index]):
+            continue
+        atom = atoms[outer]
+        if not _compat.is_literal(atom) and atom in known:
+            found.setdefault(variables[index], known[atom])
+    return found
+
+
 def program(
     closed: Any,
     index: PrimalIndex,
-    residual_of_input: Mapping[int, int],
-    residual_of_output: Mapping[int, int],
+    residuals: Mapping[Any, int],
     recomputation: Callable[[Any], Recomputation] = lambda eqn: "",
 ) -> Program:
     """The text of a jaxpr, byte for byte JAX's own, with the origin of each line.
@@ -79,16 +146,15 @@ def program(
     Args:
         closed: the jaxpr.
         index: the primal program.
-        residual_of_input: for inputs of the jaxpr that are residuals, their index in the report.
-        residual_of_output: the same for its outputs.
+        residuals: for variables of the jaxpr that are residuals, their index in the report.
         recomputation: tells for an equation whether it is recomputation and of which kind.
     """
     top = Scope(_compat.open_jaxpr(closed))
-    tagger = _Tagger()
+    tagger = _Tagger(_inward(top, residuals))
     tagged = tagger.tag(closed, top, 0)
     source_map: list[list[tuple[int, int, Any]]] = []
     texts = _compat.pretty(tagged, source_map).split("\n")
-    named = _residual_names("\n".join(texts), residual_of_input, residual_of_output)
+    named = tagger.printed
     lines: list[ProgramLine] = []
     seen: set[int] = set()
     places: dict[int, Any] = {}
@@ -118,24 +184,3 @@ def program(
             )
         )
     return Program(tuple(lines), tagger.count)
-
-
-def _residual_names(
-    text: str, residual_of_input: Mapping[int, int], residual_of_output: Mapping[int, int]
-) -> dict[str, int]:
-    """What the residuals are called in the text, read off the header and the last line of the outermost jaxpr."""
-    start = [match.start() for match in re.finditer(r"^\{ lambda ", text, re.MULTILINE)][-1]
-    body = text[start:]
-    header = re.match(r"\{ lambda ([^;]*);(.*?)\. let\b", body, re.DOTALL)
-    named: dict[str, int] = {}
-    if header:
-        inputs = re.findall(r"(\w+):", header.group(2))
-        named.update({inputs[i]: row for i, row in residual_of_input.items() if i < len(inputs)})
-    result = body.rfind("in (")
-    if result >= 0:
-        inside = body[result + 4 : body.rfind(")")]
-        outputs = [word.strip() for word in re.split(r",\s*", inside.strip().rstrip(","))]
-        for i, row in residual_of_output.items():
-            if i < len(outputs) and re.fullmatch(r"[a-z]\w*", outputs[i]):
-                named.setdefault(outputs[i], row)
-    return named

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,10 @@ def function_name(fun: Any) -> str:
     """What to call a function in a title: its own name, through partials and bound methods."""
     while isinstance(fun, functools.partial):
         fun = fun.func
-    return getattr(fun, "__name__", None) or type(fun).__name__
+    name = getattr(fun, "__name__", None) or type(fun).__name__
+    if name == "__call__":  # of a model's class: the class is what the user knows it by
+        return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:-1]) or name
+    return name
 
 
 def abstract(leaf: Any) -> Any:
@@ -73,6 +76,31 @@ def is_inexact(aval: Any) -> bool:
     """Whether values of a type can be differentiated: real or complex floating point."""
     dtype = getattr(aval, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A key of a pytree's path, already written as ``jax.tree_util.keystr`` would write the whole."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _Arrays:
+    """The arrays of one argument under their paths in it, so that JAX's messages call them as the user would."""
+
+    def __init__(self, paths: tuple[str, ...], values: Sequence[Any]) -> None:
+        self.paths, self.values = paths, values
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[_Path, Any]], tuple[str, ...]]:
+        return [(_Path(path), value) for path, value in zip(self.paths, self.values, strict=True)], self.paths
+
+    @classmethod
+    def tree_unflatten(cls, paths: tuple[str, ...], values: Sequence[Any]) -> _Arrays:
+        return cls(paths, values)
 
 
 class Signature:
@@ -201,6 +229,37 @@ class Signature:
                 whole = all(other.differentiated or not (other.is_array and is_inexact(other.value)) for other in same)
                 found.setdefault(leaf.argument if whole else leaf.name)
         return tuple(found)
+
+    def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
+        """The closed jaxpr of ``flat`` of what a call of ``fun`` returns, with the array leaves as its inputs.
+
+        JAX takes it for ``fun`` itself: where it says which function and argument a tracer belongs to, those are the
+        user's.
+        """
+
+        def called(*args: _Arrays, **kwargs: _Arrays) -> Any:
+            return flat(self.call(fun, jax.tree.leaves((args, kwargs))))
+
+        cast("Any", called).__wrapped__ = fun
+        called.__name__ = self.function
+        args: dict[int, _Arrays] = {}
+        kwargs: dict[str, _Arrays] = {}
+        for place, leaves in self._by_place().items():
+            arrays = [leaf for leaf in leaves if leaf.is_array]
+            paths = tuple(leaf.name.removeprefix(leaf.argument) for leaf in arrays)
+            packed = _Arrays(paths, [leaf.value for leaf in arrays])
+            if isinstance(place, int):
+                args[place] = packed
+            else:
+                kwargs[place] = packed
+        filled = [args.get(number, _Arrays((), ())) for number in range(max(args, default=-1) + 1)]
+        return jax.make_jaxpr(called)(*filled, **kwargs)
+
+    def _by_place(self) -> dict[int | str, list[Leaf]]:
+        places: dict[int | str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            places.setdefault(leaf.argument if leaf.position is None else leaf.position, []).append(leaf)
+        return places
 
     def call(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """Call ``fun`` with these values in place of the array leaves."""

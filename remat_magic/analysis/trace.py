@@ -66,7 +66,7 @@ class Trace:
         self._arguments = tuple(leaf.name for leaf in self._signature.arrays)
         self._outputs = self._auxiliary = 0
         with self._tracing():
-            self._closed = jax.make_jaxpr(self._flat)(*self._types)
+            self._closed = self._signature.jaxpr(fun, self._flat)
         self._check_outputs()
         self.stale = tuple(dict.fromkeys(name for _, name in _compat.stale_traces(self._generation, fun, self._closed)))
         self._index = PrimalIndex(self._closed, self.function_name)
@@ -84,8 +84,8 @@ class Trace:
 
     # -------------------------------------------------------------------------------------------------- what it is of
 
-    def _flat(self, *arrays: Any) -> list[Any]:
-        leaves, aux, _ = flatten_outputs(self._signature.call(self._fun, arrays), self._has_aux, self.function_name)
+    def _flat(self, output: Any) -> list[Any]:
+        leaves, aux, _ = flatten_outputs(output, self._has_aux, self.function_name)
         kept = [leaf for leaf in aux if abstract(leaf) is not None or isinstance(leaf, (bool, int))]
         self._outputs, self._auxiliary = len(leaves), len(kept)
         return [*leaves, *kept]

@@ -30,6 +30,13 @@ def style() -> str:
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
 
 
+@cache
+def _script() -> str:
+    """What makes a dropdown of the folded policies, where scripts run; without what only its authors read."""
+    lines = (STATIC / "kept.js").read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.strip() for line in lines if not line.lstrip().startswith("//"))
+
+
 def totals_html(report: Report, compare: Report | None = None) -> str:
     """The headline's numbers, readable as a sentence where no style sheet is applied."""
     items = list[str]()
@@ -72,11 +79,12 @@ def _needed(row: ResidualRow, complete: bool) -> str:
     return f"{shown}<details>{summary}<ul>{items}</ul></details>"
 
 
-def _where(place: str, expression: str, path: str) -> str:
-    code = f'<code title="{escape(expression)}">{escape(expression)}</code>' if expression else ""
-    parts = [f'<span class="remat-place">{escape(place)}</span>' if place else "", code]
-    if path:
-        parts.append(f'<small class="remat-path">in {escape(path)}</small>')
+def _where(row: ResidualRow | RecomputedRow) -> str:
+    code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
+    hover = f' title="in {escape(row.function)}"' if row.function else ""
+    parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
+    if row.path:
+        parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
     return " ".join(filter(None, parts))
 
 
@@ -87,11 +95,21 @@ def _what(label: str, name: str, also: Iterable[str] = ()) -> str:
 
 
 def _table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
-    cells = "".join(f'<th scope="col" class="remat-{kind}">{escape(head)}</th>' for head, kind in heads)
+    cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
     return (
         f'<table class="remat-table"><caption class="remat-hidden">{escape(caption)}</caption>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def _left(kind: str) -> str:
+    """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
+    return "" if kind == "num" else ' style="text-align:left"'
+
+
+def _td(kind: str, content: str, title: str = "") -> str:
+    hover = f' title="{escape(title)}"' if title else ""
+    return f'<td class="remat-{kind}"{_left(kind)}{hover}>{content}</td>'
 
 
 def residuals_html(report: Report) -> str:
@@ -102,15 +120,15 @@ def residuals_html(report: Report) -> str:
     for row in residual_rows(report):
         times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
         kind = row.kind.split()[0]
-        rows.append(
-            f'<tr class="remat-row remat-{kind}">'
-            f'<td class="remat-num" title="{fmt.exact(row.nbytes, "bytes")}">{fmt.nbytes(row.nbytes)}</td>'
-            f'<td class="remat-type"><code>{escape(row.type)}</code>{times}</td>'
-            f'<td class="remat-kind">{escape(row.kind)}</td>'
-            f'<td class="remat-what">{_what(row.label, row.name, row.also)}</td>'
-            f'<td class="remat-source">{_where(row.place, row.expression, row.path)}</td>'
-            f'<td class="remat-needed">{_needed(row, report.complete)}</td></tr>'
-        )
+        cells = [
+            _td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
+            _td("type", f"<code>{escape(row.type)}</code>{times}"),
+            _td("kind", escape(row.kind)),
+            _td("what", _what(row.label, row.name, row.also)),
+            _td("source", _where(row)),
+            _td("needed", _needed(row, report.complete)),
+        ]
+        rows.append(f'<tr class="remat-row remat-{kind}">{"".join(cells)}</tr>')
     heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"),
              ("Needed by", "needed")]  # fmt: skip
     return _table("Values saved for the backward pass", heads, rows)
@@ -130,16 +148,15 @@ def recomputed_html(report: Report) -> str:
         return '<p class="remat-empty">The backward pass recomputes nothing.</p>'
     rows = list[str]()
     for row in recomputed_rows(report):
-        cost = "" if row.flops is None else f' title="{fmt.exact(row.flops, "FLOPs")}"'
-        rows.append(
-            f'<tr class="remat-row remat-{row.kind}-row">'
-            f'<td class="remat-num"{cost}>{fmt.flops(row.flops)}</td>'
-            f'<td class="remat-num">{_runs(row)}</td>'
-            f'<td class="remat-kind"><i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}</td>'
-            f'<td class="remat-what">{_what(row.primitive, row.name)}</td>'
-            f'<td class="remat-type">{_code(", ".join(row.outputs))}</td>'
-            f'<td class="remat-source">{_where(row.place, row.expression, row.path)}</td></tr>'
-        )
+        cells = [
+            _td("num", fmt.flops(row.flops), "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
+            _td("num", _runs(row)),
+            _td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
+            _td("what", _what(row.primitive, row.name)),
+            _td("type", _code(", ".join(row.outputs))),
+            _td("source", _where(row)),
+        ]
+        rows.append(f'<tr class="remat-row remat-{row.kind}-row">{"".join(cells)}</tr>')
     heads = [
         ("Cost", "num"),
         ("Runs", "num"),
@@ -197,7 +214,7 @@ def _static_jaxprs(report: Report) -> str:
 def _choice(report: Report) -> str:
     places = {"": "", "function": "", "sites": " at its checkpoint sites"}
     at = places.get(report.at, f" at <code>{escape(report.at)}</code>")
-    return f"<code>{escape(report.policy)}</code>{at}"
+    return f'<span class="remat-choice"><code>{escape(report.policy)}</code>{at}</span>'
 
 
 def _tables(report: Report, programs: str = "") -> str:
@@ -237,8 +254,8 @@ def unfolded(report: Report) -> str:
     """A report in full."""
     code = f'<div class="remat-code">{_code(report.code)}</div>' if report.code else ""
     return (
-        f'{signature_html(report)}<div class="remat-chosen">Policy {_choice(report)}</div>{totals_html(report)}'
-        f"{code}{_tables(report, _static_jaxprs(report))}"
+        f'{signature_html(report)}<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
+        f"{totals_html(report)}{code}{_tables(report, _static_jaxprs(report))}</div>"
     )
 
 
@@ -250,7 +267,7 @@ def title_html(title: str) -> str:
 def static(chosen: str, others: Iterable[str], title: str = "") -> str:
     """``report_html`` of what ``unfolded`` and ``folded`` have rendered already."""
     rest = "".join(others)
-    rest = f"<h4>Other policies</h4>{rest}" if rest else ""
+    rest = f"<h4>Other policies</h4>{rest}<script>{_script()}</script>" if rest else ""
     return f'<div class="remat remat-static"><style>{style()}</style>{title_html(title)}{chosen}{rest}</div>'
 
 

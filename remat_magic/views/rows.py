@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remat_magic.model import Equation, Origin, Report, Residual
+from remat_magic.model import Equation, Origin, Report, Residual, SourceSpan
 
 from . import format as fmt
 
@@ -53,6 +53,7 @@ class ResidualRow:
     label: str
     name: str
     place: str
+    function: str
     expression: str
     path: str
     also: tuple[str, ...]
@@ -72,6 +73,7 @@ class RecomputedRow:
     runs: int | None
     flops: int | None
     place: str
+    function: str
     expression: str
     path: str
 
@@ -110,10 +112,19 @@ def _label(residual: Residual) -> str:
     return residual.primitive or residual.argument or residual.kind
 
 
+def _near(span: SourceSpan | None, other: SourceSpan | None) -> str:
+    """Where a span starts: its line alone where it stands in the same cell or file as another."""
+    if span is not None and other is not None and (span.file, span.cell) == (other.file, other.cell):
+        return f"line {span.line}"
+    return fmt.location(span)
+
+
 def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
     residuals = [residual for _, residual in group]
     first = residuals[0]
-    readers = [str(reader) for residual in residuals for reader in residual.needed_by]
+    readers = [
+        reader.text(_near(reader.source, first.source)) for residual in residuals for reader in residual.needed_by
+    ]
     space = f" ({first.memory_space})" if first.memory_space else ""
     return ResidualRow(
         count=len(group),
@@ -123,6 +134,7 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
         label=_span(map(_label, residuals)),
         name=_span(residual.name for residual in residuals),
         place=fmt.location(first.source),
+        function=first.source.function if first.source else "",
         expression=first.source.expression if first.source else "",
         path=place(first.path),
         also=tuple(dict.fromkeys(_origin(origin) for origin in first.origins[1:])),
@@ -158,7 +170,10 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def recomputed_rows(report: Report) -> list[RecomputedRow]:
-    """The recomputed operations, repeated ones first, those of one primitive, source and path folded."""
+    """The recomputed operations, the dearest first, those of one primitive, source and path folded.
+
+    Where no cost is known comes last; among equals, repeated before deferred, and then the order of the program.
+    """
 
     def key(equation: Equation) -> object:
         return (equation.repeated, equation.primitive, equation.name, equation.source, equation.path)
@@ -176,11 +191,12 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
                 runs=_sum(equation.times for equation in group),
                 flops=_sum(equation.flops for equation in group),
                 place=fmt.location(first.source),
+                function=first.source.function if first.source else "",
                 expression=first.source.expression if first.source else "",
                 path=place(first.path),
             )
         )
-    return rows
+    return sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)
 
 
 def _bytes_total(key: str, label: str, report: Report, compare: Report | None, detail: str) -> Total:
