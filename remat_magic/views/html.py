@@ -34,7 +34,7 @@ def style() -> str:
 def _script() -> str:
     """What makes a dropdown of the folded policies, where scripts run; without what only its authors read."""
     lines = (STATIC / "kept.js").read_text(encoding="utf-8").splitlines()
-    return "\n".join(line.strip() for line in lines if not line.lstrip().startswith("//"))
+    return "\n".join(line.split(" // ")[0].strip() for line in lines if not line.lstrip().startswith("//"))
 
 
 def totals_html(report: Report, compare: Report | None = None) -> str:
@@ -244,9 +244,10 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
 
 def folded(report: Report) -> str:
     """A report under its totals, to be unfolded; without its programs, which would make every notebook big."""
+    code = f'<div class="remat-code">{_code(report.code)}</div>' if report.code else ""
     return (
         f'<details class="remat-other"><summary>{_choice(report)} {totals_html(report)}</summary>'
-        f'<div class="remat-code">{_code(report.code)}</div>{_tables(report)}</details>'
+        f"{code}{_tables(report)}</details>"
     )
 
 

@@ -1,5 +1,6 @@
 """What is left of an inspection without a kernel, without trust and without scripts."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,22 @@ def expect_report(page: Page) -> None:
     expect(report.locator("table").first).to_contain_text("dot_general")
     folded = report.locator("details", has=page.locator("summary", has_text="as_written"))
     expect(folded).to_contain_text("saved 116 B")
+    # What Jupyter says in place of a widget that it cannot show.
+    expect(page.get_by_text(re.compile("Loading widget|model not found"))).to_be_hidden()
+
+
+def expect_dropdown(page: Page) -> None:
+    """Where scripts run, the policies that were computed are a dropdown, which works by keyboard."""
+    report = page.locator(".remat-static").first
+    policy = report.get_by_label("Policy", exact=True)
+    expect(policy.locator("option:checked")).to_have_text("dots_saveable")
+    expect(report.locator(".remat-total:visible", has_text="saved 72 B")).to_be_visible()
+    policy.focus()
+    policy.press("a")  # as_written
+    expect(policy.locator("option:checked")).to_have_text("as_written")
+    expect(report.locator(".remat-total:visible", has_text="saved 116 B")).to_be_visible()
+    expect(report.locator(".remat-total:visible", has_text="saved 72 B")).to_have_count(0)
+    expect(report.locator("td:visible", has_text="cos").first).to_be_visible()
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +67,9 @@ def test_both_outputs_are_saved(kept: Path) -> None:
 def test_reopened_with_a_new_kernel(kept: Path, notebook: NotebookPage) -> None:
     notebook.open(kept.name)
     expect_report(notebook.page)
+    expect_dropdown(notebook.page)
+    notebook.page.keyboard.type("dd")
+    assert notebook.cell_count() == 3  # no key reached the notebook
 
 
 def test_reopened_without_a_kernel(kept: Path, notebook: NotebookPage) -> None:
@@ -79,7 +99,8 @@ def test_untrusted(kept: Path, notebook: NotebookPage) -> None:
 def test_exported_to_html(kept: Path, browser: Browser, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), str(kept)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    with browser.new_context(java_script_enabled=False, offline=True) as context:
-        page = context.new_page()
-        page.goto((tmp_path / "kept.html").as_uri())
-        expect_report(page)
+    for scripts, expected in ((False, expect_report), (True, expect_dropdown)):
+        with browser.new_context(java_script_enabled=scripts, offline=True) as context:
+            page = context.new_page()
+            page.goto((tmp_path / "kept.html").as_uri())
+            expected(page)
