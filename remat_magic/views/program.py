@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 
 from remat_magic.model import Program, ProgramLine
 
 from . import format as fmt
+from .rows import residual_words
 
 __all__ = ["CHUNK", "chunks", "pane"]
 
@@ -22,10 +22,7 @@ def _with_residuals(line: ProgramLine) -> str:
     """The escaped text with every occurrence of the line's residual variables marked."""
     if not line.residuals:
         return escape(line.text)
-    numbers = dict(line.residuals)
-    names = "|".join(sorted(map(re.escape, numbers), key=len, reverse=True))
-    # "[" and "=" would make the word a primitive with parameters or a parameter, quotes part of a string.
-    words = re.compile(rf"(?<![\w.'\"])({names})(?![\w\[=.'\"])")
+    numbers, words = dict(line.residuals), residual_words(line)
     parts = words.split(line.text)
     return "".join(
         f'<b class="remat-v" data-r="{numbers[part]}">{escape(part)}</b>' if index % 2 else escape(part)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remat_magic.model import Equation, Origin, Report, Residual, SourceSpan
+from remat_magic.model import Equation, Origin, ProgramLine, Report, Residual, SourceSpan
 
 from . import format as fmt
 
@@ -19,6 +19,7 @@ __all__ = [
     "place",
     "recomputed_rows",
     "residual_rows",
+    "residual_words",
     "totals",
 ]
 
@@ -260,6 +261,13 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
         exact = fmt.exact(report.peak_bytes, "bytes")
         found.append(Total("peak", "peak", fmt.nbytes(report.peak_bytes), "estimated", exact, change))
     return found
+
+
+def residual_words(line: ProgramLine) -> re.Pattern[str]:
+    """Matches, as its one group, the residual variables of a line wherever they are variables."""
+    names = "|".join(sorted((re.escape(name) for name, _ in line.residuals), key=len, reverse=True))
+    # "[" and "=" would make the word a primitive with parameters or a parameter, quotes part of a string.
+    return re.compile(rf"(?<![\w.'\"])({names})(?![\w\[=.'\"])")
 
 
 def name_states(report: Report) -> dict[str, str]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from remat_magic.model import Program, Report
 
 from . import format as fmt
-from .rows import recomputed_rows, residual_rows, totals
+from .rows import recomputed_rows, residual_rows, residual_words, totals
 
 __all__ = ["plain", "render"]
 
@@ -187,8 +187,8 @@ def _program(program: Program) -> Iterator[Text | Table]:
         letter, style = _MARKS[line.recomputation]
         # Indentation is structure here; a wrapped table cell would drop it.
         text = Text(line.text, style=style, overflow="fold")
-        for variable, _ in line.residuals:
-            text.highlight_words([variable], "bold underline")
+        if line.residuals:
+            text.highlight_regex(residual_words(line), "bold underline")
         table.add_row(Text(letter, style=f"bold {style}"), text)
     yield table
     hidden = len(program.lines) - _PROGRAM_LINES
