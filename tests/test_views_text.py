@@ -153,6 +153,8 @@ def test_residuals_are_marked_as_whole_words():
     line = ProgramLine("{ lambda ; a:f32[4] e:f32[]. let e = mul a e in (a, e) }", residuals=(("a", 0), ("e", 1)))
     console = Console(file=StringIO(), record=True, width=100, force_terminal=True)
     console.print(render(small(forward=Program((line,), 1))))
-    shown = next(text for text in console.export_text(styles=True).splitlines() if "mul a" in text or "mul \x1b" in text)
+    shown = next(
+        text for text in console.export_text(styles=True).splitlines() if "mul a" in text or "mul \x1b" in text
+    )
     marked = re.findall(r"\x1b\[1;4m(\w+)\x1b", shown)
     assert marked == ["a", "e", "e", "a", "e", "a", "e"]  # not the letters of "lambda" and "let"
