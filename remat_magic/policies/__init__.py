@@ -28,15 +28,14 @@ from remat_magic.policies.table import (
     AS_WRITTEN,
     DESTINATION,
     MEMORIES,
-    MODULE,
     NO_CHECKPOINT,
     OWN,
-    PLAIN,
     ROWS,
     SOURCE,
     TABLE,
     Resolved,
     call,
+    code_of_row,
 )
 
 __all__ = ["AS_WRITTEN", "NO_CHECKPOINT", "OWN", "Resolved", "by_name", "choices", "describe", "resolve"]
@@ -50,7 +49,7 @@ def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
             with the parameters they take; with some, every key is complete and can be used as it is.
     """
     if not names:
-        return tuple(dataclasses.replace(row, code=_code_of_row(row)) for row in TABLE)
+        return tuple(dataclasses.replace(row, code=code_of_row(row)) for row in TABLE)
     keys: list[str] = [row.key for row in TABLE if not row.parameters or row.parameters == MEMORIES]
     keys.append(call("save_only_these_names", names))
     if 1 < len(names) <= 8:
@@ -65,14 +64,6 @@ def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
         found = resolve(key, names)
         rows.append(Choice(key, ROWS[key].label if key in ROWS else found.key, found.meaning, found.code))
     return tuple(rows)
-
-
-def _code_of_row(row: Choice) -> str:
-    if row.key in PLAIN:
-        return f"{MODULE}.{row.key}"
-    if row.parameters == MEMORIES:
-        return f"{MODULE}.{row.key}(offload_src={SOURCE!r}, offload_dst={DESTINATION!r})"
-    return ""
 
 
 def by_name(

@@ -228,7 +228,7 @@ class _Reader:
         key = "offload_dot_with_no_batch_dims"
         full = f"{key}(offload_src={source!r}, offload_dst={destination!r})"
         return Resolved(
-            full,
+            key if (source, destination) == (SOURCE, DESTINATION) else full,  # as the row of the table is called
             f"{MODULE}.{full}",
             JAX.offload_dot_with_no_batch_dims(offload_src=source, offload_dst=destination),
             ROWS[key].meaning,

@@ -13,6 +13,7 @@ from remat_magic.policies.table import (
     CANONICAL,
     DESTINATION,
     JAX,
+    MEMORIES,
     MODULE,
     OWN,
     PLAIN,
@@ -20,6 +21,7 @@ from remat_magic.policies.table import (
     SOURCE,
     Resolved,
     call,
+    code_of_row,
     example,
     no_such_names,
 )
@@ -73,6 +75,8 @@ def describe(policy: Any) -> str:
         if factory in ("save_only_these_names", "save_any_names_but_these"):
             (names,) = held.values()
             return call(factory, _ordered(names))
+        if held == {"offload_src": SOURCE, "offload_dst": DESTINATION}:
+            return factory  # with these arguments it is a row of the table
         arguments = ", ".join(
             f"{key}={value!r}" if isinstance(value, str) else f"{key}={_ordered(value)!r}"
             for key, value in sorted(held.items(), key=lambda item: _ARGUMENT_ORDER.index(item[0]))
@@ -134,6 +138,8 @@ def _python(tree: ast.expr) -> str:
     if isinstance(tree, ast.BinOp):
         return f"{MODULE}.save_from_both_policies({_python(tree.left)}, {_python(tree.right)})"
     text = ast.unparse(tree)
+    if text in ROWS and ROWS[text].parameters == MEMORIES:
+        return code_of_row(ROWS[text])
     head = text.split("(", 1)[0]
     return f"{MODULE}.{text}" if head in CANONICAL else text
 

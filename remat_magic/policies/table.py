@@ -109,6 +109,15 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
 
+def code_of_row(row: Choice) -> str:
+    """The expression for ``policy=`` of a row that is complete as it is, else empty."""
+    if row.key in PLAIN:
+        return f"{MODULE}.{row.key}"
+    if row.parameters == MEMORIES:
+        return f"{MODULE}.{row.key}(offload_src={SOURCE!r}, offload_dst={DESTINATION!r})"
+    return ""
+
+
 def call(factory: str, names: Iterable[str]) -> str:
     """The key of a factory with names: ``save_only_these_names('h')``."""
     return f"{factory}({', '.join(map(repr, names))})"

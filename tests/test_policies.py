@@ -1,0 +1,124 @@
+"""The keys of policies: every one says in Python what it says here, and mistakes are told with their mend."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import pytest
+from jax._src.ad_checkpoint import saved_residuals
+from jax.ad_checkpoint import checkpoint_name
+
+import remat_magic as rm
+from remat_magic.policies import by_name, choices, describe, resolve
+
+NAMES = ("attn_q", "attn_k", "mlp0", "mlp1", "out")
+
+
+def test_every_policy_of_jax_is_in_the_table():
+    ours = {name for choice in choices() for name in (choice.key, *choice.aliases)}
+    theirs = {name for name in vars(jax.checkpoint_policies) if not name.startswith("_")}
+    assert theirs <= ours
+    assert ours - theirs == {"as_written", "none", "names"}  # what JAX has no policy for
+
+
+@pytest.mark.parametrize("choice", choices(NAMES), ids=lambda choice: choice.key)
+def test_the_code_of_a_choice_makes_the_policy_that_its_key_names(choice):
+    if not choice.code:
+        assert choice.key in ("as_written", "none")
+        return
+    made, found = eval(choice.code, {"jax": jax}), resolve(choice.key, NAMES)
+    assert describe(made) == describe(found.policy)
+    assert found.key == choice.key
+    assert resolve(choice, NAMES).code == choice.code
+
+
+@pytest.mark.parametrize("alias", [alias for choice in choices() for alias in choice.aliases])
+def test_an_alias_of_jax_is_the_policy_that_it_is_an_alias_of(alias):
+    assert getattr(jax.checkpoint_policies, alias) is resolve(alias).policy
+
+
+@pytest.mark.parametrize(
+    ("key", "saved"),
+    [
+        ("save_only_these_names('out', 'mlp*')", {"out", "mlp0", "mlp1"}),
+        ("save_only_these_names('re:.*_[qk]')", {"attn_q", "attn_k"}),
+        ("save_only_these_names('attn_[!q]')", {"attn_k"}),
+        ("save_any_names_but_these('attn_*')", {"mlp0", "mlp1", "out"}),
+        ("names(save=['out'])", {"out"}),
+        ("names(save=['mlp?'], offload=[])", {"mlp0", "mlp1"}),
+        ("names()", set()),
+        (by_name(save=["out", re.compile("mlp.")]), {"out", "mlp0", "mlp1"}),
+        ("save_only_these_names('out') | save_only_these_names('mlp0')", {"out", "mlp0"}),
+        ("nothing_saveable", set()),
+        ("None", set()),
+    ],
+)
+def test_what_a_key_saves_is_what_jax_saves(key, saved):
+    """Asked of JAX: a function whose values have these names, under the policy that the key resolves to."""
+
+    def fun(x):
+        for name in NAMES:
+            x = jax.numpy.sin(checkpoint_name(x, name))
+        return x
+
+    listed = saved_residuals(jax.checkpoint(fun, policy=resolve(key, NAMES).policy), 1.0)
+    assert {name for _, source in listed for name in re.findall(r"named '(\w+)'", source)} == saved
+    report = rm.trace(fun, 1.0).report(key, at="function")
+    assert {residual.name for residual in report.residuals if residual.name} == saved
+
+
+def test_offloading_by_name():
+    key = by_name(save=["out"], offload=["mlp*"], offload_dst="unpinned_host")
+    found = resolve(key, NAMES)
+    assert found.key == (
+        "save_and_offload_only_these_names(names_which_can_be_saved=['out'], "
+        "names_which_can_be_offloaded=['mlp0', 'mlp1'], offload_src='device', offload_dst='unpinned_host')"
+    )
+    assert describe(found.policy) == found.key
+
+
+def test_nothing_saved_and_nothing_offloaded_is_nothing_saveable():
+    assert resolve("names(save=[], offload=[])", NAMES).key == "nothing_saveable"
+
+
+def test_a_policy_of_the_users_own_goes_by_the_name_it_has_there():
+    def keep_sin(prim, *_, **__):
+        return prim.name == "sin"
+
+    found = resolve("mine", namespace={"mine": keep_sin})
+    assert (found.key, found.code, found.policy) == ("mine", "mine", keep_sin)
+    holder = type("Policies", (), {"best": staticmethod(keep_sin)})
+    assert resolve("p.best", namespace={"p": holder}).policy is keep_sin
+    # One of JAX's own under another name is JAX's own.
+    assert resolve("mine", namespace={"mine": jax.checkpoint_policies.dots_saveable}).key == "dots_saveable"
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ("dots_savable", "'dots_savable' is not a policy: did you mean 'dots_saveable'?"),
+        ("dots saveable", "'dots saveable' is not a policy: did you mean 'dots_saveable'?"),
+        ("save_only_these_names", "save_only_these_names is a factory: call it, as in "
+         "save_only_these_names('attn_q', 'attn_k')."),
+        ("save_only_these_names('mpl0')", "'mpl0' is not a checkpoint name of f; it has 'attn_q', 'attn_k', 'mlp0', "
+         "'mlp1', 'out'."),
+        ("save_only_these_names('re:(')", "'re:(' is not a regular expression: missing ), unterminated subpattern at "
+         "position 0."),
+        ("save_only_these_names(x)", "the arguments of save_only_these_names are quoted names, as in "
+         "save_only_these_names('attn_q', 'attn_k')."),
+        ("dots_saveable()", "dots_saveable takes no arguments: write dots_saveable."),
+        ("names(save=['out'], offload=['out'])", "'out' cannot be saved and offloaded at once: choose one."),
+        ("names(keep=['out'])", "names takes save, offload, offload_src, offload_dst, recompute; not keep."),
+        ("dots_saveable | none", "none is not a policy to combine: use two of nothing_saveable, everything_saveable, "
+         "dots_saveable, dots_with_no_batch_dims_saveable or names."),
+        (jax.checkpoint_policies.save_only_these_names, "save_only_these_names is a factory: call it, as in "
+         "save_only_these_names('attn_q', 'attn_k')."),
+        (7, "a policy is a key such as 'dots_saveable' or a policy function, not int: 7."),
+        (dict, "dict is a class, not a policy: pass one of its instances."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_with_its_mend(policy, sentence):
+    with pytest.raises(rm.RematError) as error:
+        resolve(policy, NAMES, function="f")
+    assert str(error.value) == sentence
