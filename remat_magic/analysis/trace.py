@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _compat, policies
 from remat_magic.analysis import explain
+from remat_magic.analysis.applied import with_policy
 from remat_magic.analysis.bodies import type_text, walk
 from remat_magic.analysis.halves import Forward, backward_half, forward_half, without_gc
 from remat_magic.analysis.index import PrimalIndex
@@ -185,6 +184,9 @@ class Trace:
     def _tracing(self) -> Any:
         return _compat.tracing(self._generation, self._remat3, self._x64)
 
+    def _tracing_again(self) -> Any:
+        return _compat.tracing(self._generation, self._remat3, _compat.x64())
+
     def _select(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Selection:
         if isinstance(at, Mapping):
             chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
@@ -335,41 +337,7 @@ class Trace:
             selection = self._select(policy, at, namespace)
         if selection.whole is None and not selection.at_sites:
             return self._fun
-        fun, generation, use_remat3 = self._fun, self._generation, self._remat3
-        function_name = self.function_name
-
-        @functools.wraps(fun)
-        def with_policy(*args: Any, **kwargs: Any) -> Any:
-            leaves, tree = tree_flatten((args, kwargs))
-            dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
-            arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
-            static: list[Any] = []
-
-            def flat(*values: Any) -> list[Any]:
-                given = iter(values)
-                filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
-                inner_args, inner_kwargs = tree_unflatten(tree, filled)
-                results, out_tree = tree_flatten(fun(*inner_args, **inner_kwargs))
-                is_array = [abstract(item) is not None or isinstance(item, (bool, int)) for item in results]
-                others = [item for item, yes in zip(results, is_array, strict=True) if not yes]
-                static[:] = [out_tree, is_array, others]
-                return [item for item, yes in zip(results, is_array, strict=True) if yes]
-
-            with _compat.tracing(generation, use_remat3, _compat.x64()):
-                closed = jax.make_jaxpr(flat)(*arrays)
-                if selection.at_sites:
-                    spans = Spans()
-                    closed = Rewriter(self._chooser(selection, spans))(closed)
-                evaluate = _compat.as_function(closed)
-                if selection.whole is not None:
-                    evaluate = jax.checkpoint(evaluate, policy=selection.whole)
-                with explain.failures(function_name, selection.policy):
-                    results = iter(evaluate(*arrays))
-            out_tree, is_array, others = static
-            rest = iter(others)
-            return tree_unflatten(out_tree, [next(results) if yes else next(rest) for yes in is_array])
-
-        return with_policy
+        return with_policy(self._fun, self.function_name, selection, self._chooser, self._tracing_again)
 
     def close(self) -> None:
         """Drop everything held: jaxprs, reports and the function."""
