@@ -420,3 +420,14 @@ def test_a_model_goes_by_its_class():
 
     assert rm.trace(Net(), f32()).signature == "Net(x f32[]) -> f32[]"
     assert rm.trace(Net.__call__, Net(), f32(), wrt="x").signature.startswith("Net(")
+
+
+def test_a_gradient_inside_is_said():
+    """What a wrapper of another library makes of a gradient cannot be told from a function: its jaxpr can."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(w * x))
+
+    penalty = rm.trace(lambda w, x: jnp.sum(jax.grad(loss)(w, x) ** 2), f32(3), f32(3)).report()
+    assert "takes a gradient inside" in " ".join(penalty.notes)
+    assert rm.trace(loss, f32(3), f32(3)).report().notes == ()

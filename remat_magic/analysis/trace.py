@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -158,6 +159,11 @@ class Trace:
                 "report shows the new definition, but your next jit or grad may run the old one until "
                 "jax.clear_caches()."
             )
+        if self._takes_gradient:
+            notes.append(
+                f"{self.function_name} takes a gradient inside, and this report is of differentiating it once more: to "
+                "see what that gradient itself saves, inspect the function that it is the gradient of."
+            )
         if self._hidden:
             which = ", ".join(map(repr, self._hidden))
             notes.append(
@@ -165,6 +171,10 @@ class Trace:
                 "Python: checkpoint sites in there are out of reach."
             )
         return tuple(notes)
+
+    @functools.cached_property
+    def _takes_gradient(self) -> bool:
+        return any("transpose(" in _compat.name_stack(eqn) for eqn, _ in walk(self._closed))
 
     def choices(self) -> tuple[Choice, ...]:
         """The policies to choose from for this function, factories filled with its checkpoint names."""
