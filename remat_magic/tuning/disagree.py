@@ -1,0 +1,1 @@
+def findings(g,c,m): return ()
