@@ -72,7 +72,7 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
         if name.startswith("jax._src"):
             known.update((id(item), item) for item in list(vars(module).values()) if isinstance(item, _Config))
     made = [(item, value) for item in known.values() if (value := item.get_local()) is not config.config_ext.unset]
-    meshes = [env for env in mesh.thread_resources.stack[1:]]  # those of the old `with mesh:`
+    meshes = list(mesh.thread_resources.stack[1:])  # those of the old `with mesh:`
 
     @contextlib.contextmanager
     def in_force() -> Iterator[None]:
@@ -345,7 +345,7 @@ def short_dtype(aval: Any) -> str:
 
 def is_key(aval: Any) -> bool:
     """Whether values of a type are PRNG keys."""
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+    return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
 def zero_keys(aval: Any) -> Any:

@@ -264,10 +264,11 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
         text = repr(leaf.value) if isinstance(leaf.value, (bool, int, float, complex, str)) else None
         return f"{name}={text if text and len(text) <= 24 else type(leaf.value).__name__}"
     size = sum(nbytes(leaf.value) for leaf in arrays)
-    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {_bytes_text(size)}"
+    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {bytes_text(size)}"
 
 
-def _bytes_text(size: int) -> str:
+def bytes_text(size: int) -> str:
+    """Bytes in three digits: ``48 B``, ``12.6 MB``."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":

@@ -56,7 +56,7 @@ def arrays_for(trace: Trace, inputs: Any) -> list[Any] | None:
     return given
 
 
-def shardings_for(trace: Trace, arrays: Sequence[Any] | None) -> list[Any] | None:
+def shardings_for(arrays: Sequence[Any] | None) -> list[Any] | None:
     """Where each array is to stay; None for as it was when traced."""
     if arrays is None:
         return None

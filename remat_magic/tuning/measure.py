@@ -12,16 +12,15 @@ from typing import Any
 import jax
 
 from remat_magic import _compat
-from remat_magic.analysis.gradient import Gradient
 from remat_magic.analysis.trace import Trace
 from remat_magic.model import Measurement, RematError
 from remat_magic.tuning.disagree import findings
 from remat_magic.tuning.inputs import arrays_for, check, shardings_for
 
-__all__ = ["Stopped", "measure", "measure_on"]
+__all__ = ["Stopped", "compile_for_memory", "measure", "measure_on", "sentence", "text_of"]
 
 # Under its default scheduler XLA's CPU compiler orders for parallelism, and temporary memory ignores checkpointing.
-_ON_CPU = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+_ON_CPU: dict[str, str | bool] = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
 
 class Stopped(Exception):  # noqa: N818 - nothing is wrong: somebody asked for it
@@ -67,7 +66,7 @@ def measure(
     try:
         arrays = arrays_for(trace, inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
-        return replace(blank, error=_sentence("make the inputs", error))
+        return replace(blank, error=sentence("make the inputs", error))
     return measure_on(trace, policy, at, arrays=arrays, runs=runs, namespace=namespace)
 
 
@@ -93,10 +92,10 @@ def measure_on(
         if stop():
             raise Stopped
 
-    found = Measurement(_text_of(policy), at if isinstance(at, str) else trace.default_at if at is None else "")
+    found = Measurement(text_of(policy), at if isinstance(at, str) else trace.default_at if at is None else "")
     doing = "lower"
     try:
-        gradient = trace.gradient(policy, at, namespace, shardings_for(trace, arrays))
+        gradient = trace.gradient(policy, at, namespace, shardings_for(arrays))
         found = replace(found, policy=gradient.policy, at=gradient.at)
         unless_stopped()
         doing = "compile"
@@ -105,7 +104,8 @@ def measure_on(
         seconds = time.perf_counter() - start
         unless_stopped()
         found = replace(_numbers(found, compiled), compile_seconds=seconds)
-        found = replace(found, findings=findings(gradient, compiled, found))
+        saved_bytes = trace.preview(policy, at, namespace).saved_bytes
+        found = replace(found, findings=findings(gradient, _asked(compiled.as_text), found, saved_bytes))
         if arrays is not None:
             doing = "run"
             times = _timed(compiled, arrays, runs, unless_stopped)
@@ -115,7 +115,7 @@ def measure_on(
     except RematError as error:
         return replace(found, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
-        return replace(found, error=_sentence(f"{doing} {trace.function_name} under {found.policy}", error))
+        return replace(found, error=sentence(f"{doing} {trace.function_name} under {found.policy}", error))
     return found
 
 
@@ -126,7 +126,7 @@ def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages
 
 def _platform(trace: Trace, arrays: Sequence[Any] | None) -> str:
     """Where it will run: where an argument stays, else where JAX puts what stays nowhere."""
-    shardings = shardings_for(trace, arrays) or [leaf.sharding for leaf in trace.arguments]
+    shardings = shardings_for(arrays) or [leaf.sharding for leaf in trace.arguments]
     for sharding in shardings:
         for device in getattr(sharding, "device_set", ()):
             return device.platform
@@ -166,9 +166,7 @@ def _devices(compiled: jax.stages.Compiled) -> set[Any]:
     return {device for sharding in shardings for device in getattr(sharding, "device_set", ())}
 
 
-def _timed(
-    compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, between: Callable[[], None]
-) -> list[float]:
+def _timed(compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, between: Callable[[], None]) -> list[float]:
     """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is held."""
     jax.block_until_ready(compiled(*arrays))
     times = []
@@ -180,11 +178,12 @@ def _timed(
     return times
 
 
-def _text_of(policy: Any) -> str:
+def text_of(policy: Any) -> str:
+    """What to call a policy before it is resolved."""
     return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
 
 
-def _sentence(doing: str, error: BaseException) -> str:
+def sentence(doing: str, error: BaseException) -> str:
     """One sentence on what failed."""
     if isinstance(error, RematError):
         return str(error)

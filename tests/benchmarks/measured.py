@@ -21,7 +21,9 @@ POLICIES = ("none", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dim
 def main() -> None:
     """Print the table."""
     print(f"\njax {jax.__version__}, remat3 {bool(getattr(jax.config, 'jax_remat3', False))}\n")
-    print("| model | policy | saved | peak | XLA temp | XLA total | peak/total | growth, peak | growth, XLA | findings |")
+    print(
+        "| model | policy | saved | peak | XLA temp | XLA total | peak/total | growth, peak | growth, XLA | findings |"
+    )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---|")
     for model, ((fun, args), by_name) in MODELS.items():
         trace = rm.trace(fun, *args)
@@ -35,7 +37,9 @@ def main() -> None:
                 continue
             grown = ("", "") if before is None else (f"{peak - before[0]:+,}", f"{total - before[1]:+,}")
             texts = [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells]
-            print("|", " | ".join([*texts, f"{peak / total:.2f}", *grown, " ".join(measured.findings)]), "|", flush=True)
+            print(
+                "|", " | ".join([*texts, f"{peak / total:.2f}", *grown, " ".join(measured.findings)]), "|", flush=True
+            )
             before = (peak, total)
 
 

@@ -21,7 +21,7 @@ def _norm(x: Any, scale: Any) -> Any:
 
 
 def _block(p: Any, x: Any) -> Any:
-    batch, length, width = x.shape
+    _, length, width = x.shape
     heads = p["qkv"].shape[-2]
     qkv = checkpoint_name(jnp.einsum("btd,dcnh->cbtnh", _norm(x, p["norm1"]), p["qkv"]), "qkv")
     q, k, v = qkv
@@ -68,12 +68,10 @@ def transformer(
 def resnet(
     stages: int = 3, depth: int = 2, width: int = 16, size: int = 32, batch: int = 8
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A loss and its arguments: stages of residual blocks, each a checkpoint site, of halving size and doubling width."""
+    """A loss and its arguments: stages of residual blocks, each a checkpoint site; size halves as width doubles."""
 
     def convolve(x: Any, w: Any, stride: int = 1) -> Any:
-        return jax.lax.conv_general_dilated(
-            x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     def normalise(x: Any, scale: Any) -> Any:
         mean = x.mean((0, 1, 2))
