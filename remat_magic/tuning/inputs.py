@@ -64,14 +64,18 @@ def shardings_for(arrays: Sequence[Any] | None) -> list[Any] | None:
 
 
 def _random(aval: Any, sharding: Any, generator: np.random.Generator) -> Any:
-    """Standard normal numbers; for integers zeros, which are safe as indices; False; keys made of zeros."""
+    """Normal numbers; for integers zeros, which are safe as indices; False; keys made of zeros.
+
+    The numbers are scaled down by the root of the largest dimension, so that a chain of matrix products neither
+    overflows nor dies away.
+    """
     if _compat.is_key(aval):
         array = _compat.zero_keys(aval)
     elif jnp.issubdtype(aval.dtype, jnp.inexact):
         values = generator.standard_normal(aval.shape, np.float32)
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
             values = values + 1j * generator.standard_normal(aval.shape, np.float32)
-        array = np.asarray(values).astype(aval.dtype)
+        array = (np.asarray(values) / max(1, *aval.shape, 1) ** 0.5).astype(aval.dtype)
     else:
         array = np.zeros(aval.shape, aval.dtype)
     return jax.device_put(array, sharding)
