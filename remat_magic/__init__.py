@@ -8,19 +8,36 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from remat_magic.model import RematError, Report
+from remat_magic.model import GradientDifference, Measurement, RematError, Report
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic import policies
     from remat_magic.analysis.trace import Trace, trace
+    from remat_magic.tuning.gradients import check_gradients
+    from remat_magic.tuning.job import Measuring
 
 __version__ = "0.1.0"
-__all__ = ["RematError", "Report", "Trace", "policies", "trace"]
+__all__ = [
+    "GradientDifference",
+    "Measurement",
+    "Measuring",
+    "RematError",
+    "Report",
+    "Trace",
+    "check_gradients",
+    "policies",
+    "trace",
+]
 
 # Loaded when first asked for: `%load_ext remat_magic` must not wait for what only a click needs.
-_LAZY = {"trace": "remat_magic.analysis.trace", "Trace": "remat_magic.analysis.trace"}
+_LAZY = {
+    "trace": "remat_magic.analysis.trace",
+    "Trace": "remat_magic.analysis.trace",
+    "check_gradients": "remat_magic.tuning.gradients",
+    "Measuring": "remat_magic.tuning.job",
+}
 
 
 def __getattr__(name: str) -> Any:

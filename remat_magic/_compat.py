@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, config, core, dtypes
+from jax._src import ad_checkpoint, config, core, dtypes, mesh
 from jax._src.interpreters import partial_eval as pe
 
 from remat_magic.model import RematError
@@ -54,6 +55,51 @@ def remat3() -> bool:
 def x64() -> bool:
     """Whether 64-bit types are on in this thread."""
     return bool(config.enable_x64.value)
+
+
+def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Take down the settings of JAX that this thread has made in ``with`` blocks, meshes included.
+
+    They are the thread's own, and contextvars do not carry them.
+
+    Returns:
+        A context manager's maker, which puts them in force in whichever thread enters it.
+    """
+    # Most are entries of `config_states`; meshes, default devices and the like are plain Config objects, which 0.10
+    # has in `config` and 0.12 in the modules that use them.
+    known: dict[int, Any] = {id(state): state for state in config.config_states.values()}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jax._src"):
+            known.update((id(item), item) for item in list(vars(module).values()) if isinstance(item, _Config))
+    made = [(item, value) for item in known.values() if (value := item.get_local()) is not config.config_ext.unset]
+    meshes = list(mesh.thread_resources.stack[1:])  # those of the old `with mesh:`
+
+    @contextlib.contextmanager
+    def in_force() -> Iterator[None]:
+        before = [(item, item.swap_local(value)) for item, value in made]
+        resources = mesh.thread_resources
+        old = (resources.stack, resources.env)
+        resources.stack = [*resources.stack, *meshes]
+        resources.env = resources.stack[-1]
+        try:
+            yield
+        finally:
+            resources.stack, resources.env = old
+            for item, value in reversed(before):
+                item.set_local(value)
+
+    return in_force
+
+
+_Config: Any = config.config_ext.Config
+
+
+def default_device() -> Any:
+    """The device that a program runs on whose arguments name none."""
+    chosen = config.default_device.value
+    if isinstance(chosen, str):  # the name of a platform
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
 
 
 _generations = itertools.count(0x52454D41)  # far from any profile version that a user sets
@@ -325,6 +371,18 @@ def short_dtype(aval: Any) -> str:
     """JAX's short form of a dtype ("f32", "key<fry>")."""
     dtype = getattr(aval, "dtype", None)
     return type(aval).__name__ if dtype is None else dtypes.short_dtype_name(dtype)
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of a type are PRNG keys."""
+    return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def zero_keys(aval: Any) -> Any:
+    """An array of PRNG keys of a type, made of zeros."""
+    impl = aval.dtype._impl
+    data = jax.numpy.zeros((*aval.shape, *impl.key_shape), jax.numpy.uint32)
+    return jax.random.wrap_key_data(data, impl=impl)
 
 
 def memory_space(aval: Any) -> str:

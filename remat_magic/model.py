@@ -16,10 +16,13 @@ from typing import Literal
 __all__ = [
     "Choice",
     "Equation",
+    "GradientDifference",
+    "Measurement",
     "Origin",
     "Parameter",
     "Program",
     "ProgramLine",
+    "Progress",
     "Reader",
     "RematError",
     "Report",
@@ -311,3 +314,72 @@ class Report:
     def recomputed_flops(self) -> int:
         """``repeated_flops + deferred_flops``."""
         return self.repeated_flops + self.deferred_flops
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What XLA says of the compiled value and gradients under one policy.
+
+    ``temp_bytes``, ``argument_bytes`` and ``output_bytes`` are bytes on each device, from XLA's own
+    ``memory_analysis()``; None where the backend does not say. ``device`` is platform and kind, ``devices`` how many
+    run the program. ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of
+    ``runs`` timed runs, None where it was not run. ``flops`` is XLA's ``cost_analysis()`` of the compiled program,
+    which counts the body of a loop once. ``error`` is one sentence where a step failed; what was measured before
+    stays. ``findings`` are sentences on where the compiled program departs from the report.
+    """
+
+    policy: str
+    at: str
+    device: str = ""
+    devices: int = 1
+    temp_bytes: int | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    compile_seconds: float | None = None
+    run_seconds: float | None = None
+    runs: int = 0
+    flops: int | None = None
+    error: str = ""
+    findings: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Arguments, outputs and temporaries together: what the program needs on each device."""
+        if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
+            return None
+        return self.argument_bytes + self.output_bytes + self.temp_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a series of measurements is: ``current`` names the policy that is being measured, empty at the end."""
+
+    done: int
+    total: int
+    current: str = ""
+    cancelled: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.cancelled or self.done == self.total
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDifference:
+    """How far the values and gradients under a policy are from those without the checkpoint.
+
+    ``absolute`` is the largest difference of two elements, ``where`` names the array that has it ("the gradient of
+    params['w']", "output 0") and ``index`` the element. ``relative`` is the largest difference in units of the largest
+    element of the same array, which ``relative_where`` names. A NaN or infinity on one side only counts as infinite.
+    None where ``error``, one sentence, says why there is nothing to compare.
+    """
+
+    policy: str
+    at: str
+    absolute: float | None = None
+    where: str = ""
+    index: tuple[int, ...] = ()
+    relative: float | None = None
+    relative_where: str = ""
+    error: str = ""

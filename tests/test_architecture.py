@@ -21,9 +21,15 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
     "policies": ({"model", "_compat"}, {"jax"}),
     "analysis": ({"model", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": ({"model", "policies", "analysis"}, {"jax", "numpy", "scipy"}),
+    "tuning": ({"model", "_compat", "policies", "analysis"}, {"jax", "numpy", "scipy"}),
     "views": ({"model"}, {"rich", "pygments", "IPython"}),
     "widget": ({"model", "views"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
+}
+
+# What a module may import against the direction, and only inside a function, when it is called.
+DEFERRED: dict[str, str] = {
+    # Users look for measure() on the Trace; the method hands over to the layer that builds on traces.
+    "analysis/trace.py": "tuning",
 }
 
 
@@ -35,10 +41,15 @@ def layer_of(module: Path) -> str:
     return module.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imports(module: Path) -> Iterator[tuple[str, int]]:
-    """Every imported dotted name with its line, the relative ones made absolute, those within functions included."""
+def imports(module: Path, inside_functions: bool | None = None) -> Iterator[tuple[str, int]]:
+    """Every imported dotted name with its line, the relative ones made absolute; all, or those (not) in functions."""
     package = ["remat_magic", *module.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    deferred = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if inside_functions is not None and (id(node) in deferred) is not inside_functions:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -53,15 +64,17 @@ def violations(module: Path) -> list[str]:
     if layer not in LAYERS:  # the top: __init__ and the magic may import everything
         return []
     ours, third_party = LAYERS[layer]
+    deferred = DEFERRED.get(module.relative_to(PACKAGE).as_posix())
     found = list[str]()
-    for name, line in imports(module):
-        top, _, rest = name.partition(".")
-        if top == "remat_magic":
-            allowed = rest.split(".")[0] in ours | {layer}
-        else:
-            allowed = top in sys.stdlib_module_names or top in third_party
-        if not allowed:
-            found.append(f"{module.relative_to(PACKAGE)}:{line} imports {name}")
+    for inside in (False, True):
+        for name, line in imports(module, inside_functions=inside):
+            top, _, rest = name.partition(".")
+            if top == "remat_magic":
+                allowed = rest.split(".")[0] in ours | {layer} or (inside and rest.split(".")[0] == deferred)
+            else:
+                allowed = top in sys.stdlib_module_names or top in third_party
+            if not allowed:
+                found.append(f"{module.relative_to(PACKAGE)}:{line} imports {name}")
     return found
 
 
@@ -99,6 +112,16 @@ def test_the_checks_see_a_violation(tmp_path, monkeypatch):
         "jax._src.core",
     ]
     assert names_private_jax(bad) == ["views/html.py:5"]
+
+
+def test_only_calls_may_go_against_the_direction(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    (tmp_path / "analysis").mkdir()
+    trace = tmp_path / "analysis" / "trace.py"
+    trace.write_text("def f():\n    from remat_magic.tuning import measure\n    from remat_magic.views import text\n")
+    assert violations(trace) == ["analysis/trace.py:3 imports remat_magic.views.text"]
+    trace.write_text("from remat_magic.tuning import measure\n")
+    assert violations(trace) == ["analysis/trace.py:1 imports remat_magic.tuning.measure"]
 
 
 def imported_by(code: str) -> set[str]:

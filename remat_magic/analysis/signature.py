@@ -22,7 +22,8 @@ class Leaf:
     """One leaf of the arguments.
 
     ``name`` is ``params['w']``; ``argument`` the parameter it belongs to; ``value`` the Python value of a static leaf
-    or the abstract value of an array; ``differentiated`` leaves are arrays.
+    or the abstract value of an array; ``differentiated`` leaves are arrays. ``sharding`` says on which devices an
+    array lay that was committed to some (None: to none), or a ``ShapeDtypeStruct`` is to lie.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Leaf:
     value: Any
     is_array: bool
     differentiated: bool
+    sharding: Any = None
 
 
 def function_name(fun: Any) -> str:
@@ -58,6 +60,13 @@ def abstract(leaf: Any) -> Any:
         return jax.typeof(leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
         return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _by_shape(leaf)
+    return None
+
+
+def sharding_of(leaf: Any) -> Any:
+    """Where a value is to stay: the sharding of a committed array or of a ``ShapeDtypeStruct``, else None."""
+    if isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)):
+        return leaf.sharding
     return None
 
 
@@ -133,7 +142,15 @@ class Signature:
                 aval = None
             differentiated = chosen and aval is not None and is_inexact(aval)
             leaves.append(
-                Leaf(name, names[key], position, value if aval is None else aval, aval is not None, differentiated)
+                Leaf(
+                    name,
+                    names[key],
+                    position,
+                    value if aval is None else aval,
+                    aval is not None,
+                    differentiated,
+                    None if aval is None else sharding_of(value),
+                )
             )
         self.leaves = tuple(leaves)
         self._check(wanted, names)
@@ -268,6 +285,26 @@ class Signature:
         args, kwargs = tree_unflatten(self._tree, leaves)
         return fun(*args, **kwargs)
 
+    def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The array leaves of another call with arguments of the same types.
+
+        Raises:
+            RematError: the arguments differ in structure or type from those that were traced.
+        """
+        leaves, tree = tree_flatten((tuple(args), dict(kwargs)))
+        if tree != self._tree:
+            raise RematError(f"the inputs are not arguments that {self.function} was traced with: another structure.")
+        arrays = []
+        for leaf, value in zip(self.leaves, leaves, strict=True):
+            if not leaf.is_array:
+                continue
+            aval = abstract(value)
+            if aval is None or (aval.shape, aval.dtype) != (leaf.value.shape, leaf.value.dtype):
+                found = type(value).__name__ if aval is None else type_text(aval)
+                raise RematError(f"the input {leaf.name} is {found}, and was {type_text(leaf.value)} when traced.")
+            arrays.append(value)
+        return arrays
+
     def text(self, outputs: str) -> str:
         """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
         parts: dict[str, list[Leaf]] = {}
@@ -286,10 +323,11 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
         text = repr(leaf.value) if isinstance(leaf.value, (bool, int, float, complex, str)) else None
         return f"{name}={text if text and len(text) <= 24 else type(leaf.value).__name__}"
     size = sum(nbytes(leaf.value) for leaf in arrays)
-    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {_bytes_text(size)}"
+    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {bytes_text(size)}"
 
 
-def _bytes_text(size: int) -> str:
+def bytes_text(size: int) -> str:
+    """Bytes in three digits: ``48 B``, ``12.6 MB``."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":

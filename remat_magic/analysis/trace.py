@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,14 @@ from remat_magic import _compat, policies
 from remat_magic.analysis import explain
 from remat_magic.analysis.applied import with_policy
 from remat_magic.analysis.bodies import type_text, walk
+from remat_magic.analysis.gradient import Gradient, input_type, lower, value_and_gradients
 from remat_magic.analysis.halves import Forward, backward_half, forward_half, without_gc
 from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.selection import Selection, Selector
-from remat_magic.analysis.signature import Signature, abstract, flatten_outputs, is_inexact
+from remat_magic.analysis.signature import Leaf, Signature, abstract, flatten_outputs, is_inexact
 from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
 from remat_magic.analysis.source import Spans
-from remat_magic.model import Choice, Program, RematError, Report, Site
+from remat_magic.model import Choice, Measurement, Program, RematError, Report, Site
 from remat_magic.policies import AS_WRITTEN
 
 __all__ = ["Trace", "trace"]
@@ -114,6 +115,19 @@ class Trace:
     def wrt(self) -> tuple[str, ...]:
         """What is differentiated: arguments by name, or leaves where only some of an argument's are."""
         return self._signature.wrt
+
+    @property
+    def arguments(self) -> tuple[Leaf, ...]:
+        """The array leaves of the arguments, as types."""
+        return self._signature.arrays
+
+    def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The array leaves of arguments like those traced.
+
+        Raises:
+            RematError: they differ in structure or type.
+        """
+        return self._signature.arrays_of(args, kwargs)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -269,6 +283,55 @@ class Trace:
         """
         with self.lock:
             return self._backward(self._select(policy, at))
+
+    def gradient(
+        self,
+        policy: Any = "as_written",
+        at: Any = None,
+        namespace: Mapping[str, Any] | None = None,
+        shardings: Sequence[Any] | None = None,
+    ) -> Gradient:
+        """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
+
+        Args:
+            policy: as for ``report``, and so are ``at`` and ``namespace``.
+            at: where.
+            namespace: of the policy's identifiers.
+            shardings: one for each array leaf, None where it is on no particular device; by default those that the
+                arguments had when traced.
+
+        Raises:
+            RematError: as ``report``, or the function has no backward half.
+        """
+        if shardings is None:
+            shardings = [leaf.sharding for leaf in self.arguments]
+        with self.lock:
+            selection = self._select(policy, at, namespace)
+            half, backward = self._forward(selection), self._backward(selection)
+            function = value_and_gradients(self._program(selection), self._signature.differentiated, self._outputs)
+            types = [input_type(aval, where) for aval, where in zip(self._types, shardings, strict=True)]
+            with self._tracing(), without_gc(), explain.failures(self.function_name, selection.policy):
+                jaxpr, lowered = lower(function, types)
+            return Gradient(
+                selection.policy,
+                selection.at,
+                jaxpr,
+                lowered,
+                half,
+                backward,
+                self._outputs + self._auxiliary,
+                self._index,
+            )
+
+    def measure(self, policy: Any = "as_written", at: Any = None, **options: Any) -> Measurement:
+        """Compile the value and the gradients under a policy and ask XLA what they need.
+
+        See :func:`remat_magic.tuning.measure.measure` for the options.
+        """
+        # A method, because users look for it here; tuning builds on this module, so it is imported when asked for.
+        from remat_magic.tuning.measure import measure
+
+        return measure(self, policy, at, **options)
 
     # ----------------------------------------------------------------------------------------------------- the reports
 

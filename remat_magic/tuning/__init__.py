@@ -1,0 +1,1 @@
+"""From reports and measurements to a choice."""

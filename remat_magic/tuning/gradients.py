@@ -1,0 +1,122 @@
+"""Whether a policy leaves values and gradients as they are, as it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from remat_magic import _compat
+from remat_magic.analysis.trace import Trace
+from remat_magic.model import GradientDifference, RematError
+from remat_magic.tuning.inputs import arrays_for, check, shardings_for
+from remat_magic.tuning.measure import sentence, text_of
+
+__all__ = ["check_gradients"]
+
+
+def check_gradients(
+    trace: Trace,
+    policies: Iterable[Any],
+    *,
+    inputs: Any = "random",
+    at: Any = None,
+    namespace: Mapping[str, Any] | None = None,
+) -> tuple[GradientDifference, ...]:
+    """Run the value and the gradients under each policy on the same inputs, and compare them with policy "none".
+
+    Both are compiled, so that differences in the last bits are usual: XLA fuses them differently. The cotangent of each
+    output is one everywhere.
+
+    Args:
+        trace: the trace.
+        policies: the policies, as for ``Trace.report``, and so are ``at`` and ``namespace``.
+        inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one.
+        at: the place of the policies, and of "none".
+        namespace: where identifiers in a key that are no policies of JAX are looked up.
+
+    Returns:
+        One difference for each policy, in their order. Failures are sentences in ``error``.
+
+    Raises:
+        RematError: ``inputs`` is of no known form, or None.
+    """
+    check(inputs)
+    if inputs is None:
+        raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
+    wanted = list(policies)
+    place = at if isinstance(at, str) else trace.default_at if at is None else ""
+    try:
+        arrays = arrays_for(trace, inputs) or []
+        plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
+        reference = _run(trace, "none", plain, namespace, arrays)[1]
+    except Exception as error:  # noqa: BLE001 - told for each policy
+        told = sentence(f"run {trace.function_name} without the checkpoint", error)
+        return tuple(GradientDifference(text_of(policy), place, error=told) for policy in wanted)
+    found = []
+    for policy in wanted:
+        try:
+            (name, where), values = _run(trace, policy, at, namespace, arrays)
+            found.append(_difference(name, where, _names(trace, len(values)), values, reference))
+        except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
+            told = sentence(f"run {trace.function_name} under {text_of(policy)}", error)
+            found.append(GradientDifference(text_of(policy), place, error=told))
+    return tuple(found)
+
+
+def _run(
+    trace: Trace, policy: Any, at: Any, namespace: Mapping[str, Any] | None, arrays: Sequence[Any]
+) -> tuple[tuple[str, str], list[np.ndarray[Any, Any]]]:
+    """Policy and place as a report has them, and all that the program returns, on the host."""
+    gradient = trace.gradient(policy, at, namespace, shardings_for(arrays))
+    results = gradient.lowered.compile()(*arrays)
+    return (gradient.policy, gradient.at), [_on_host(result) for result in results]
+
+
+def _on_host(result: Any) -> np.ndarray[Any, Any]:
+    if _compat.is_key(result):
+        result = jax.random.key_data(result)
+    array = np.asarray(result)
+    # bfloat16 and its like subtract in their own precision.
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _names(trace: Trace, count: int) -> list[str]:
+    gradients = [f"the gradient of {leaf.name}" for leaf in trace.arguments if leaf.differentiated]
+    outputs = count - len(gradients)
+    return [*("the output" if outputs == 1 else f"output {number}" for number in range(outputs)), *gradients]
+
+
+def _difference(
+    policy: str,
+    at: str,
+    names: Sequence[str],
+    values: Sequence[np.ndarray[Any, Any]],
+    reference: Sequence[np.ndarray[Any, Any]],
+) -> GradientDifference:
+    absolute, where, index = 0.0, "", ()
+    relative, relative_where = 0.0, ""
+    for name, mine, theirs in zip(names, values, reference, strict=True):
+        if not mine.size:
+            continue
+        apart = _apart(mine, theirs)
+        worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
+        largest = float(apart[worst])
+        if largest > absolute:
+            absolute, where, index = largest, name, tuple(int(i) for i in worst)
+        finite = np.abs(theirs[np.isfinite(theirs)])
+        scale = float(finite.max()) if finite.size else 0.0
+        scaled = 0.0 if largest == 0 else largest / scale if scale else float("inf")
+        if scaled > relative:
+            relative, relative_where = scaled, name
+    return GradientDifference(policy, at, absolute, where, index, relative, relative_where)
+
+
+def _apart(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Distances of the elements; what is equal or NaN on both sides is none, NaN on one side is infinitely far."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(mine - theirs)
+    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

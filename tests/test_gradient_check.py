@@ -1,0 +1,118 @@
+"""Values and gradients under each policy beside those without: alike, or told by how much and where."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remat_magic as rm
+from remat_magic.tuning import gradients
+from remat_magic.tuning.gradients import _difference
+from tests.programs import PROGRAMS
+
+POLICIES = ("nothing_saveable", "dots_saveable", "everything_saveable")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_policies_leave_gradients_as_they_are(name, remat3):
+    """To the last bits of float32, or of bfloat16 where the program rounds to it."""
+    fun, args = PROGRAMS[name]
+    found = rm.check_gradients(rm.trace(fun, *args), POLICIES)
+    assert tuple(difference.policy for difference in found) == POLICIES
+    tolerance = 1e-2 if name == "mixed_precision" else 1e-5
+    for difference in found:
+        if difference.error:  # JAX marks what it saves with an operation that complex numbers do not have
+            assert (name, difference.policy) == ("complex_numbers", "everything_saveable")
+            assert "reduce_precision does not accept dtype complex64" in difference.error
+        else:
+            assert difference.relative <= tolerance
+
+
+def turning(wrong):
+    """A function, its arguments, and a policy under which one element of its gradient is wrong by a factor.
+
+    The rules of custom_vjp are Python, which runs again for every policy.
+    """
+    asked = []
+
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    def backward(cosine, g):
+        return (cosine * g * jnp.ones(3).at[1].set(wrong if asked else 1.0),)
+
+    f.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), backward)
+
+    def policy(prim, *args, **params):
+        asked.append(prim)
+        return False
+
+    return lambda w, x: (w * f(x)).sum(), (jnp.array([1.0, 2.0, 4.0]), jnp.array([0.0, 0.5, 3.0])), policy
+
+
+def test_a_difference_is_told_with_its_place(remat2):
+    fun, (w, x), policy = turning(1.5)
+    (found,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))
+    true = np.asarray(w * jnp.cos(x))
+    assert found.where == found.relative_where == "the gradient of x"
+    assert found.index == (1,)
+    assert found.absolute == pytest.approx(0.5 * true[1], rel=1e-5)
+    assert found.relative == pytest.approx(0.5 * true[1] / np.abs(true).max(), rel=1e-5)
+
+
+def test_not_a_number_on_one_side_is_infinitely_far(remat2):
+    fun, (w, x), policy = turning(float("nan"))
+    (found,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))
+    assert (found.absolute, found.relative, found.index) == (np.inf, np.inf, (1,))
+
+
+def difference(mine, theirs):
+    return _difference("p", "function", ["a"], [np.array(mine, float)], [np.array(theirs, float)])
+
+
+def test_equal_infinities_and_nans_are_no_difference():
+    found = difference([np.inf, np.nan, 1], [np.inf, np.nan, 1])
+    assert (found.absolute, found.where, found.relative) == (0, "", 0)
+    assert difference([np.inf], [-np.inf]).absolute == np.inf
+    assert difference([], []).absolute == 0
+
+
+def test_relative_is_in_units_of_the_largest_element():
+    assert difference([0.5, 100], [0, 100]).relative == 0.005
+    assert difference([0.5], [0]).relative == np.inf
+
+
+def test_outputs_are_compared_too(monkeypatch):
+    run = gradients._run
+
+    def off_by_one(trace, policy, *more):
+        label, values = run(trace, policy, *more)
+        return label, values if policy == "none" else [values[0] + 1, *values[1:]]
+
+    monkeypatch.setattr(gradients, "_run", off_by_one)
+    (found,) = rm.check_gradients(rm.trace(jnp.sum, jnp.zeros(2)), ["nothing_saveable"])
+    assert (found.where, found.index, found.absolute) == ("the output", (), 1)
+
+
+def test_places_are_those_of_the_report():
+    fun, args = PROGRAMS["scanned_checkpoint"]
+    trace = rm.trace(fun, *args)
+    (key,) = (site.key for site in trace.sites)
+    (found,) = rm.check_gradients(trace, ["as_written"], at=key)
+    assert (found.at, found.error) == (key, "")
+    (found,) = rm.check_gradients(trace, ["as_written"], at={key: "nothing_saveable"})
+    assert (found.policy, found.error) == ("mixed", "")
+
+
+def test_failures_are_sentences():
+    fun, args = PROGRAMS["three_layers"]
+    trace = rm.trace(fun, *args)
+    wrong, right = rm.check_gradients(trace, ["nonesuch", "none"])
+    assert "is not a policy" in wrong.error
+    assert wrong.absolute is None
+    assert (right.error, right.absolute) == ("", 0)
+    (found,) = rm.check_gradients(trace, ["none"], inputs=((1.0,), {}))
+    assert "another structure" in found.error
+    with pytest.raises(rm.RematError, match="compared on values"):
+        rm.check_gradients(trace, ["none"], inputs=None)

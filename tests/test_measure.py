@@ -1,0 +1,325 @@
+"""XLA's own numbers: the same as of a program written by hand, on one device and on several."""
+
+import gc
+import itertools
+import json
+import os
+import subprocess
+import sys
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remat_magic as rm
+from remat_magic import _compat
+from remat_magic.tuning import measure as module
+from tests.benchmarks.named_models import transformer
+from tests.programs import PROGRAMS
+
+OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+policies = jax.checkpoint_policies
+SMALL = {"blocks": 4, "width": 32, "length": 16, "batch": 2}
+
+
+def layers(ws, x):
+    for w in ws:
+        x = jnp.tanh(jnp.sin(x @ w) @ w)
+    return (x**2).sum()
+
+
+LAYERS = (layers, ([jax.ShapeDtypeStruct((64, 64), "float32")] * 4, jax.ShapeDtypeStruct((32, 64), "float32")))
+
+
+def by_hand(fun, args, policy=None, options=OPTIONS, argnums=(0, 1)):
+    """The program that a user would write to look at XLA's numbers."""
+    wrapped = fun if policy is None else jax.checkpoint(fun, policy=policy)
+    return jax.jit(jax.value_and_grad(wrapped, argnums)).lower(*args).compile(compiler_options=options)
+
+
+@pytest.mark.parametrize("policy", [None, "nothing_saveable", "dots_saveable", "everything_saveable"])
+def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
+    fun, args = LAYERS
+    measured = rm.trace(fun, *args).measure(policy or "none")
+    plain = by_hand(fun, args, policy and getattr(policies, policy))
+    memory = plain.memory_analysis()
+    assert measured.temp_bytes == memory.temp_size_in_bytes
+    assert measured.output_bytes == memory.output_size_in_bytes
+    assert measured.argument_bytes == memory.argument_size_in_bytes == 4 * 64 * 64 * 4 + 32 * 64 * 4
+    assert measured.flops == plain.cost_analysis()["flops"]
+    assert measured.total_bytes == measured.temp_bytes + measured.argument_bytes + measured.output_bytes
+
+
+def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(remat3):
+    """As in a program written by hand; and only under the scheduler that heeds memory."""
+    fun, args = transformer(**SMALL, scanned=True)
+    trace = rm.trace(fun, *args)
+    names = ("none", "dots_saveable", "nothing_saveable")
+    measured = [trace.measure(name).temp_bytes for name in names]
+    assert measured == sorted(measured, reverse=True)
+    assert measured[0] > 2 * measured[2]
+    assert measured[2] == by_hand(fun, args).memory_analysis().temp_size_in_bytes  # its sites save nothing as written
+
+
+def test_the_scheduler_that_heeds_memory_is_asked_for_on_cpu_alone():
+    """Other backends refuse options of the CPU compiler."""
+
+    class Lowered:
+        def compile(self, **options):
+            return options
+
+    assert module.compile_for_memory(Lowered(), "cpu") == {"compiler_options": OPTIONS}
+    assert module.compile_for_memory(Lowered(), "gpu") == {}
+
+
+def test_compiled_only_without_inputs():
+    measured = rm.trace(*_three()).measure("nothing_saveable")
+    assert measured.compile_seconds > 0
+    assert (measured.run_seconds, measured.runs, measured.error) == (None, 0, "")
+    assert (measured.policy, measured.at, measured.device, measured.devices) == (
+        "nothing_saveable",
+        "function",
+        "cpu",
+        1,
+    )
+
+
+def _three():
+    fun, args = PROGRAMS["three_layers"]
+    return fun, *args
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_kind_of_program_is_measured(name, remat3):
+    fun, args = PROGRAMS[name]
+    measured = rm.trace(fun, *args).measure("nothing_saveable", "function", inputs="random", runs=1)
+    assert measured.error == ""
+    assert measured.run_seconds > 0
+    assert measured.runs == 1
+
+
+def test_random_inputs_suit_every_dtype():
+    def f(x, z, h, key, index, flag):
+        y = jnp.where(flag, x[index] * h.astype(jnp.float32), jax.random.normal(key, (3,)))
+        return (y * jnp.abs(z)).sum()
+
+    args = (
+        jnp.ones((4, 3)),
+        jnp.ones(3, "complex64"),
+        jnp.ones(3, "bfloat16"),
+        jax.random.key(7),
+        jnp.array([2, 1, 0]),
+        jnp.array(True),
+    )
+    assert rm.trace(f, *args, wrt=(0, 1, 2)).measure("none", inputs="random").error == ""
+
+
+def test_times_are_the_median_of_the_runs_that_were_asked_for(monkeypatch):
+    ran = []
+    clock = itertools.accumulate([0, 1, 0, 5, 0, 2, 0])  # runs of 1, 5 and 2 seconds
+
+    class Compiled:
+        def __call__(self, *arrays):
+            ran.append(arrays)
+            return arrays
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    assert module._timed(Compiled(), (), 3, lambda: None) == [1, 5, 2]
+    assert len(ran) == 4  # one to warm up
+
+
+def test_runs_of_given_arrays_and_keeps_none_of_them():
+    fun, args = LAYERS
+    trace = rm.trace(fun, *args)
+    arrays = ([jnp.ones((64, 64)) for _ in range(4)], jnp.ones((32, 64)))
+    measured = trace.measure("none", inputs=(arrays, {}), runs=2)
+    assert (measured.error, measured.runs) == ("", 2)
+    assert not arrays[1].is_deleted()  # nothing was donated
+    held = [weakref.ref(array) for array in jax.tree.leaves(arrays)]
+    del arrays
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 5
+
+
+def test_the_function_does_not_run_again():
+    ran = []
+
+    def f(x):
+        ran.append(x)
+        return jnp.sin(x).sum()
+
+    trace = rm.trace(f, jnp.ones(3))
+    trace.measure("none", inputs="random")
+    trace.measure("nothing_saveable", inputs="random")
+    assert len(ran) == 1
+
+
+def test_static_arguments_and_auxiliary_outputs():
+    def f(x, power, *, offset):
+        return (x**power + offset).sum(), {"x": x, "text": "kept out"}
+
+    trace = rm.trace(f, jnp.ones(3), 2, offset=1.5, has_aux=True, wrt=0)
+    assert trace.measure("none", inputs=((jnp.ones(3), 2), {"offset": 1.5})).error == ""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        (((jnp.ones(3),), {}), "another structure"),
+        (((jnp.ones(4), jnp.ones(3)), {}), "the input x is f32[4], and was f32[3] when traced."),
+        (((jax.ShapeDtypeStruct((3,), "float32"), jnp.ones(3)), {}), "pass inputs='random'"),
+        (((1.0, "text"), {}), "the input x is f32[], and was f32[3]"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_told(inputs, text):
+    measured = rm.trace(lambda x, y: (x * y).sum(), jnp.ones(3), jnp.ones(3)).measure("none", inputs=inputs)
+    assert text in measured.error
+    assert measured.compile_seconds is None
+
+
+@pytest.mark.parametrize("inputs", ["given", (1, 2), (jnp.ones(3),), {"x": 1}])
+def test_inputs_of_no_known_form_are_refused(inputs):
+    with pytest.raises(rm.RematError, match="inputs is None .compile only., 'random', or the pair .args, kwargs."):
+        rm.trace(*_three()).measure("none", inputs=inputs)
+
+
+def test_no_runs_are_refused():
+    with pytest.raises(rm.RematError, match="one run at least"):
+        rm.trace(*_three()).measure("none", inputs="random", runs=0)
+
+
+def test_failures_are_sentences(remat2):
+    def raises(prim, *args, **params):
+        raise ZeroDivisionError("no")
+
+    assert rm.trace(*_three()).measure(raises).error.startswith("the policy ")
+    assert "is not a policy" in rm.trace(*_three()).measure("nonesuch").error
+    looping = rm.trace(lambda x: jax.lax.while_loop(lambda x: x[0] < 5, jnp.exp, x).sum(), jnp.ones(3))
+    assert "no backward pass" in looping.measure().error
+
+
+def test_xla_failures_are_sentences(monkeypatch):
+    def fails(text):
+        def compiler(*args):
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(module, "compile_for_memory", compiler)
+        return rm.trace(*_three()).measure("none").error
+
+    assert fails("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes") == (
+        "out of memory: the device could not compile three_layers under none; "
+        "choose a policy that saves less, or smaller inputs."
+    )
+    assert fails("INTERNAL: bad\n  thing. More.") == (
+        "JAX could not compile three_layers under none: RuntimeError: INTERNAL: bad thing."
+    )
+
+
+def test_what_came_before_a_failure_stays(monkeypatch):
+    def exhausted(*args):
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(module, "_timed", exhausted)
+    measured = rm.trace(*_three()).measure("none", inputs="random")
+    assert measured.error.startswith("out of memory: the device could not run")
+    assert measured.temp_bytes is not None
+    assert measured.run_seconds is None
+
+
+def test_interrupts_pass(monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "compile_for_memory", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rm.trace(*_three()).measure("none")
+
+
+def test_unknown_is_none(monkeypatch):
+    class Silent:
+        input_shardings = output_shardings = ()
+
+        def memory_analysis(self):
+            return None
+
+        def cost_analysis(self):
+            raise NotImplementedError
+
+        def as_text(self):
+            raise NotImplementedError
+
+    monkeypatch.setattr(module, "compile_for_memory", lambda *args: Silent())
+    measured = rm.trace(*_three()).measure("none")
+    assert measured.error == ""
+    assert (measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.flops) == (None,) * 4
+    assert measured.total_bytes is None
+
+
+def test_gradients_are_those_of_jax(remat3):
+    """The program that is measured computes what jax.grad does."""
+    fun, _ = LAYERS
+    keys = jax.random.split(jax.random.key(0), 5)
+    args = ([jax.random.normal(key, (64, 64)) / 8 for key in keys[:4]], jax.random.normal(keys[4], (32, 64)))
+    gradient = rm.trace(fun, *args).gradient("dots_saveable")
+    value, *gradients = gradient.lowered.compile()(*jax.tree.leaves(args))
+    expected_value, expected = jax.value_and_grad(fun, (0, 1))(*args)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
+    for mine, theirs in zip(gradients, jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+SHARDED = """
+import json, jax, jax.numpy as jnp, remat_magic as rm
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+def f(w, x):
+    return jnp.tanh(jnp.sin(x @ w) @ w).sum()
+w, x = jax.device_put(jnp.ones((32, 32)), everywhere), jax.device_put(jnp.ones((64, 32)), rows)
+shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+plain = rm.trace(f, jnp.ones((32, 32)), jnp.ones((64, 32)))
+found = [
+    plain.measure("none"),                                  # one device
+    plain.measure("none", inputs=((w, x), {})),             # as the inputs lie
+    rm.trace(f, w, x).measure("none"),                      # as the traced arrays lay
+    rm.trace(f, shape(w), shape(x)).measure("none", inputs="random"),
+]
+with jax.default_device(jax.devices()[2]):
+    job = rm.Measuring(plain, [("none", None)], inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
+    assert job.wait(60)
+hand = jax.jit(jax.value_and_grad(f, (0, 1))).lower(w, x).compile(
+    compiler_options={"xla_cpu_enable_concurrency_optimized_scheduler": False}).memory_analysis()
+print(json.dumps([
+    [[m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*found, *job.results)],
+    [hand.argument_size_in_bytes, hand.output_size_in_bytes, hand.temp_size_in_bytes],
+]))
+"""
+
+
+def test_bytes_of_sharded_inputs_are_per_device(root):
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(root)}
+    ran = subprocess.run(
+        [sys.executable, "-c", SHARDED], capture_output=True, text=True, check=True, env=environment, timeout=120
+    )
+    found, hand = json.loads(ran.stdout.splitlines()[-1])
+    one, given, traced, shapes, job = found
+    weights, rows = 32 * 32 * 4, 64 * 32 * 4
+    assert one[:3] == [1, weights + rows, 4 + weights + rows + 3 * 8]  # XLA counts the table of three pointers
+    for several in (given, traced, shapes):
+        assert several[0] == 4
+        assert several[1] == weights + rows // 4  # weights on each device, a quarter of the rows
+        assert several[1:4] == hand
+    assert given[4:] == shapes[4:] == [5, ""]
+    assert job[:2] == [1, weights + rows]
+    assert job[4:] == [5, ""]
+
+
+def test_versions_have_the_option():
+    """Where XLA drops it, temporary bytes on CPU need another look."""
+    lowered = jax.jit(jnp.sin).lower(1.0)
+    module.compile_for_memory(lowered, "cpu")
+    with pytest.raises(Exception, match="No such compile option"):
+        lowered.compile(compiler_options={"xla_cpu_no_such_option": False})
+    assert _compat.default_device().platform == "cpu"
