@@ -15,7 +15,11 @@ from typing import Literal
 
 __all__ = [
     "Choice",
+    "ComparisonRow",
+    "Difference",
     "Equation",
+    "LiveValue",
+    "Moment",
     "Origin",
     "Parameter",
     "Program",
@@ -26,10 +30,15 @@ __all__ = [
     "Residual",
     "Site",
     "SourceSpan",
+    "Timeline",
+    "Times",
+    "Work",
 ]
 
 Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
 Recomputation = Literal["", "repeated", "deferred"]
+Half = Literal["forward", "backward"]
+Unit = Literal["matmul", "vector"]
 
 
 class RematError(ValueError):
@@ -158,6 +167,28 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What one kernel does: a matmul, or a chain of operations that XLA would fuse.
+
+    ``flops`` (None where no formula covers an operation) and ``bytes``, to and from the device's memory, are of one
+    run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, of which
+    one iteration stands here. ``dtype`` is JAX's short form of what is computed with, ``unit`` what computes it:
+    ``matmul`` for matrix units, else ``vector``.
+    """
+
+    flops: int | None
+    bytes: int
+    dtype: str
+    unit: Unit
+    times: int | None = 1
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing of it is unknown."""
+        return self.flops is not None and self.times is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """A place where ``jax.checkpoint`` is applied; calls of one function at one place are one site.
 
@@ -259,6 +290,9 @@ class Report:
     uncosted: tuple[str, ...] = ()
     complete: bool = True
     backward_error: str = ""
+    forward_work: tuple[Work, ...] = ()
+    backward_work: tuple[Work, ...] = ()
+    recomputed_work: tuple[Work, ...] = ()
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)
@@ -307,3 +341,139 @@ class Report:
     def recomputed_flops(self) -> int:
         """``repeated_flops + deferred_flops``."""
         return self.repeated_flops + self.deferred_flops
+
+
+# -------------------------------------------------------------------------------------------------- time and the peak
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Estimated seconds on one device: a roofline over the kernels of a report, nothing measured.
+
+    ``recomputed`` is part of ``backward``. ``offload`` is the way to the host and back, as if nothing ran meanwhile;
+    None where it is not known how fast that is. Where not ``complete``, some work has no known cost or trip count, and
+    the estimate is a lower bound ("at least").
+    """
+
+    device: str
+    forward: float
+    backward: float
+    recomputed: float
+    offload: float | None = 0.0
+    complete: bool = True
+
+    @property
+    def total(self) -> float:
+        """Forward, backward and offloading together, in seconds."""
+        return self.forward + self.backward + (self.offload or 0.0)
+
+    @property
+    def extra(self) -> float:
+        """What the policy costs: recomputation and offloading, in seconds."""
+        return self.recomputed + (self.offload or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is held while one equation runs, in bytes.
+
+    ``index`` counts the equations of the half's jaxpr, calls and loops as one; a call has several moments.
+    ``arguments`` includes constants, ``residuals`` only those that are no arguments. ``primitive`` and ``source`` are
+    the equation's, empty where values merely arrive.
+    """
+
+    half: Half
+    index: int
+    arguments: int
+    residuals: int
+    temporaries: int
+    primitive: str = ""
+    source: SourceSpan | None = None
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.arguments + self.residuals + self.temporaries
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValue:
+    """A value that is held at the peak.
+
+    ``type`` is as JAX writes it, empty for what a loop or a branch needs inside, whose ``primitive`` then tells which.
+    ``argument`` is the name of an argument, ``source`` the line that makes the value.
+    """
+
+    type: str
+    nbytes: int
+    kind: Literal["argument", "constant", "residual", "temporary"]
+    primitive: str = ""
+    argument: str | None = None
+    source: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The estimated device memory from the first equation of the forward half to the last of the backward one.
+
+    ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first.
+    """
+
+    policy: str
+    at: str
+    function: str
+    moments: tuple[Moment, ...]
+    peak: int
+    alive: tuple[LiveValue, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at once."""
+        return self.moments[self.peak].bytes
+
+
+# --------------------------------------------------------------------------------------------------------- comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """What one policy costs. Of a policy that fails there is nothing but the ``error``, a sentence.
+
+    ``same_as`` are the policies that do just the same and have no row of their own. ``peak_bytes`` and ``times`` are
+    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured. ``pareto`` tells
+    that no other row is better in one of peak and cost without being worse in the other.
+    """
+
+    policy: str
+    at: str
+    saved_bytes: int | None = None
+    argument_bytes: int | None = None
+    offloaded_bytes: int | None = None
+    forward_flops: int | None = None
+    repeated_flops: int | None = None
+    deferred_flops: int | None = None
+    recomputed_flops: int | None = None
+    peak_bytes: int | None = None
+    times: Times | None = None
+    measured_bytes: int | None = None
+    measured_seconds: float | None = None
+    measured_compile_seconds: float | None = None
+    measured_flops: float | None = None
+    measured_device: str = ""
+    pareto: bool = False
+    same_as: tuple[str, ...] = ()
+    complete: bool = True
+    code: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What only one of two policies saves or recomputes; equal ones are set off against each other one by one."""
+
+    a: str
+    b: str
+    residuals_only_in_a: tuple[Residual, ...] = ()
+    residuals_only_in_b: tuple[Residual, ...] = ()
+    recomputed_only_in_a: tuple[Equation, ...] = ()
+    recomputed_only_in_b: tuple[Equation, ...] = ()
