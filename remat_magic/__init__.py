@@ -13,21 +13,29 @@ from remat_magic.model import RematError, Report
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from remat_magic import policies
+    from remat_magic import devices, policies
     from remat_magic.analysis.trace import Trace, trace
+    from remat_magic.tuning.assertions import assert_policy
+    from remat_magic.tuning.compare import Comparison
 
 __version__ = "0.1.0"
-__all__ = ["RematError", "Report", "Trace", "policies", "trace"]
+__all__ = ["Comparison", "RematError", "Report", "Trace", "assert_policy", "devices", "policies", "trace"]
 
 # Loaded when first asked for: `%load_ext remat_magic` must not wait for what only a click needs.
-_LAZY = {"trace": "remat_magic.analysis.trace", "Trace": "remat_magic.analysis.trace"}
+_LAZY = {
+    "trace": "remat_magic.analysis.trace",
+    "Trace": "remat_magic.analysis.trace",
+    "assert_policy": "remat_magic.tuning.assertions",
+    "Comparison": "remat_magic.tuning.compare",
+}
+_MODULES = ("policies", "devices")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name == "policies":
-        return importlib.import_module("remat_magic.policies")
+    if name in _MODULES:
+        return importlib.import_module(f"remat_magic.{name}")
     raise AttributeError(f"module 'remat_magic' has no attribute {name!r}")
 
 

@@ -20,10 +20,16 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "model": (set(), set()),
     "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
     "policies": ({"model", "_compat"}, {"jax"}),
+    "devices": ({"model"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "analysis": ({"model", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": ({"model", "policies", "analysis"}, {"jax", "numpy", "scipy"}),
+    "tuning": ({"model", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
     "views": ({"model"}, {"rich", "pygments", "IPython"}),
     "widget": ({"model", "views"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
+}
+
+# Conveniences that point against the direction: imported where they are called, never with the module.
+LATE: dict[str, set[str]] = {
+    "analysis/trace.py": {"remat_magic.tuning.compare"},  # `trace.compare(...)`, which is where users look for it
 }
 
 
@@ -57,7 +63,8 @@ def violations(module: Path) -> list[str]:
     for name, line in imports(module):
         top, _, rest = name.partition(".")
         if top == "remat_magic":
-            allowed = rest.split(".")[0] in ours | {layer}
+            late = LATE.get(module.relative_to(PACKAGE).as_posix(), set())
+            allowed = rest.split(".")[0] in ours | {layer} or any(name.startswith(f"{each}.") for each in late)
         else:
             allowed = top in sys.stdlib_module_names or top in third_party
         if not allowed:
@@ -76,6 +83,14 @@ def names_private_jax(module: Path) -> list[str]:
 @pytest.mark.parametrize("module", modules(), ids=lambda module: str(module.relative_to(PACKAGE)))
 def test_imports_go_one_way(module):
     assert violations(module) == []
+
+
+@pytest.mark.parametrize("module", ["analysis.trace", "devices", "tuning.compare"])
+def test_conveniences_are_imported_late(module):
+    held = imported_by(f"import remat_magic.{module}")
+    late = {"remat_magic.views", *(set() if module.startswith("tuning") else {"remat_magic.tuning"})}
+    assert held.isdisjoint(late)
+    assert "jax" not in held or module != "devices"
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: str(module.relative_to(PACKAGE)))

@@ -202,7 +202,9 @@ class _Program:
         need = max((self._inner_peak(eqn, body) for body in inside), default=0)
         if inside and inside[0].kind != "loop":  # what leaves a branch is the equation's result already
             need = max(0, need - sum(self._sizes[number] for number in makes))
-        self.steps.append(_Step(where, tuple({*operands}), tuple(makes), tuple(_overwritable(eqn, operands)), need, eqn))
+        self.steps.append(
+            _Step(where, tuple({*operands}), tuple(makes), tuple(_overwritable(eqn, operands)), need, eqn)
+        )
 
     def _view(self, eqn: Any, env: dict[Any, int]) -> None:
         shown = [self.at(env, atom) for atom in eqn.invars] or [_NOTHING]
@@ -256,7 +258,6 @@ class _Program:
             dying |= {number for number in step.makes if last[number] == index} - lasting
             held -= sum(sizes[number] for number in dying)
             held_residuals -= sum(sizes[number] for number in dying if number in saved)
-
 
     def held(self, at: int, kept: set[int], residuals: set[int]) -> list[Held]:
         """What is held during the step at a position of the sweep."""

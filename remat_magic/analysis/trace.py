@@ -323,7 +323,11 @@ class Trace:
             return explain.over_time(self._blank(selection), half, backward, self._index, self._arguments)
 
     def compare(
-        self, policies: Iterable[Any] | None = None, at: Any = None, device: Any = None, measurements: Iterable[Any] = ()
+        self,
+        policies: Iterable[Any] | None = None,
+        at: Any = None,
+        device: Any = None,
+        measurements: Iterable[Any] = (),
     ) -> Comparison:
         """What each policy costs, side by side; see :func:`remat_magic.tuning.compare.compare`."""
         from remat_magic.tuning.compare import compare

@@ -39,9 +39,7 @@ _FUSIBLE = ELEMENTWISE | names(
     """
 )
 _BROADCASTS = frozenset({"broadcast_in_dim", "broadcast_to"})
-_REDUCTIONS = names(
-    "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor argmax argmin reduce"
-)
+_REDUCTIONS = names("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor argmax argmin reduce")
 _SLICES = names("slice dynamic_slice")  # these read no more of an operand than they give
 
 

@@ -1,0 +1,1 @@
+"""From reports to a choice: estimated times, comparisons, assertions."""
