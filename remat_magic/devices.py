@@ -1,7 +1,7 @@
 """What accelerators can do at most, by their makers' data sheets, for estimated times.
 
-``get`` gives a device by name, ``register`` adds one, ``default`` finds the one that JAX would run on. ``"this CPU"`` is
-the machine itself, measured when it is first asked for.
+``get`` gives a device by name, ``register`` adds one, ``default`` finds the one that JAX would run on. ``"this CPU"``
+is the machine itself, measured when it is first asked for.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def default() -> Device | None:
     return of_kind(jax.devices()[0].device_kind)
 
 
-# ---------------------------------------------------------------------------------------------------------- this machine
+# ------------------------------------------------------------------------------------------------------- this machine
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
 # Conveniences that point against the direction: imported where they are called, never with the module.
 LATE: dict[str, set[str]] = {
     "analysis/trace.py": {"remat_magic.tuning.compare"},  # `trace.compare(...)`, which is where users look for it
+    "tuning/compare.py": {"remat_magic.views.compare"},  # a comparison shows itself, as a DataFrame does
 }
 
 

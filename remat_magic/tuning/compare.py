@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,25 +22,45 @@ class Measured(Protocol):
     """What a measurement of one policy has; None for what was not measured. Bytes and seconds of one run."""
 
     @property
-    def policy(self) -> str: ...
+    def policy(self) -> str:
+        """Its key, as the report has it."""
+        ...
     @property
-    def at(self) -> str: ...
+    def at(self) -> str:
+        """Where, as the report has it."""
+        ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """What it ran on, in words."""
+        ...
     @property
-    def temp_bytes(self) -> int | None: ...
+    def temp_bytes(self) -> int | None:
+        """What the program needs inside, by XLA's count."""
+        ...
     @property
-    def argument_bytes(self) -> int | None: ...
+    def argument_bytes(self) -> int | None:
+        """What it is given."""
+        ...
     @property
-    def output_bytes(self) -> int | None: ...
+    def output_bytes(self) -> int | None:
+        """What it gives back."""
+        ...
     @property
-    def compile_seconds(self) -> float | None: ...
+    def compile_seconds(self) -> float | None:
+        """How long XLA took."""
+        ...
     @property
-    def run_seconds(self) -> float | None: ...
+    def run_seconds(self) -> float | None:
+        """How long one run took."""
+        ...
     @property
-    def flops(self) -> float | None: ...
+    def flops(self) -> float | None:
+        """FLOPs of a run, by XLA's count."""
+        ...
     @property
-    def error(self) -> str: ...
+    def error(self) -> str:
+        """A sentence where it failed, else empty."""
+        ...
 
 
 class Comparison:
@@ -79,10 +98,14 @@ class Comparison:
         return f"<Comparison of {len(self.rows)} policies for {self.function}>"
 
     def __rich__(self) -> Any:
-        return importlib.import_module("remat_magic.views.compare").render(self.rows, **self._about())
+        from remat_magic.views.compare import render
+
+        return render(self.rows, **self._about())
 
     def _repr_html_(self) -> str:
-        return importlib.import_module("remat_magic.views.compare").comparison_html(self.rows, **self._about())
+        from remat_magic.views.compare import comparison_html
+
+        return comparison_html(self.rows, **self._about())
 
     def _about(self) -> dict[str, str]:
         device = "" if self.device is None else self.device.name
@@ -220,8 +243,8 @@ def _text(given: Any) -> str:
 
 def _essence(report: Report) -> Any:
     """What makes two reports of one function the same, whatever their policies are called."""
-    return (report.at, report.residuals, report.recomputed, report.forward_work, report.backward_work, report.peak_bytes,
-            report.backward_error)  # fmt: skip
+    work = (report.forward_work, report.backward_work)
+    return (report.at, report.residuals, report.recomputed, *work, report.peak_bytes, report.backward_error)
 
 
 def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
