@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import _compat
-from remat_magic.analysis.cost import equation_cost, jaxpr_cost
 from remat_magic.analysis.bodies import type_text
+from remat_magic.analysis.cost import equation_cost, jaxpr_cost
 from remat_magic.analysis.flow import Scope, makers
 from remat_magic.analysis.halves import Forward, without_gc
 from remat_magic.analysis.index import PrimalIndex

@@ -25,38 +25,47 @@ class Measured(Protocol):
     def policy(self) -> str:
         """Its key, as the report has it."""
         ...
+
     @property
     def at(self) -> str:
         """Where, as the report has it."""
         ...
+
     @property
     def device(self) -> str:
         """What it ran on, in words."""
         ...
+
     @property
     def temp_bytes(self) -> int | None:
         """What the program needs inside, by XLA's count."""
         ...
+
     @property
     def argument_bytes(self) -> int | None:
         """What it is given."""
         ...
+
     @property
     def output_bytes(self) -> int | None:
         """What it gives back."""
         ...
+
     @property
     def compile_seconds(self) -> float | None:
         """How long XLA took."""
         ...
+
     @property
     def run_seconds(self) -> float | None:
         """How long one run took."""
         ...
+
     @property
     def flops(self) -> float | None:
         """FLOPs of a run, by XLA's count."""
         ...
+
     @property
     def error(self) -> str:
         """A sentence where it failed, else empty."""
@@ -248,23 +257,26 @@ def _essence(report: Report) -> Any:
 
 
 def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
-    saved = {"saved_bytes": report.saved_bytes, "argument_bytes": report.argument_bytes,
-             "offloaded_bytes": report.offloaded_bytes}  # fmt: skip
-    if report.backward_error:
-        return ComparisonRow(report.policy, report.at, **saved, code=report.code, error=report.backward_error)
-    estimate = None if device is None else times(report, device)
-    return ComparisonRow(
+    row = ComparisonRow(
         report.policy,
         report.at,
-        **saved,
+        saved_bytes=report.saved_bytes,
+        argument_bytes=report.argument_bytes,
+        offloaded_bytes=report.offloaded_bytes,
+        code=report.code,
+        error=report.backward_error,
+    )
+    if report.backward_error:
+        return row
+    return replace(
+        row,
         forward_flops=report.forward_flops,
         repeated_flops=report.repeated_flops,
         deferred_flops=report.deferred_flops,
         recomputed_flops=report.recomputed_flops,
         peak_bytes=report.peak_bytes,
-        times=estimate,
+        times=None if device is None else times(report, device),
         complete=all(work.known for work in (*report.forward_work, *report.backward_work)),
-        code=report.code,
     )
 
 

@@ -23,13 +23,13 @@ _STYLE = """
 .remat-compare table{border-collapse:collapse;margin:6px 0}
 .remat-compare caption{caption-side:top;text-align:left;padding:2px 0 4px;
  color:var(--jp-content-font-color2,#555);font-size:.92em}
-.remat-compare th,.remat-compare td{padding:2px 10px;text-align:left;vertical-align:top;font-weight:normal}
+.remat-compare th,.remat-compare td{padding:2px 8px;text-align:left;vertical-align:top;font-weight:normal}
 .remat-compare thead th{border-bottom:1px solid var(--jp-border-color2,#d0d0d0);white-space:nowrap;
  color:var(--jp-content-font-color2,#555)}
 .remat-compare .remat-num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 .remat-compare tr[aria-current] th{font-weight:bold}
 .remat-compare .remat-measured{border-left:1px solid var(--jp-border-color2,#d0d0d0)}
-.remat-compare tbody th{max-width:44ch;overflow-wrap:anywhere}
+.remat-compare tbody th{min-width:26ch;max-width:44ch;overflow-wrap:anywhere}
 """
 
 
@@ -92,12 +92,14 @@ def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     if any(row.times for row in rows):
         yield _Column("forward", "estimated", lambda row: _time(row, "forward"))
         yield _Column("backward", "estimated", lambda row: _time(row, "backward"), "recomputation included")
-        yield _Column("of it recomputed", "estimated", lambda row: _time(row, "recomputed"))
+        yield _Column("recomputed", "estimated", lambda row: _time(row, "recomputed"), "part of backward")
         if any(row.times and row.times.offload != 0 for row in rows):
             yield _Column("offloading", "estimated", lambda row: _time(row, "offload"), "to the host and back")
         yield _Column("step", "estimated", lambda row: _time(row, "total"), "all of it, one after the other")
     if any(row.measured_bytes is not None for row in rows):
-        yield _Column("memory", "measured", lambda row: _bytes(row.measured_bytes), "arguments, results and temporaries")
+        yield _Column(
+            "memory", "measured", lambda row: _bytes(row.measured_bytes), "arguments, results and temporaries"
+        )
     if any(row.measured_seconds is not None for row in rows):
         yield _Column("run", "measured", lambda row: _known_seconds(row.measured_seconds))
     if any(row.measured_compile_seconds is not None for row in rows):
@@ -217,7 +219,7 @@ def render(
     """The rows as a rich renderable; arguments as for ``comparison_html``."""
     columns = list(_columns(rows))
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("policy", overflow="fold")
+    table.add_column("policy", overflow="fold", min_width=min(32, max((len(row.policy) for row in rows), default=0)))
     table.add_column("")
     for column in columns:
         head = f"{column.head} ({column.group[:3]}.)" if column.group else column.head

@@ -119,7 +119,9 @@ _STYLE = (
 )
 
 
-def picture(name: str, width: float, height: float, title: str, description: str, parts: Sequence[str], css: str) -> str:
+def picture(
+    name: str, width: float, height: float, title: str, description: str, parts: Sequence[str], css: str
+) -> str:
     """A whole picture, with the texts that screen readers read."""
     title_id, description_id = f"{name}-title", f"{name}-desc"
     return element(
