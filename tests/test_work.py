@@ -112,7 +112,7 @@ def test_what_is_not_known_stays_unknown():
     assert any(each.flops is None for each in lu) == bool(uncosted)
 
 
-# -------------------------------------------------------------------------------------------------------- on all programs
+# ------------------------------------------------------------------------------------------------------ on all programs
 
 
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
@@ -130,7 +130,7 @@ def test_no_flop_is_lost(name, policy, remat3):
     assert not report.recomputed_work or report.recomputed
 
 
-# ------------------------------------------------------------------------------------------------------ beside XLA's count
+# --------------------------------------------------------------------------------------------------- beside XLA's count
 
 
 def mlp(params, x):
@@ -153,9 +153,9 @@ def one_block(params, x):
 
 
 def block_shapes(w=768):
-    sizes = {"qkv": (w, 3 * w), "qkv_bias": (3 * w,), "out": (w, w), "out_bias": (w,), "norm1": (w,), "norm1_bias": (w,),
-             "norm2": (w,), "norm2_bias": (w,), "up": (w, 4 * w), "up_bias": (4 * w,), "down": (4 * w, w),
-             "down_bias": (w,)}  # fmt: skip
+    sizes = {"qkv": (w, 3 * w), "qkv_bias": (3 * w,), "out": (w, w), "up": (w, 4 * w), "up_bias": (4 * w,),
+             "down": (4 * w, w)}  # fmt: skip
+    sizes |= dict.fromkeys(("out_bias", "norm1", "norm1_bias", "norm2", "norm2_bias", "down_bias"), (w,))
     return {name: S(*size) for name, size in sizes.items()}
 
 

@@ -55,9 +55,11 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str
         above = [base + getattr(moment, kind) for base, (_, moment) in zip(below, shown, strict=True)]
         if above != below:
             path = _band(edges, [frame.y(each) for each in above], [frame.y(each) for each in below])
-            parts.append(element("path", d=path, class_=f"remat-{kind}"))
+            outline = f"{name}-{kind}-area"  # written once, painted twice: such paths are long
+            parts.append(element("defs", element("path", d=path, id=outline)))
+            parts.append(element("use", href=f"#{outline}", class_=f"remat-{kind}"))
             if kind != "arguments":
-                parts.append(element("path", d=path, fill=f"url(#{name}-{kind})"))
+                parts.append(element("use", href=f"#{outline}", fill=f"url(#{name}-{kind})"))
         below = above
     parts.append(frame.horizontal_axis((), "", str))
     parts.append(_halves(frame, forward, len(moments)))
