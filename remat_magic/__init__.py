@@ -13,20 +13,25 @@ from remat_magic.model import GradientDifference, Measurement, RematError, Repor
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from remat_magic import policies
+    from remat_magic import devices, policies
     from remat_magic.analysis.trace import Trace, trace
+    from remat_magic.tuning.assertions import assert_policy
+    from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.gradients import check_gradients
     from remat_magic.tuning.job import Measuring
 
 __version__ = "0.1.0"
 __all__ = [
+    "Comparison",
     "GradientDifference",
     "Measurement",
     "Measuring",
     "RematError",
     "Report",
     "Trace",
+    "assert_policy",
     "check_gradients",
+    "devices",
     "policies",
     "trace",
 ]
@@ -35,16 +40,19 @@ __all__ = [
 _LAZY = {
     "trace": "remat_magic.analysis.trace",
     "Trace": "remat_magic.analysis.trace",
+    "assert_policy": "remat_magic.tuning.assertions",
     "check_gradients": "remat_magic.tuning.gradients",
+    "Comparison": "remat_magic.tuning.compare",
     "Measuring": "remat_magic.tuning.job",
 }
+_MODULES = ("policies", "devices")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name == "policies":
-        return importlib.import_module("remat_magic.policies")
+    if name in _MODULES:
+        return importlib.import_module(f"remat_magic.{name}")
     raise AttributeError(f"module 'remat_magic' has no attribute {name!r}")
 
 

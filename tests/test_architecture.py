@@ -20,16 +20,17 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "model": (set(), set()),
     "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
     "policies": ({"model", "_compat"}, {"jax"}),
+    "devices": ({"model"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "analysis": ({"model", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": ({"model", "_compat", "policies", "analysis"}, {"jax", "numpy", "scipy"}),
+    "tuning": ({"model", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
     "views": ({"model"}, {"rich", "pygments", "IPython"}),
     "widget": ({"model", "views"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
 }
 
-# What a module may import against the direction, and only inside a function, when it is called.
-DEFERRED: dict[str, str] = {
-    # Users look for measure() on the Trace; the method hands over to the layer that builds on traces.
-    "analysis/trace.py": "tuning",
+# Conveniences that point against the direction: imported in the function that is called, never with the module.
+DEFERRED: dict[str, set[str]] = {
+    "analysis/trace.py": {"tuning"},  # trace.compare() and trace.measure(), which is where users look for them
+    "tuning/compare.py": {"views"},  # a comparison shows itself, as a DataFrame does
 }
 
 
@@ -45,7 +46,13 @@ def imports(module: Path, inside_functions: bool | None = None) -> Iterator[tupl
     """Every imported dotted name with its line, the relative ones made absolute; all, or those (not) in functions."""
     package = ["remat_magic", *module.relative_to(PACKAGE).parts[:-1]]
     tree = ast.parse(module.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    # What only a type checker imports is not imported with the module either.
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
     deferred = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
         if inside_functions is not None and (id(node) in deferred) is not inside_functions:
@@ -64,13 +71,14 @@ def violations(module: Path) -> list[str]:
     if layer not in LAYERS:  # the top: __init__ and the magic may import everything
         return []
     ours, third_party = LAYERS[layer]
-    deferred = DEFERRED.get(module.relative_to(PACKAGE).as_posix())
+    deferred = DEFERRED.get(module.relative_to(PACKAGE).as_posix(), set())
     found = list[str]()
     for inside in (False, True):
         for name, line in imports(module, inside_functions=inside):
             top, _, rest = name.partition(".")
             if top == "remat_magic":
-                allowed = rest.split(".")[0] in ours | {layer} or (inside and rest.split(".")[0] == deferred)
+                layer_named = rest.split(".")[0]
+                allowed = layer_named in ours | {layer} or (inside and layer_named in deferred)
             else:
                 allowed = top in sys.stdlib_module_names or top in third_party
             if not allowed:
@@ -89,6 +97,14 @@ def names_private_jax(module: Path) -> list[str]:
 @pytest.mark.parametrize("module", modules(), ids=lambda module: str(module.relative_to(PACKAGE)))
 def test_imports_go_one_way(module):
     assert violations(module) == []
+
+
+@pytest.mark.parametrize("module", ["analysis.trace", "devices", "tuning.compare"])
+def test_conveniences_are_imported_late(module):
+    held = imported_by(f"import remat_magic.{module}")
+    late = {"remat_magic.views", *(set() if module.startswith("tuning") else {"remat_magic.tuning"})}
+    assert held.isdisjoint(late)
+    assert "jax" not in held or module != "devices"
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: str(module.relative_to(PACKAGE)))

@@ -10,15 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import _compat
+from remat_magic.analysis.bodies import type_text
 from remat_magic.analysis.cost import equation_cost, jaxpr_cost
 from remat_magic.analysis.flow import Scope, makers
 from remat_magic.analysis.halves import Forward, without_gc
 from remat_magic.analysis.index import PrimalIndex
-from remat_magic.analysis.liveness import peak
+from remat_magic.analysis.liveness import Held, held_at_peak, peak
 from remat_magic.analysis.program import program
 from remat_magic.analysis.recompute import Recomputation
 from remat_magic.analysis.residuals import Saved, needed_by, residuals, saved_values
-from remat_magic.model import Program, RematError, Report, Residual
+from remat_magic.analysis.work import work
+from remat_magic.model import LiveValue, Program, RematError, Report, Residual, SourceSpan, Timeline
 from remat_magic.model import Recomputation as RecomputationKind
 
 
@@ -45,6 +47,8 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
     recomputed = found.records(equation_cost)
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
+    ahead_work, _ = work(half.closed)
+    back_work, again_work = work(backward, found.live, found)
     inputs = found.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
 
@@ -65,6 +69,9 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
         uncosted=(ahead + back).uncosted,
         peak_bytes=peak(half.closed, backward, half.outputs).bytes,
         complete=True,
+        forward_work=ahead_work,
+        backward_work=back_work,
+        recomputed_work=again_work,
     )
 
 
@@ -97,6 +104,38 @@ def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residua
                 f"{row.primitive} reads the value from before it was named, so name what goes into {row.primitive} too."
             )
     return list(notes)
+
+
+def over_time(blank: Report, half: Forward, backward: Any, index: PrimalIndex, arguments: Sequence[str]) -> Timeline:
+    """The memory held from equation to equation, and what is held at the peak."""
+    moments, equations, held = held_at_peak(half.closed, backward, half.outputs)
+
+    def source(eqn: Any) -> SourceSpan | None:
+        place = None if eqn is None else index.place(eqn)
+        return place.source if place else index.spans.of(_compat.traceback_of(eqn)) if eqn is not None else None
+
+    def value(each: Held) -> LiveValue:
+        kind = "constant" if each.constant else "residual" if each.residual else "temporary"
+        return LiveValue(
+            type_text(each.aval) if each.aval is not None else "",
+            each.bytes,
+            kind if each.argument is None else "argument",
+            _compat.primitive_name(each.eqn) if each.eqn is not None else "",
+            None if each.argument is None else arguments[each.argument],
+            source(each.eqn),
+        )
+
+    return Timeline(
+        blank.policy,
+        blank.at,
+        blank.function,
+        tuple(
+            replace(moment, primitive=_compat.primitive_name(eqn) if eqn is not None else "", source=source(eqn))
+            for moment, eqn in zip(moments, equations, strict=True)
+        ),
+        max(range(len(moments)), key=lambda number: moments[number].bytes),
+        tuple(sorted((value(each) for each in held if each.bytes), key=lambda live: -live.nbytes)),
+    )
 
 
 def without_backward(first: Report, half: Forward, index: PrimalIndex, error: str) -> Report:

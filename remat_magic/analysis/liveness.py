@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import Body, bodies, nbytes
 from remat_magic.analysis.cost import is_operation
 from remat_magic.analysis.cost_table import ELEMENTWISE, VIEWS, names
 from remat_magic.analysis.recompute import Liveness
+from remat_magic.model import Half, Moment
 
-__all__ = ["Moment", "Peak", "peak", "timeline"]
-
-Half = Literal["forward", "backward"]
+__all__ = ["Held", "Moment", "Peak", "held_at_peak", "peak", "timeline"]
 
 # Which operand an operation may write its result over, once it is the operand's last reader.
 _OVER_ANY = ELEMENTWISE | names(
@@ -45,31 +44,27 @@ _NOTHING = 0  # the buffer of what takes no memory: literals
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What is held while one equation runs, in bytes.
-
-    ``index`` counts the equations of the half's jaxpr, calls and loops as one; a call has several moments.
-    ``arguments`` includes constants, ``residuals`` only those that are no arguments.
-    """
-
-    half: Half
-    index: int
-    arguments: int
-    residuals: int
-    temporaries: int
-
-    @property
-    def bytes(self) -> int:
-        """All of it."""
-        return self.arguments + self.residuals + self.temporaries
-
-
-@dataclass(frozen=True, slots=True)
 class Peak:
     """The most that is held at once, in bytes, and the (first) equation that holds it: its half and its index there."""
 
     bytes: int
     where: tuple[Half, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A buffer that is held at the peak: its type and what makes it.
+
+    ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise ``eqn`` makes the value
+    (None: a cotangent). Without an ``aval`` it is what the bodies of ``eqn`` need inside.
+    """
+
+    bytes: int
+    aval: Any = None
+    eqn: Any = None
+    argument: int | None = None
+    constant: bool = False
+    residual: bool = False
 
 
 def peak(forward: Any, backward: Any, outputs: int) -> Peak:
@@ -89,23 +84,41 @@ def peak(forward: Any, backward: Any, outputs: int) -> Peak:
 
 def timeline(forward: Any, backward: Any, outputs: int) -> tuple[Moment, ...]:
     """What is held while each equation runs, in order; arguments and errors are those of ``peak``."""
+    program, kept, saved = _both_halves(forward, backward, outputs)
+    return tuple(moment for moment, _ in program.sweep(kept, saved))
+
+
+def held_at_peak(forward: Any, backward: Any, outputs: int) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[Held]]:
+    """The timeline, the equation of each moment (None where values merely arrive), and what is held at the peak.
+
+    What a result is written over is left out, so that the bytes of what is held add up to the moment's.
+    """
+    program, kept, saved = _both_halves(forward, backward, outputs)
+    swept = list(program.sweep(kept, saved))
+    at = max(range(len(swept)), key=lambda index: swept[index][0].bytes)
+    return tuple(moment for moment, _ in swept), tuple(step.eqn for _, step in swept), program.held(at, kept, saved)
+
+
+def _both_halves(forward: Any, backward: Any, outputs: int) -> tuple[_Program, set[int], set[int]]:
+    """The program of both halves, the buffers kept to the end, and those of the residuals."""
     first, second = _compat.open_jaxpr(forward), _compat.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
     program = _Program()
 
-    env = program.enter(forward, [program.permanent(_device_bytes(var.aval)) for var in first.invars])
+    arguments = [program.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
+    env = program.enter(forward, arguments)
     program.run_all(first, env, "forward")
     results = [program.at(env, atom) for atom in first.outvars]
     saved = results[outputs:]
 
-    cotangents = [program.buffer(var.aval) for var in second.invars[residuals:]]
+    cotangents = [program.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
     program.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
     env = program.enter(backward, [*saved, *cotangents])
     program.run_all(second, env, "backward")
     gradients = [program.at(env, atom) for atom in second.outvars]
-    return tuple(program.sweep({*results[:outputs], *gradients}, set(saved)))
+    return program, {*results[:outputs], *gradients}, set(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,7 @@ class _Step:
     makes: tuple[int, ...]
     over: tuple[int, ...] = ()
     inside: int = 0
+    eqn: Any = None
 
 
 class _Program:
@@ -125,6 +139,7 @@ class _Program:
     def __init__(self, inner_peaks: dict[tuple[int, int], int] | None = None) -> None:
         self.steps: list[_Step] = []
         self._sizes: list[int] = [0]
+        self._what: dict[int, Held] = {}
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
@@ -132,16 +147,19 @@ class _Program:
 
     # ------------------------------------------------------------------------------------------------------- buffers
 
-    def buffer(self, aval: Any) -> int:
-        """A new one for a value of that type."""
+    def buffer(self, aval: Any, what: Held | None = None) -> int:
+        """A new one for a value of that type; ``what`` it is, if it may be asked for."""
         self._sizes.append(_device_bytes(aval))
-        return len(self._sizes) - 1
+        number = len(self._sizes) - 1
+        if what is not None:
+            self._what[number] = what
+        return number
 
-    def permanent(self, size: int) -> int:
-        """A new one of that many bytes, which is there from the beginning to the end."""
-        self._sizes.append(size)
-        self._permanent.add(len(self._sizes) - 1)
-        return len(self._sizes) - 1
+    def permanent(self, aval: Any, what: Held) -> int:
+        """A new one which is there from the beginning to the end."""
+        number = self.buffer(aval, what)
+        self._permanent.add(number)
+        return number
 
     def at(self, env: dict[Any, int], atom: Any) -> int:
         """The buffer of an operand."""
@@ -154,7 +172,7 @@ class _Program:
         for var, value in itertools.zip_longest(body.constvars, _compat.consts_of(jaxpr)):
             key = id(var if value is None else value)
             if key not in self._constants:
-                self._constants[key] = self.permanent(_device_bytes(var.aval))
+                self._constants[key] = self.permanent(var.aval, Held(0, var.aval, constant=True))
             env[var] = self._constants[key]
         return env
 
@@ -179,12 +197,14 @@ class _Program:
             self._inline(eqn, inside[0], env, where)
             return
         operands = [self.at(env, atom) for atom in eqn.invars]
-        makes = [self.buffer(var.aval) for var in eqn.outvars]
+        makes = [self.buffer(var.aval, Held(0, var.aval, eqn)) for var in eqn.outvars]
         env.update(zip(eqn.outvars, makes, strict=True))
         need = max((self._inner_peak(eqn, body) for body in inside), default=0)
         if inside and inside[0].kind != "loop":  # what leaves a branch is the equation's result already
             need = max(0, need - sum(self._sizes[number] for number in makes))
-        self.steps.append(_Step(where, tuple({*operands}), tuple(makes), tuple(_overwritable(eqn, operands)), need))
+        self.steps.append(
+            _Step(where, tuple({*operands}), tuple(makes), tuple(_overwritable(eqn, operands)), need, eqn)
+        )
 
     def _view(self, eqn: Any, env: dict[Any, int]) -> None:
         shown = [self.at(env, atom) for atom in eqn.invars] or [_NOTHING]
@@ -216,12 +236,12 @@ class _Program:
             for each in body.jaxpr.eqns:
                 program._run(each, env, ("backward", 0), body.jaxpr.outvars)
             leaving = {program.at(env, atom) for atom in body.jaxpr.outvars}
-            self._inner_peaks[key] = max(moment.bytes for moment in program.sweep(leaving, set()))
+            self._inner_peaks[key] = max(moment.bytes for moment, _ in program.sweep(leaving, set()))
         return self._inner_peaks[key]
 
     # --------------------------------------------------------------------------------------------------------- sweep
 
-    def sweep(self, kept: set[int], residuals: set[int]) -> Iterator[Moment]:
+    def sweep(self, kept: set[int], residuals: set[int]) -> Iterator[tuple[Moment, _Step]]:
         """Go through the steps and yield what is held during each; ``kept`` are not freed after their last reader."""
         sizes, lasting = self._sizes, kept | self._permanent
         steps = _put_off(self.steps, kept)
@@ -233,11 +253,32 @@ class _Program:
             held += sum(sizes[number] for number in step.makes)
             held_residuals += sum(sizes[number] for number in step.makes if number in saved)
             dying = {number for number in step.reads if last[number] == index} - lasting
-            reused = _reused(step, dying, sizes)
-            yield Moment(*step.where, arguments, held_residuals, held - held_residuals - reused + step.inside)
+            reused = sum(sizes[number] for number in _reused(step, dying, sizes))
+            yield Moment(*step.where, arguments, held_residuals, held - held_residuals - reused + step.inside), step
             dying |= {number for number in step.makes if last[number] == index} - lasting
             held -= sum(sizes[number] for number in dying)
             held_residuals -= sum(sizes[number] for number in dying if number in saved)
+
+    def held(self, at: int, kept: set[int], residuals: set[int]) -> list[Held]:
+        """What is held during the step at a position of the sweep."""
+        lasting = kept | self._permanent
+        steps = _put_off(self.steps, kept)
+        last = {number: index for index, step in enumerate(steps) for number in (*step.reads, *step.makes)}
+        alive = {
+            number
+            for step in steps[: at + 1]
+            for number in step.makes
+            if number in lasting or last[number] >= at or number in steps[at].makes
+        }
+        dying = {number for number in steps[at].reads if last[number] == at} - lasting
+        alive = (alive | self._permanent) - {*_reused(steps[at], dying, self._sizes), _NOTHING}
+        saved = residuals - self._permanent
+        found = [
+            replace(self._what.get(number, Held(0)), bytes=self._sizes[number], residual=number in saved)
+            for number in sorted(alive)
+        ]
+        inside = steps[at].inside
+        return [*found, Held(inside, eqn=steps[at].eqn)] if inside else found
 
 
 def _put_off(steps: Sequence[_Step], wanted: set[int]) -> list[_Step]:
@@ -276,15 +317,16 @@ def _overwritable(eqn: Any, operands: Sequence[int]) -> Sequence[int]:
     return ()
 
 
-def _reused(step: _Step, dying: set[int], sizes: Sequence[int]) -> int:
-    """Bytes of results that are written over an operand of the same size that dies with the step."""
-    free = [sizes[number] for number in dying.intersection(step.over)]
-    total = 0
-    for number in step.makes:
-        if sizes[number] in free:
-            free.remove(sizes[number])
-            total += sizes[number]
-    return total
+def _reused(step: _Step, dying: set[int], sizes: Sequence[int]) -> list[int]:
+    """The operands that die with the step and that a result of the same size is written over."""
+    free = sorted(dying.intersection(step.over))
+    reused: list[int] = []
+    for made in step.makes:
+        over = next((number for number in free if sizes[number] == sizes[made]), None)
+        if over is not None:
+            free.remove(over)
+            reused.append(over)
+    return reused
 
 
 def _is_plain_call(body: Body, eqn: Any) -> bool:

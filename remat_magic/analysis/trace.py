@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -21,8 +21,11 @@ from remat_magic.analysis.selection import Selection, Selector
 from remat_magic.analysis.signature import Leaf, Signature, abstract, flatten_outputs, is_inexact
 from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
 from remat_magic.analysis.source import Spans
-from remat_magic.model import Choice, Measurement, Program, RematError, Report, Site
+from remat_magic.model import Choice, Measurement, Program, RematError, Report, Site, Timeline
 from remat_magic.policies import AS_WRITTEN
+
+if TYPE_CHECKING:
+    from remat_magic.tuning.compare import Comparison
 
 __all__ = ["Trace", "trace"]
 
@@ -380,6 +383,31 @@ class Trace:
         """The full report if it is already computed; never traces."""
         with self.lock:
             return self._reports.get(self._select(policy, at, namespace).label)
+
+    def timeline(self, policy: Any = "as_written", at: Any = None) -> Timeline:
+        """The estimated device memory held from equation to equation, where its peak is, and what is held there.
+
+        Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know.
+
+        Raises:
+            RematError: as ``report``, or the function has no backward half.
+        """
+        with self.lock:
+            selection = self._select(policy, at)
+            half, backward = self._forward(selection), self._backward(selection)
+            return explain.over_time(self._blank(selection), half, backward, self._index, self._arguments)
+
+    def compare(
+        self,
+        policies: Iterable[Any] | None = None,
+        at: Any = None,
+        device: Any = None,
+        measurements: Iterable[Any] = (),
+    ) -> Comparison:
+        """What each policy costs, side by side; see :func:`remat_magic.tuning.compare.compare`."""
+        from remat_magic.tuning.compare import compare
+
+        return compare(self, policies, at, device, measurements)
 
     def _blank(self, selection: Selection) -> Report:
         return Report(

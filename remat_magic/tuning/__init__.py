@@ -1,1 +1,1 @@
-"""From reports and measurements to a choice."""
+"""From reports and measurements to a choice: estimated times, comparisons, assertions, measured programs."""

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from remat_magic.model import SourceSpan
 
-__all__ = ["count", "exact", "flops", "location", "nbytes", "percent", "signed"]
+__all__ = ["count", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -34,6 +34,19 @@ def nbytes(number: int) -> str:
 def flops(number: int | None) -> str:
     """Floating-point operations in three digits: ``51 FLOPs``, ``1.17 TFLOPs``; ``unknown`` for None."""
     return "unknown" if number is None else _scaled(number, "FLOPs", "FLOPs")
+
+
+def seconds(number: float | None) -> str:
+    """Seconds in three digits: ``18.3 ms``, ``1.20 s``, ``0 s``; ``unknown`` for None."""
+    if number is None:
+        return "unknown"
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
+        value = abs(number) * factor
+        # 0.9996 of a unit would be written "1000" of the next.
+        if value >= 0.9995:
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{number * factor:,.{digits}f} {unit}"
+    return "0 s" if number == 0 else f"{number * 1e9:.2g} ns"
 
 
 def exact(number: int, unit: str) -> str:

@@ -1,11 +1,4 @@
-"""The records that an inspection is made of: plain data, without any jax object.
-
-Everything downstream of the analysis (text, HTML, the widget) reads these and nothing else, so a report can be kept,
-compared with ``==``, pickled and shown where JAX is not installed. Importing this module does not import jax.
-
-Units: ``nbytes`` and every ``*_bytes`` are bytes, every ``*_flops`` are floating-point operations. ``None`` where a
-number is expected means *unknown*; it is never replaced by a guess.
-"""
+"""What one policy does at one place: residuals, recomputation, programs, sites."""
 
 from __future__ import annotations
 
@@ -16,23 +9,25 @@ from typing import Literal
 __all__ = [
     "Choice",
     "Equation",
-    "GradientDifference",
-    "Measurement",
+    "Kind",
     "Origin",
     "Parameter",
     "Program",
     "ProgramLine",
-    "Progress",
     "Reader",
+    "Recomputation",
     "RematError",
     "Report",
     "Residual",
     "Site",
     "SourceSpan",
+    "Unit",
+    "Work",
 ]
 
 Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
 Recomputation = Literal["", "repeated", "deferred"]
+Unit = Literal["matmul", "vector"]
 
 
 class RematError(ValueError):
@@ -165,6 +160,28 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What one kernel does: a matmul, or a chain of operations that XLA would fuse.
+
+    ``flops`` (None where no formula covers an operation) and ``bytes``, to and from the device's memory, are of one
+    run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, of which
+    one iteration stands here. ``dtype`` is JAX's short form of what is computed with, ``unit`` what computes it:
+    ``matmul`` for matrix units, else ``vector``.
+    """
+
+    flops: int | None
+    bytes: int
+    dtype: str
+    unit: Unit
+    times: int | None = 1
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing of it is unknown."""
+        return self.flops is not None and self.times is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """A place where ``jax.checkpoint`` is applied; calls of one function at one place are one site.
 
@@ -266,6 +283,9 @@ class Report:
     uncosted: tuple[str, ...] = ()
     complete: bool = True
     backward_error: str = ""
+    forward_work: tuple[Work, ...] = ()
+    backward_work: tuple[Work, ...] = ()
+    recomputed_work: tuple[Work, ...] = ()
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)
@@ -314,72 +334,3 @@ class Report:
     def recomputed_flops(self) -> int:
         """``repeated_flops + deferred_flops``."""
         return self.repeated_flops + self.deferred_flops
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What XLA says of the compiled value and gradients under one policy.
-
-    ``temp_bytes``, ``argument_bytes`` and ``output_bytes`` are bytes on each device, from XLA's own
-    ``memory_analysis()``; None where the backend does not say. ``device`` is platform and kind, ``devices`` how many
-    run the program. ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of
-    ``runs`` timed runs, None where it was not run. ``flops`` is XLA's ``cost_analysis()`` of the compiled program,
-    which counts the body of a loop once. ``error`` is one sentence where a step failed; what was measured before
-    stays. ``findings`` are sentences on where the compiled program departs from the report.
-    """
-
-    policy: str
-    at: str
-    device: str = ""
-    devices: int = 1
-    temp_bytes: int | None = None
-    argument_bytes: int | None = None
-    output_bytes: int | None = None
-    compile_seconds: float | None = None
-    run_seconds: float | None = None
-    runs: int = 0
-    flops: int | None = None
-    error: str = ""
-    findings: tuple[str, ...] = ()
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Arguments, outputs and temporaries together: what the program needs on each device."""
-        if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
-            return None
-        return self.argument_bytes + self.output_bytes + self.temp_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a series of measurements is: ``current`` names the policy that is being measured, empty at the end."""
-
-    done: int
-    total: int
-    current: str = ""
-    cancelled: bool = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.cancelled or self.done == self.total
-
-
-@dataclass(frozen=True, slots=True)
-class GradientDifference:
-    """How far the values and gradients under a policy are from those without the checkpoint.
-
-    ``absolute`` is the largest difference of two elements, ``where`` names the array that has it ("the gradient of
-    params['w']", "output 0") and ``index`` the element. ``relative`` is the largest difference in units of the largest
-    element of the same array, which ``relative_where`` names. A NaN or infinity on one side only counts as infinite.
-    None where ``error``, one sentence, says why there is nothing to compare.
-    """
-
-    policy: str
-    at: str
-    absolute: float | None = None
-    where: str = ""
-    index: tuple[int, ...] = ()
-    relative: float | None = None
-    relative_where: str = ""
-    error: str = ""

@@ -1,0 +1,70 @@
+"""The records that an inspection is made of: plain data, without any jax object.
+
+Everything downstream of the analysis (text, HTML, the widget) reads these and nothing else, so a report can be kept,
+compared with ``==``, pickled and shown where JAX is not installed. Importing this module does not import jax.
+
+Units: ``nbytes`` and every ``*_bytes`` are bytes, every ``*_flops`` are floating-point operations. ``None`` where a
+number is expected means *unknown*; it is never replaced by a guess.
+"""
+
+from __future__ import annotations
+
+from remat_magic.model.report import (
+    Choice,
+    Equation,
+    Kind,
+    Origin,
+    Parameter,
+    Program,
+    ProgramLine,
+    Reader,
+    Recomputation,
+    RematError,
+    Report,
+    Residual,
+    Site,
+    SourceSpan,
+    Unit,
+    Work,
+)
+from remat_magic.model.tuning import (
+    ComparisonRow,
+    Difference,
+    GradientDifference,
+    Half,
+    LiveValue,
+    Measurement,
+    Moment,
+    Progress,
+    Timeline,
+    Times,
+)
+
+__all__ = [
+    "Choice",
+    "ComparisonRow",
+    "Difference",
+    "Equation",
+    "GradientDifference",
+    "Half",
+    "Kind",
+    "LiveValue",
+    "Measurement",
+    "Moment",
+    "Origin",
+    "Parameter",
+    "Program",
+    "ProgramLine",
+    "Progress",
+    "Reader",
+    "Recomputation",
+    "RematError",
+    "Report",
+    "Residual",
+    "Site",
+    "SourceSpan",
+    "Timeline",
+    "Times",
+    "Unit",
+    "Work",
+]

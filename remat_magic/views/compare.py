@@ -1,0 +1,236 @@
+"""A comparison of policies as an HTML table and as rich text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from remat_magic.model import ComparisonRow
+
+from . import format as fmt
+from .html import style
+from .plots import pareto_svg
+
+__all__ = ["comparison_html", "comparison_table", "render"]
+
+_STYLE = """
+.remat-compare{overflow-x:auto}
+.remat-compare table{border-collapse:collapse;margin:6px 0}
+.remat-compare caption{caption-side:top;text-align:left;padding:2px 0 4px;
+ color:var(--jp-content-font-color2,#555);font-size:.92em}
+.remat-compare th,.remat-compare td{padding:2px 8px;text-align:left;vertical-align:top;font-weight:normal}
+.remat-compare thead th{border-bottom:1px solid var(--jp-border-color2,#d0d0d0);white-space:nowrap;
+ color:var(--jp-content-font-color2,#555)}
+.remat-compare .remat-num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+.remat-compare tr[aria-current] th{font-weight:bold}
+.remat-compare .remat-measured{border-left:1px solid var(--jp-border-color2,#d0d0d0)}
+.remat-compare tbody th{min-width:26ch;max-width:44ch;overflow-wrap:anywhere}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    text: str
+    exact: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of numbers: ``group`` is "" for what is counted, else "estimated" or "measured"."""
+
+    head: str
+    group: str
+    cell: Callable[[ComparisonRow], _Cell]
+    help: str = ""
+
+
+def _bytes(number: int | None) -> _Cell:
+    return _Cell("") if number is None else _Cell(fmt.nbytes(number), fmt.exact(number, "bytes"))
+
+
+def _flops(number: int | None) -> _Cell:
+    return _Cell("") if number is None else _Cell(fmt.flops(number), fmt.exact(number, "FLOPs"))
+
+
+def _seconds(number: float | None, complete: bool = True) -> _Cell:
+    if number is None:
+        return _Cell("unknown")
+    return _Cell(f"{'' if complete else '≥ '}{fmt.seconds(number)}", f"{number:.6g} seconds")
+
+
+def _recomputed(row: ComparisonRow) -> _Cell:
+    if row.recomputed_flops is None:
+        return _Cell("")
+    exact = fmt.exact(row.recomputed_flops, "FLOPs")
+    if row.repeated_flops is not None and row.deferred_flops is not None:
+        exact += f": {row.repeated_flops:,} repeated, {row.deferred_flops:,} deferred"
+    share = ""
+    if row.forward_flops and row.recomputed_flops:
+        share = f" +{fmt.percent(row.recomputed_flops, row.forward_flops)}"
+        exact += f";{share} of the forward pass's"
+    prefix = "" if row.complete else "≥ "
+    return _Cell(f"{prefix}{fmt.flops(row.recomputed_flops)}{share}" if row.recomputed_flops else "none", exact)
+
+
+def _time(row: ComparisonRow, name: str) -> _Cell:
+    times = row.times
+    return _Cell("") if times is None else _seconds(getattr(times, name), times.complete)
+
+
+def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
+    yield _Column("saved", "", lambda row: _bytes(row.saved_bytes), "intermediates kept on the device")
+    if any(row.offloaded_bytes for row in rows):
+        yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
+    yield _Column("arguments", "", lambda row: _bytes(row.argument_bytes), "residuals that are alive anyway")
+    yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
+    yield _Column("peak", "estimated", lambda row: _bytes(row.peak_bytes), "device memory held at most")
+    if any(row.times for row in rows):
+        yield _Column("forward", "estimated", lambda row: _time(row, "forward"))
+        yield _Column("backward", "estimated", lambda row: _time(row, "backward"), "recomputation included")
+        yield _Column("recomputed", "estimated", lambda row: _time(row, "recomputed"), "part of backward")
+        if any(row.times and row.times.offload != 0 for row in rows):
+            yield _Column("offloading", "estimated", lambda row: _time(row, "offload"), "to the host and back")
+        yield _Column("step", "estimated", lambda row: _time(row, "total"), "all of it, one after the other")
+    if any(row.measured_bytes is not None for row in rows):
+        yield _Column(
+            "memory", "measured", lambda row: _bytes(row.measured_bytes), "arguments, results and temporaries"
+        )
+    if any(row.measured_seconds is not None for row in rows):
+        yield _Column("run", "measured", lambda row: _known_seconds(row.measured_seconds))
+    if any(row.measured_compile_seconds is not None for row in rows):
+        yield _Column("compile", "measured", lambda row: _known_seconds(row.measured_compile_seconds))
+    if any(row.measured_flops is not None for row in rows):
+        yield _Column("FLOPs", "measured", lambda row: _flops(_whole(row.measured_flops)), "as XLA counts them")
+
+
+def _known_seconds(number: float | None) -> _Cell:
+    return _Cell("") if number is None else _seconds(number)
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else round(number)
+
+
+def _groups(columns: Sequence[_Column]) -> list[tuple[str, int]]:
+    found = list[tuple[str, int]]()
+    for column in columns:
+        if found and found[-1][0] == column.group:
+            found[-1] = (column.group, found[-1][1] + 1)
+        else:
+            found.append((column.group, 1))
+    return found
+
+
+def _heading(group: str, device: str, rows: Sequence[ComparisonRow]) -> str:
+    if group == "estimated":
+        return f"estimated, for {device}" if device and any(row.times for row in rows) else "estimated"
+    if group == "measured":
+        where = dict.fromkeys(row.measured_device for row in rows if row.measured_device)
+        return f"measured, on {', '.join(where)}" if where else "measured"
+    return "counted"
+
+
+def _mark(row: ComparisonRow) -> str:
+    return "◆" if row.pareto else ""
+
+
+def _caption(function: str) -> str:
+    of = f" for {function}" if function else ""
+    return f"Policies{of}. ◆: no other policy has both a lower peak and less to add."
+
+
+def comparison_table(rows: Sequence[ComparisonRow], function: str = "", device: str = "", chosen: str = "") -> str:
+    """The rows as an HTML table, to stand inside an element of class ``remat-compare``.
+
+    Args:
+        rows: what to show.
+        function: whose policies these are.
+        device: whose data sheet the estimated times are from.
+        chosen: the policy to mark as the current one.
+    """
+    columns = list(_columns(rows))
+    groups = "".join(
+        f'<th scope="colgroup" colspan="{span}"{_class(group)}>{escape(_heading(group, device, rows))}</th>'
+        for group, span in _groups(columns)
+    )
+    heads = "".join(
+        f'<th scope="col" class="remat-num{_first(columns, number)}"{_title(column.help)}>{escape(column.head)}</th>'
+        for number, column in enumerate(columns)
+    )
+    body = list[str]()
+    for row in rows:
+        current = ' aria-current="true"' if chosen and chosen in (row.policy, *row.same_as) else ""
+        also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_as)
+        head = f'<th scope="row"><code>{escape(row.policy)}</code>{also}</th>'
+        front = '<td title="on the front"><span aria-label="on the front" role="img">◆</span></td>'
+        cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
+        if row.error and row.peak_bytes is None:
+            cells = f'<td colspan="{len(columns)}">{escape(row.error)}</td>'
+        elif row.error:
+            cells += f'</tr><tr><td></td><td></td><td colspan="{len(columns)}">{escape(row.error)}</td>'
+        body.append(
+            f'<tr class="remat-row" data-policy="{escape(row.policy)}"{current}>{head}'
+            f"{front if row.pareto else '<td></td>'}{cells}</tr>"
+        )
+    return (
+        f'<table class="remat-table"><caption>{escape(_caption(function))}</caption><thead>'
+        f'<tr><th scope="col" rowspan="2">policy</th><th scope="col" rowspan="2">front</th>{groups}</tr>'
+        f"<tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _class(group: str) -> str:
+    return ' class="remat-measured"' if group == "measured" else ""
+
+
+def _first(columns: Sequence[_Column], number: int) -> str:
+    """The class of the first measured column, which a line sets off."""
+    measured = columns[number].group == "measured"
+    return " remat-measured" if measured and columns[number - 1].group != "measured" else ""
+
+
+def _title(text: str) -> str:
+    return f' title="{escape(text)}"' if text else ""
+
+
+def _cell(cell: _Cell, extra: str) -> str:
+    return f'<td class="remat-num{extra}"{_title(cell.exact)}>{escape(cell.text)}</td>'
+
+
+def comparison_html(
+    rows: Sequence[ComparisonRow], function: str = "", device: str = "", source: str = "", chosen: str = ""
+) -> str:
+    """Picture and table as one static fragment; arguments as for ``comparison_table``, ``source`` of the data sheet."""
+    where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
+    return (
+        f'<div class="remat remat-static"><style>{style()}{_STYLE}</style>{pareto_svg(rows, chosen)}'
+        f'<div class="remat-compare">{comparison_table(rows, function, device, chosen)}</div>{where}</div>'
+    )
+
+
+def render(
+    rows: Sequence[ComparisonRow], function: str = "", device: str = "", source: str = "", chosen: str = ""
+) -> Group:
+    """The rows as a rich renderable; arguments as for ``comparison_html``."""
+    columns = list(_columns(rows))
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("policy", overflow="fold", min_width=min(32, max((len(row.policy) for row in rows), default=0)))
+    table.add_column("")
+    for column in columns:
+        head = f"{column.head} ({column.group[:3]}.)" if column.group else column.head
+        table.add_column(head, justify="right", overflow="fold")
+    errors = list[Text]()
+    for row in rows:
+        name = Text(row.policy, style="bold" if chosen in (row.policy, *row.same_as) else "")
+        for other in row.same_as:
+            name.append(f"\n= {other}", style="dim")
+        table.add_row(name, Text(_mark(row)), *(Text(column.cell(row).text) for column in columns))
+        if row.error:
+            errors.append(Text(f"! {row.policy}: {row.error}", style="yellow"))
+    about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
+    return Group(Text(_caption(function), style="dim"), table, Text(about, style="dim"), *errors)

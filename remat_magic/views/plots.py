@@ -1,0 +1,210 @@
+"""The picture of policies by memory and cost. Hand-written SVG, which needs no script."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from remat_magic.model import ComparisonRow
+
+from . import format as fmt
+from .svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
+
+__all__ = ["pareto_svg"]
+
+_LABEL = 30  # characters of a policy's key beside its point
+_HALF = 6.5  # pixels from the middle of a point to its edge
+
+_PARETO_STYLE = (
+    f".remat-svg .remat-front{{fill:none;stroke:{colours['accent']};stroke-width:1.5;stroke-dasharray:5 3}}"
+    f".remat-svg .remat-point{{cursor:pointer}}"
+    f".remat-svg .remat-point:focus-visible{{outline:2px solid {colours['accent']};outline-offset:2px}}"
+    f".remat-svg .remat-best{{fill:{colours['accent']};stroke:{colours['accent']}}}"
+    f".remat-svg .remat-other{{fill:{colours['back']};stroke:{colours['dim']};stroke-width:1.5}}"
+    f".remat-svg .remat-ring{{fill:none;stroke:{colours['fg']};stroke-width:1.5}}"
+    f".remat-svg .remat-label{{paint-order:stroke;stroke:{colours['back']};stroke-width:3px}}"
+    f".remat-svg .remat-leader{{stroke:{colours['dim']};stroke-width:.75}}"
+    ".remat-svg .remat-chosen-label{font-weight:bold}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    row: ComparisonRow
+    x: float
+    y: float
+    memory: int
+    cost: float
+    chosen: bool
+
+    @property
+    def label(self) -> str:
+        return truncate(self.row.policy, _LABEL)
+
+
+def _cost(row: ComparisonRow, timed: bool) -> float | None:
+    if not timed:
+        return row.recomputed_flops
+    return None if row.times is None or row.times.offload is None else row.times.extra
+
+
+def _said(point: _Point, timed: bool) -> str:
+    cost = fmt.seconds(point.cost) if timed else fmt.flops(round(point.cost))
+    more = "estimated for recomputation and offloading" if timed else "recomputed"
+    front = ", on the front" if point.row.pareto else ""
+    same = f", same as {', '.join(point.row.same_as)}" if point.row.same_as else ""
+    return f"{point.row.policy}{same}: peak {fmt.nbytes(point.memory)} (estimated), {cost} {more}{front}"
+
+
+def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 340) -> str:
+    """Every policy by its estimated peak and by what it adds, with the front of those that no other beats.
+
+    A point is a button with the policy in ``data-policy``. What it adds is in estimated seconds where all rows have
+    them, else in recomputed FLOPs. Rows without a peak (those that fail) are left out, and counted in the description.
+
+    Args:
+        rows: a comparison's.
+        chosen: the policy to mark.
+        width: in pixels.
+        height: in pixels.
+    """
+    timed = any(row.times for row in rows) and all(row.times or row.peak_bytes is None for row in rows)
+    shown = [
+        (row, row.peak_bytes, cost)
+        for row in rows
+        if row.peak_bytes is not None and (cost := _cost(row, timed)) is not None
+    ]
+    left_out = len(rows) - len(shown)
+    title = "Estimated peak memory against what recomputation adds"
+    if not shown:
+        words = [text(12, 24, "No policy with a known peak and cost.", class_="remat-axis")]
+        return picture(identifier(title, rows), width, 40, title, "Nothing to show.", words, "")
+    across = ticks(max(memory for _, memory, _ in shown))
+    upward = ticks(max(cost for _, _, cost in shown))
+    frame = Frame(64, 34, width - 26, height - 46, across[-1], upward[-1])
+    points = [
+        _Point(row, frame.x(memory), frame.y(cost), memory, cost, bool(chosen) and chosen in (row.policy, *row.same_as))
+        for row, memory, cost in shown
+    ]
+    unit = "estimated seconds that recomputation and offloading add" if timed else "recomputed FLOPs"
+    parts = [
+        frame.vertical_axis(upward, unit, lambda mark: fmt.seconds(mark) if timed else fmt.flops(round(mark))),
+        frame.horizontal_axis(across, "estimated peak memory", lambda mark: fmt.nbytes(round(mark))),
+        _front_line(points, frame),
+    ]
+    labels = _placed(points, frame)
+    parts += [
+        _point(point, labels.get(index), timed)
+        for index, point in sorted(enumerate(points), key=lambda pair: (pair[1].row.pareto, pair[1].memory))
+    ]
+    parts.append(_pareto_legend(frame, chosen != "" and any(point.chosen for point in points)))
+    omitted = f" {fmt.count(left_out, 'policy')} without a known peak and cost left out." if left_out == 1 else ""
+    if left_out > 1:
+        omitted = f" {left_out} policies without a known peak and cost left out."
+    best = ", ".join(point.row.policy for point in sorted(points, key=lambda point: point.memory) if point.row.pareto)
+    description = f"{fmt.count(len(points), 'point')}. On the front, from least memory: {best}.{omitted}"
+    return picture(identifier(title, rows, chosen), width, height, title, description, parts, _PARETO_STYLE)
+
+
+def _front_line(points: Sequence[_Point], frame: Frame) -> str:
+    """Down to the right in steps: what is on its lower left no policy reaches."""
+    best = sorted({(point.x, point.y) for point in points if point.row.pareto})
+    if not best:
+        return ""
+    path = f"M{best[0][0]:.1f},{frame.top:.1f}V{best[0][1]:.1f}"
+    path += "".join(f"H{x:.1f}V{y:.1f}" for x, y in best[1:])
+    return element("path", d=f"{path}H{frame.right:.1f}", class_="remat-front")
+
+
+def _diamond(x: float, y: float, half: float) -> str:
+    return f"M{x:.1f},{y - half:.1f}l{half},{half}l{-half},{half}l{-half},{-half}z"
+
+
+def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: bool) -> str:
+    said = _said(point, timed)
+    inside = element("title", escape(said))
+    if label is not None:
+        x, y, anchor, far = label
+        if far:
+            edge = y - 4 if y > point.y else y + 2
+            inside += element("line", x1=point.x, y1=point.y, x2=x, y2=edge, class_="remat-leader")
+        bold = "remat-label remat-chosen-label" if point.chosen else "remat-label"
+        inside += text(x, y, point.label, text_anchor=anchor, class_=bold)
+    if point.chosen:
+        size = _HALF + 4
+        ring = {"x": point.x - size, "y": point.y - size, "width": 2 * size, "height": 2 * size}
+        inside += element("rect", **ring, class_="remat-ring")
+    if point.row.pareto:
+        inside += element("path", d=_diamond(point.x, point.y, _HALF), class_="remat-best")
+    else:
+        inside += element("circle", cx=point.x, cy=point.y, r=_HALF - 1.5, class_="remat-other")
+    return element(
+        "g",
+        inside,
+        class_="remat-point",
+        tabindex=0,
+        role="button",
+        data_policy=point.row.policy,
+        aria_label=said,
+        aria_pressed=str(point.chosen).lower(),
+    )
+
+
+_Box = tuple[float, float, float, float]
+
+
+def _placed(points: Sequence[_Point], frame: Frame) -> dict[int, tuple[float, float, str, bool]]:
+    """For each point where its label goes, as x, y, anchor and whether a line must lead to it; none without room.
+
+    Greedy: the chosen policy and those on the front first, each in the nearest free place around its point.
+    """
+    taken: list[_Box] = []
+    for p in points:
+        half = _HALF + 4 if p.chosen else _HALF
+        taken.append((p.x - half, p.y - half, p.x + half, p.y + half))
+    corners = sorted({(p.x, p.y) for p in points if p.row.pareto})
+    if corners:
+        taken.append((corners[0][0] - 1, frame.top, corners[0][0] + 1, corners[0][1]))
+    for (x, y), (next_x, next_y) in itertools.pairwise(corners):
+        taken += [(x, y - 1, next_x, y + 1), (next_x - 1, y, next_x + 1, next_y)]
+    placed: dict[int, tuple[float, float, str, bool]] = {}
+    order = sorted(range(len(points)), key=lambda i: (not points[i].chosen, not points[i].row.pareto, points[i].memory))
+    for index in order:
+        point = points[index]
+        wide = text_width(point.label)
+        for x, y, anchor, far in _places(point):
+            start = {"start": x, "middle": x - wide / 2, "end": x - wide}[anchor]
+            box = (start, y - 10, start + wide, y + 3)
+            within = (
+                box[0] >= 2 and box[2] <= frame.right + 24 and frame.top - 6 <= box[1] and box[3] <= frame.bottom - 2
+            )
+            if within and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                placed[index] = (x, y, anchor, far)
+                break
+    return placed
+
+
+def _places(point: _Point) -> Iterator[tuple[float, float, str, bool]]:
+    beside = _HALF + (8 if point.chosen else 4)
+    yield point.x + beside, point.y + 4, "start", False
+    yield point.x - beside, point.y + 4, "end", False
+    yield point.x, point.y - beside - 3, "middle", False
+    yield point.x, point.y + beside + 10, "middle", False
+    for distance in (22, 36, 50, 64, 78, 92):
+        for up in (-1, 1):
+            for anchor, aside in (("start", 10), ("end", -10), ("middle", 0)):
+                yield point.x + aside, point.y + up * distance, anchor, True
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _pareto_legend(frame: Frame, marked: bool) -> str:
+    y = frame.top - 16
+    entries = [("◆", "on the front"), ("○", "another is better")] + ([("□", "chosen")] if marked else [])
+    line = "   ".join(f"{sign} {word}" for sign, word in entries)
+    return text(frame.right, y, line, text_anchor="end", class_="remat-axis", aria_hidden="true")

@@ -1,0 +1,69 @@
+"""Comparisons and timelines made by hand: what the pictures and tables are tested on, without the engine."""
+
+from views_records import DOT, EVIL, SIN, span
+
+from remat_magic.model import ComparisonRow, LiveValue, Moment, SourceSpan, Timeline, Times
+
+
+def row(policy, peak, recomputed, *, pareto=False, **changes):
+    """A policy with a peak in MB and a recomputation in ms."""
+    fields = {
+        "at": "function",
+        "saved_bytes": 20_000_000,
+        "argument_bytes": 5_000_000,
+        "offloaded_bytes": 0,
+        "forward_flops": 10**12,
+        "repeated_flops": recomputed * 10**9,
+        "deferred_flops": 2,
+        "recomputed_flops": recomputed * 10**9 + 2,
+        "peak_bytes": peak * 10**6,
+        "times": Times("A100", 0.010, 0.020 + recomputed / 1e3, recomputed / 1e3),
+        "pareto": pareto,
+    }
+    return ComparisonRow(policy, **{**fields, **changes})
+
+
+def rows():
+    """Three on the front, one that is beaten, one that failed."""
+    return (
+        row("none", 90, 0, pareto=True, same_as=("as_written",)),
+        row("dots_saveable", 50, 5, pareto=True),
+        row("nothing_saveable", 20, 18, pareto=True),
+        row("save_only_these_names('h')", 60, 9),
+        ComparisonRow("my_policy", "function", error="my_policy raised KeyError when asked about dot_general."),
+    )
+
+
+def evil_rows():
+    """The same text, which would run a script, wherever a row holds text."""
+    return (
+        row(EVIL, 90, 0, at=EVIL, pareto=True, same_as=(EVIL,), code=EVIL, measured_device=EVIL, measured_seconds=1.0,
+            times=Times(EVIL, 1.0, 1.0, 0.0)),
+        ComparisonRow(EVIL, EVIL, error=EVIL),
+    )  # fmt: skip
+
+
+def timeline(forward=20, backward=30, peak=22):
+    """Residuals that pile up and go, a spike at the peak."""
+    moments = []
+    for number in range(forward + backward):
+        half = "forward" if number < forward else "backward"
+        residuals = 100 * min(number, (forward + backward - number) * forward // backward)
+        moments.append(Moment(half, number, 300, residuals, 5000 if number == peak else 150, "sin", SIN))
+    alive = (
+        LiveValue("f32[6,200]", 4800, "temporary", "dot_general", None, DOT),
+        *(LiveValue("f32[25]", 100, "residual", "cos", None, SIN) for _ in range(9)),
+        LiveValue("f32[75]", 300, "argument", argument="params['w']"),
+        LiveValue("", 64, "temporary", "scan", None, span(9, "lax.scan(body, x)")),
+        LiveValue("f32[9]", 36, "temporary"),
+        LiveValue("f32[2]", 8, "constant"),
+    )
+    return Timeline("dots_saveable", "function", "loss", tuple(moments), peak, alive)
+
+
+def evil_timeline():
+    """Likewise for a timeline."""
+    where = SourceSpan(EVIL, EVIL, 1, 0, 1, len(EVIL), None, EVIL)
+    moments = (Moment("forward", 0, 1, 0, 0), Moment("backward", 0, 1, 1, 3, EVIL, where))
+    alive = (LiveValue(EVIL, 4, "temporary", EVIL, None, where), LiveValue(EVIL, 1, "argument", "", EVIL, where))
+    return Timeline(EVIL, EVIL, EVIL, moments, 1, alive)

@@ -1,0 +1,330 @@
+"""Policies side by side: the reports' own numbers, the front by brute force, failures as rows."""
+
+import functools
+import html
+import itertools
+import json
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cost_helpers import S
+from jax.ad_checkpoint import checkpoint_name
+
+import remat_magic as rm
+from remat_magic.devices import Device
+from remat_magic.tuning.sizes import parse_bytes, parse_flops
+from tests.benchmarks.models import transformer
+from tests.programs import PROGRAMS
+
+DEVICE = "A100 80GB SXM"
+
+
+def traced(name):
+    fun, args = PROGRAMS[name]
+    return rm.trace(fun, *args)
+
+
+@functools.cache
+def _blocks():
+    fun, args = transformer(2, site=True)
+    return rm.trace(fun, *args)
+
+
+@pytest.fixture
+def blocks(remat2):
+    return _blocks()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """As a measurement of a policy has it."""
+
+    policy: str
+    at: str
+    device: str = "one GPU"
+    temp_bytes: int | None = 1000
+    argument_bytes: int | None = 200
+    output_bytes: int | None = 30
+    compile_seconds: float | None = 1.5
+    run_seconds: float | None = 0.25
+    flops: float | None = 7e9
+    error: str = ""
+
+
+# ------------------------------------------------------------------------------------------------------------- the rows
+
+
+def test_rows_are_the_reports(remat3):
+    trace = traced("attention")
+    for row in trace.compare(device=DEVICE).rows:
+        report = trace.report(row.policy)
+        assert (row.policy, row.at, row.code) == (report.policy, report.at, report.code)
+        for name in ("saved_bytes", "argument_bytes", "offloaded_bytes", "forward_flops", "repeated_flops",
+                     "deferred_flops", "recomputed_flops", "peak_bytes"):  # fmt: skip
+            assert getattr(row, name) == getattr(report, name)
+        assert row.times.device == DEVICE
+        assert row.times.total == row.times.forward + row.times.backward + row.times.offload
+
+
+@pytest.mark.parametrize("name", ["attention", "named_layers", "scanned_checkpoint", "binary8"])
+def test_every_choice_is_there_once(name, remat3):
+    """Each in a row of its own or named by the row that does the same, and no row twice."""
+    trace = traced(name)
+    found = trace.compare(device=DEVICE)
+    policies = [policy for row in found.rows for policy in (row.policy, *row.same_as)]
+    assert len(set(policies)) == len(policies)
+    wanted = {trace.report(choice.key).policy for choice in trace.choices()}
+    assert set(policies) == wanted
+    assert found.rows[0].policy == "as_written"
+    again = trace.compare(device=DEVICE)
+    assert again.rows == found.rows
+
+
+def test_same_means_same(blocks):
+    """What shares a row saves and recomputes alike, and what does not differs in something."""
+    found = blocks.compare(device=DEVICE)
+    for row in found.rows:
+        for other in row.same_as:
+            difference = found.difference(row.policy, other)
+            assert not any((difference.residuals_only_in_a, difference.residuals_only_in_b,
+                            difference.recomputed_only_in_a, difference.recomputed_only_in_b))  # fmt: skip
+    assert found.row("nothing_saveable").policy == "as_written"  # as the blocks' own checkpoint has it
+
+
+def test_policies_that_are_asked_for_keep_their_rows():
+    found = traced("three_layers").compare(["none", "everything_saveable", jax.checkpoint_policies.dots_saveable])
+    assert [row.policy for row in found.rows] == ["none", "everything_saveable", "dots_saveable"]
+    assert [row.same_as for row in found.rows] == [(), (), ()]
+
+
+def test_at_is_the_reports():
+    found = traced("scanned_checkpoint").compare(["none", "dots_saveable"], at="layer", device=DEVICE)
+    assert [row.at for row in found.rows] == ["layer", "layer"]
+
+
+def test_a_policy_that_fails_is_a_row():
+    def broken(*_args, **_kwargs):
+        raise ZeroDivisionError
+
+    trace = traced("three_layers")
+    found = trace.compare(["dots_savable", broken, "none"], device=DEVICE)
+    assert "did you mean 'dots_saveable'?" in found.rows[0].error
+    assert found.rows[1].policy == "broken"
+    assert "ZeroDivisionError" in found.rows[1].error
+    assert [row.peak_bytes is None for row in found.rows] == [True, True, False]
+    assert [row.pareto for row in found.rows] == [False, False, True]
+    with pytest.raises(rm.RematError, match="broken has no report"):
+        found.difference("broken", "none")
+
+
+def test_a_function_without_a_backward_pass():
+    fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
+    found = rm.trace(fun, S(3)).compare(device=DEVICE)
+    assert all("cannot differentiate a while_loop" in row.error for row in found.rows)
+    assert not any(row.pareto for row in found.rows)
+    with pytest.raises(rm.RematError, match="No compared policy of <lambda> has a known peak"):
+        found.best("1 GB")
+
+
+def test_devices(monkeypatch):
+    from remat_magic import devices
+
+    trace = traced("three_layers")
+    with pytest.raises(rm.RematError, match="No device is called"):
+        trace.compare(device="H1000")
+    monkeypatch.setattr(devices, "default", lambda: None)
+    unknown = trace.compare()
+    assert unknown.device is None
+    assert {row.times for row in unknown.rows} == {None}
+    assert unknown.pareto_by == "recomputed_flops"
+    assert any(row.pareto for row in unknown.rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ the front
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_front_by_brute_force(name):
+    """A row is on it exactly if none is as good in both and better in one."""
+    rows = traced(name).compare(device=DEVICE).rows
+    points = {row.policy: (row.peak_bytes, row.times.extra) for row in rows if not row.error}
+    for row in rows:
+        if row.error:
+            assert not row.pareto
+            continue
+        mine = points[row.policy]
+        beaten = any(a <= mine[0] and b <= mine[1] and (a, b) != mine for a, b in points.values())
+        assert row.pareto != beaten
+    assert not points or any(row.pareto for row in rows)
+
+
+def test_saved_bytes_do_not_rank():
+    """A checkpoint around a whole chain saves least and gains nothing."""
+
+    def chain(x):
+        for _ in range(8):
+            x = jnp.sin(x)
+        return x
+
+    found = rm.trace(chain, S(1000)).compare(["none", "nothing_saveable"], device=DEVICE)
+    none, nothing = found.rows
+    assert nothing.saved_bytes < none.saved_bytes
+    assert (none.pareto, nothing.pareto) == (True, False)
+
+
+def test_offloading_is_not_free(blocks):
+    """It recomputes as little as saving does, and pays on the way to the host."""
+    found = blocks.compare(["dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims"], device=DEVICE)
+    saved, moved = found.rows
+    assert moved.offloaded_bytes == saved.saved_bytes - moved.saved_bytes
+    assert moved.times.extra > saved.times.extra
+
+
+def test_best(blocks):
+    found = blocks.compare(device=DEVICE)
+    peaks = sorted(row.peak_bytes for row in found.rows)
+    for limit in peaks:
+        best = found.best(limit)
+        assert best.peak_bytes <= limit
+        within = [row for row in found.rows if row.peak_bytes <= limit]
+        assert best.times.extra == min(row.times.extra for row in within)
+    assert found.best("1 TB").times.extra == 0
+    with pytest.raises(rm.RematError, match=r"peak of at most 1,000 bytes: .* comes nearest with [0-9,]+; use smaller"):
+        found.best("1 kB")
+    with pytest.raises(rm.RematError, match="peak_bytes='lots' is no number of bytes"):
+        found.best("lots")
+
+
+# ---------------------------------------------------------------------------------------------------------- differences
+
+
+def test_differences_are_of_multisets(remat3):
+    """Of three equal layers under dots_saveable the three dots are saved; under nothing they are made again."""
+
+    def net(w, x):
+        for _ in range(3):
+            x = jnp.sin(w @ x)
+        return x.sum()
+
+    found = rm.trace(net, S(4, 4), S(4)).compare(["nothing_saveable", "dots_saveable"], device=DEVICE)
+    difference = found.difference("nothing_saveable", "dots_saveable")
+    assert (difference.a, difference.b) == ("nothing_saveable", "dots_saveable")
+    assert [r.primitive for r in difference.residuals_only_in_b] == ["dot_general"] * 3
+    assert [e.primitive for e in difference.recomputed_only_in_a].count("dot_general") == 3
+    assert not difference.recomputed_only_in_b
+    back = found.difference("dots_saveable", "nothing_saveable")
+    assert back.residuals_only_in_a == difference.residuals_only_in_b
+    with pytest.raises(rm.RematError, match=r"'none' is not compared here; compared are nothing_saveable, dots_sav"):
+        found.difference("none", "dots_saveable")
+
+
+@pytest.mark.parametrize("name", ["attention", "nested_scan", "named_layers"])
+def test_differences_and_what_is_common_make_both(name):
+    found = traced(name).compare(["none", "nothing_saveable", "dots_saveable"], device=DEVICE)
+    for a, b in itertools.permutations(["none", "nothing_saveable", "dots_saveable"], 2):
+        d = found.difference(a, b)
+        first, second = (found._report(policy, None) for policy in (a, b))
+        common = len(first.residuals) - len(d.residuals_only_in_a)
+        assert common == len(second.residuals) - len(d.residuals_only_in_b) >= 0
+        again = len(first.recomputed) - len(d.recomputed_only_in_a)
+        assert again == len(second.recomputed) - len(d.recomputed_only_in_b) >= 0
+
+
+# --------------------------------------------------------------------------------------------- measurements and exports
+
+
+def test_measurements_stand_beside_the_estimates():
+    trace = traced("three_layers")
+    found = trace.compare(
+        device=DEVICE, measurements=[Measured("none", "function"), Measured("dots_saveable", "layer")]
+    )
+    (row,) = [row for row in found.rows if row.measured_seconds is not None]
+    assert "none" in (row.policy, *row.same_as)
+    assert row.measured_bytes == 1230
+    assert (row.measured_compile_seconds, row.measured_flops, row.measured_device) == (1.5, 7e9, "one GPU")
+    partly = trace.compare(["none"], device=DEVICE, measurements=[Measured("none", "function", temp_bytes=None)])
+    assert partly.rows[0].measured_bytes is None
+    failed = trace.compare(["none"], device=DEVICE, measurements=[Measured("none", "function", error="Out of memory.")])
+    assert failed.rows[0].error == "Out of memory."
+    assert failed.rows[0].peak_bytes is not None
+
+
+def test_exports(blocks):
+    found = blocks.compare(device=DEVICE)
+    whole = json.loads(json.dumps(found.to_dict()))
+    assert [row["policy"] for row in whole["rows"]] == [row.policy for row in found.rows]
+    assert whole["device"] == DEVICE
+    assert whole["rows"][0]["times"]["total"] == found.rows[0].times.total
+    flat = found.to_rows()
+    assert len({tuple(row) for row in flat}) == 1  # the same columns in each
+    assert all(isinstance(value, (str, int, float, bool, type(None))) for row in flat for value in row.values())
+    assert flat[0]["estimated_total_seconds"] == found.rows[0].times.total
+    assert len(found) == len(flat)
+
+
+def test_it_shows_itself():
+    from rich.console import Console
+
+    found = traced("named_tanh").compare(device=DEVICE)
+    page = found._repr_html_()
+    console = Console(width=200, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(found)
+    for row in found.rows:
+        if len(row.policy) < 30:
+            assert html.escape(row.policy) in page
+            assert row.policy in captured.get()
+    assert DEVICE in page
+    assert DEVICE in captured.get()
+    assert "policies for named_tanh" in repr(found)
+
+
+def test_reports_are_not_made_twice(monkeypatch):
+    trace = traced("attention")
+    first = trace.compare(device=DEVICE)
+    import remat_magic.analysis.explain as explain
+
+    monkeypatch.setattr(explain, "full", None)
+    assert trace.compare(device=DEVICE).rows == first.rows
+
+
+def test_a_device_of_ones_own():
+    mine = Device("mine", {"f32": 1e12}, 1e12, 1e12, 10**9, None, "mine")
+    assert traced("three_layers").compare(["none"], device=mine).rows[0].times.device == "mine"
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2 GiB", 2 * 2**30), ("1.5 GB", 1_500_000_000), ("1.5gb", 1_500_000_000), ("512 MiB", 2**29), ("10", 10),
+     ("1,000 bytes", 1000), ("1e9", 10**9), (".5 kB", 500), ("3 TB", 3 * 10**12), (7, 7), (1e9, 10**9), ("0 B", 0)],
+)  # fmt: skip
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "2 GiG", "two GB", "-1 GB", "1.5.2 GB", "2 G", -1, True, None, float("nan")]
+)
+def test_what_is_no_size(text):
+    with pytest.raises(rm.RematError, match="write one like '2 GiB' or '1.5 GB'"):
+        parse_bytes(text)
+
+
+def test_flops():
+    assert parse_flops("3 TFLOPs") == 3 * 10**12
+    assert parse_flops("2e12") == 2 * 10**12
+    with pytest.raises(rm.RematError, match="3 TFLOPs"):
+        parse_flops("3 TB")
+
+
+def test_checkpoint_names_are_offered():
+    def fun(x):
+        return jnp.sin(checkpoint_name(jnp.sin(x), "h")).sum()
+
+    found = rm.trace(fun, S(10)).compare(device=DEVICE)
+    assert any("save_only_these_names('h')" in (row.policy, *row.same_as) for row in found.rows)

@@ -1,0 +1,123 @@
+"""The devices' figures, looked up and registered, and the machine's own, measured."""
+
+import jax
+import pytest
+
+from remat_magic import devices
+from remat_magic.devices import Device
+from remat_magic.model import RematError
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Registering leaves the table as it was."""
+    monkeypatch.setattr(devices, "_KNOWN", dict(devices._KNOWN))
+
+
+PUBLISHED = [name for name in devices.names() if name != devices.THIS_CPU]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_figures_fit_together(name):
+    """What holds for every accelerator: units of FLOP/s and bytes/s, not of TFLOP/s; matrices before vectors."""
+    device = devices.get(name)
+    assert device.name == name
+    assert 1e14 < device.matmul_flops["bf16"] < 1e16
+    assert device.matmul_flops["f32"] <= device.matmul_flops["bf16"] <= device.matmul_flops["i8"]
+    assert device.vector_flops is None or 1e13 < device.vector_flops < device.matmul_flops["f32"]
+    assert 5e11 < device.memory_bandwidth < 1e13
+    assert 10e9 <= device.memory_bytes <= 300e9
+    assert 1e10 < device.host_bandwidth < device.memory_bandwidth / 10
+    assert device.source
+    assert not device.measured
+
+
+def test_generations_are_in_order():
+    """The makers' own comparisons: H200 is H100 with more and faster memory, v6e 4.7 times the v5e."""
+    h100, h200 = devices.get("H100 SXM"), devices.get("H200")
+    assert h100.matmul_flops == h200.matmul_flops
+    assert h100.memory_bandwidth < h200.memory_bandwidth
+    ratio = devices.get("TPU v6e").matmul_flops["bf16"] / devices.get("TPU v5e").matmul_flops["bf16"]
+    assert ratio == pytest.approx(4.7, abs=0.05)
+    a40, a80 = devices.get("A100 40GB SXM"), devices.get("A100 80GB SXM")
+    assert a40.matmul_flops == a80.matmul_flops
+    assert 2 * a40.memory_bytes == a80.memory_bytes
+
+
+def test_names_are_found_in_any_case():
+    assert devices.get("tpu V5E") is devices.get("TPU v5e")
+    own = devices.get("H200")
+    assert devices.get(own) is own
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("H100", "did you mean 'H100 SXM'?"),
+        ("TPU v5", "did you mean 'TPU v5e'?"),
+        ("A10O 40GB SXM", "did you mean 'A100 40GB SXM'?"),
+        ("", "known are A100 40GB SXM"),
+        ("???", "known are A100 40GB SXM"),
+        (3, "not int: 3."),
+    ],
+)
+def test_unknown_names_say_which_comes_nearest(name, expected):
+    with pytest.raises(RematError) as raised:
+        devices.get(name)
+    assert expected in str(raised.value)
+
+
+def test_register(known):
+    mine = Device("mine", {"bf16": 2e14}, 1e13, 1e12, 10**10, None, "my own data sheet")
+    devices.register(mine)
+    assert devices.get("Mine") is mine
+    assert "mine" in devices.names()
+    assert devices.names()[-1] == devices.THIS_CPU
+    with pytest.raises(RematError, match="is the name of the machine itself"):
+        devices.register(Device(devices.THIS_CPU, {}, None, 1.0, 1, None, ""))
+    with pytest.raises(RematError, match="needs a remat_magic.devices.Device, not dict"):
+        devices.register({"name": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H200", "H200"),
+        ("TPU v4", "TPU v4"),
+        ("TPU v5 lite", "TPU v5e"),
+        ("TPU v5", "TPU v5p"),
+        ("TPU v6 lite", "TPU v6e"),
+    ],
+)
+def test_kinds_as_jax_calls_them(kind, name):
+    assert devices.of_kind(kind).name == name
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA GeForce RTX 4090", "NVIDIA H100 PCIe", "TPU v2", ""])
+def test_other_kinds_are_not_guessed(kind):
+    """A PCIe card of the same name is another device."""
+    assert devices.of_kind(kind) is None
+
+
+def test_this_machine_is_measured_once(monkeypatch):
+    found = devices.default()  # tests run on the CPU
+    assert found.measured
+    assert "measured on this machine" in found.source
+    assert found.name == devices.THIS_CPU
+    # Any machine that runs the tests: more than a microcontroller, less than an accelerator.
+    assert 1e8 < found.vector_flops < 1e14
+    assert 1e8 < found.matmul_flops["f32"] < 1e15
+    assert 1e8 < found.memory_bandwidth < 1e13
+    monkeypatch.setattr(jax, "jit", None)  # measuring anew would need it
+    assert devices.get("this cpu") is found
+
+
+def test_a_matmul_without_figures_is_left_to_the_vector_units():
+    cpu = devices.get(devices.THIS_CPU)
+    assert cpu.peak_flops("f64", "matmul") == cpu.vector_flops
+    tpu = devices.get("TPU v5e")
+    assert tpu.peak_flops("f64", "matmul") is None
+    assert tpu.peak_flops("bf16", "vector") is None

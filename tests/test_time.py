@@ -1,0 +1,97 @@
+"""Estimated times: by hand on a device of round numbers, and on programs whose limit is known."""
+
+import jax.numpy as jnp
+import pytest
+from cost_helpers import S
+
+import remat_magic as rm
+from remat_magic.devices import Device
+from remat_magic.model import Report, Residual, Work
+from remat_magic.tuning.time import seconds, times
+from tests.programs import PROGRAMS
+
+ROUND = Device("round", {"bf16": 1e12, "f32": 1e11}, 1e10, 1e9, 10**10, 1e8, "made up for this test")
+BLIND = Device("blind", {"bf16": 1e12}, None, 1e9, 10**10, None, "nothing of vectors or the host")
+
+
+def test_each_kernel_takes_what_limits_it():
+    """10 ms of arithmetic beside 1 ms of memory; 2 ms of memory beside 1 ms of arithmetic, three times."""
+    work = (Work(10**10, 10**6, "bf16", "matmul"), Work(10**7, 2 * 10**6, "f32", "vector", 3))
+    assert seconds(work, ROUND) == (pytest.approx(0.010 + 3 * 0.002), True)
+
+
+def test_the_dtype_decides_how_fast_a_matmul_is():
+    assert seconds([Work(10**11, 0, "f32", "matmul")], ROUND)[0] == pytest.approx(1)
+    assert seconds([Work(10**11, 0, "bf16", "matmul")], ROUND)[0] == pytest.approx(0.1)
+    assert seconds([Work(10**10, 0, "f64", "matmul")], ROUND)[0] == pytest.approx(1)  # on the vector units
+
+
+def test_what_is_not_known_makes_it_a_lower_bound():
+    assert seconds([Work(None, 10**9, "f32", "vector")], ROUND) == (1, False)
+    assert seconds([Work(1, 10**9, "f32", "vector", None)], ROUND) == (1, False)  # one iteration
+    assert seconds([Work(10**12, 10**9, "f32", "matmul")], BLIND) == (1, False)  # no figure for it
+    assert seconds([Work(10**12, 10**9, "f32", "vector")], BLIND) == (1, True)  # limited by memory, it is said
+
+
+def report(**changes):
+    work = (Work(10**8, 0, "f32", "vector"),)
+    return Report("p", "function", forward_work=work, backward_work=2 * work, recomputed_work=work, **changes)
+
+
+def test_halves_recomputation_and_the_sum():
+    found = times(report(), ROUND)
+    assert (found.forward, found.backward, found.recomputed) == pytest.approx((0.01, 0.02, 0.01))
+    assert found.total == pytest.approx(0.03)  # recomputation is part of the backward pass
+    assert found.extra == pytest.approx(0.01)
+    assert found.complete
+    assert found.device == "round"
+
+
+def test_offloading_goes_there_and_back():
+    moved = report(residuals=(Residual("f32", (10**6,), 4 * 10**6, "offloaded"),))
+    found = times(moved, ROUND)
+    assert found.offload == pytest.approx(2 * 4e6 / 1e8)
+    assert found.total == pytest.approx(0.03 + 0.08)
+    assert found.extra == pytest.approx(0.01 + 0.08)
+    unknown = times(moved, BLIND)
+    assert unknown.offload is None
+    assert not unknown.complete
+
+
+def test_a_big_matmul_is_limited_by_arithmetic():
+    """Of 4096 a side: three times 2 n^3 FLOPs for the value and both gradients, at 989.4 TFLOP/s."""
+    n = 4096
+    matrix = S(n, n, dtype="bfloat16")
+    found = times(rm.trace(lambda a, b: (a @ b).astype("float32").sum(), matrix, matrix).report("none"), "H100 SXM")
+    assert found.total == pytest.approx(3 * 2 * n**3 / 989.4e12, rel=0.3)
+    assert found.forward + found.backward > 3 * 2 * n**3 / 989.4e12
+
+
+def test_an_elementwise_function_is_limited_by_memory():
+    """X is read for the sine and for the cosine, which is written; then that is read and the gradient written."""
+    n = 10**8
+    found = times(rm.trace(lambda x: jnp.sin(x).sum(), S(n)).report("none"), "A100 80GB SXM")
+    assert found.total == pytest.approx(5 * 4 * n / 2.039e12, rel=0.01)
+
+
+def test_recomputing_more_takes_longer(remat3):
+    fun, args = PROGRAMS["attention"]
+    trace = rm.trace(fun, *args)
+    nothing, dots, everything = (
+        times(trace.report(policy), ROUND) for policy in ("nothing_saveable", "dots_saveable", "everything_saveable")
+    )
+    assert nothing.recomputed > dots.recomputed > everything.recomputed == 0
+    assert nothing.total > everything.total
+    assert all(found.recomputed <= found.backward for found in (nothing, dots, everything))
+
+
+def test_no_backward_pass_is_not_complete():
+    import jax
+
+    fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
+    assert not times(rm.trace(fun, S(3)).report(), ROUND).complete
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(rm.RematError, match="No device is called 'H1000'"):
+        times(report(), "H1000")

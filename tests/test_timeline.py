@@ -1,0 +1,101 @@
+"""Memory over time: the same peak as the report's, and what is held there down to the byte."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cost_helpers import S
+
+import remat_magic as rm
+from tests.programs import PROGRAMS
+
+N = 1000
+UNIT = 4 * N
+
+
+@pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_highest_moment_is_the_reported_peak(name, policy, remat3):
+    fun, args = PROGRAMS[name]
+    trace = rm.trace(fun, *args)
+    timeline = trace.timeline(policy, "function")
+    report = trace.report(policy, "function")
+    assert timeline.peak_bytes == report.peak_bytes
+    assert max(moment.bytes for moment in timeline.moments) == timeline.peak_bytes
+    assert (timeline.policy, timeline.at, timeline.function) == (report.policy, report.at, trace.function_name)
+    halves = [moment.half for moment in timeline.moments]
+    assert halves == sorted(halves, key=["forward", "backward"].index)
+
+
+@pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_held_at_the_peak_adds_up(name, policy, remat3):
+    fun, args = PROGRAMS[name]
+    timeline = rm.trace(fun, *args).timeline(policy, "function")
+    assert sum(value.nbytes for value in timeline.alive) == timeline.peak_bytes
+    peak = timeline.moments[timeline.peak]
+    held = {"argument": 0, "constant": 0, "residual": 0, "temporary": 0}
+    for value in timeline.alive:
+        held[value.kind] += value.nbytes
+    assert held["argument"] + held["constant"] == peak.arguments
+    assert [value.nbytes for value in timeline.alive] == sorted((v.nbytes for v in timeline.alive), reverse=True)
+
+
+def chain(x):
+    for _ in range(8):
+        x = jnp.sin(x)
+    return x
+
+
+def test_values_are_named_with_their_lines():
+    """As the backward pass of a chain begins: the argument, eight cosines, the output and its cotangent."""
+    timeline = rm.trace(chain, S(N)).timeline("none")
+    peak = timeline.moments[timeline.peak]
+    assert peak.half == "backward"
+    kinds = [value.kind for value in timeline.alive]
+    assert [kinds.count(kind) for kind in ("argument", "residual", "temporary")] == [1, 8, 2]
+    assert {value.type for value in timeline.alive} == {f"f32[{N}]"}
+    (argument,) = [value for value in timeline.alive if value.kind == "argument"]
+    assert argument.argument == "x"
+    assert argument.source is None
+    for value in timeline.alive:
+        if value.kind == "residual":
+            assert value.primitive == "cos"
+            assert value.source.expression == "jnp.sin(x)"
+            assert value.source.file == __file__
+
+
+def test_moments_have_the_equations_lines(remat3):
+    timeline = rm.trace(chain, S(N)).timeline("none")
+    found = [(moment.half, moment.primitive) for moment in timeline.moments if moment.primitive]
+    assert found.count(("forward", "sin")) == 8
+    assert all(moment.source.expression == "jnp.sin(x)" for moment in timeline.moments if moment.primitive == "sin")
+
+
+def test_what_a_loop_needs_inside_is_told():
+    def fun(x):
+        body = lambda c, _: (jnp.sin(jnp.outer(c, c) @ c), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(body), x, length=4)[0].sum()
+
+    timeline = rm.trace(fun, S(100)).timeline()
+    inside = [value for value in timeline.alive if not value.type]
+    assert [value.primitive for value in inside] == ["scan"]
+    assert inside[0].nbytes >= 4 * 100 * 100  # the outer product
+
+
+def test_captured_values_are_constants():
+    captured = jnp.linspace(0, 1, N)
+    timeline = rm.trace(lambda x: jnp.sin(x * captured), S(N)).timeline("none")
+    assert [value.nbytes for value in timeline.alive if value.kind == "constant"] == [UNIT]
+
+
+def test_saving_less_is_seen_over_time(remat3):
+    fun, args = PROGRAMS["attention"]
+    trace = rm.trace(fun, *args)
+    most = {policy: max(m.residuals for m in trace.timeline(policy).moments) for policy in ("none", "nothing_saveable")}
+    assert most["nothing_saveable"] < most["none"]
+
+
+def test_without_a_backward_half_there_is_no_timeline():
+    fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
+    with pytest.raises(rm.RematError, match="cannot differentiate a while_loop"):
+        rm.trace(fun, S(3)).timeline()

@@ -1,0 +1,164 @@
+"""The comparison's table: its numbers, what is estimated and what measured, and safe text."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from plot_records import evil_rows, row, rows
+from rich.console import Console
+
+from remat_magic.model import ComparisonRow, Times
+from remat_magic.views.compare import comparison_html, comparison_table, render
+from remat_magic.views.format import seconds
+
+
+class Cells(HTMLParser):
+    """The rows of a table as (tag, attributes, text)."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.rows = []
+        self.open = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append([tag, dict(attrs), ""])
+            self.open.append(self.rows[-1][-1])
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            self.open.pop()
+
+    def handle_data(self, data):
+        if self.open:
+            self.open[-1][2] += data
+
+
+def texts(cells):
+    return [text for _, _, text in cells]
+
+
+def shown(found, width=220):
+    console = Console(width=width, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(render(found, "loss", "A100", "its data sheet"))
+    return captured.get()
+
+
+def test_columns_and_numbers():
+    table = Cells(comparison_table(rows(), "loss", "A100"))
+    groups, heads, *body = table.rows
+    assert texts(groups) == ["policy", "front", "counted", "estimated, for A100"]
+    assert texts(heads) == ["saved", "arguments", "recomputed", "peak", "forward", "backward", "recomputed", "step"]
+    dots = body[1]
+    assert texts(dots) == ["dots_saveable", "◆", "20.0 MB", "5.00 MB", "5.00 GFLOPs +0.5%", "50.0 MB", "10.0 ms",
+                           "25.0 ms", "5.00 ms", "35.0 ms"]  # fmt: skip
+    exact = [attributes.get("title") for _, attributes, _ in dots[2:6]]
+    assert exact[0] == "20,000,000 bytes"
+    assert exact[2] == "5,000,000,002 FLOPs: 5,000,000,000 repeated, 2 deferred; +0.5% of the forward pass's"
+    assert body[0][0][2] == "none= as_written"
+
+
+def test_every_row_is_as_wide_as_the_head():
+    measured = row("none", 1, 1, measured_seconds=0.5, measured_bytes=7, measured_compile_seconds=1.0)
+    for found in (rows(), (measured, *rows()), rows()[4:], (replace(rows()[0], error="Out of memory."),)):
+        groups, heads, *body = Cells(comparison_table(found)).rows
+        wide = 2 + len(heads)
+        for cells in (groups, *body):
+            assert sum(int(attributes.get("colspan", 1)) for _, attributes, _ in cells) == wide
+
+
+def test_tables_are_read_aloud_well():
+    table = Cells(comparison_table(rows()))
+    for cells in table.rows[:2]:
+        assert all(tag == "th" and attributes["scope"] in ("col", "colgroup") for tag, attributes, _ in cells)
+    assert all(cells[0][0] == "th" and cells[0][1]["scope"] == "row" for cells in table.rows[2:])
+    assert "<caption>" in comparison_table(rows())
+    numbers = [cell for cells in table.rows[2:6] for cell in cells[2:]]
+    assert all("remat-num" in attributes["class"] for _, attributes, _ in numbers)
+
+
+def test_estimated_and_measured_are_told_apart():
+    found = (row("none", 9, 1, measured_seconds=0.5, measured_bytes=7_000_000, measured_compile_seconds=3.0,
+                 measured_flops=2e9, measured_device="H100"), *rows()[1:])  # fmt: skip
+    table = Cells(comparison_table(found, device="A100"))
+    assert texts(table.rows[0])[2:] == ["counted", "estimated, for A100", "measured, on H100"]
+    assert texts(table.rows[1])[-4:] == ["memory", "run", "compile", "FLOPs"]
+    assert texts(table.rows[2])[-4:] == ["7.00 MB", "500 ms", "3.00 s", "2.00 GFLOPs"]
+    assert texts(table.rows[3])[-4:] == [""] * 4  # not measured
+    assert "measured" not in comparison_table(rows()).replace("remat-measured", "")
+    assert "memory (mea.)" in shown(found, 300)
+
+
+def test_columns_that_have_nothing_are_left_out():
+    untimed = tuple(replace(each, times=None) for each in rows())
+    assert texts(Cells(comparison_table(untimed)).rows[1]) == ["saved", "arguments", "recomputed", "peak"]
+    moved = (row("offload", 9, 1, offloaded_bytes=10**6, times=Times("A100", 0.01, 0.02, 0.0, 0.5)), *rows())
+    heads = texts(Cells(comparison_table(moved)).rows[1])
+    assert "offloaded" in heads
+    assert "offloading" in heads
+
+
+def test_what_is_incomplete_is_a_lower_bound():
+    unsure = row("none", 9, 1, times=Times("A100", 0.01, 0.02, 0.001, 0.0, complete=False), complete=False)
+    page = comparison_table((unsure,))
+    assert "≥ 10.0 ms" in page
+    assert "≥ 1.00 GFLOPs" in page
+    unknown = row("none", 9, 1, times=Times("A100", 0.01, 0.02, 0.001, None, complete=False))
+    assert "unknown" in comparison_table((unknown,))
+
+
+def test_errors_are_rows():
+    page = comparison_table(rows())
+    assert "my_policy raised KeyError when asked about dot_general." in page
+    assert "my_policy raised KeyError" in shown(rows())
+    failed = replace(rows()[1], error="Out of memory.")
+    assert "Out of memory." in comparison_table((failed,))
+    assert "50.0 MB" in comparison_table((failed,))
+
+
+def test_the_chosen_one_is_marked():
+    assert comparison_table(rows(), chosen="as_written").count('aria-current="true"') == 1
+    assert "aria-current" not in comparison_table(rows())
+
+
+def test_everything_is_escaped():
+    page = comparison_html(evil_rows(), "<img src=x>", "<img src=x>", "<img src=x>", "<img src=x>")
+    assert "<img" not in page
+    assert "&lt;img" in page
+    assert "<img" in shown(evil_rows(), 400)  # a terminal shows text as it is
+
+
+def test_markup_in_policies_is_no_markup_in_a_terminal():
+    assert "[bold]x[/bold]" in shown((row("[bold]x[/bold]", 1, 1),))
+
+
+def test_the_whole_fragment():
+    page = comparison_html(rows(), "loss", "A100", "NVIDIA A100 Datasheet")
+    assert page.startswith('<div class="remat remat-static"><style>')
+    assert page.count("<svg") == page.count("</svg>") == 1
+    assert "Estimated times: A100. NVIDIA A100 Datasheet." in page
+    assert "<script" not in page
+    assert comparison_html(()).count("<table") == 1
+
+
+@pytest.mark.parametrize("width", [60, 100, 220])
+def test_terminals_of_any_width(width):
+    lines = shown(rows(), width).splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert re.search(r"dots_saveable +◆", shown(rows(), 220))
+    assert ComparisonRow("p", "function") == ComparisonRow("p", "function")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 s"), (1.2, "1.20 s"), (0.0183, "18.3 ms"), (0.9999, "1.00 s"), (123.4, "123 s"), (12.34, "12.3 s"),
+     (1.5e-6, "1.50 µs"), (9.996e-4, "1.00 ms"), (1e-9, "1.00 ns"), (2e-12, "0.002 ns"), (None, "unknown"),
+     (4321.0, "4,321 s")],
+)  # fmt: skip
+def test_seconds(number, text):
+    assert seconds(number) == text

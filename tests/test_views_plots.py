@@ -1,0 +1,253 @@
+"""The pictures: well-formed, told in words too, true to their numbers, and safe whatever the records hold."""
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from plot_records import evil_rows, evil_timeline, row, rows, timeline
+from views_records import EVIL
+
+from remat_magic.model import ComparisonRow, Moment
+from remat_magic.views.plots import pareto_svg
+from remat_magic.views.svg import ticks
+from remat_magic.views.timeline import timeline_html, timeline_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(text):
+    return ET.fromstring(text)
+
+
+def points(picture):
+    return {each.get("data-policy"): each for each in picture.iter(f"{SVG}g") if each.get("role") == "button"}
+
+
+def classes(element):
+    return {name for each in element.iter() for name in (each.get("class") or "").split()}
+
+
+PICTURES = {
+    "pareto": lambda: pareto_svg(rows(), "dots_saveable"),
+    "timeline": lambda: timeline_svg(timeline()),
+    "one policy": lambda: pareto_svg((row("none", 5, 0, pareto=True),)),
+    "no policy": lambda: pareto_svg(()),
+    "evil": lambda: pareto_svg(evil_rows(), EVIL),
+    "evil timeline": lambda: timeline_svg(evil_timeline()),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_xml_and_say_what_they_show(name):
+    picture = parsed(PICTURES[name]())
+    named = {each.get("id"): each.text for each in picture if each.tag in (f"{SVG}title", f"{SVG}desc")}
+    assert [bool(named[each]) for each in picture.get("aria-labelledby").split()] == [True, True]
+    assert picture.get("viewBox")
+
+
+@pytest.mark.parametrize("name", ["evil", "evil timeline"])
+def test_text_stays_text(name):
+    """What would be an element is the text of one; the XML parser has taken the escapes away again."""
+    text = PICTURES[name]()
+    assert "<img" not in text
+    picture = parsed(text)
+    assert not list(picture.iter(f"{SVG}img"))
+    assert EVIL[:12] in "".join(picture.itertext())
+
+
+def test_table_beside_the_timeline_is_escaped():
+    page = timeline_html(evil_timeline())
+    assert "<img" not in page
+    assert page.count("&lt;img") > 5
+
+
+def test_pictures_of_one_page_do_not_share_names():
+    first, second = (parsed(timeline_svg(timeline(peak=peak))) for peak in (22, 30))
+    names = [{each.get("id") for each in picture.iter() if each.get("id")} for picture in (first, second)]
+    assert len(names[0]) == 2 + 2 + 3  # its words, patterns and areas
+    assert not names[0] & names[1]
+    for picture, own in zip((first, second), names, strict=True):
+        used = {each.get("fill")[5:-1] for each in picture.iter() if (each.get("fill") or "").startswith("url(#")}
+        used |= {each.get("href")[1:] for each in picture.iter(f"{SVG}use")}
+        assert used < own
+
+
+def test_nothing_depends_on_colour_alone():
+    """The front by its shape, the areas by their patterns, the chosen one by a frame."""
+    found = points(parsed(pareto_svg(rows(), "dots_saveable")))
+    for policy, point in found.items():
+        on_front = policy != "save_only_these_names('h')"
+        assert ("remat-best" in classes(point)) == on_front
+        assert ("remat-other" in classes(point)) != on_front
+        assert ("remat-ring" in classes(point)) == (policy == "dots_saveable")
+    patterns = {each.get("fill") for each in parsed(timeline_svg(timeline())).iter() if each.get("fill")}
+    assert len(patterns) == 2
+
+
+def test_colours_are_the_themes():
+    for text in (pareto_svg(rows()), timeline_svg(timeline())):
+        css = parsed(text).find(f"{SVG}style").text
+        assert css.count("var(--jp-") > 4
+        for value in re.findall(r"(?:fill|stroke):([^;}]+)", css):
+            assert value == "none" or re.fullmatch(r"var\(--jp-[a-z0-9-]+,[^)]+\)", value) or value[0].isdigit()
+
+
+# ------------------------------------------------------------------------------------------------------ memory and cost
+
+
+def test_points_are_buttons():
+    found = points(parsed(pareto_svg(rows(), "as_written")))
+    assert set(found) == {"none", "dots_saveable", "nothing_saveable", "save_only_these_names('h')"}
+    for point in found.values():
+        assert point.get("tabindex") == "0"
+        assert point.get("aria-label") == point.find(f"{SVG}title").text
+    said = "none, same as as_written: peak 90.0 MB (estimated), 0 s estimated for recomputation and offloading"
+    assert found["none"].get("aria-label") == f"{said}, on the front"
+    assert [point.get("aria-pressed") for point in found.values()].count("true") == 1
+    assert found["none"].get("aria-pressed") == "true"  # as_written does the same
+
+
+def _centre(point):
+    path = point.find(f"{SVG}path")
+    if path is not None:
+        x, y = re.match(r"M([\d.]+),([\d.]+)", path.get("d")).groups()
+        return float(x), float(y) + 6.5
+    circle = point.find(f"{SVG}circle")
+    return float(circle.get("cx")), float(circle.get("cy"))
+
+
+def test_places_are_in_proportion():
+    """A MB is as wide everywhere, and 18 ms lie 3.6 times as high as 5 ms."""
+    found = {policy: _centre(point) for policy, point in points(parsed(pareto_svg(rows()))).items()}
+    step = (found["none"][0] - found["dots_saveable"][0]) / 40  # pixels for a MB
+    left = found["none"][0] - 90 * step
+    assert found["nothing_saveable"][0] == pytest.approx(left + 20 * step, abs=0.5)
+    base = found["none"][1]  # adds nothing
+    assert (base - found["nothing_saveable"][1]) / (base - found["dots_saveable"][1]) == pytest.approx(18 / 5, rel=0.02)
+
+
+def test_the_front_goes_through_its_points():
+    picture = parsed(pareto_svg(rows()))
+    (line,) = [each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-front"]
+    for policy in ("none", "dots_saveable", "nothing_saveable"):
+        x, y = _centre(points(picture)[policy])
+        assert f"{x:.1f}" in line.get("d")
+        assert re.search(rf"V{y:.1f}(?![\d.])", line.get("d"))
+    assert not [e for e in parsed(pareto_svg((row("a", 1, 1),))).iter(f"{SVG}path") if e.get("class") == "remat-front"]
+
+
+def _boxes(picture):
+    for point in points(picture).values():
+        for label in point.iter(f"{SVG}text"):
+            x, y, wide = float(label.get("x")), float(label.get("y")), 6.16 * len(label.text)
+            start = {"start": x, "middle": x - wide / 2, "end": x - wide}[label.get("text-anchor")]
+            yield start, y - 10, start + wide, y + 3
+
+
+def _crowd(number):
+    return tuple(row(f"policy_{i}", 50 + i % 5, 10 + i % 4, pareto=i == 0) for i in range(number))
+
+
+@pytest.mark.parametrize("number", [2, 10, 40])
+def test_labels_do_not_overlap(number):
+    """Of points all in one place, as many as there is room for have a label, and every one its words."""
+    picture = parsed(pareto_svg(_crowd(number)))
+    boxes = list(_boxes(picture))
+    assert len(boxes) >= min(number, 8)
+    for i, a in enumerate(boxes):
+        for b in boxes[:i]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    assert len(points(picture)) == number
+
+
+def test_without_times_it_is_flops():
+    untimed = tuple(replace(each, times=None) for each in rows())
+    picture = parsed(pareto_svg(untimed))
+    assert "recomputed FLOPs" in [each.text for each in picture.iter(f"{SVG}text")]
+    assert "18.0 GFLOPs recomputed" in points(picture)["nothing_saveable"].get("aria-label")
+
+
+def test_what_is_left_out_is_counted():
+    assert "1 policy without a known peak and cost left out." in parsed(pareto_svg(rows())).find(f"{SVG}desc").text
+    two = (*rows(), ComparisonRow("other", "function", error="no"))
+    assert "2 policies without" in parsed(pareto_svg(two)).find(f"{SVG}desc").text
+    assert "left out" not in parsed(pareto_svg(rows()[:3])).find(f"{SVG}desc").text
+    assert "No policy with a known peak" in "".join(parsed(pareto_svg(rows()[4:])).itertext())
+
+
+# ---------------------------------------------------------------------------------------------------- memory over time
+
+
+def _areas(picture):
+    outlines = {f"#{each.get('id')}": each.get("d") for each in picture.iter(f"{SVG}path") if each.get("id")}
+    return {each.get("class"): outlines[each.get("href")] for each in picture.iter(f"{SVG}use") if each.get("class")}
+
+
+def test_areas_stand_on_each_other():
+    areas = _areas(parsed(timeline_svg(timeline())))
+    assert set(areas) == {"remat-arguments", "remat-residuals", "remat-temporaries"}
+    edge = {name: re.findall(r"[ML]([\d.]+),([\d.]+)H", path) for name, path in areas.items()}
+    top = [edge["remat-arguments"][:50], edge["remat-residuals"][:50]]
+    bottom = [list(reversed(edge["remat-residuals"][50:])), list(reversed(edge["remat-temporaries"][50:]))]
+    for above, below in zip(top, bottom, strict=True):
+        assert [y for _, y in above] == [y for _, y in below]
+
+
+def test_a_kind_that_takes_nothing_is_not_drawn():
+    plain = replace(timeline(), moments=(Moment("forward", 0, 8, 0, 0), Moment("backward", 0, 8, 0, 4)), peak=1)
+    assert set(_areas(parsed(timeline_svg(plain)))) == {"remat-arguments", "remat-temporaries"}
+
+
+@pytest.mark.parametrize("peak", [0, 1234, 4999])
+def test_thinning_keeps_the_maximum(peak):
+    """Five thousand moments are drawn as a few hundred, and the one that matters is among them."""
+    long = timeline(2000, 3000, peak)
+    moments = [replace(moment, residuals=0) for moment in long.moments]
+    long = replace(long, moments=tuple(moments))
+    picture = parsed(timeline_svg(long))
+    path = _areas(picture)["remat-temporaries"]
+    assert path.count("H") <= 2 * 360
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+,([\d.]+)H", path)]
+    mark = next(each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-peak")
+    tip = float(re.match(r"M[\d.]+,([\d.]+)", mark.get("d"))[1])
+    assert min(heights) == tip
+    assert len(timeline_svg(long)) < 25_000
+
+
+def test_the_peak_is_told_with_its_line():
+    text = "".join(parsed(timeline_svg(timeline())).itertext())
+    assert "Peak 7.10 kB, backward, sin In[3]:4" in text  # 300 + 100 * 18 + 5000
+    assert "20 moments forward, 30 moments backward." in text
+
+
+def test_what_is_held_at_the_peak_is_listed():
+    page = timeline_html(timeline(), top=3)
+    body = page[page.index("<tbody>") :]
+    found = [re.sub(r"<[^>]+>", " ", each).split() for each in body.split("</tr>")[:-1]]
+    assert found[0][:4] == ["4.80", "kB", "f32[6,200]", "temporary"]
+    assert found[1][:5] == ["900", "B", "f32[25]", "x9", "residual"]
+    assert found[2][:4] == ["300", "B", "f32[75]", "argument"]
+    assert found[3] == ["108", "B", "in", "3", "more", "values"]
+    full = timeline_html(timeline())
+    for word in ("inside scan", "cotangent", "constant", "argument params[&#x27;w&#x27;]", "In[3]:9"):
+        assert word in full
+
+
+# ---------------------------------------------------------------------------------------------------------------- axes
+
+
+@pytest.mark.parametrize("most", [1, 7, 9.99, 10, 123, 5.1e9, 1e-7, 99999999])
+def test_ticks_are_round_and_reach_the_end(most):
+    marks = ticks(most)
+    assert marks[0] == 0
+    assert marks[-1] >= most * (1 - 1e-9)
+    assert 2 <= len(marks) <= 7
+    step = marks[1]
+    assert f"{step:.0e}"[0] in "125" or f"{step:.1e}"[:3] == "2.5"
+    assert marks[-1] - most < step
+
+
+@pytest.mark.parametrize("most", [0, float("inf"), float("nan")])
+def test_ticks_of_nothing(most):
+    assert ticks(most) == [0, 1]
