@@ -114,7 +114,6 @@ def new_generation() -> int:
 def tracing(generation: int, use_remat3: bool, x64: bool) -> Iterator[None]:
     """Trace apart from the user's cached traces, with ``jax_remat3`` and ``jax_enable_x64`` pinned.
 
-    Settings that a ``with`` block makes are a thread's own, and a widget retraces in another thread.
     ``jax_xla_profile_version`` is part of the key of every trace cache and means nothing to tracing itself, so that
     nested functions that the user has redefined are traced anew while the user's own entries stay as they are.
     """

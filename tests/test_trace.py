@@ -7,6 +7,7 @@ import functools
 import math
 import pickle
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -431,3 +432,20 @@ def test_a_gradient_inside_is_said():
     penalty = rm.trace(lambda w, x: jnp.sum(jax.grad(loss)(w, x) ** 2), f32(3), f32(3)).report()
     assert "takes a gradient inside" in " ".join(penalty.notes)
     assert rm.trace(loss, f32(3), f32(3)).report().notes == ()
+
+
+def test_settings_of_a_with_block_hold_in_every_thread():
+    """The rule of matmul asks for the precision when it is differentiated, which another thread may do."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(w @ x))
+
+    with jax.default_matmul_precision("highest"):
+        trace = rm.trace(loss, f32(4, 4), f32(4))
+        expected = rm.trace(loss, f32(4, 4), f32(4)).report("dots_saveable").backward.text
+    found = []
+    thread = threading.Thread(target=lambda: found.append(trace.report("dots_saveable").backward.text))
+    thread.start()
+    thread.join()
+    assert "HIGHEST" in expected
+    assert found == [expected]

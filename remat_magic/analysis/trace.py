@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ class Trace:
         self._has_aux = has_aux
         self._remat3 = _compat.remat3()
         self._x64 = _compat.x64()
+        # What `with` blocks set is a thread's own, and a widget retraces in another thread.
+        self._settings = _compat.thread_settings()
         self._generation = _compat.new_generation()
         self._signature = Signature(fun, args, kwargs, wrt)
         self._types = tuple(leaf.value for leaf in self._signature.arrays)
@@ -208,8 +211,10 @@ class Trace:
 
     # ------------------------------------------------------------------------------------------------------ the halves
 
-    def _tracing(self) -> Any:
-        return _compat.tracing(self._generation, self._remat3, self._x64)
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        with self._settings(), _compat.tracing(self._generation, self._remat3, self._x64):
+            yield
 
     def _tracing_again(self) -> Any:
         return _compat.tracing(self._generation, self._remat3, _compat.x64())
