@@ -435,10 +435,19 @@ def test_a_gradient_inside_is_said():
 
 
 def test_settings_of_a_with_block_hold_in_every_thread():
-    """The rule of matmul asks for the precision when it is differentiated, which another thread may do."""
+    """A rule is Python: it reads the precision whenever it is differentiated, which another thread may do."""
+
+    @jax.custom_jvp
+    def product(w, x):
+        return w @ x
+
+    @product.defjvp
+    def product_jvp(primals, tangents):
+        (w, x), (dw, dx) = primals, tangents
+        return w @ x, dw @ x + w @ dx
 
     def loss(w, x):
-        return jnp.sum(jnp.sin(w @ x))
+        return jnp.sum(jnp.sin(product(w, x)))
 
     with jax.default_matmul_precision("highest"):
         trace = rm.trace(loss, f32(4, 4), f32(4))
