@@ -119,6 +119,18 @@ def test_a_policy_that_fails_is_a_row():
         found.difference("broken", "none")
 
 
+def test_policies_of_ones_own_are_found_by_name():
+    def mine(primitive, *_args, **_params):
+        return primitive.name == "sin"
+
+    trace = traced("three_layers")
+    trace.report(mine)  # a trace offers what it has seen, and its name alone leads nowhere
+    assert "mine" in [choice.key for choice in trace.choices()]
+    assert not [row.error for row in trace.compare(device=DEVICE).rows if row.error]
+    named = trace.compare(device=DEVICE, namespace={"mine": mine})
+    assert named.row("mine").peak_bytes == trace.report(mine).peak_bytes
+
+
 def test_a_function_without_a_backward_pass():
     fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
     found = rm.trace(fun, S(3)).compare(device=DEVICE)

@@ -212,7 +212,7 @@ def test_thinning_keeps_the_maximum(peak):
     mark = next(each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-peak")
     tip = float(re.match(r"M[\d.]+,([\d.]+)", mark.get("d"))[1])
     assert min(heights) == tip
-    assert len(timeline_svg(long)) < 25_000
+    assert len(timeline_svg(long)) < 35_000
 
 
 def test_the_peak_is_told_with_its_line():

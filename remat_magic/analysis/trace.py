@@ -389,7 +389,9 @@ class Trace:
         with self.lock:
             return self._reports.get(self._select(policy, at, namespace).label)
 
-    def timeline(self, policy: Any = "as_written", at: Any = None) -> Timeline:
+    def timeline(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> Timeline:
         """The estimated device memory held from equation to equation, where its peak is, and what is held there.
 
         Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know.
@@ -398,7 +400,7 @@ class Trace:
             RematError: as ``report``, or the function has no backward half.
         """
         with self.lock:
-            selection = self._select(policy, at)
+            selection = self._select(policy, at, namespace)
             half, backward = self._forward(selection), self._backward(selection)
             return explain.over_time(self._blank(selection), half, backward, self._index, self._arguments)
 
@@ -408,11 +410,12 @@ class Trace:
         at: Any = None,
         device: Any = None,
         measurements: Iterable[Any] = (),
+        namespace: Mapping[str, Any] | None = None,
     ) -> Comparison:
         """What each policy costs, side by side; see :func:`remat_magic.tuning.compare.compare`."""
         from remat_magic.tuning.compare import compare
 
-        return compare(self, policies, at, device, measurements)
+        return compare(self, policies, at, device, measurements, namespace)
 
     def _blank(self, selection: Selection) -> Report:
         return Report(

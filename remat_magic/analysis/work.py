@@ -59,6 +59,7 @@ class _Node:
     """An equation of the flattened program, in a kernel with others: union by ``parent``."""
 
     eqn: Any
+    name: str
     reads: tuple[_Value, ...]
     stage: int
     fusible: bool
@@ -215,7 +216,7 @@ class _Program:
         fusible, reduction = name in _FUSIBLE, name in _REDUCTIONS
         stage = max((value.stage for value in operands), default=0)
         again = self._recomputing is not None and self._recomputing(eqn)
-        node = _Node(eqn, operands, stage, fusible or reduction, again, _flops(eqn, name))
+        node = _Node(eqn, name, operands, stage, fusible or reduction, again, _flops(eqn, name))
         instead: tuple[_Value, ...] | None = None
         if name in _BROADCASTS or (fusible and all(value.instead == () for value in operands)):
             instead = tuple({id(each): each for value in operands for each in _read_for(value)}.values())
@@ -277,14 +278,13 @@ def _reads(nodes: Sequence[_Node]) -> Iterator[tuple[_Value, int, bool]]:
     kernel = nodes[0].kernel()
     whole: dict[int, tuple[_Value, bool]] = {}
     for node in nodes:
-        name = _compat.primitive_name(node.eqn)
         outside = [
             each
             for value in node.reads
             if value.maker is None or value.maker.kernel() is not kernel or not value.maker.fusible
             for each in (_read_for(value) if node.fusible else (value,))
         ]
-        if name in _SLICES and outside:
+        if node.name in _SLICES and outside:
             yield outside[0], min(node.makes[0].size, outside[0].size), node.again
             continue
         for value in outside:
@@ -296,22 +296,21 @@ def _reads(nodes: Sequence[_Node]) -> Iterator[tuple[_Value, int, bool]]:
 
 def _record(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -> Work:
     flops: int | None = 0
-    most, dtype = -1, ""
+    widest = nodes[0]  # whose dtype stands for all
     for node in nodes:
         flops = None if flops is None or node.flops is None else flops + node.flops
-        if (node.flops or 0) > most and node.eqn.outvars:
-            most, dtype = node.flops or 0, _dtype(node.eqn)
+        if (node.flops or 0) > (widest.flops or 0):
+            widest = node
     if nodes[0].fusible:
         moved = sum(size for _, size, _ in reads)
         moved += sum(value.size for node in nodes for value in node.makes if value.written)
     else:
-        moved = BYTES.get(_compat.primitive_name(nodes[0].eqn), moved_bytes)(nodes[0].eqn)
-    matmul = any(_compat.primitive_name(node.eqn) in CONTRACTIONS for node in nodes)
-    return Work(flops, moved, dtype, "matmul" if matmul else "vector")
+        moved = BYTES.get(nodes[0].name, moved_bytes)(nodes[0].eqn)
+    return Work(flops, moved, _dtype(widest), "matmul" if nodes[0].name in CONTRACTIONS else "vector")
 
 
-def _dtype(eqn: Any) -> str:
+def _dtype(node: _Node) -> str:
     """What is computed with: of a matmul its operands, the wider where they differ, else the result."""
-    operands = [atom.aval for atom in eqn.invars[:2]] if _compat.primitive_name(eqn) in CONTRACTIONS else []
-    avals = operands or [eqn.outvars[0].aval]
-    return _compat.short_dtype(max(avals, key=lambda aval: getattr(getattr(aval, "dtype", None), "itemsize", 0)))
+    atoms = node.eqn.invars[:2] if node.name in CONTRACTIONS else node.eqn.outvars[:1]
+    sizes = [getattr(getattr(atom.aval, "dtype", None), "itemsize", 0) for atom in atoms]
+    return _compat.short_dtype(atoms[sizes.index(max(sizes))].aval) if atoms else ""

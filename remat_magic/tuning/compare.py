@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from remat_magic import devices
 from remat_magic.model import ComparisonRow, Difference, RematError, Report, Residual
+from remat_magic.policies import OWN
 from remat_magic.tuning.sizes import parse_bytes
 from remat_magic.tuning.time import times
 
@@ -207,6 +208,7 @@ def compare(
     at: Any = None,
     device: str | devices.Device | None = None,
     measurements: Iterable[Measured] = (),
+    namespace: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Compare policies for a traced function.
 
@@ -218,19 +220,20 @@ def compare(
         device: whose data sheet the times are estimated by: a name of ``remat_magic.devices.names()`` or a device; by
             default the one that JAX runs on, if it is known.
         measurements: measured policies, shown beside the estimates.
+        namespace: where policies of one's own are looked up by name.
 
     Raises:
         RematError: no such device. A policy that fails is a row with its error.
     """
     chosen = devices.default() if device is None else devices.get(device)
-    everything = [choice.key for choice in trace.choices()] if policies is None else list(policies)
+    everything = _offered(trace, namespace or {}) if policies is None else list(policies)
     measured = {(each.policy, each.at): each for each in measurements}
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
     seen: dict[Any, int] = {}
     for policy in everything:
         try:
-            report = trace.report(policy, at)
+            report = trace.report(policy, at, namespace)
         except RematError as error:
             rows.append(ComparisonRow(_text(policy), "" if at is None else _text(at), error=str(error)))
             reports.append(None)
@@ -244,6 +247,11 @@ def compare(
         reports.append(report)
     rows = [_with_measured(row, measured) for row in rows]
     return Comparison(rows, reports, chosen, trace.function_name)
+
+
+def _offered(trace: Any, namespace: Mapping[str, Any]) -> list[str]:
+    """The keys that a trace offers; a policy of the user's own that was seen before only where its name leads to it."""
+    return [choice.key for choice in trace.choices() if choice.meaning != OWN or choice.key in namespace]
 
 
 def _text(given: Any) -> str:
@@ -293,7 +301,7 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measured]
         measured_compile_seconds=found.compile_seconds,
         measured_flops=found.flops,
         measured_device=found.device,
-        error=row.error or found.error,
+        error=row.error or found.error or "",
     )
 
 

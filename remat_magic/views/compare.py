@@ -27,7 +27,8 @@ _STYLE = """
 .remat-compare thead th{border-bottom:1px solid var(--jp-border-color2,#d0d0d0);white-space:nowrap;
  color:var(--jp-content-font-color2,#555)}
 .remat-compare .remat-num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
-.remat-compare tr[aria-current] th{font-weight:bold}
+.remat-compare tr[aria-current] th>code{font-weight:bold}
+.remat-compare tr[aria-current]{box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}
 .remat-compare .remat-measured{border-left:1px solid var(--jp-border-color2,#d0d0d0)}
 .remat-compare tbody th{min-width:26ch;max-width:44ch;overflow-wrap:anywhere}
 """
@@ -41,7 +42,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of numbers: ``group`` is "" for what is counted, else "estimated" or "measured"."""
+    """A column of numbers: ``group`` is "estimated", "measured" or, for what is counted, empty."""
 
     head: str
     group: str
@@ -82,20 +83,34 @@ def _time(row: ComparisonRow, name: str) -> _Cell:
     return _Cell("") if times is None else _seconds(getattr(times, name), times.complete)
 
 
+def _step(row: ComparisonRow) -> _Cell:
+    """The whole step; its halves on hover."""
+    cell, times = _time(row, "total"), row.times
+    if times is None:
+        return cell
+    parts = f"forward {fmt.seconds(times.forward)}, backward {fmt.seconds(times.backward)}"
+    return _Cell(cell.text, f"{cell.exact}: {parts}")
+
+
+def _saved(row: ComparisonRow) -> _Cell:
+    """What is saved; what is alive anyway on hover."""
+    cell = _bytes(row.saved_bytes)
+    if not row.argument_bytes:
+        return cell
+    return _Cell(cell.text, f"{cell.exact}; besides {row.argument_bytes:,} bytes of arguments, which are alive anyway")
+
+
 def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
-    yield _Column("saved", "", lambda row: _bytes(row.saved_bytes), "intermediates kept on the device")
-    if any(row.offloaded_bytes for row in rows):
-        yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
-    yield _Column("arguments", "", lambda row: _bytes(row.argument_bytes), "residuals that are alive anyway")
-    yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
     yield _Column("peak", "estimated", lambda row: _bytes(row.peak_bytes), "device memory held at most")
     if any(row.times for row in rows):
-        yield _Column("forward", "estimated", lambda row: _time(row, "forward"))
-        yield _Column("backward", "estimated", lambda row: _time(row, "backward"), "recomputation included")
-        yield _Column("recomputed", "estimated", lambda row: _time(row, "recomputed"), "part of backward")
+        yield _Column("step", "estimated", _step, "forward, backward and offloading, one after the other")
+        yield _Column("recomputing", "estimated", lambda row: _time(row, "recomputed"), "part of the backward pass")
         if any(row.times and row.times.offload != 0 for row in rows):
             yield _Column("offloading", "estimated", lambda row: _time(row, "offload"), "to the host and back")
-        yield _Column("step", "estimated", lambda row: _time(row, "total"), "all of it, one after the other")
+    yield _Column("saved", "", _saved, "intermediates kept on the device")
+    if any(row.offloaded_bytes for row in rows):
+        yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
+    yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
     if any(row.measured_bytes is not None for row in rows):
         yield _Column(
             "memory", "measured", lambda row: _bytes(row.measured_bytes), "arguments, results and temporaries"
