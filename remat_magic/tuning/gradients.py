@@ -12,7 +12,7 @@ from remat_magic import _compat
 from remat_magic.analysis.trace import Trace
 from remat_magic.model import GradientDifference, RematError
 from remat_magic.tuning.inputs import arrays_for, check, shardings_for
-from remat_magic.tuning.measure import sentence, text_of
+from remat_magic.tuning.measure import place_of, sentence, text_of
 
 __all__ = ["check_gradients"]
 
@@ -47,7 +47,7 @@ def check_gradients(
     if inputs is None:
         raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
     wanted = list(policies)
-    place = at if isinstance(at, str) else trace.default_at if at is None else ""
+    place = place_of(trace, at)
     try:
         arrays = arrays_for(trace, inputs) or []
         plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at

@@ -13,7 +13,7 @@ from remat_magic.analysis.trace import Trace
 from remat_magic.model import Measurement, Progress, RematError, Report
 from remat_magic.tuning.disagree import between
 from remat_magic.tuning.inputs import arrays_for, check
-from remat_magic.tuning.measure import Stopped, measure_on, text_of
+from remat_magic.tuning.measure import Stopped, measure_on, place_of, text_of
 
 __all__ = ["Measuring"]
 
@@ -117,7 +117,7 @@ class Measuring:
         for done, (policy, at) in enumerate(self._choices):
             self._step(Progress(done, len(self._choices), _label(policy, at)))
             if error:
-                result = Measurement(_label(policy, None), at if isinstance(at, str) else "", error=error)
+                result = Measurement(text_of(policy), place_of(self._trace, at), error=error)
             else:
                 result = measure_on(
                     self._trace,

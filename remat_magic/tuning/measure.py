@@ -17,9 +17,10 @@ from remat_magic.model import Measurement, RematError
 from remat_magic.tuning.disagree import findings
 from remat_magic.tuning.inputs import arrays_for, check, shardings_for
 
-__all__ = ["Stopped", "compile_for_memory", "measure", "measure_on", "sentence", "text_of"]
+__all__ = ["Stopped", "compile_for_memory", "measure", "measure_on", "place_of", "sentence", "text_of"]
 
-# Under its default scheduler XLA's CPU compiler orders for parallelism, and temporary memory ignores checkpointing.
+# A scheduler that orders for parallelism lets temporary memory ignore checkpointing. On two cores neither jax 0.10.2
+# nor 0.12.0.1 takes it, whatever this option says: both then compile what they compile without it.
 _ON_CPU: dict[str, str | bool] = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
 
@@ -40,8 +41,8 @@ def measure(
 
     The program is lowered from the jaxpr that the report is of, so no Python of the user's runs again, with a cotangent
     of one for every output. Nothing of the user's is donated or kept. On CPU it is compiled with
-    ``xla_cpu_enable_concurrency_optimized_scheduler=False``; without it the temporary bytes there do not follow the
-    policy.
+    ``xla_cpu_enable_concurrency_optimized_scheduler=False``, so that temporary memory follows the policy as far as XLA
+    lets it: on jax 0.10.2 only under ``lax.scan``.
 
     Args:
         trace: the trace.
@@ -62,11 +63,10 @@ def measure(
     check(inputs)
     if runs < 1:
         raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
-    blank = Measurement(policy if isinstance(policy, str) else "", at if isinstance(at, str) else "")
     try:
         arrays = arrays_for(trace, inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
-        return replace(blank, error=sentence("make the inputs", error))
+        return Measurement(text_of(policy), place_of(trace, at), error=sentence("make the inputs", error))
     return measure_on(trace, policy, at, arrays=arrays, runs=runs, namespace=namespace)
 
 
@@ -92,7 +92,7 @@ def measure_on(
         if stop():
             raise Stopped
 
-    found = Measurement(text_of(policy), at if isinstance(at, str) else trace.default_at if at is None else "")
+    found = Measurement(text_of(policy), place_of(trace, at))
     doing = "lower"
     try:
         gradient = trace.gradient(policy, at, namespace, shardings_for(arrays))
@@ -181,6 +181,11 @@ def _timed(compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, betw
 def text_of(policy: Any) -> str:
     """What to call a policy before it is resolved."""
     return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def place_of(trace: Trace, at: Any) -> str:
+    """What to call a place before it is resolved; a mapping has no name."""
+    return at if isinstance(at, str) else trace.default_at if at is None else ""
 
 
 def sentence(doing: str, error: BaseException) -> str:
