@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection"]
 
+# What rm.trace has parameters of, so that a function's own of these names are given to it beforehand.
+_TAKEN = ("wrt", "has_aux")
+
 
 class Inspection:
     """What a line asks for, waiting for the function.
@@ -92,7 +95,8 @@ class Inspection:
             session.remember(trace)
             policy = policies.resolve(self._policy(trace), trace.names, session.namespace, trace.function_name)
             trace.preview(policy, at)  # what is wrong with the choice is said here, and not by the widget
-            return session.present(trace, policy.key, self.options, rebinding, " ".join(callee.notes))
+            notes = " ".join(callee.notes)
+            return session.present(trace, policy.key, self.options, rebinding, notes, _with_values(callee))
         except RematError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
@@ -103,7 +107,7 @@ class Inspection:
         import remat_magic
 
         fun, kwargs = callee.fun, dict(callee.kwargs)
-        taken = {name: kwargs.pop(name) for name in ("wrt", "has_aux") if name in kwargs}
+        taken = {name: kwargs.pop(name) for name in _TAKEN if name in kwargs}
         if taken:  # rm.trace has parameters of these names itself
             fun = functools.partial(fun, **taken)
         wrt = self._wrt(callee)
@@ -203,6 +207,16 @@ def _while_tracing(callee: Callee, raised: BaseException) -> str:
     ]
     hint = f" Where an array is needed, pass one: {', '.join(odd)}." if odd else ""
     return f"%remat: `{_name(callee)}` raised this {type(raised).__name__} while it was traced abstractly.{hint}"
+
+
+def _with_values(callee: Callee) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments, if all their arrays have values to run on."""
+    import jax
+
+    leaves = jax.tree.leaves((callee.args, dict(callee.kwargs)))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return None
+    return tuple(callee.args), {key: value for key, value in callee.kwargs.items() if key not in _TAKEN}
 
 
 def _own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:

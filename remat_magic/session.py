@@ -52,7 +52,15 @@ class Session:
         self.sites = tuple(site.key for site in trace.sites)
         self.policies = tuple(choice.key for choice in trace.choices())
 
-    def present(self, trace: Any, policy: str, options: Options, rebinding: Rebinding | None, title: str) -> Any:
+    def present(
+        self,
+        trace: Any,
+        policy: str,
+        options: Options,
+        rebinding: Rebinding | None,
+        title: str,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> Any:
         """Show a trace under a policy, keep and apply it as the options say, and return the widget.
 
         With ``--text`` nothing is returned, so that IPython displays nothing else.
@@ -74,6 +82,7 @@ class Session:
             apply=None if rebinding is None else lambda widget: rebinding.apply(widget.function, widget.policy),
             namespace=self.namespace,
             cell_id=self._cell_id,
+            inputs=inputs,
         )
         if options.output is not None:
             self.namespace[options.output] = widget

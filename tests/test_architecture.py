@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "analysis": ({"model", "_compat", "policies"}, {"jax", "numpy"}),
     "tuning": ({"model", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
     "views": ({"model"}, {"rich", "pygments", "IPython"}),
-    "widget": ({"model", "views"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
+    "widget": ({"model", "views", "devices"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
 }
 
 # Conveniences that point against the direction: imported in the function that is called, never with the module.

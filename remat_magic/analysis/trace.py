@@ -26,7 +26,9 @@ from remat_magic.model import Choice, Measurement, Program, RematError, Report, 
 from remat_magic.policies import AS_WRITTEN
 
 if TYPE_CHECKING:
+    from remat_magic.model import GradientDifference
     from remat_magic.tuning.compare import Comparison
+    from remat_magic.tuning.job import Measuring
 
 __all__ = ["Trace", "trace"]
 
@@ -330,6 +332,24 @@ class Trace:
                 self._outputs + self._auxiliary,
                 self._index,
             )
+
+    def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
+        """Measure several policies, each with its place, in the background.
+
+        See :class:`remat_magic.tuning.job.Measuring` for the options.
+        """
+        from remat_magic.tuning.job import Measuring
+
+        return Measuring(self, choices, **options)
+
+    def check_gradients(self, policies: Iterable[Any], **options: Any) -> tuple[GradientDifference, ...]:
+        """How far the values and gradients under each policy are from those without the checkpoint.
+
+        See :func:`remat_magic.tuning.gradients.check_gradients` for the options.
+        """
+        from remat_magic.tuning.gradients import check_gradients
+
+        return check_gradients(self, policies, **options)
 
     def measure(self, policy: Any = "as_written", at: Any = None, **options: Any) -> Measurement:
         """Compile the value and the gradients under a policy and ask XLA what they need.

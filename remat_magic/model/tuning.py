@@ -120,7 +120,8 @@ class ComparisonRow:
     """What one policy costs. Of a policy that fails there is nothing but the ``error``, a sentence.
 
     ``same_as`` are the policies that do just the same and have no row of their own. ``peak_bytes`` and ``times`` are
-    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured. ``pareto`` tells
+    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
+    are sentences on where the compiled program departs from the report. ``pareto`` tells
     that no other row is better in one of peak and cost without being worse in the other.
     """
 
@@ -136,10 +137,12 @@ class ComparisonRow:
     peak_bytes: int | None = None
     times: Times | None = None
     measured_bytes: int | None = None
+    measured_temp_bytes: int | None = None
     measured_seconds: float | None = None
     measured_compile_seconds: float | None = None
     measured_flops: float | None = None
     measured_device: str = ""
+    findings: tuple[str, ...] = ()
     pareto: bool = False
     same_as: tuple[str, ...] = ()
     complete: bool = True

@@ -68,6 +68,11 @@ class Measured(Protocol):
         ...
 
     @property
+    def findings(self) -> tuple[str, ...]:
+        """Sentences on where the compiled program departs from the report."""
+        ...
+
+    @property
     def error(self) -> str:
         """A sentence where it failed, else empty."""
         ...
@@ -297,10 +302,12 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measured]
     return replace(
         row,
         measured_bytes=None if None in parts else sum(part or 0 for part in parts),
+        measured_temp_bytes=found.temp_bytes,
         measured_seconds=found.run_seconds,
         measured_compile_seconds=found.compile_seconds,
         measured_flops=found.flops,
         measured_device=found.device,
+        findings=found.findings,
         error=row.error or found.error or "",
     )
 

@@ -10,34 +10,25 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from remat_magic.model import ComparisonRow
+from remat_magic.model import ComparisonRow, GradientDifference
 
 from . import format as fmt
 from .html import style
-from .plots import pareto_svg
+from .plots import pareto_svg, same_text
 
-__all__ = ["comparison_html", "comparison_table", "render"]
+__all__ = ["comparison_html", "comparison_panel", "comparison_table", "gradients_html", "render"]
 
-_STYLE = """
-.remat-compare{overflow-x:auto}
-.remat-compare table{border-collapse:collapse;margin:6px 0}
-.remat-compare caption{caption-side:top;text-align:left;padding:2px 0 4px;
- color:var(--jp-content-font-color2,#555);font-size:.92em}
-.remat-compare th,.remat-compare td{padding:2px 8px;text-align:left;vertical-align:top;font-weight:normal}
-.remat-compare thead th{border-bottom:1px solid var(--jp-border-color2,#d0d0d0);white-space:nowrap;
- color:var(--jp-content-font-color2,#555)}
-.remat-compare .remat-num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
-.remat-compare tr[aria-current] th>code{font-weight:bold}
-.remat-compare tr[aria-current]{box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}
-.remat-compare .remat-measured{border-left:1px solid var(--jp-border-color2,#d0d0d0)}
-.remat-compare tbody th{min-width:26ch;max-width:44ch;overflow-wrap:anywhere}
-"""
+# On the focused element itself, or JupyterLab takes keys as its own.
+_KEYS = 'data-lm-suppress-shortcuts="true"'
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
+    """``value`` is what a column is sorted by; None, the unknown, comes last."""
+
     text: str
     exact: str = ""
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +42,17 @@ class _Column:
 
 
 def _bytes(number: int | None) -> _Cell:
-    return _Cell("") if number is None else _Cell(fmt.nbytes(number), fmt.exact(number, "bytes"))
+    return _Cell("") if number is None else _Cell(fmt.nbytes(number), fmt.exact(number, "bytes"), number)
 
 
 def _flops(number: int | None) -> _Cell:
-    return _Cell("") if number is None else _Cell(fmt.flops(number), fmt.exact(number, "FLOPs"))
+    return _Cell("") if number is None else _Cell(fmt.flops(number), fmt.exact(number, "FLOPs"), number)
 
 
 def _seconds(number: float | None, complete: bool = True) -> _Cell:
     if number is None:
         return _Cell("unknown")
-    return _Cell(f"{'' if complete else '≥ '}{fmt.seconds(number)}", f"{number:.6g} seconds")
+    return _Cell(f"{'' if complete else '≥ '}{fmt.seconds(number)}", f"{number:.6g} seconds", number)
 
 
 def _recomputed(row: ComparisonRow) -> _Cell:
@@ -75,7 +66,8 @@ def _recomputed(row: ComparisonRow) -> _Cell:
         share = f" +{fmt.percent(row.recomputed_flops, row.forward_flops)}"
         exact += f";{share} of the forward pass's"
     prefix = "" if row.complete else "≥ "
-    return _Cell(f"{prefix}{fmt.flops(row.recomputed_flops)}{share}" if row.recomputed_flops else "none", exact)
+    text = f"{prefix}{fmt.flops(row.recomputed_flops)}{share}" if row.recomputed_flops else "none"
+    return _Cell(text, exact, row.recomputed_flops)
 
 
 def _time(row: ComparisonRow, name: str) -> _Cell:
@@ -89,7 +81,7 @@ def _step(row: ComparisonRow) -> _Cell:
     if times is None:
         return cell
     parts = f"forward {fmt.seconds(times.forward)}, backward {fmt.seconds(times.backward)}"
-    return _Cell(cell.text, f"{cell.exact}: {parts}")
+    return _Cell(cell.text, f"{cell.exact}: {parts}", cell.value)
 
 
 def _saved(row: ComparisonRow) -> _Cell:
@@ -97,7 +89,8 @@ def _saved(row: ComparisonRow) -> _Cell:
     cell = _bytes(row.saved_bytes)
     if not row.argument_bytes:
         return cell
-    return _Cell(cell.text, f"{cell.exact}; besides {row.argument_bytes:,} bytes of arguments, which are alive anyway")
+    besides = f"besides {row.argument_bytes:,} bytes of arguments, which are alive anyway"
+    return _Cell(cell.text, f"{cell.exact}; {besides}", cell.value)
 
 
 def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
@@ -111,6 +104,9 @@ def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     if any(row.offloaded_bytes for row in rows):
         yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
     yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
+    if any(row.measured_temp_bytes is not None for row in rows):
+        help_ = "what the compiled program needs besides arguments and results, by XLA's count"
+        yield _Column("temporaries", "measured", lambda row: _bytes(row.measured_temp_bytes), help_)
     if any(row.measured_bytes is not None for row in rows):
         yield _Column(
             "memory", "measured", lambda row: _bytes(row.measured_bytes), "arguments, results and temporaries"
@@ -159,7 +155,9 @@ def _caption(function: str) -> str:
     return f"Policies{of}. ◆: no other policy has both a lower peak and less to add."
 
 
-def comparison_table(rows: Sequence[ComparisonRow], function: str = "", device: str = "", chosen: str = "") -> str:
+def comparison_table(
+    rows: Sequence[ComparisonRow], function: str = "", device: str = "", chosen: str = "", *, live: bool = False
+) -> str:
     """The rows as an HTML table, to stand inside an element of class ``remat-compare``.
 
     Args:
@@ -167,6 +165,7 @@ def comparison_table(rows: Sequence[ComparisonRow], function: str = "", device: 
         function: whose policies these are.
         device: whose data sheet the estimated times are from.
         chosen: the policy to mark as the current one.
+        live: whether a script is there, for which policies and headings are buttons: to choose and to sort by.
     """
     columns = list(_columns(rows))
     groups = "".join(
@@ -174,14 +173,20 @@ def comparison_table(rows: Sequence[ComparisonRow], function: str = "", device: 
         for group, span in _groups(columns)
     )
     heads = "".join(
-        f'<th scope="col" class="remat-num{_first(columns, number)}"{_title(column.help)}>{escape(column.head)}</th>'
+        f'<th scope="col" class="remat-num{_first(columns, number)}"{_title(column.help)}>'
+        f"{_sorter(column.head, number) if live else escape(column.head)}</th>"
         for number, column in enumerate(columns)
     )
     body = list[str]()
     for row in rows:
         current = ' aria-current="true"' if chosen and chosen in (row.policy, *row.same_as) else ""
         also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_as)
-        head = f'<th scope="row"><code>{escape(row.policy)}</code>{also}</th>'
+        name = f"<code>{escape(row.policy)}</code>"
+        if live:
+            name = (
+                f'<button type="button" class="remat-link" data-policy="{escape(row.policy)}" {_KEYS}>{name}</button>'
+            )
+        head = f'<th scope="row">{name}{also}</th>'
         front = '<td title="on the front"><span aria-label="on the front" role="img">◆</span></td>'
         cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
@@ -189,11 +194,11 @@ def comparison_table(rows: Sequence[ComparisonRow], function: str = "", device: 
         elif row.error:
             cells += f'</tr><tr><td></td><td></td><td colspan="{len(columns)}">{escape(row.error)}</td>'
         body.append(
-            f'<tr class="remat-row" data-policy="{escape(row.policy)}"{current}>{head}'
+            f'<tr class="remat-row" data-same="{escape(same_text(row))}"{current}>{head}'
             f"{front if row.pareto else '<td></td>'}{cells}</tr>"
         )
     return (
-        f'<table class="remat-table"><caption>{escape(_caption(function))}</caption><thead>'
+        f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function))}</caption><thead>'
         f'<tr><th scope="col" rowspan="2">policy</th><th scope="col" rowspan="2">front</th>{groups}</tr>'
         f"<tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     )
@@ -214,7 +219,12 @@ def _title(text: str) -> str:
 
 
 def _cell(cell: _Cell, extra: str) -> str:
-    return f'<td class="remat-num{extra}"{_title(cell.exact)}>{escape(cell.text)}</td>'
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    return f'<td class="remat-num{extra}"{value}{_title(cell.exact)}>{escape(cell.text)}</td>'
+
+
+def _sorter(head: str, number: int) -> str:
+    return f'<button type="button" class="remat-link" data-sort="{number}" {_KEYS}>{escape(head)}</button>'
 
 
 def comparison_html(
@@ -223,8 +233,50 @@ def comparison_html(
     """Picture and table as one static fragment; arguments as for ``comparison_table``, ``source`` of the data sheet."""
     where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
     return (
-        f'<div class="remat remat-static"><style>{style()}{_STYLE}</style>{pareto_svg(rows, chosen)}'
-        f'<div class="remat-compare">{comparison_table(rows, function, device, chosen)}</div>{where}</div>'
+        f'<div class="remat remat-static"><style>{style()}</style>{pareto_svg(rows, chosen)}'
+        f'<div class="remat-compare">{comparison_table(rows, function, device, chosen)}</div>'
+        f"{_findings(rows)}{where}</div>"
+    )
+
+
+def comparison_panel(
+    rows: Sequence[ComparisonRow], function: str = "", device: str = "", source: str = "", chosen: str = ""
+) -> str:
+    """Picture, table and findings for the widget, whose script lets policies be chosen in them and sorts."""
+    where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
+    return (
+        f'{pareto_svg(rows, chosen)}<div class="remat-compare">'
+        f"{comparison_table(rows, function, device, chosen, live=True)}</div>{_findings(rows)}{where}"
+    )
+
+
+def _findings(rows: Sequence[ComparisonRow]) -> str:
+    """Where compiled programs depart from what the jaxprs say, policy by policy."""
+    items = "".join(
+        f"<li><code>{escape(row.policy)}</code>: {escape(finding)}</li>" for row in rows for finding in row.findings
+    )
+    return f'<ul class="remat-findings">{items}</ul>' if items else ""
+
+
+def gradients_html(differences: Sequence[GradientDifference]) -> str:
+    """How far values and gradients are from those without the checkpoint."""
+    rows = list[str]()
+    for found in differences:
+        if found.absolute is None:
+            cells = f'<td colspan="3">{escape(found.error)}</td>'
+        else:
+            relative = "" if found.relative is None else f"{found.relative:.2g}"
+            cells = (
+                f'<td class="remat-num">{found.absolute:.2g}</td><td class="remat-num">{relative}</td>'
+                f"<td>{escape(found.where)}</td>"
+            )
+        rows.append(f'<tr><th scope="row"><code>{escape(found.policy)}</code></th>{cells}</tr>')
+    return (
+        '<div class="remat-compare"><table class="remat-table remat-comparison">'
+        "<caption>Largest difference of values and gradients from those without the checkpoint</caption>"
+        '<thead><tr><th scope="col">policy</th><th scope="col" class="remat-num">absolute</th>'
+        '<th scope="col" class="remat-num">relative</th><th scope="col">where</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -245,7 +297,7 @@ def render(
         for other in row.same_as:
             name.append(f"\n= {other}", style="dim")
         table.add_row(name, Text(_mark(row)), *(Text(column.cell(row).text) for column in columns))
-        if row.error:
-            errors.append(Text(f"! {row.policy}: {row.error}", style="yellow"))
+        said = [*filter(None, [row.error]), *row.findings]
+        errors += [Text(f"! {row.policy}: {sentence}", style="yellow") for sentence in said]
     about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
     return Group(Text(_caption(function), style="dim"), table, Text(about, style="dim"), *errors)

@@ -18,14 +18,21 @@ ID = "__remat__"
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 _KEYS = 'data-lm-suppress-shortcuts="true"'
 
-_TABS = (("residuals", "Residuals"), ("recomputed", "Recomputed"), ("jaxprs", "Jaxprs"))
+_TABS = (
+    ("residuals", "Residuals"),
+    ("recomputed", "Recomputed"),
+    ("jaxprs", "Jaxprs"),
+    ("memory", "Memory"),
+    ("compare", "Compare"),
+)
 
 
 def _select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
     items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
+    described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
     return (
         f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
-        f'<select id="{ID}{key}" data-control="{key}" aria-describedby="{ID}meaning" {_KEYS}>{items}</select></span>'
+        f'<select id="{ID}{key}" data-control="{key}"{described} {_KEYS}>{items}</select></span>'
     )
 
 
@@ -56,6 +63,21 @@ def _names(names: Sequence[str]) -> str:
     )
 
 
+def _compare(devices: Sequence[str], has_inputs: bool) -> str:
+    """What stays of the Compare panel while its content changes: what times are estimated for, and measuring."""
+    known = [("", "this machine's"), *((name, name) for name in devices)]
+    runs = [("", "compile only"), *([("given", "compile, run on your inputs")] if has_inputs else []),
+            ("random", "compile, run on random inputs")]  # fmt: skip
+    return (
+        f'<div class="remat-measure">{_select("device", "Times for", known)}{_select("inputs", "Measure", runs)}'
+        f'<button type="button" data-action="measure" {_KEYS}>Measure</button>'
+        f'<button type="button" data-action="gradients" {_KEYS}>Check gradients</button>'
+        f'<button type="button" data-action="cancel" hidden {_KEYS}>Cancel</button>'
+        f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress></div>'
+        '<div data-part="comparison"></div><div data-part="gradients"></div>'
+    )
+
+
 def frame(
     *,
     title: str,
@@ -66,8 +88,23 @@ def frame(
     names: Sequence[str],
     function: str,
     can_apply: bool,
+    devices: Sequence[str] = (),
+    has_inputs: bool = False,
 ) -> str:
-    """The controls, the tabs and the empty parts, each marked by ``data-part`` for the script to fill."""
+    """The controls, the tabs and the empty parts, each marked by ``data-part`` for the script to fill.
+
+    Args:
+        title: how the inspection came about.
+        signature: what is inspected, and
+        wrt: with respect to what.
+        choices: the policies of the dropdown.
+        sites: the checkpoint sites of the other one.
+        names: the checkpoint names, each with three states.
+        function: the function's name.
+        can_apply: whether the choice can be bound to the function's name.
+        devices: whose data sheets times can be estimated by.
+        has_inputs: whether there are arrays to run on.
+    """
     policies = [(choice.key, choice.label or choice.key) for choice in choices]
     places = [("function", f"the whole of {function}" if function else "the whole function")]
     if len(sites) == 1:
@@ -83,7 +120,8 @@ def frame(
     )
     panels = "".join(
         f'<div role="tabpanel" id="{ID}panel-{key}" data-part="{key}" aria-labelledby="{ID}tab-{key}" tabindex="0" '
-        f'class="remat-panel remat-panel-{key}" {_KEYS}></div>'
+        f'class="remat-panel remat-panel-{key}" {_KEYS}>'
+        f"{_compare(devices, has_inputs) if key == 'compare' else ''}</div>"
         for key, _ in _TABS
     )
     differentiated = f' <small class="remat-wrt">differentiated: {escape(", ".join(wrt))}</small>' if wrt else ""

@@ -97,7 +97,7 @@ def _what(label: str, name: str, also: Iterable[str] = ()) -> str:
 def _table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
     cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
     return (
-        f'<table class="remat-table"><caption class="remat-hidden">{escape(caption)}</caption>'
+        f'<table class="remat-table remat-stacks"><caption class="remat-hidden">{escape(caption)}</caption>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 

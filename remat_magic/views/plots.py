@@ -12,7 +12,7 @@ from remat_magic.model import ComparisonRow
 from . import format as fmt
 from .svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
-__all__ = ["pareto_svg"]
+__all__ = ["pareto_svg", "same_text"]
 
 _LABEL = 30  # characters of a policy's key beside its point
 _HALF = 6.5  # pixels from the middle of a point to its edge
@@ -26,7 +26,8 @@ _PARETO_STYLE = (
     f".remat-svg .remat-ring{{fill:none;stroke:{colours['fg']};stroke-width:1.5}}"
     f".remat-svg .remat-label{{paint-order:stroke;stroke:{colours['back']};stroke-width:3px}}"
     f".remat-svg .remat-leader{{stroke:{colours['dim']};stroke-width:.75}}"
-    ".remat-svg .remat-chosen-label{font-weight:bold}"
+    ".remat-svg .remat-point[aria-pressed=true] .remat-label{font-weight:bold}"
+    ".remat-svg .remat-point:not([aria-pressed=true]) .remat-ring{display:none}"
 )
 
 
@@ -42,6 +43,11 @@ class _Point:
     @property
     def label(self) -> str:
         return truncate(self.row.policy, _LABEL)
+
+
+def same_text(row: ComparisonRow) -> str:
+    """The policies of a row, a line each: by which a script finds what shows the chosen one."""
+    return "\n".join((row.policy, *row.same_as))
 
 
 def _cost(row: ComparisonRow, timed: bool) -> float | None:
@@ -130,12 +136,10 @@ def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: b
         if far:
             edge = y - 4 if y > point.y else y + 2
             inside += element("line", x1=point.x, y1=point.y, x2=x, y2=edge, class_="remat-leader")
-        bold = "remat-label remat-chosen-label" if point.chosen else "remat-label"
-        inside += text(x, y, point.label, text_anchor=anchor, class_=bold)
-    if point.chosen:
-        size = _HALF + 4
-        ring = {"x": point.x - size, "y": point.y - size, "width": 2 * size, "height": 2 * size}
-        inside += element("rect", **ring, class_="remat-ring")
+        inside += text(x, y, point.label, text_anchor=anchor, class_="remat-label")
+    size = _HALF + 4
+    ring = {"x": point.x - size, "y": point.y - size, "width": 2 * size, "height": 2 * size}
+    inside += element("rect", **ring, class_="remat-ring")  # seen on the chosen one, which a script may change
     if point.row.pareto:
         inside += element("path", d=_diamond(point.x, point.y, _HALF), class_="remat-best")
     else:
@@ -147,6 +151,7 @@ def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: b
         tabindex=0,
         role="button",
         data_policy=point.row.policy,
+        data_same=same_text(point.row),
         aria_label=said,
         aria_pressed=str(point.chosen).lower(),
     )

@@ -181,7 +181,7 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680) -> str:
     )
     caption = f"Held at the peak, {fmt.nbytes(timeline.peak_bytes)} by estimate"
     return (
-        f'{timeline_svg(timeline, width)}<table class="remat-table">'
+        f'{timeline_svg(timeline, width)}<table class="remat-table remat-stacks">'
         f'<caption style="text-align:left">{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )

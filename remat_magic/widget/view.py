@@ -15,10 +15,12 @@ import traitlets
 from IPython.core.getipython import get_ipython
 from rich.console import Console
 
+from remat_magic import devices
 from remat_magic.model import RematError, Report
 from remat_magic.views import controls, html, text
 
 from .between import between
+from .comparing import Comparing
 from .rendered import Rendered
 from .worker import Worker
 
@@ -50,6 +52,7 @@ class RematWidget(anywidget.AnyWidget):
         apply: called with this widget by the Apply button; returns the sentence to show. None hides the button.
         namespace: the user's namespace, in which a policy that is no key is looked up.
         cell_id: the cell that shows the widget: when it runs again, the widget is closed.
+        inputs: positional and keyword arguments with values, for measured runs; held until the widget is closed.
 
     Attributes:
         policy: the key of the chosen policy. Assigning does what the dropdown does; a policy that fails raises
@@ -78,6 +81,7 @@ class RematWidget(anywidget.AnyWidget):
         apply: Callable[[RematWidget], str] | None = None,
         namespace: Mapping[str, Any] | None = None,
         cell_id: str | None = None,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
     ) -> None:
         self._namespace = namespace if namespace is not None else {}
         first: Report = trace.preview(policy, trace.default_at if at is None else at, self._namespace)
@@ -95,6 +99,7 @@ class RematWidget(anywidget.AnyWidget):
         self._rendered = Rendered(title)
         self._worker = Worker[_Wish](self._work)
         self._bodies_worker = Worker[_Wish](self._send_bodies)
+        self._comparing = Comparing(trace, self._send_live, self._arguments, inputs)
         self._display_id: str | None = None
         self._between = between(get_ipython()) if _kernel() else None
         super().__init__(
@@ -107,6 +112,8 @@ class RematWidget(anywidget.AnyWidget):
                 names=trace.names,
                 function=trace.function_name,
                 can_apply=apply is not None,
+                devices=[name for name in devices.names() if name != devices.THIS_CPU],
+                has_inputs=inputs is not None,
             ),
             _view={**self._render(first), "serial": 0},
         )
@@ -146,6 +153,7 @@ class RematWidget(anywidget.AnyWidget):
         self._trace = None
         self._worker.post(None)
         self._bodies_worker.post(None)
+        self._comparing.close()
         layout = self.layout
         super().close()
         layout.close()
@@ -275,8 +283,8 @@ class RematWidget(anywidget.AnyWidget):
                 self._bodies_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))
             case "apply":
                 self._on_apply()
-            case other:
-                raise ValueError(f"unknown message from the browser: {other!r}")
+            case _:
+                self._comparing.handle(content)
 
     def _choose(self, policy: str, at: str, serial: int = 0) -> None:
         with self._choosing:
@@ -299,6 +307,10 @@ class RematWidget(anywidget.AnyWidget):
             act()
         elif self._between.soon(act):
             self._say("Applies when the running cell has ended.")
+
+    def _send_live(self, message: dict[str, Any]) -> None:
+        if self._trace is not None:
+            self.send(message)
 
     def _send_view(self, view: dict[str, Any]) -> None:
         self.send({"type": "view", "view": {**view, "serial": 0}})

@@ -18,6 +18,7 @@
  * @property {Record<string, string>} names
  * @typedef {object} Store what all views of one widget share
  * @property {Map<string, View>} views
+ * @property {Map<string, string>} memories the Memory panel's HTML
  * @property {number} clock
  * @typedef {{get(name: string): any, on(name: string, callback: Function): void, off(name: string, callback: Function): void,
  *   send(content: object): void}} Model
@@ -32,7 +33,7 @@ const stores = new WeakMap();
 /** @param {Model} model @returns {Store} */
 function storeOf(model) {
   let store = stores.get(model);
-  if (!store) stores.set(model, (store = { views: new Map(), clock: 0 }));
+  if (!store) stores.set(model, (store = { views: new Map(), memories: new Map(), clock: 0 }));
   return store;
 }
 
@@ -95,6 +96,9 @@ function render({ model, el }) {
   let idle = 0;
   let waiting = 0;
   let lit = "";
+  const asked = { memory: "", compare: "" };
+  /** @type {{column: string, descending: boolean} | null} */
+  let sorted = null;
   /** @type {HTMLElement | null} */
   let twin = null;
 
@@ -151,6 +155,84 @@ function render({ model, el }) {
     filled = key;
   }
 
+  /** The Memory panel follows the policy, the Compare panel the place and the device. */
+  function fillPanels() {
+    if (!shown) return;
+    const { policy, at } = shown;
+    if (tab === "memory") {
+      const key = keyOf(policy, at);
+      const known = store.memories.get(key);
+      if (known) place("memory", known);
+      else if (asked.memory !== key) {
+        part("memory").classList.add("remat-stale");
+        model.send({ type: "memory", policy, at });
+      }
+      asked.memory = known ? "" : key;
+    } else if (tab === "compare") {
+      const device = one('[data-control="device"]').value;
+      const key = `${device}\n${at}`;
+      if (asked.compare !== key) {
+        if (!part("comparison").childElementCount) say("Tracing every policy…");
+        part("comparison").classList.add("remat-stale");
+        model.send({ type: "compare", policy, at, device });
+      }
+      asked.compare = key;
+    }
+  }
+
+  /** Replaces a part's content and leaves the keyboard where it was. @param {string} name @param {string} html */
+  function place(name, html) {
+    const target = part(name);
+    const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
+    const again = focused && ["policy", "sort"].find((key) => focused.dataset[key] !== undefined);
+    const height = target.offsetHeight;
+    if (height) target.style.minHeight = `${height}px`;
+    target.innerHTML = html;
+    target.style.minHeight = "";
+    target.classList.remove("remat-stale");
+    if (again) {
+      const same = [...target.querySelectorAll(focused.tagName.toLowerCase())].find(
+        (/** @type {any} */ one) => one.dataset[again] === focused.dataset[again],
+      );
+      /** @type {HTMLElement | undefined} */ (same)?.focus();
+    }
+    if (name === "comparison") {
+      if (sorted) sort(sorted.column, sorted.descending);
+      markChosen();
+    }
+  }
+
+  /** In the comparison, what stands for the shown policy. */
+  function markChosen() {
+    for (const entry of all('[data-part="comparison"] [data-same]')) {
+      const chosen = String(entry.dataset.same.split("\n").includes(shown?.policy));
+      entry.setAttribute(entry.tagName === "TR" ? "aria-current" : "aria-pressed", chosen);
+    }
+  }
+
+  /** Sorts the comparison; rows without a value come last. @param {string} column @param {boolean} descending */
+  function sort(column, descending) {
+    sorted = { column, descending };
+    const button = one(`[data-sort="${column}"]`);
+    const table = button?.closest("table");
+    if (!table) return;
+    for (const head of table.querySelectorAll("[aria-sort]")) head.removeAttribute("aria-sort");
+    button.closest("th").setAttribute("aria-sort", descending ? "descending" : "ascending");
+    const body = table.tBodies[0];
+    /** @param {HTMLTableRowElement} row */
+    const value = (row) => {
+      const text = row.querySelectorAll("td.remat-num")[Number(column)]?.getAttribute("data-value");
+      return text === null || text === undefined ? null : Number(text);
+    };
+    const rows = [...body.rows];
+    rows.sort((a, b) => {
+      const [first, second] = [value(a), value(b)];
+      if (first === null || second === null) return Number(first === null) - Number(second === null);
+      return descending ? second - first : first - second;
+    });
+    body.append(...rows);
+  }
+
   /** Shows the selection in the controls. @param {View} view */
   function select(view) {
     for (const name of /** @type {("policy" | "at")[]} */ (["policy", "at"])) {
@@ -199,6 +281,8 @@ function render({ model, el }) {
     }
     root.setAttribute("aria-busy", String(!view.complete));
     if (tab === "jaxprs") fillPrograms(view);
+    if (view.complete) fillPanels();
+    markChosen();
   }
 
   /** @param {string} name @param {boolean} [focus] */
@@ -213,6 +297,7 @@ function render({ model, el }) {
       part(button.dataset.tab).style.minHeight = "";
     }
     if (name === "jaxprs" && shown) fillPrograms(shown);
+    fillPanels();
   }
 
   /** Asks for a policy; what is at hand is shown at once. @param {object} request @param {View} [known] */
@@ -246,6 +331,26 @@ function render({ model, el }) {
 
   const onView = () => receive({ ...model.get("_view") });
 
+  const status = () => part("status").textContent ?? "";
+
+  /** @param {{done: number, total: number, current: string, finished: boolean, cancelled: boolean}} now */
+  function onProgress(now) {
+    const bar = part("progress");
+    bar.max = now.total;
+    bar.value = now.done;
+    bar.hidden = one('[data-action="cancel"]').hidden = now.finished;
+    one('[data-action="measure"]').hidden = !now.finished;
+    if (now.cancelled) say(`Cancelled; ${now.done} of ${now.total} measured.`);
+    else if (now.finished) say(`${now.done} of ${now.total} measured.`);
+    else say(`Measuring ${now.current}, ${now.done + 1} of ${now.total}…`);
+  }
+
+  /** Chooses a policy that is shown elsewhere than in the dropdown. @param {string} policy */
+  function choose(policy) {
+    const at = shown?.at ?? "function";
+    ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
+  }
+
   /** @param {any} message */
   function onMessage(message) {
     if (message.type === "hello") {
@@ -262,6 +367,24 @@ function render({ model, el }) {
       view.bodies = message.bodies;
       view.jaxprs = message.frame;
       if (view === shown && tab === "jaxprs") fillPrograms(view);
+    } else if (message.type === "memory") {
+      const key = keyOf(message.policy, message.at);
+      asked.memory = "";
+      if (message.html) store.memories.set(key, message.html);
+      if (!shown || keyOf(shown.policy, shown.at) !== key) return;
+      place("memory", message.html ?? "");
+      if (message.error) say(message.error, true);
+    } else if (message.type === "compare") {
+      if (asked.compare !== `${message.device}\n${message.at}`) return;
+      if (message.html) {
+        place("comparison", message.html);
+        if (status().startsWith("Tracing every")) say("");
+      } else say(message.error, true);
+    } else if (message.type === "gradients" || message.type === "measure") {
+      if (message.html) place("gradients", message.html);
+      say(message.error ?? "", Boolean(message.error));
+    } else if (message.type === "progress") {
+      onProgress(message);
     } else if (message.type === "say") {
       if (message.serial < store.clock) return;
       say(message.text, message.error);
@@ -278,7 +401,11 @@ function render({ model, el }) {
   root.addEventListener("change", (event) => {
     const target = /** @type {HTMLInputElement} */ (event.target);
     const at = one('[data-control="at"]')?.value ?? shown?.at ?? "function";
-    if (target.dataset.control) {
+    if (target.dataset.control === "device") {
+      fillPanels();
+    } else if (target.dataset.control === "inputs") {
+      // Read when something is measured.
+    } else if (target.dataset.control) {
       const policy = one('[data-control="policy"]').value;
       ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
     } else if (target.dataset.name !== undefined) {
@@ -290,10 +417,21 @@ function render({ model, el }) {
   });
 
   root.addEventListener("click", (event) => {
-    const button = /** @type {HTMLElement} */ (event.target).closest("button");
+    const target = /** @type {HTMLElement} */ (event.target);
+    const policy = /** @type {HTMLElement | null} */ (target.closest("[data-policy]"));
+    if (policy?.dataset.policy !== undefined) return choose(policy.dataset.policy);
+    const button = target.closest("button");
     if (!button) return;
     if (button.dataset.tab) open(button.dataset.tab);
-    else if (button.dataset.action === "apply") model.send({ type: "apply", serial: store.clock });
+    else if (button.dataset.sort !== undefined) {
+      const again = sorted?.column === button.dataset.sort;
+      sort(button.dataset.sort, again ? !sorted?.descending : false);
+    } else if (["measure", "gradients", "cancel"].includes(button.dataset.action ?? "")) {
+      const [device, inputs] = ["device", "inputs"].map((name) => one(`[data-control="${name}"]`).value);
+      if (button.dataset.action === "gradients") say("Comparing gradients…");
+      if (button.dataset.action === "measure") say("Measuring…");
+      model.send({ type: button.dataset.action, policy: shown?.policy, at: shown?.at, device, inputs });
+    } else if (button.dataset.action === "apply") model.send({ type: "apply", serial: store.clock });
     else if (button.dataset.action === "copy") {
       copy(shown?.code ?? "").then(
         () => say("Copied."),
@@ -310,6 +448,14 @@ function render({ model, el }) {
     if (!(event.key in moves)) return;
     event.preventDefault();
     open(names[(moves[event.key] + names.length) % names.length], true);
+  });
+
+  // The points of the picture are buttons, which HTML's own would be without this.
+  root.addEventListener("keydown", (event) => {
+    const target = /** @type {any} */ (event.target);
+    if (target.getAttribute?.("role") !== "button" || ![" ", "Enter"].includes(event.key)) return;
+    event.preventDefault();
+    choose(target.dataset.policy);
   });
 
   // One residual, wherever it stands in both programs.

@@ -1,0 +1,165 @@
+"""The Compare and Memory panels: every policy at one place, estimated and, on request, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic.model import Measurement, RematError
+from remat_magic.views import compare, timeline
+
+from .worker import Worker
+
+__all__ = ["Comparing"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a panel of the browser asks for; ``inputs`` is "", "given" or "random"."""
+
+    kind: str
+    policy: str = ""
+    at: str = ""
+    device: str = ""
+    inputs: str = ""
+
+
+class Comparing:
+    """Answers the two panels' messages, on threads of its own, by HTML that goes through ``send``.
+
+    Args:
+        trace: the inspected function.
+        send: sends a message to the browser, from any thread.
+        arguments: what the trace takes for a shown policy: the policy, where, and the namespace.
+        inputs: positional and keyword arguments to run on, or None.
+    """
+
+    def __init__(
+        self,
+        trace: Any,
+        send: Callable[[dict[str, Any]], None],
+        arguments: Callable[[str, str], tuple[Any, Any, Mapping[str, Any]]],
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    ) -> None:
+        self._trace = trace
+        self._send = send
+        self._arguments = arguments
+        self._inputs = inputs
+        self._measured: dict[tuple[str, str], Measurement] = {}
+        self._job: Any = None
+        self._shown = _Request("compare")
+        self._comparer = Worker[_Request](self._work)
+        self._others = Worker[_Request](self._work)
+        self._starter = Worker[_Request](self._work)
+
+    def handle(self, content: Mapping[str, Any]) -> None:
+        """Take a message of the browser; nothing is traced on the calling thread.
+
+        Raises:
+            ValueError: it is of no known type.
+        """
+        texts = {key: str(content.get(key, "")) for key in ("policy", "at", "device", "inputs")}
+        request = _Request(str(content.get("type")), **texts)
+        match request.kind:
+            case "compare":
+                self._comparer.post(request)
+            case "memory" | "gradients":
+                self._others.post(request)
+            case "measure":
+                self._starter.post(request)
+            case "cancel":
+                if self._job is not None:
+                    self._job.cancel()
+            case other:
+                raise ValueError(f"unknown message from the browser: {other!r}")
+
+    def close(self) -> None:
+        """Let go of the trace and the inputs, and measure nothing more."""
+        if self._job is not None:
+            self._job.cancel()
+        self._job = self._trace = self._inputs = None
+        self._comparer.post(None)
+        self._others.post(None)
+        self._starter.post(None)
+
+    def _work(self, request: _Request) -> None:
+        trace = self._trace
+        if trace is None:
+            return
+        try:
+            match request.kind:
+                case "compare":
+                    self._compare(trace, request)
+                case "measure":
+                    self._measure(trace, request)
+                case "memory":
+                    found = trace.timeline(*self._arguments(request.policy, request.at))
+                    self._answer(request, html=timeline.timeline_html(found))
+                case "gradients":
+                    self._check_gradients(trace, request)
+                case other:
+                    raise AssertionError(other)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            sentence = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+            self._answer(request, error=sentence)
+
+    def _answer(self, request: _Request, **content: Any) -> None:
+        if self._trace is not None:
+            place = {"policy": request.policy, "at": request.at, "device": request.device}
+            self._send({"type": request.kind, **place, **content})
+
+    def _compare(self, trace: Any, request: _Request) -> None:
+        self._shown = request
+        found = trace.compare(
+            at=request.at,
+            device=request.device or None,
+            measurements=tuple(self._measured.values()),
+            namespace=self._arguments("", request.at)[2],
+        )
+        about = found.device
+        html = compare.comparison_panel(
+            found.rows, found.function, about.name if about else "", about.source if about else "", request.policy
+        )
+        self._answer(request, html=html)
+
+    def _given(self, inputs: str) -> Any:
+        return self._inputs if inputs == "given" else inputs or None
+
+    def _measure(self, trace: Any, request: _Request) -> None:
+        if self._job is not None:
+            self._job.cancel()
+        namespace = self._arguments("", request.at)[2]
+        rows = trace.compare(at=request.at, namespace=namespace).rows
+        choices = [self._arguments(row.policy, row.at)[:2] for row in rows if not row.error]
+        self._shown = request
+        self._job = trace.measuring(
+            choices, inputs=self._given(request.inputs), namespace=namespace, on_update=self._on_update
+        )
+
+    def _on_update(self, job: Any) -> None:
+        """On the job's thread, whenever it has come further."""
+        if self._trace is None or self._job not in (None, job):
+            return
+        for result in job.results:
+            self._measured[result.policy, result.at] = result
+        now = job.progress
+        self._send(
+            {
+                "type": "progress",
+                "done": now.done,
+                "total": now.total,
+                "current": now.current,
+                "finished": now.finished,
+                "cancelled": now.cancelled,
+            }
+        )
+        shown = self._shown
+        self._comparer.post(_Request("compare", shown.policy, shown.at, shown.device))
+
+    def _check_gradients(self, trace: Any, request: _Request) -> None:
+        _, at, namespace = self._arguments("", request.at)
+        inputs = self._given(request.inputs) or (self._inputs if self._inputs is not None else "random")
+        policies = [choice.key for choice in trace.choices() if choice.key != "none"]
+        found = trace.check_gradients(policies, inputs=inputs, at=at, namespace=namespace)
+        self._answer(request, html=compare.gradients_html(found))
