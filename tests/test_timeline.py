@@ -82,6 +82,18 @@ def test_what_a_loop_needs_inside_is_told():
     assert inside[0].nbytes >= 4 * 100 * 100  # the outer product
 
 
+def test_what_is_written_over_is_not_held_twice():
+    """A loop writes its carry over the operand that dies there, and needs most inside: what is held still adds up."""
+
+    def fun(x):
+        body = lambda c, _: (jnp.sin(jnp.outer(c, c) @ c), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(body), jnp.cos(x), length=4)[0]
+
+    timeline = rm.trace(fun, S(100)).timeline()
+    assert [value.primitive for value in timeline.alive if not value.type] == ["scan"]
+    assert sum(value.nbytes for value in timeline.alive) == timeline.peak_bytes
+
+
 def test_captured_values_are_constants():
     captured = jnp.linspace(0, 1, N)
     timeline = rm.trace(lambda x: jnp.sin(x * captured), S(N)).timeline("none")
