@@ -43,7 +43,10 @@ class FakeTrace:
 
 
 class FakeWidget:
-    def __init__(self, trace, policy="as_written", at=None, *, title="", apply=None, namespace=None, cell_id=None):
+    def __init__(
+        self, trace, policy="as_written", at=None, *, title="", apply=None, namespace=None, cell_id=None, inputs=None
+    ):
+        self.inputs = inputs
         self.trace, self.policy, self.at, self.title, self.apply = trace, policy, at, title, apply
         self.namespace, self.cell_id = namespace, cell_id
         self.closed = False

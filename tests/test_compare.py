@@ -50,6 +50,7 @@ class Measured:
     compile_seconds: float | None = 1.5
     run_seconds: float | None = 0.25
     flops: float | None = 7e9
+    findings: tuple[str, ...] = ("XLA undid it.",)
     error: str = ""
 
 

@@ -80,7 +80,9 @@ def test_nothing_depends_on_colour_alone():
         on_front = policy != "save_only_these_names('h')"
         assert ("remat-best" in classes(point)) == on_front
         assert ("remat-other" in classes(point)) != on_front
-        assert ("remat-ring" in classes(point)) == (policy == "dots_saveable")
+        # Every point has a frame, which the style sheet shows on the pressed one alone.
+        assert (point.get("aria-pressed") == "true") == (policy == "dots_saveable")
+    assert ".remat-point:not([aria-pressed=true]) .remat-ring{display:none}" in pareto_svg(rows())
     patterns = {each.get("fill") for each in parsed(timeline_svg(timeline())).iter() if each.get("fill")}
     assert len(patterns) == 2
 

@@ -190,7 +190,7 @@ class Comparison:
             fields = dataclasses.asdict(row)
             if row.times is not None:
                 fields["times"] |= {"total": row.times.total, "extra": row.times.extra}
-            rows.append({**fields, "same_as": list(row.same_as)})
+            rows.append({**fields, "same_as": list(row.same_as), "findings": list(row.findings)})
         about = self._about()
         return {"function": self.function, "device": about["device"] or None, "device_source": about["source"],
                 "pareto_by": self.pareto_by, "rows": rows}  # fmt: skip
@@ -203,7 +203,7 @@ class Comparison:
             estimate = fields.pop("times")
             for name in ("forward", "backward", "recomputed", "offload", "total"):
                 fields[f"estimated_{name}_seconds"] = None if estimate is None else getattr(estimate, name)
-            flat.append({**fields, "same_as": ", ".join(row.same_as)})
+            flat.append({**fields, "same_as": ", ".join(row.same_as), "findings": " ".join(row.findings)})
         return flat
 
 

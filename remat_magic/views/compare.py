@@ -81,6 +81,10 @@ def _step(row: ComparisonRow) -> _Cell:
     if times is None:
         return cell
     parts = f"forward {fmt.seconds(times.forward)}, backward {fmt.seconds(times.backward)}"
+    if times.offload is None:
+        parts += ", offloading unknown"
+    elif times.offload:
+        parts += f", offloading {fmt.seconds(times.offload)}"
     return _Cell(cell.text, f"{cell.exact}: {parts}", cell.value)
 
 
@@ -94,29 +98,46 @@ def _saved(row: ComparisonRow) -> _Cell:
 
 
 def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
+    """What decides comes first: estimates, then what was measured, then what was counted."""
     yield _Column("peak", "estimated", lambda row: _bytes(row.peak_bytes), "device memory held at most")
     if any(row.times for row in rows):
         yield _Column("step", "estimated", _step, "forward, backward and offloading, one after the other")
         yield _Column("recomputing", "estimated", lambda row: _time(row, "recomputed"), "part of the backward pass")
-        if any(row.times and row.times.offload != 0 for row in rows):
-            yield _Column("offloading", "estimated", lambda row: _time(row, "offload"), "to the host and back")
+    yield from _measured(rows)
     yield _Column("saved", "", _saved, "intermediates kept on the device")
     if any(row.offloaded_bytes for row in rows):
         yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
     yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
-    if any(row.measured_temp_bytes is not None for row in rows):
-        help_ = "what the compiled program needs besides arguments and results, by XLA's count"
-        yield _Column("temporaries", "measured", lambda row: _bytes(row.measured_temp_bytes), help_)
-    if any(row.measured_bytes is not None for row in rows):
-        yield _Column(
-            "memory", "measured", lambda row: _bytes(row.measured_bytes), "arguments, results and temporaries"
-        )
-    if any(row.measured_seconds is not None for row in rows):
-        yield _Column("run", "measured", lambda row: _known_seconds(row.measured_seconds))
-    if any(row.measured_compile_seconds is not None for row in rows):
-        yield _Column("compile", "measured", lambda row: _known_seconds(row.measured_compile_seconds))
-    if any(row.measured_flops is not None for row in rows):
-        yield _Column("FLOPs", "measured", lambda row: _flops(_whole(row.measured_flops)), "as XLA counts them")
+
+
+def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
+    columns: list[tuple[str, str, Callable[[ComparisonRow], _Cell], str]] = [
+        (
+            "measured_temp_bytes",
+            "temporaries",
+            _temporaries,
+            "what the compiled program needs besides arguments and results, by XLA's count",
+        ),
+        ("measured_seconds", "run", lambda row: _known_seconds(row.measured_seconds), "median of several runs"),
+        ("measured_compile_seconds", "compile", lambda row: _known_seconds(row.measured_compile_seconds), ""),
+        (
+            "measured_flops",
+            "FLOPs",
+            lambda row: _flops(_whole(row.measured_flops)),
+            "as XLA counts them: the body of a loop once",
+        ),
+    ]
+    for field, head, cell, meaning in columns:
+        if any(getattr(row, field) is not None for row in rows):
+            yield _Column(head, "measured", cell, meaning)
+
+
+def _temporaries(row: ComparisonRow) -> _Cell:
+    """What XLA needs inside; on hover with arguments and results."""
+    cell = _bytes(row.measured_temp_bytes)
+    if row.measured_bytes is None:
+        return cell
+    return _Cell(cell.text, f"{cell.exact}; {row.measured_bytes:,} bytes with arguments and results", cell.value)
 
 
 def _known_seconds(number: float | None) -> _Cell:
@@ -169,8 +190,8 @@ def comparison_table(
     """
     columns = list(_columns(rows))
     groups = "".join(
-        f'<th scope="colgroup" colspan="{span}"{_class(group)}>{escape(_heading(group, device, rows))}</th>'
-        for group, span in _groups(columns)
+        f'<th scope="colgroup" colspan="{span}"{_class(number)}>{escape(_heading(group, device, rows))}</th>'
+        for number, (group, span) in enumerate(_groups(columns))
     )
     heads = "".join(
         f'<th scope="col" class="remat-num{_first(columns, number)}"{_title(column.help)}>'
@@ -186,32 +207,29 @@ def comparison_table(
             name = (
                 f'<button type="button" class="remat-link" data-policy="{escape(row.policy)}" {_KEYS}>{name}</button>'
             )
-        head = f'<th scope="row">{name}{also}</th>'
-        front = '<td title="on the front"><span aria-label="on the front" role="img">◆</span></td>'
+        front = '<span class="remat-front" title="on the front" aria-label="on the front" role="img">◆</span>'
+        head = f'<th scope="row">{front if row.pareto else ""}{name}{also}</th>'
         cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
             cells = f'<td colspan="{len(columns)}">{escape(row.error)}</td>'
         elif row.error:
-            cells += f'</tr><tr><td></td><td></td><td colspan="{len(columns)}">{escape(row.error)}</td>'
-        body.append(
-            f'<tr class="remat-row" data-same="{escape(same_text(row))}"{current}>{head}'
-            f"{front if row.pareto else '<td></td>'}{cells}</tr>"
-        )
+            cells += f'</tr><tr><td></td><td colspan="{len(columns)}">{escape(row.error)}</td>'
+        body.append(f'<tr class="remat-row" data-same="{escape(same_text(row))}"{current}>{head}{cells}</tr>')
     return (
         f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function))}</caption><thead>'
-        f'<tr><th scope="col" rowspan="2">policy</th><th scope="col" rowspan="2">front</th>{groups}</tr>'
+        f'<tr><th scope="col" rowspan="2">policy</th>{groups}</tr>'
         f"<tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     )
 
 
-def _class(group: str) -> str:
-    return ' class="remat-measured"' if group == "measured" else ""
+def _class(number: int) -> str:
+    return ' class="remat-group"' if number else ""
 
 
 def _first(columns: Sequence[_Column], number: int) -> str:
-    """The class of the first measured column, which a line sets off."""
-    measured = columns[number].group == "measured"
-    return " remat-measured" if measured and columns[number - 1].group != "measured" else ""
+    """The class of a group's first column, which a line sets off."""
+    new = number > 0 and columns[number].group != columns[number - 1].group
+    return " remat-group" if new else ""
 
 
 def _title(text: str) -> str:

@@ -65,11 +65,11 @@ def _names(names: Sequence[str]) -> str:
 
 def _compare(devices: Sequence[str], has_inputs: bool) -> str:
     """What stays of the Compare panel while its content changes: what times are estimated for, and measuring."""
-    known = [("", "this machine's"), *((name, name) for name in devices)]
+    known = [("", "this machine"), *((name, name) for name in devices)]
     runs = [("", "compile only"), *([("given", "compile, run on your inputs")] if has_inputs else []),
             ("random", "compile, run on random inputs")]  # fmt: skip
     return (
-        f'<div class="remat-measure">{_select("device", "Times for", known)}{_select("inputs", "Measure", runs)}'
+        f'<div class="remat-measure">{_select("device", "Estimate for", known)}{_select("inputs", "Measure", runs)}'
         f'<button type="button" data-action="measure" {_KEYS}>Measure</button>'
         f'<button type="button" data-action="gradients" {_KEYS}>Check gradients</button>'
         f'<button type="button" data-action="cancel" hidden {_KEYS}>Cancel</button>'
