@@ -10,13 +10,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from remat_magic.model import ComparisonRow, GradientDifference
+from remat_magic.model import ComparisonRow
 
 from . import format as fmt
 from .html import style
 from .plots import pareto_svg, same_text
 
-__all__ = ["comparison_html", "comparison_panel", "comparison_table", "gradients_html", "render"]
+__all__ = ["comparison_html", "comparison_panel", "comparison_table", "render"]
 
 # On the focused element itself, or JupyterLab takes keys as its own.
 _KEYS = 'data-lm-suppress-shortcuts="true"'
@@ -246,60 +246,63 @@ def _sorter(head: str, number: int) -> str:
 
 
 def comparison_html(
-    rows: Sequence[ComparisonRow], function: str = "", device: str = "", source: str = "", chosen: str = ""
+    rows: Sequence[ComparisonRow],
+    function: str = "",
+    device: str = "",
+    source: str = "",
+    chosen: str = "",
+    notes: Sequence[str] = (),
 ) -> str:
-    """Picture and table as one static fragment; arguments as for ``comparison_table``, ``source`` of the data sheet."""
+    """Picture and table as one static fragment.
+
+    Args:
+        rows: as for ``comparison_table``, and so are ``function``, ``device`` and ``chosen``.
+        function: whose policies these are.
+        device: whose data sheet the estimated times are from, and
+        source: where that is published.
+        chosen: the policy to mark.
+        notes: sentences to show with it.
+    """
     where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
     return (
         f'<div class="remat remat-static"><style>{style()}</style>{pareto_svg(rows, chosen)}'
         f'<div class="remat-compare">{comparison_table(rows, function, device, chosen)}</div>'
-        f"{_findings(rows)}{where}</div>"
+        f"{_said(rows, notes)}{where}</div>"
     )
 
 
 def comparison_panel(
-    rows: Sequence[ComparisonRow], function: str = "", device: str = "", source: str = "", chosen: str = ""
+    rows: Sequence[ComparisonRow],
+    function: str = "",
+    device: str = "",
+    source: str = "",
+    chosen: str = "",
+    notes: Sequence[str] = (),
 ) -> str:
     """Picture, table and findings for the widget, whose script lets policies be chosen in them and sorts."""
     where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
     return (
         f'{pareto_svg(rows, chosen)}<div class="remat-compare">'
-        f"{comparison_table(rows, function, device, chosen, live=True)}</div>{_findings(rows)}{where}"
+        f"{comparison_table(rows, function, device, chosen, live=True)}</div>{_said(rows, notes)}{where}"
     )
 
 
-def _findings(rows: Sequence[ComparisonRow]) -> str:
-    """Where compiled programs depart from what the jaxprs say, policy by policy."""
-    items = "".join(
+def _said(rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:
+    """What the estimates cannot tell, and where compiled programs depart from what the jaxprs say."""
+    items = [f"<li>{escape(note)}</li>" for note in notes]
+    items += [
         f"<li><code>{escape(row.policy)}</code>: {escape(finding)}</li>" for row in rows for finding in row.findings
-    )
-    return f'<ul class="remat-findings">{items}</ul>' if items else ""
-
-
-def gradients_html(differences: Sequence[GradientDifference]) -> str:
-    """How far values and gradients are from those without the checkpoint."""
-    rows = list[str]()
-    for found in differences:
-        if found.absolute is None:
-            cells = f'<td colspan="3">{escape(found.error)}</td>'
-        else:
-            relative = "" if found.relative is None else f"{found.relative:.2g}"
-            cells = (
-                f'<td class="remat-num">{found.absolute:.2g}</td><td class="remat-num">{relative}</td>'
-                f"<td>{escape(found.where)}</td>"
-            )
-        rows.append(f'<tr><th scope="row"><code>{escape(found.policy)}</code></th>{cells}</tr>')
-    return (
-        '<div class="remat-compare"><table class="remat-table remat-comparison">'
-        "<caption>Largest difference of values and gradients from those without the checkpoint</caption>"
-        '<thead><tr><th scope="col">policy</th><th scope="col" class="remat-num">absolute</th>'
-        '<th scope="col" class="remat-num">relative</th><th scope="col">where</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    ]
+    return f'<ul class="remat-findings">{"".join(items)}</ul>' if items else ""
 
 
 def render(
-    rows: Sequence[ComparisonRow], function: str = "", device: str = "", source: str = "", chosen: str = ""
+    rows: Sequence[ComparisonRow],
+    function: str = "",
+    device: str = "",
+    source: str = "",
+    chosen: str = "",
+    notes: Sequence[str] = (),
 ) -> Group:
     """The rows as a rich renderable; arguments as for ``comparison_html``."""
     columns = list(_columns(rows))
@@ -318,4 +321,6 @@ def render(
         said = [*filter(None, [row.error]), *row.findings]
         errors += [Text(f"! {row.policy}: {sentence}", style="yellow") for sentence in said]
     about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
-    return Group(Text(_caption(function), style="dim"), table, Text(about, style="dim"), *errors)
+    return Group(
+        Text(_caption(function), style="dim"), table, Text(about, style="dim"), *(Text(note) for note in notes), *errors
+    )

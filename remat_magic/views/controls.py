@@ -63,7 +63,7 @@ def _names(names: Sequence[str]) -> str:
     )
 
 
-def _compare(devices: Sequence[str], has_inputs: bool) -> str:
+def _compare(devices: Sequence[str], has_inputs: bool, policies: Sequence[tuple[str, str]]) -> str:
     """What stays of the Compare panel while its content changes: what times are estimated for, and measuring."""
     known = [("", "this machine"), *((name, name) for name in devices)]
     runs = [("", "compile only"), *([("given", "compile, run on your inputs")] if has_inputs else []),
@@ -73,8 +73,9 @@ def _compare(devices: Sequence[str], has_inputs: bool) -> str:
         f'<button type="button" data-action="measure" {_KEYS}>Measure</button>'
         f'<button type="button" data-action="gradients" {_KEYS}>Check gradients</button>'
         f'<button type="button" data-action="cancel" hidden {_KEYS}>Cancel</button>'
+        f"{_select('against', 'Difference from', [('', 'nothing'), *policies])}"
         f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress></div>'
-        '<div data-part="comparison"></div><div data-part="gradients"></div>'
+        '<div data-part="difference"></div><div data-part="comparison"></div><div data-part="gradients"></div>'
     )
 
 
@@ -121,7 +122,7 @@ def frame(
     panels = "".join(
         f'<div role="tabpanel" id="{ID}panel-{key}" data-part="{key}" aria-labelledby="{ID}tab-{key}" tabindex="0" '
         f'class="remat-panel remat-panel-{key}" {_KEYS}>'
-        f"{_compare(devices, has_inputs) if key == 'compare' else ''}</div>"
+        f"{_compare(devices, has_inputs, policies) if key == 'compare' else ''}</div>"
         for key, _ in _TABS
     )
     differentiated = f' <small class="remat-wrt">differentiated: {escape(", ".join(wrt))}</small>' if wrt else ""

@@ -79,7 +79,8 @@ def _needed(row: ResidualRow, complete: bool) -> str:
     return f"{shown}<details>{summary}<ul>{items}</ul></details>"
 
 
-def _where(row: ResidualRow | RecomputedRow) -> str:
+def where_html(row: ResidualRow | RecomputedRow) -> str:
+    """The place in the user's source, its expression and the loops around."""
     code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
     hover = f' title="in {escape(row.function)}"' if row.function else ""
     parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
@@ -88,13 +89,15 @@ def _where(row: ResidualRow | RecomputedRow) -> str:
     return " ".join(filter(None, parts))
 
 
-def _what(label: str, name: str, also: Iterable[str] = ()) -> str:
+def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
+    """What made a value, its checkpoint name, and what else can have made it."""
     named = f' <span class="remat-name-of">named <code>{escape(name)}</code></span>' if name else ""
     others = "".join(f"<br><small>or {escape(other)}</small>" for other in also)
     return f"{_code(label)}{named}{others}"
 
 
-def _table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
+def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
+    """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML."""
     cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
     return (
         f'<table class="remat-table remat-stacks"><caption class="remat-hidden">{escape(caption)}</caption>'
@@ -107,7 +110,8 @@ def _left(kind: str) -> str:
     return "" if kind == "num" else ' style="text-align:left"'
 
 
-def _td(kind: str, content: str, title: str = "") -> str:
+def td(kind: str, content: str, title: str = "") -> str:
+    """A cell of a column of some kind; ``content`` is HTML, ``title`` text for the hover."""
     hover = f' title="{escape(title)}"' if title else ""
     return f'<td class="remat-{kind}"{_left(kind)}{hover}>{content}</td>'
 
@@ -121,17 +125,17 @@ def residuals_html(report: Report) -> str:
         times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
         kind = row.kind.split()[0]
         cells = [
-            _td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
-            _td("type", f"<code>{escape(row.type)}</code>{times}"),
-            _td("kind", escape(row.kind)),
-            _td("what", _what(row.label, row.name, row.also)),
-            _td("source", _where(row)),
-            _td("needed", _needed(row, report.complete)),
+            td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
+            td("type", f"<code>{escape(row.type)}</code>{times}"),
+            td("kind", escape(row.kind)),
+            td("what", what_html(row.label, row.name, row.also)),
+            td("source", where_html(row)),
+            td("needed", _needed(row, report.complete)),
         ]
         rows.append(f'<tr class="remat-row remat-{kind}">{"".join(cells)}</tr>')
     heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"),
              ("Needed by", "needed")]  # fmt: skip
-    return _table("Values saved for the backward pass", heads, rows)
+    return table("Values saved for the backward pass", heads, rows)
 
 
 def _runs(row: RecomputedRow) -> str:
@@ -149,12 +153,12 @@ def recomputed_html(report: Report) -> str:
     rows = list[str]()
     for row in recomputed_rows(report):
         cells = [
-            _td("num", fmt.flops(row.flops), "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
-            _td("num", _runs(row)),
-            _td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
-            _td("what", _what(row.primitive, row.name)),
-            _td("type", _code(", ".join(row.outputs))),
-            _td("source", _where(row)),
+            td("num", fmt.flops(row.flops), "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
+            td("num", _runs(row)),
+            td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
+            td("what", what_html(row.primitive, row.name)),
+            td("type", _code(", ".join(row.outputs))),
+            td("source", where_html(row)),
         ]
         rows.append(f'<tr class="remat-row remat-{row.kind}-row">{"".join(cells)}</tr>')
     heads = [
@@ -165,7 +169,7 @@ def recomputed_html(report: Report) -> str:
         ("Type", "type"),
         ("Source", "source"),
     ]
-    return _table("Operations that the backward pass recomputes", heads, rows)
+    return table("Operations that the backward pass recomputes", heads, rows)
 
 
 _LEGEND = (

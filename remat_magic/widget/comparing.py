@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic.model import Measurement, RematError
-from remat_magic.views import compare, timeline
+from remat_magic.views import compare, difference, gradients, timeline
 
 from .worker import Worker
 
@@ -23,6 +23,7 @@ class _Request:
     at: str = ""
     device: str = ""
     inputs: str = ""
+    against: str = ""
 
 
 class Comparing:
@@ -59,12 +60,12 @@ class Comparing:
         Raises:
             ValueError: it is of no known type.
         """
-        texts = {key: str(content.get(key, "")) for key in ("policy", "at", "device", "inputs")}
+        texts = {key: str(content.get(key, "")) for key in ("policy", "at", "device", "inputs", "against")}
         request = _Request(str(content.get("type")), **texts)
         match request.kind:
             case "compare":
                 self._comparer.post(request)
-            case "memory" | "gradients":
+            case "memory" | "gradients" | "difference":
                 self._others.post(request)
             case "measure":
                 self._starter.post(request)
@@ -96,6 +97,8 @@ class Comparing:
                 case "memory":
                     found = trace.timeline(*self._arguments(request.policy, request.at))
                     self._answer(request, html=timeline.timeline_html(found))
+                case "difference":
+                    self._difference(trace, request)
                 case "gradients":
                     self._check_gradients(trace, request)
                 case other:
@@ -106,7 +109,8 @@ class Comparing:
 
     def _answer(self, request: _Request, **content: Any) -> None:
         if self._trace is not None:
-            place = {"policy": request.policy, "at": request.at, "device": request.device}
+            names = ("policy", "at", "device", "against")
+            place = {name: getattr(request, name) for name in names}
             self._send({"type": request.kind, **place, **content})
 
     def _compare(self, trace: Any, request: _Request) -> None:
@@ -118,10 +122,16 @@ class Comparing:
             namespace=self._arguments("", request.at)[2],
         )
         about = found.device
-        html = compare.comparison_panel(
-            found.rows, found.function, about.name if about else "", about.source if about else "", request.policy
-        )
+        device, source = (about.name, about.source) if about else ("", "")
+        html = compare.comparison_panel(found.rows, found.function, device, source, request.policy, found.notes)
         self._answer(request, html=html)
+
+    def _difference(self, trace: Any, request: _Request) -> None:
+        policies = [self._arguments(policy, request.at)[0] for policy in (request.policy, request.against)]
+        namespace = self._arguments("", request.at)[2]
+        found = trace.compare(policies, at=request.at, namespace=namespace)
+        first, second = (row.policy for row in found.rows)
+        self._answer(request, html=difference.difference_html(found.difference(first, second)))
 
     def _given(self, inputs: str) -> Any:
         return self._inputs if inputs == "given" else inputs or None
@@ -162,4 +172,4 @@ class Comparing:
         inputs = self._given(request.inputs) or (self._inputs if self._inputs is not None else "random")
         policies = [choice.key for choice in trace.choices() if choice.key != "none"]
         found = trace.check_gradients(policies, inputs=inputs, at=at, namespace=namespace)
-        self._answer(request, html=compare.gradients_html(found))
+        self._answer(request, html=gradients.gradients_html(found))

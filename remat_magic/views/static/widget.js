@@ -96,7 +96,7 @@ function render({ model, el }) {
   let idle = 0;
   let waiting = 0;
   let lit = "";
-  const asked = { memory: "", compare: "" };
+  const asked = { memory: "", compare: "", difference: "" };
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
   /** @type {HTMLElement | null} */
@@ -177,6 +177,15 @@ function render({ model, el }) {
         model.send({ type: "compare", policy, at, device });
       }
       asked.compare = key;
+      const against = one('[data-control="against"]').value;
+      const difference = against && `${keyOf(policy, at)}\n${against}`;
+      if (asked.difference !== difference) {
+        if (against) {
+          part("difference").classList.add("remat-stale");
+          model.send({ type: "difference", policy, at, against });
+        } else part("difference").replaceChildren();
+      }
+      asked.difference = difference;
     }
   }
 
@@ -380,8 +389,13 @@ function render({ model, el }) {
         place("comparison", message.html);
         if (status().startsWith("Tracing every")) say("");
       } else say(message.error, true);
+    } else if (message.type === "difference") {
+      if (asked.difference !== `${keyOf(message.policy, message.at)}\n${message.against}`) return;
+      place("difference", message.html ?? "");
+      if (message.error) say(message.error, true);
     } else if (message.type === "gradients" || message.type === "measure") {
       if (message.html) place("gradients", message.html);
+      part("gradients").scrollIntoView({ block: "nearest" });
       say(message.error ?? "", Boolean(message.error));
     } else if (message.type === "progress") {
       onProgress(message);
@@ -401,7 +415,7 @@ function render({ model, el }) {
   root.addEventListener("change", (event) => {
     const target = /** @type {HTMLInputElement} */ (event.target);
     const at = one('[data-control="at"]')?.value ?? shown?.at ?? "function";
-    if (target.dataset.control === "device") {
+    if (target.dataset.control === "device" || target.dataset.control === "against") {
       fillPanels();
     } else if (target.dataset.control === "inputs") {
       // Read when something is measured.

@@ -1,0 +1,175 @@
+"""The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from views_records import EVIL
+
+import remat_magic as rm
+from remat_magic.model import ComparisonRow, Difference, GradientDifference
+from remat_magic.tuning.compare import Comparison
+from remat_magic.views.difference import difference_html
+from remat_magic.views.gradients import gradients_html
+from remat_magic.widget.comparing import Comparing
+
+
+def loss(w, x):
+    for _ in range(3):
+        x = jnp.sin(w @ x)
+    return jnp.sum(x)
+
+
+ARGUMENTS = (jnp.ones((8, 8)), jnp.ones((8, 8)))
+
+
+class Browser:
+    """Keeps the messages, and waits for one."""
+
+    def __init__(self):
+        self.messages = []
+        self.arrived = threading.Condition()
+
+    def __call__(self, message):
+        with self.arrived:
+            self.messages.append(message)
+            self.arrived.notify_all()
+
+    def wait(self, wanted, seconds=120):
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: any(wanted(message) for message in self.messages), seconds)
+            return next(message for message in reversed(self.messages) if wanted(message))
+
+    def of(self, kind):
+        return self.wait(lambda message: message["type"] == kind)
+
+
+@pytest.fixture
+def browser():
+    return Browser()
+
+
+@pytest.fixture
+def comparing(browser):
+    trace = rm.trace(loss, *ARGUMENTS)
+    made = Comparing(trace, browser, lambda policy, at: (policy, at, {}), (ARGUMENTS, {}))
+    yield made
+    made.close()
+
+
+def ask(comparing, kind, **content):
+    comparing.handle({"type": kind, "policy": "dots_saveable", "at": "function", **content})
+
+
+def test_all_policies_are_compared(comparing, browser):
+    ask(comparing, "compare", device="A100 40GB SXM")
+    answer = browser.of("compare")
+    assert (answer["policy"], answer["at"], answer["device"]) == ("dots_saveable", "function", "A100 40GB SXM")
+    assert 'data-policy="nothing_saveable"' in answer["html"]
+    assert "estimated, for A100 40GB SXM" in answer["html"]
+    assert answer["html"].count('aria-current="true"') == 1
+
+
+def test_memory_over_time(comparing, browser):
+    ask(comparing, "memory")
+    html = browser.of("memory")["html"]
+    peak = rm.trace(loss, *ARGUMENTS).report("dots_saveable", "function").peak_bytes
+    assert f"{peak / 1000:.2f} kB by estimate" in html
+
+
+def test_measuring_all_policies(comparing, browser):
+    ask(comparing, "measure", inputs="given")
+    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert now["done"] == now["total"] > 2
+    assert not now["cancelled"]
+    html = browser.wait(lambda message: message["type"] == "compare" and "temporaries" in message["html"])["html"]
+    assert "measured, on cpu" in html
+    assert ">run<" in html
+
+
+def test_cancelling():
+    class Impatient(Browser):
+        def __call__(self, message):
+            super().__call__(message)
+            if message["type"] == "progress" and not message["finished"]:
+                ask(comparing, "cancel")
+
+    browser = Impatient()
+    comparing = Comparing(rm.trace(loss, *ARGUMENTS), browser, lambda policy, at: (policy, at, {}), None)
+    ask(comparing, "measure", inputs="")
+    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert now["cancelled"]
+    assert now["done"] < now["total"]
+    comparing.close()
+
+
+def test_the_difference_of_two_policies(comparing, browser):
+    ask(comparing, "difference", against="nothing_saveable")
+    answer = browser.of("difference")
+    assert answer["against"] == "nothing_saveable"
+    html = answer["html"]
+    assert "Only under <code>dots_saveable</code>: saved, 768 B" in html  # three matmuls' outputs
+    assert html.count("dot_general") >= 2  # saved here, recomputed there
+    ask(comparing, "difference", against="dots_saveable")
+    same = browser.wait(lambda message: message.get("against") == "dots_saveable")["html"]
+    assert "save and recompute the same" in same
+
+
+def test_gradients_are_checked_on_the_inputs(comparing, browser):
+    ask(comparing, "gradients", inputs="given")
+    html = browser.of("gradients")["html"]
+    assert "Largest difference" in html
+    assert "dots_saveable" in html
+    assert "<code>none</code>" not in html  # which the others are compared with
+
+
+def test_what_fails_is_said(comparing, browser):
+    ask(comparing, "compare", device="H100 SMX")
+    assert browser.of("compare")["error"] == "No device is called 'H100 SMX': did you mean 'H100 SXM'?"
+    with pytest.raises(ValueError, match="unknown message from the browser: 'nonsense'"):
+        ask(comparing, "nonsense")
+
+
+def test_a_function_without_a_backward_pass(browser):
+    def dynamic(x):
+        return jax.lax.while_loop(lambda y: y < 10.0, lambda y: y * 2, x)
+
+    comparing = Comparing(rm.trace(dynamic, 1.0), browser, lambda policy, at: (policy, at, {}), None)
+    ask(comparing, "memory", policy="none")
+    assert "cannot differentiate a while_loop" in browser.of("memory")["error"]
+    comparing.close()
+
+
+def test_closed_it_says_and_holds_nothing(comparing, browser):
+    comparing.close()
+    for kind in ("compare", "memory", "measure", "gradients", "difference", "cancel"):
+        ask(comparing, kind, against="none")
+    time.sleep(0.2)
+    assert browser.messages == []
+    assert comparing._trace is comparing._inputs is None
+
+
+def test_nothing_that_is_shown_can_inject_html():
+    failed = GradientDifference(EVIL, EVIL, error=EVIL)
+    differs = GradientDifference(EVIL, EVIL, 1.0, EVIL, (), 0.5, EVIL)
+    trace = rm.trace(loss, *ARGUMENTS)
+    report = trace.report("nothing_saveable", "function")
+    difference = Difference(EVIL, EVIL, report.residuals, (), report.recomputed, ())
+    for html in (
+        gradients_html([failed, differs]),
+        difference_html(difference),
+        difference_html(Difference(EVIL, EVIL)),
+    ):
+        assert EVIL not in html
+        assert "&lt;img" in html
+
+
+def test_policies_too_close_to_tell_apart_are_named():
+    """Peaks that differ by less than the estimate's own error, and equal ones not at all."""
+    peaks = {"a": 100, "b": 103, "c": 103, "d": 200}
+    rows = [ComparisonRow(policy, "function", peak_bytes=peak, recomputed_flops=1) for policy, peak in peaks.items()]
+    (note,) = Comparison(rows, [None] * 4, None, "f").notes
+    assert note.startswith("Too close for the estimate of peak memory to tell apart: a and b.")
+    assert Comparison(rows[2:], [None] * 2, None, "f").notes == ()
