@@ -263,9 +263,9 @@ def comparison_html(
         chosen: the policy to mark.
         notes: sentences to show with it.
     """
-    where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
+    where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
     return (
-        f'<div class="remat remat-static"><style>{style()}</style>{pareto_svg(rows, chosen)}'
+        f'<div class="remat"><style>{style()}</style>{pareto_svg(rows, chosen)}'
         f'<div class="remat-compare">{comparison_table(rows, function, device, chosen)}</div>'
         f"{_said(rows, notes)}{where}</div>"
     )
@@ -280,7 +280,7 @@ def comparison_panel(
     notes: Sequence[str] = (),
 ) -> str:
     """Picture, table and findings for the widget, whose script lets policies be chosen in them and sorts."""
-    where = f'<p class="remat-empty">Estimated times: {escape(device)}. {escape(source)}.</p>' if device else ""
+    where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
     return (
         f'{pareto_svg(rows, chosen)}<div class="remat-compare">'
         f"{comparison_table(rows, function, device, chosen, live=True)}</div>{_said(rows, notes)}{where}"

@@ -1,0 +1,118 @@
+"""All policies side by side in JupyterLab: chosen in the picture and the table, sorted, measured, cancelled."""
+
+import re
+
+import pytest
+from inspected import LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import Locator, expect
+
+# Real arrays, so that it can be run; large enough for the policies to differ.
+CELL = """\
+%%remat -o w
+import jax, jax.numpy as jnp
+
+def loss(params, x):
+    for W in params:
+        x = jnp.sin(x @ W)
+    return jnp.sum(x)
+
+loss([jnp.ones((64, 64))] * 3, jnp.ones((256, 64)))
+"""
+
+
+@pytest.fixture
+def widget(notebook: NotebookPage, lab: Server) -> Widget:
+    """The widget with its Compare panel open."""
+    write_notebook(lab.folder / "compare.ipynb", LOAD, CELL)
+    notebook.open("compare.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    widget = Widget(notebook, 1)
+    widget.tab("Compare").click()
+    expect(point(widget, "nothing_saveable")).to_be_visible()
+    return widget
+
+
+def point(widget: Widget, policy: str) -> Locator:
+    return widget.part("comparison").locator(f'svg [data-policy="{policy}"]')
+
+
+def policies(widget: Widget) -> list[str]:
+    """The table's policies in the order shown."""
+    return widget.part("comparison").locator("tbody tr [data-policy]").all_text_contents()
+
+
+def test_a_click_on_a_point_sets_the_policy(widget: Widget) -> None:
+    expect(widget.policy).to_have_value("as_written")
+    point(widget, "nothing_saveable").click()
+    expect(widget.policy).to_have_value("nothing_saveable")
+    expect(point(widget, "nothing_saveable")).to_have_attribute("aria-pressed", "true")
+    expect(widget.totals).to_contain_text("saved 0 B")
+    row = widget.part("comparison").locator('tr[aria-current="true"]')
+    expect(row).to_contain_text("nothing_saveable")
+
+
+def test_the_keyboard_sets_it_too(widget: Widget) -> None:
+    page = widget.notebook.page
+    cells = widget.notebook.cell_count()
+    point(widget, "dots_saveable").focus()
+    page.keyboard.press("Enter")
+    expect(widget.policy).to_have_value("dots_saveable")
+    expect(point(widget, "dots_saveable")).to_be_focused()
+    button = widget.part("comparison").locator('button[data-policy="nothing_saveable"]')
+    button.focus()
+    page.keyboard.press("Space")
+    expect(widget.policy).to_have_value("nothing_saveable")
+    page.keyboard.type("dd")
+    assert widget.notebook.cell_count() == cells
+
+
+def test_the_table_sorts(widget: Widget) -> None:
+    saved = widget.part("comparison").get_by_role("button", name="saved", exact=True)
+    saved.click()
+    ascending = policies(widget)
+    # Of these three the one that recomputes all keeps least, and without a checkpoint most is kept.
+    assert ascending[0] == "nothing_saveable"
+    assert ascending.index("dots_saveable") < ascending.index("as_written")
+    saved.click()
+    descending = policies(widget)
+    assert descending.index("as_written") < descending.index("dots_saveable") < descending.index("nothing_saveable")
+    expect(saved.locator("xpath=..")).to_have_attribute("aria-sort", "descending")
+
+
+def test_measuring_fills_the_table_while_the_kernel_works(widget: Widget) -> None:
+    widget.root.get_by_label("Measure", exact=True).select_option("given")
+    widget.root.get_by_role("button", name="Measure", exact=True).click()
+    expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 measured\.$"), timeout=120_000)
+    table = widget.part("comparison").locator("table")
+    expect(table).to_contain_text("measured, on cpu")
+    for column in ("temporaries", "run", "compile"):
+        expect(table.get_by_role("button", name=column, exact=True)).to_be_visible()
+    expect(widget.root.get_by_role("button", name="Cancel")).to_be_hidden()
+
+
+def test_estimates_follow_the_device(widget: Widget) -> None:
+    widget.root.get_by_label("Estimate for", exact=True).select_option("TPU v5e")
+    expect(widget.part("comparison")).to_contain_text("estimated, for TPU v5e")
+
+
+def test_the_difference_of_two_policies(widget: Widget) -> None:
+    point(widget, "dots_saveable").click()
+    widget.root.get_by_label("Difference from", exact=True).select_option("nothing_saveable")
+    expect(widget.part("difference")).to_contain_text("Only under dots_saveable: saved, 197 kB")
+
+
+def test_memory_over_time_follows_the_policy(widget: Widget) -> None:
+    widget.tab("Memory").click()
+    expect(widget.part("memory")).to_contain_text("Held at the peak")
+    before = widget.part("memory").locator("caption").text_content()
+    widget.policy.select_option("nothing_saveable")
+    expect(widget.part("memory").locator("caption")).not_to_have_text(before or "")
+
+
+def test_the_page_logs_no_error(widget: Widget) -> None:
+    widget.root.get_by_role("button", name="Check gradients").click()
+    expect(widget.part("gradients")).to_contain_text("Largest difference", timeout=120_000)
+    ours = [entry for entry in widget.notebook.console if re.search(r"remat|anywidget", entry, re.IGNORECASE)]
+    assert ours == []
