@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from remat_magic.model import Report
 from remat_magic.views import html, rows, text
 
-__all__ = ["Rendered"]
+__all__ = ["Kept", "Rendered"]
 
 # Below this many lines the jaxprs travel with the rest, so that a policy at hand toggles without the kernel.
 _SEND_LINES = 400
@@ -67,3 +68,26 @@ class Rendered:
             self._chosen = (report, chosen, plain)
         others = [folded for key, folded in list(self._folded.items()) if key != (report.policy, report.at)]
         return {"text/html": html.static(chosen, others, self._title), "text/plain": plain}
+
+
+class Kept:
+    """The output that is kept with the notebook, kept in step with what is rendered.
+
+    Args:
+        rendered: what it is made of.
+    """
+
+    def __init__(self, rendered: Rendered) -> None:
+        self._rendered = rendered
+        self._display_id = ""
+
+    def publish(self, shell: Any, report: Report) -> None:
+        """Put it into the running cell's output."""
+        self._display_id = uuid.uuid4().hex
+        shell.display_pub.publish(self._rendered.kept(report), transient={"display_id": self._display_id})
+
+    def update(self, shell: Any, report: Report) -> None:
+        """Replace it there, if it was published; from any thread."""
+        if self._display_id and shell is not None:
+            transient = {"display_id": self._display_id}
+            shell.display_pub.publish(self._rendered.kept(report), transient=transient, update=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import anywidget
 import traitlets
 from IPython.core.getipython import get_ipython
 from rich.console import Console
@@ -19,15 +16,14 @@ from remat_magic import devices
 from remat_magic.model import RematError, Report
 from remat_magic.views import controls, html, text
 
+from .ahead import Ahead
 from .between import between
+from .channel import Channel
 from .comparing import Comparing
-from .rendered import Rendered
+from .rendered import Kept, Rendered
 from .worker import Worker
 
 __all__ = ["RematWidget"]
-
-# Looking ahead stops when one retrace takes longer than this many seconds: it would be felt.
-_UNIT = 0.1
 
 _CLOSED = "this widget was closed, because its cell was run again or close() was called; take the newer one"
 
@@ -41,7 +37,7 @@ class _Wish:
     serial: int
 
 
-class RematWidget(anywidget.AnyWidget):
+class RematWidget(Channel):
     """What a function keeps for its backward pass, and what every other policy would do.
 
     Args:
@@ -94,13 +90,12 @@ class RematWidget(anywidget.AnyWidget):
         self._wished = _Wish(first.policy, first.at, 0)
         self._settling: int | None = None
         self._good = first
-        self._tried: set[tuple[str, str]] = set()
-        self._slow = False
+        self._ahead = Ahead()
         self._rendered = Rendered(title)
         self._worker = Worker[_Wish](self._work)
         self._bodies_worker = Worker[_Wish](self._send_bodies)
         self._comparing = Comparing(trace, self._send_live, self._arguments, inputs)
-        self._display_id: str | None = None
+        self._kept = Kept(self._rendered)
         self._between = between(get_ipython()) if _kernel() else None
         super().__init__(
             _frame=controls.frame(
@@ -158,6 +153,7 @@ class RematWidget(anywidget.AnyWidget):
         super().close()
         layout.close()
         self._rendered = Rendered("")
+        self._kept = Kept(self._rendered)
         self._namespace = {}
         self._apply = None
         self._good = Report("", "")
@@ -315,23 +311,6 @@ class RematWidget(anywidget.AnyWidget):
     def _send_view(self, view: dict[str, Any]) -> None:
         self.send({"type": "view", "view": {**view, "serial": 0}})
 
-    def _send(self, msg: Any, buffers: Any = None) -> None:
-        super()._send(msg, buffers=buffers)
-        self._answer_anywhere()
-
-    def open(self) -> None:
-        """Open the channel to the browser."""
-        super().open()
-        self._answer_anywhere()
-
-    def _answer_anywhere(self) -> None:
-        """Let the browser's messages come on the subshell that the browser asks for.
-
-        ipykernel 7.4 routes them to the thread that published last on the channel; after a publish from a cell, the
-        next toggle would wait for the running cell.
-        """
-        getattr(self.comm, "__dict__", {}).pop("_reply_subshell_id", None)
-
     # Looking ahead.
 
     def look_ahead(self) -> bool:
@@ -341,39 +320,19 @@ class RematWidget(anywidget.AnyWidget):
             Whether to go on: not when all are known, or when one took longer than is felt.
         """
         trace = self._trace
-        if trace is None or self._slow:
+        if trace is None:
             return False
-        if not trace.lock.acquire(blocking=False):
-            return True  # the worker is tracing what the reader asked for
-        try:
-            key = self._next_unknown(trace)
-            if key is None:
-                return False
-            self._tried.add(key)
-            start = time.perf_counter()
-            report: Report = trace.report(*key, self._namespace)
-            self._slow = time.perf_counter() - start > _UNIT
-        except Exception:  # noqa: BLE001 -- nobody asked for it yet; whoever does will be told
-            return True
-        finally:
-            trace.lock.release()
-        self._send_view(self._render(report))
-        self._update_static()
-        return not self._slow
-
-    def _next_unknown(self, trace: Any) -> tuple[str, str] | None:
-        known = self._rendered.complete()
-        keys = [(choice.key, self.at) for choice in trace.choices()]
-        return next((key for key in keys if key not in self._tried and key not in known), None)
+        report, more = self._ahead.step(trace, self.at, self._rendered.complete(), self._namespace)
+        if report is not None:
+            self._send_view(self._render(report))
+            self._update_static()
+        return more
 
     # The output.
 
     def _update_static(self) -> None:
-        shell = get_ipython()
-        if self._display_id is None or shell is None or self._trace is None:
-            return
-        kept = self._rendered.kept(self._good)
-        shell.display_pub.publish(kept, transient={"display_id": self._display_id}, update=True)
+        if self._trace is not None:
+            self._kept.update(get_ipython(), self._good)
 
     def _ipython_display_(self) -> None:
         """Show a static part that is kept with the notebook, then the live one, which hides it."""
@@ -386,9 +345,7 @@ class RematWidget(anywidget.AnyWidget):
             sys.stdout.write("\n")
             Console(file=sys.stdout, force_jupyter=False).print(text.render(self.report, title=self._title))
             return
-        self._display_id = uuid.uuid4().hex
-        kept = self._rendered.kept(self._good)
-        shell.display_pub.publish(kept, transient={"display_id": self._display_id})
+        self._kept.publish(shell, self._good)
         bundle = self._repr_mimebundle_()
         if bundle is not None:
             shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
