@@ -20,11 +20,13 @@ _MEASURE = """root => {
   const found = [];
   for (const element of [root, ...root.querySelectorAll('*')]) {
     const text = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data.trim()).join(' ');
-    if (!text.trim() || !element.checkVisibility() || element.closest('style, .remat-hidden')) continue;
+    if (!text.trim() || !element.checkVisibility() || element.closest('style, title, desc, .remat-hidden')) continue;
     const backgrounds = [];
     for (let up = element; up; up = up.parentElement) backgrounds.unshift(getComputedStyle(up).backgroundColor);
     const behind = ['white', ...backgrounds];
-    const [a, b] = [luminance(pixel(behind)), luminance(pixel([...behind, getComputedStyle(element).color]))];
+    const style = getComputedStyle(element);
+    const painted = element instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [luminance(pixel(behind)), luminance(pixel([...behind, painted]))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     found.push({ text: text.trim().slice(0, 60), element: element.outerHTML.slice(0, 80), ratio });
   }

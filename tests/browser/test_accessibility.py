@@ -1,0 +1,66 @@
+"""axe-core's rules for people who cannot see well, or use no mouse, on everything that the widget shows."""
+
+from importlib.resources import files
+
+import pytest
+from contrast import unreadable
+from inspected import LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import Page, expect
+
+AXE = files("axe_playwright_python") / "axe.min.js"
+
+# Names, a site and long jaxprs: all the controls there are.
+CELL = """\
+%%remat
+import jax, jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+@jax.checkpoint
+def block(x, W):
+    return jnp.tanh(checkpoint_name(x @ W, "product"))
+
+def loss(params, x):
+    for W in params:
+        x = block(x, W)
+    return jnp.sum(x)
+
+loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 16), "float32"))
+"""
+TABS = ("Residuals", "Recomputed", "Jaxprs", "Memory", "Compare")
+
+
+def violations(page: Page, selector: str) -> list[str]:
+    """What axe-core finds wrong within an element, a line each.
+
+    Contrast is not left to it: it gives up on what another element may overlap, and says so where nobody looks.
+
+    Raises:
+        AssertionError: it checked hardly anything.
+    """
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    options = {"rules": {"color-contrast": {"enabled": False}}}
+    found = page.evaluate("([selector, options]) => axe.run(selector, options)", [selector, options])
+    assert len(found["passes"]) > 15
+    return [f"{rule['id']}: {node['html'][:200]}" for rule in found["violations"] for node in rule["nodes"]]
+
+
+@pytest.fixture
+def widget(notebook: NotebookPage, lab: Server) -> Widget:
+    write_notebook(lab.folder / "accessible.ipynb", LOAD, CELL)
+    notebook.open("accessible.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    return Widget(notebook, 1)
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
+def test_every_panel(widget: Widget, theme: str) -> None:
+    widget.notebook.set_theme(f"JupyterLab {theme}")
+    for name in TABS:
+        widget.tab(name).click()
+        if name in ("Memory", "Compare"):
+            part = widget.part("memory" if name == "Memory" else "comparison")
+            expect(part.locator("svg")).to_be_visible(timeout=60_000)
+        assert violations(widget.notebook.page, ".remat-widget") == [], name
+        assert unreadable(widget.root) == [], name
