@@ -143,7 +143,7 @@ def test_the_whole_fragment():
     page = comparison_html(rows(), "loss", "A100", "NVIDIA A100 Datasheet")
     assert page.startswith('<div class="remat"><style>')  # no twin of a widget
     assert page.count("<svg") == page.count("</svg>") == 1
-    assert "Estimated times: A100. NVIDIA A100 Datasheet." in page
+    assert "Estimated times: A100; NVIDIA A100 Datasheet." in page
     assert "<script" not in page
     assert comparison_html(()).count("<table") == 1
 

@@ -21,6 +21,7 @@ _KEYS = 'data-lm-suppress-shortcuts="true"'
 _TABS = (
     ("residuals", "Residuals"),
     ("recomputed", "Recomputed"),
+    ("lines", "Lines"),
     ("jaxprs", "Jaxprs"),
     ("memory", "Memory"),
     ("compare", "Compare"),

@@ -8,7 +8,7 @@ from html import escape
 from remat_magic.model import Difference, Equation, Report, Residual
 
 from . import format as fmt
-from .html import table, td, what_html, where_html
+from .cells import table, td, what_html, where_html
 from .rows import recomputed_rows, residual_rows
 
 __all__ = ["difference_html"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -11,6 +11,8 @@ from pathlib import Path
 from remat_magic.model import Report
 
 from . import format as fmt
+from .cells import code_html, table, td, what_html, where_html
+from .lines import lines_html
 from .program import chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
 
@@ -63,10 +65,6 @@ def notes_html(report: Report) -> str:
     )
 
 
-def _code(text: str) -> str:
-    return f"<code>{escape(text)}</code>" if text else ""
-
-
 def _needed(row: ResidualRow, complete: bool) -> str:
     if not row.needed_by:
         return "nothing reads it" if complete else "…"
@@ -77,43 +75,6 @@ def _needed(row: ResidualRow, complete: bool) -> str:
     items = "".join(f"<li>{reader}</li>" for reader in readers[2:])
     summary = f'<summary data-lm-suppress-shortcuts="true">and {len(readers) - 2} more</summary>'
     return f"{shown}<details>{summary}<ul>{items}</ul></details>"
-
-
-def where_html(row: ResidualRow | RecomputedRow) -> str:
-    """The place in the user's source, its expression and the loops around."""
-    code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
-    hover = f' title="in {escape(row.function)}"' if row.function else ""
-    parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
-    if row.path:
-        parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
-    return " ".join(filter(None, parts))
-
-
-def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
-    """What made a value, its checkpoint name, and what else can have made it."""
-    named = f' <span class="remat-name-of">named <code>{escape(name)}</code></span>' if name else ""
-    others = "".join(f"<br><small>or {escape(other)}</small>" for other in also)
-    return f"{_code(label)}{named}{others}"
-
-
-def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
-    """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML."""
-    cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
-    return (
-        f'<table class="remat-table remat-stacks"><caption class="remat-hidden">{escape(caption)}</caption>'
-        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _left(kind: str) -> str:
-    """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
-    return "" if kind == "num" else ' style="text-align:left"'
-
-
-def td(kind: str, content: str, title: str = "") -> str:
-    """A cell of a column of some kind; ``content`` is HTML, ``title`` text for the hover."""
-    hover = f' title="{escape(title)}"' if title else ""
-    return f'<td class="remat-{kind}"{_left(kind)}{hover}>{content}</td>'
 
 
 def residuals_html(report: Report) -> str:
@@ -157,7 +118,7 @@ def recomputed_html(report: Report) -> str:
             td("num", _runs(row)),
             td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
             td("what", what_html(row.primitive, row.name)),
-            td("type", _code(", ".join(row.outputs))),
+            td("type", code_html(", ".join(row.outputs))),
             td("source", where_html(row)),
         ]
         rows.append(f'<tr class="remat-row remat-{row.kind}-row">{"".join(cells)}</tr>')
@@ -198,6 +159,7 @@ def fragments(report: Report) -> dict[str, str]:
         "notes": notes_html(report),
         "residuals": residuals_html(report),
         "recomputed": recomputed_html(report),
+        "lines": lines_html(report),
     }
 
 
@@ -213,6 +175,10 @@ def _static_jaxprs(report: Report) -> str:
     else:
         body = jaxprs(report)
     return f"<details><summary>Forward and backward jaxprs, {fmt.count(lines, 'line')}</summary>{body}</details>"
+
+
+def _lines(report: Report) -> str:
+    return f"<details><summary>Lines of your source</summary>{lines_html(report)}</details>" if report.complete else ""
 
 
 def _choice(report: Report) -> str:
@@ -248,7 +214,7 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
 
 def folded(report: Report) -> str:
     """A report under its totals, to be unfolded; without its programs, which would make every notebook big."""
-    code = f'<div class="remat-code">{_code(report.code)}</div>' if report.code else ""
+    code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return (
         f'<details class="remat-other"><summary>{_choice(report)} {totals_html(report)}</summary>'
         f"{code}{_tables(report)}</details>"
@@ -257,10 +223,10 @@ def folded(report: Report) -> str:
 
 def unfolded(report: Report) -> str:
     """A report in full."""
-    code = f'<div class="remat-code">{_code(report.code)}</div>' if report.code else ""
+    code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return (
         f'{signature_html(report)}<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{code}{_tables(report, _static_jaxprs(report))}</div>"
+        f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report))}</div>"
     )
 
 

@@ -58,7 +58,8 @@ def pane(title: str, program: Program, body: str) -> str:
     size = fmt.count(program.equations, "equation") if program.lines else "not available"
     return (
         f'<section class="remat-pane"><h4>{escape(title)} <small>{size}</small></h4>'
-        f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}" data-lm-suppress-shortcuts="true"'
+        f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'
+        ' data-lm-suppress-shortcuts="true"'
         ' style="font-family: var(--jp-code-font-family, monospace); white-space: pre; overflow: auto">'
         f"{body}</pre></section>"
     )

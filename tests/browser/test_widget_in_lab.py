@@ -134,7 +134,7 @@ def test_only_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
 
 def test_the_page_logs_no_error(opened: NotebookPage) -> None:
     widget = Widget(opened, 1)
-    for name in ("Recomputed", "Jaxprs", "Residuals"):
+    for name in ("Recomputed", "Lines", "Jaxprs", "Residuals"):
         widget.tab(name).click()
     ours = [entry for entry in opened.console if re.search(r"remat|anywidget", entry, re.IGNORECASE)]
     assert ours == []

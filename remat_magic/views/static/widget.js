@@ -272,10 +272,10 @@ function render({ model, el }) {
     part("code").textContent = view.code || "as it is written: nothing to paste";
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
-    for (const name of ["residuals", "recomputed"]) {
+    for (const name of ["residuals", "recomputed", "lines"]) {
       const panel = part(name);
       // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
-      const stale = !view.complete && name === "recomputed" && panel.childElementCount > 0;
+      const stale = !view.complete && name !== "residuals" && panel.childElementCount > 0;
       panel.classList.toggle("remat-stale", stale);
       if (stale) continue;
       const { scrollTop, scrollLeft, offsetHeight } = panel;

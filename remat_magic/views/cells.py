@@ -1,0 +1,52 @@
+"""The cells and tables that the views in HTML are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from .rows import RecomputedRow, ResidualRow
+
+__all__ = ["code_html", "table", "td", "what_html", "where_html"]
+
+
+def code_html(text: str) -> str:
+    """Text as code; nothing for nothing."""
+    return f"<code>{escape(text)}</code>" if text else ""
+
+
+def where_html(row: ResidualRow | RecomputedRow) -> str:
+    """The place in the user's source, its expression and the loops around."""
+    code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
+    hover = f' title="in {escape(row.function)}"' if row.function else ""
+    parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
+    if row.path:
+        parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
+    return " ".join(filter(None, parts))
+
+
+def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
+    """What made a value, its checkpoint name, and what else can have made it."""
+    named = f' <span class="remat-name-of">named <code>{escape(name)}</code></span>' if name else ""
+    others = "".join(f"<br><small>or {escape(other)}</small>" for other in also)
+    return f"{code_html(label)}{named}{others}"
+
+
+def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
+    """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML."""
+    cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
+    return (
+        f'<table class="remat-table remat-stacks"><caption class="remat-hidden">{escape(caption)}</caption>'
+        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _left(kind: str) -> str:
+    """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
+    return "" if kind == "num" else ' style="text-align:left"'
+
+
+def td(kind: str, content: str, title: str = "") -> str:
+    """A cell of a column of some kind; ``content`` is HTML, ``title`` text for the hover."""
+    hover = f' title="{escape(title)}"' if title else ""
+    return f'<td class="remat-{kind}"{_left(kind)}{hover}>{content}</td>'
