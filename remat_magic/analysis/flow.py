@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _compat
-from remat_magic.analysis.bodies import TRANSPARENT, Body, bodies, multiply
+from remat_magic.analysis.bodies import PLACEHOLDERS, TRANSPARENT, Body, bodies, multiply
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +136,8 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
                 entered = True
         if not entered:
             record(Maker(here, eqn, output, names=names, copied=copied))
-    return list(found.values())
+    real = [maker for maker in found.values() if maker.eqn is None or maker.eqn.primitive.name not in PLACEHOLDERS]
+    return real or list(found.values())
 
 
 def _outward(
