@@ -72,7 +72,7 @@ def outcome(make):
     """What it gives, or the exception; JAX itself cannot do everything that can be written."""
     try:
         return make()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it is looked at
         return error
 
 
@@ -139,7 +139,7 @@ def test_reports_hold_together(remat3, program, policy):
         check_report(report, trace, chosen, at, outputs)
 
 
-def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs) -> None:
+def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files: str) -> None:
     forward = trace.forward(policy, at)
     assert report.forward.text == forward.pretty_print(use_color=False)
     total = len(outputs)
@@ -150,7 +150,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs) -> Non
     assert report.saved_bytes + report.argument_bytes + report.constant_bytes + report.offloaded_bytes == sum(
         row.nbytes for row in report.residuals
     )
-    files = {generated.__file__, __file__}
+    files = {generated.__file__, __file__, *files}
     for row in report.residuals:
         assert row.nbytes >= 0
         assert (row.kind == "argument") <= (row.argument is not None)
@@ -189,7 +189,8 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs) -> Non
         for work, flops in ((report.forward_work, report.forward_flops), (report.backward_work, report.backward_flops)):
             if all(each.known for each in work):
                 assert sum(each.flops * each.times for each in work) == flops
-    if not report.uncosted:
+    # Of a conditional the halves count the worst branch, and the operations that are recomputed are those of all.
+    if not report.uncosted and "branches=" not in report.backward.text:
         assert report.recomputed_flops <= report.backward_flops
     for equation in report.recomputed:
         assert equation.times is None or equation.times >= 0

@@ -136,8 +136,15 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
                 entered = True
         if not entered:
             record(Maker(here, eqn, output, names=names, copied=copied))
-    real = [maker for maker in found.values() if maker.eqn is None or maker.eqn.primitive.name not in PLACEHOLDERS]
-    return real or list(found.values())
+    return [maker for maker in found.values() if not _is_placeholder(maker)] or list(found.values())
+
+
+def _is_placeholder(maker: Maker) -> bool:
+    """Whether a value, or what it is a broadcast of, stands in for one that only another branch makes."""
+    eqn: Any = maker.eqn
+    while eqn is not None and eqn.primitive.name == "broadcast_in_dim" and not _compat.is_literal(eqn.invars[0]):
+        eqn = maker.scope.makers.get(eqn.invars[0], (None, 0))[0]
+    return eqn is not None and eqn.primitive.name in PLACEHOLDERS
 
 
 def _outward(

@@ -24,16 +24,13 @@ _VARIABLE = re.compile(r"(?<![\w=.'\"])(?<!= )([a-z]+)(?![\w=.\['\"]| \()")
 _BREAK = "\x01"
 
 
-class _OneLine:
-    """A parameter in whose text each line break is a ``_BREAK``."""
+class _OneLine(tuple[Any, ...]):
+    """A parameter in whose text each line break is a ``_BREAK``; the jaxprs that are shared are looked for in it."""
 
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
+    text: str
 
     def __str__(self) -> str:
-        return self._text.replace("\n", _BREAK)
+        return self.text
 
     __repr__ = __str__
 
@@ -50,7 +47,8 @@ class _Token:
 class _Tagger:
     """Copies a jaxpr with tokens for tracebacks and, for residuals, variables that tell how they are printed.
 
-    Bodies used several times stay shared, as the printer expects. With ``one_line`` no parameter's text has line breaks.
+    Bodies used several times stay shared, as the printer expects. With ``one_line`` no parameter's text has line
+    breaks.
     """
 
     def __init__(self, residuals: Mapping[Any, int], one_line: bool = False) -> None:
@@ -124,8 +122,14 @@ def _is_printed_as_jaxprs(value: Any) -> bool:
 def _on_one_line(value: Any) -> Any:
     if isinstance(value, (str, int, type(None))) or _is_printed_as_jaxprs(value):
         return value
+    if hasattr(value, "debug_info") or hasattr(value, "pp_params"):
+        return value  # functions and high-level primitives, which JAX does not print by their text
     text = str(value)
-    return _OneLine(text) if "\n" in text else value
+    if "\n" not in text:
+        return value
+    shown = _OneLine(value if isinstance(value, tuple) else ())
+    shown.text = text.replace("\n", _BREAK)
+    return shown
 
 
 def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
