@@ -1,6 +1,7 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-By default some hundred programs; ``REMAT_EXAMPLES=5000`` (or ``--hypothesis-profile=thorough``) tries that many.
+By default some hundred and fifty programs, the same ones each time; ``REMAT_EXAMPLES=5000`` tries that many new ones in
+each test, ``--hypothesis-profile=thorough`` ten times the usual number.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def examples(count: int):
     thorough = settings.get_current_profile_name() == "thorough"
     return settings(
         max_examples=_MANY or (10 * count if thorough else count),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        # The fixture only sets a flag of JAX, which every example may share.
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+            HealthCheck.function_scoped_fixture,
+        ],
         deadline=None,
         derandomize=not (_MANY or thorough),
         database=None,
@@ -76,7 +83,7 @@ def outcome(make):
         return error
 
 
-@examples(120)
+@examples(50)
 @given(program=programs(), policy=_POLICY)
 def test_residuals_are_what_jax_lists(remat3, program, policy):
     args, kwargs = program.shapes()
@@ -110,9 +117,9 @@ def _count(jaxpr, wanted) -> int:
     return total
 
 
-@examples(100)
-@given(program=programs(without=("grad",)), policy=_POLICY)
-def test_reports_hold_together(remat3, program, policy):
+@examples(40)
+@given(program=programs(without=("grad",)), policy=_POLICY, which=st.integers(0, 2))
+def test_reports_hold_together(remat3, program, policy, which):
     args, kwargs = program.shapes()
     output = outcome(lambda: jax.eval_shape(output_of(program), *args, **kwargs))
     assume(not isinstance(output, Exception))
@@ -130,7 +137,8 @@ def test_reports_hold_together(remat3, program, policy):
     if not any(step.op in ("while", "scope") or step.op.startswith("custom") for step, _ in steps):
         assert sum(site.times for site in trace.sites) == written
 
-    for chosen, at in (("as_written", None), (POLICIES[policy], "function"), (POLICIES[policy], None), ("none", None)):
+    other = ((POLICIES[policy], "function"), (POLICIES[policy], None), ("none", None))[which]
+    for chosen, at in (("as_written", None), other):
         report = outcome(lambda: trace.report(chosen, at))  # noqa: B023 - called at once
         if isinstance(report, Exception):
             assert isinstance(report, rm.RematError), report
@@ -179,8 +187,12 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     ]
     # Marked lines are lines of recomputation, and every residual is marked in both programs.
     values = {number for number, row in enumerate(report.residuals) if row.kind != "literal"}
-    for half in (report.forward, report.backward):
-        assert {number for line in half.lines for _, number in line.residuals} == values
+    # A literal is a variable in the backward program alone.
+    ahead, back = (
+        {row for line in half.lines for _, row in line.residuals} for half in (report.forward, report.backward)
+    )
+    assert ahead == values
+    assert values <= back <= set(range(len(report.residuals)))
     assert bool(report.recomputed) == any(line.recomputation for line in report.backward.lines)
     assert report.peak_bytes >= sum(nbytes(leaf.value) for leaf in trace.arguments)
     assert max(moment.bytes for moment in trace.timeline(policy, at).moments) == report.peak_bytes
@@ -196,7 +208,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
         assert equation.times is None or equation.times >= 0
 
 
-@examples(60)
+@examples(50)
 @given(program=programs(without=("custom_vjp", "grad", "while", "random", "algebra")), policy=_POLICY)
 def test_what_a_linear_program_cannot_hold_is_recomputed(remat3, program, policy):
     """A backward pass is linear in the cotangents: the exp, tanh and the like in it can only be recomputation."""
@@ -213,13 +225,12 @@ def test_what_a_linear_program_cannot_hold_is_recomputed(remat3, program, policy
     told = Counter(equation.primitive for equation in report.recomputed if equation.primitive in NONLINEAR)
     shown = Counter(line.primitive for line in report.backward.lines if line.primitive in NONLINEAR)
     assert set(told) == set(shown)
-    # A value with a cotangent in it is the gradient's own: what reads one is never recomputation.
 
 
 NONLINEAR = ("exp", "log", "tanh", "sin", "cos", "logistic", "rsqrt", "erf", "abs", "max", "gt", "sort")
 
 
-@examples(25)
+@examples(10)
 @given(program=programs(depth=2, dtypes=("float32", "float32", "int32"), without=("type", "algebra")), data=st.data())
 def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
     args, kwargs = program.values()
