@@ -83,7 +83,7 @@ def outcome(make):
         return error
 
 
-@examples(50)
+@examples(40)
 @given(program=programs(), policy=_POLICY)
 def test_residuals_are_what_jax_lists(remat3, program, policy):
     args, kwargs = program.shapes()
@@ -208,7 +208,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
         assert equation.times is None or equation.times >= 0
 
 
-@examples(50)
+@examples(30)
 @given(program=programs(without=("custom_vjp", "grad", "while", "random", "algebra")), policy=_POLICY)
 def test_what_a_linear_program_cannot_hold_is_recomputed(remat3, program, policy):
     """A backward pass is linear in the cotangents: the exp, tanh and the like in it can only be recomputation."""
