@@ -209,6 +209,12 @@ def with_body(jaxpr: Any, body: Any) -> Any:
     return make(body, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else body
 
 
+def like_tuple(value: Any, items: Sequence[Any]) -> Any:
+    """A tuple of jaxprs with other items: a linear solve has its four in a named tuple, and reads them by name."""
+    make = getattr(value, "_make", tuple)
+    return make(items)
+
+
 def replace_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None = None) -> Any:
     """An open jaxpr with other equations (and outputs)."""
     jaxpr = open_jaxpr(jaxpr)
@@ -228,16 +234,19 @@ class _TellingVar(Var):
 
     __slots__ = ("tell",)
 
-    tell: Callable[[str], None]
+    tell: Callable[[str, Any], None]
 
     def pretty_print(self, context: Any, *, print_dtype: bool = True) -> str:
         name = super().pretty_print(context, print_dtype=print_dtype)
-        self.tell(name)
+        self.tell(name, context)
         return name
 
 
-def telling_var(like: Any, tell: Callable[[str], None]) -> Any:
-    """A new variable of the same type that, when a jaxpr's text is made, passes its name to ``tell``."""
+def telling_var(like: Any, tell: Callable[[str, Any], None]) -> Any:
+    """A new variable of the same type that, when a jaxpr's text is made, passes its name to ``tell``.
+
+    The second argument is the printer's context, which is one for all the names that are told apart.
+    """
     var = _TellingVar(like.aval)
     var.tell = tell
     return var

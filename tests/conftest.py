@@ -33,7 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import settings
 
     settings.register_profile("remat", deadline=None, derandomize=bool(os.environ.get("CI")))
-    settings.load_profile("remat")
+    settings.register_profile("thorough", settings.get_profile("remat"))
+    if not config.getoption("--hypothesis-profile", None):
+        settings.load_profile("remat")
 
 
 @pytest.fixture(autouse=True, scope="session")

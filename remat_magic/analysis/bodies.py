@@ -15,6 +15,8 @@ from remat_magic import _compat
 
 # These compute nothing: the value that comes out is the value that went in.
 TRANSPARENT = frozenset({"reduce_precision", "optimization_barrier", "name", "device_put", "PrimalLeftTangentRight"})
+# What the branches of a cond that do not make a residual put in its place: never read.
+PLACEHOLDERS = frozenset({"empty", "empty2"})
 # Wrappers that JAX itself introduces; a user would not know them as a call.
 _UNNAMED_CALLS = frozenset({"closed_call", "core_call", "eval_jaxpr", "call", "core_closed_call"})
 
@@ -102,6 +104,16 @@ def _cond(eqn: Any) -> tuple[Body, ...]:
     return tuple(bodies)
 
 
+def _linear_solve(eqn: Any) -> tuple[Body, ...]:
+    """The solver, whose result the equation's is; the three jaxprs beside it serve derivatives and transposes."""
+    lengths = eqn.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    body = _compat.open_jaxpr(eqn.params["jaxprs"].solve)
+    right = range(sum(lengths), len(eqn.invars))
+    operands = (*range(first, first + lengths.solve), *right)
+    return (Body(body, operands, tuple(range(len(eqn.outvars))), label="custom_linear_solve"),)
+
+
 def _named_call(eqn: Any, parameter: str) -> tuple[Body, ...]:
     jaxpr = eqn.params[parameter]
     return (_call(eqn, jaxpr, str(eqn.params.get("name") or _compat.function_name(jaxpr)[0])),)
@@ -134,6 +146,8 @@ def bodies(eqn: Any) -> tuple[Body, ...]:
         return _named_call(eqn, "jaxpr")
     if name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
         return _named_call(eqn, "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr")
+    if name == "custom_linear_solve":
+        return _linear_solve(eqn)
     if name == "pallas_call":
         return ()
     label = "" if name in _UNNAMED_CALLS else name

@@ -33,9 +33,11 @@ def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequenc
 def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) -> Program:
     outputs = _compat.open_jaxpr(half.closed).outvars[half.outputs :]
     # As it was computed, and as it leaves: JAX puts a reduce_precision between the two.
-    marked = {outputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
-    marked.update((value.atom, row) for row, value in enumerate(saved))
-    return program(half.closed, index, {var: row for var, row in marked.items() if not _compat.is_literal(var)})
+    marked: dict[Any, int] = {}
+    for row, value in enumerate(saved):
+        leaving = (*(outputs[leaf] for leaf in value.leaves), value.atom)
+        marked.update((atom, row) for atom in leaving if not _compat.is_literal(atom))  # some have no hash
+    return program(half.closed, index, marked)
 
 
 @without_gc()

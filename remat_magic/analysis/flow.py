@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _compat
-from remat_magic.analysis.bodies import TRANSPARENT, Body, bodies, multiply
+from remat_magic.analysis.bodies import PLACEHOLDERS, TRANSPARENT, Body, bodies, multiply
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +136,15 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
                 entered = True
         if not entered:
             record(Maker(here, eqn, output, names=names, copied=copied))
-    return list(found.values())
+    return [maker for maker in found.values() if not _is_placeholder(maker)] or list(found.values())
+
+
+def _is_placeholder(maker: Maker) -> bool:
+    """Whether a value, or what it is a broadcast of, stands in for one that only another branch makes."""
+    eqn: Any = maker.eqn
+    while eqn is not None and eqn.primitive.name == "broadcast_in_dim" and not _compat.is_literal(eqn.invars[0]):
+        eqn = maker.scope.makers.get(eqn.invars[0], (None, 0))[0]
+    return eqn is not None and eqn.primitive.name in PLACEHOLDERS
 
 
 def _outward(

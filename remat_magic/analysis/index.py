@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _compat
@@ -64,6 +64,7 @@ class PrimalIndex:
         self._places: dict[int, list[Place]] = {}
         self._under: dict[tuple[int, int], list[Place]] = {}  # by traceback and that of an enclosing equation
         self._add(_compat.open_jaxpr(closed), (), 1, (), None, function, 0)
+        self._lend_sources()
 
     def _add(
         self,
@@ -99,6 +100,17 @@ class PrimalIndex:
                     own if decorator else "",
                     here,
                 )
+
+    def _lend_sources(self) -> None:
+        """Where a traceback ends in JAX (``checkpoint(jnp.sin)``), the equation around tells the line.
+
+        A gradient inside the function inlines part of such a body, and leaves the rest in its equation: one traceback,
+        one operation, one line.
+        """
+        for places in self._places.values():
+            known = next((place.source for place in places if place.source is not None), None)
+            if known is not None and any(place.source is None for place in places):
+                places[:] = [place if place.source else replace(place, source=known) for place in places]
 
     def place(self, eqn: Any, chain: Iterable[int] = ()) -> Place | None:
         """The primal place of a derived equation.

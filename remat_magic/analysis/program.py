@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,22 @@ from remat_magic.model import Program, ProgramLine, Recomputation
 _VARIABLE = re.compile(r"(?<![\w=.'\"])(?<!= )([a-z]+)(?![\w=.\['\"]| \()")
 
 
+# Stands for a line break inside a parameter's own text (arrays, named tuples of jaxprs) while JAX lays the whole out:
+# its source map counts the lines that it breaks itself. As wide as a line break, and in no program's text.
+_BREAK = "\x01"
+
+
+class _OneLine(tuple[Any, ...]):
+    """A parameter in whose text each line break is a ``_BREAK``; the jaxprs that are shared are looked for in it."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
 class _Token:
     """Stands in for an equation's traceback, so that the printer's source map gives back the very equation."""
 
@@ -31,17 +47,29 @@ class _Token:
 class _Tagger:
     """Copies a jaxpr with tokens for tracebacks and, for residuals, variables that tell how they are printed.
 
-    Bodies used several times stay shared, as the printer expects.
+    Bodies used several times stay shared, as the printer expects. With ``one_line`` no parameter's text has line
+    breaks.
     """
 
-    def __init__(self, residuals: Mapping[Any, int]) -> None:
+    def __init__(self, residuals: Mapping[Any, int], one_line: bool = False) -> None:
+        self._one_line = one_line
         self.count = 0
-        self.printed: dict[str, int] = {}
-        self._copies = {var: _compat.telling_var(var, partial(self._tell, row)) for var, row in residuals.items()}
+        self._copies = {var: _compat.telling_var(var, partial(self._tell, var, row)) for var, row in residuals.items()}
         self._done: dict[int, tuple[Any, Any]] = {}
+        self._printed: dict[Any, dict[str, int]] = {}
+        self._named_by: dict[Any, Any] = {}
 
-    def _tell(self, row: int, name: str) -> None:
-        self.printed.setdefault(name, row)
+    def _tell(self, var: Any, row: int, name: str, context: Any) -> None:
+        self._printed.setdefault(context, {}).setdefault(name, row)
+        self._named_by[var] = context
+
+    def printed(self, tops: Iterable[Any]) -> Mapping[str, int]:
+        """The names of the residuals in the text, found by those among ``tops``: variables of the outermost jaxpr.
+
+        A jaxpr in a parameter that is printed as a text of its own has names of its own.
+        """
+        context = next((self._named_by[var] for var in tops if var in self._named_by), None)
+        return self._printed.get(context, {})
 
     def _vars(self, atoms: Sequence[Any]) -> list[Any]:
         return [atom if _compat.is_literal(atom) else self._copies.get(atom, atom) for atom in atoms]
@@ -65,6 +93,8 @@ class _Tagger:
                     )
                 else:
                     copy = eqn.replace(params=params)
+            if self._one_line:
+                copy = copy.replace(params={key: _on_one_line(value) for key, value in copy.params.items()})
             if self._copies:
                 copy = copy.replace(invars=self._vars(copy.invars), outvars=self._vars(copy.outvars))
             eqns.append(_compat.with_traceback(copy, token))
@@ -80,8 +110,26 @@ class _Tagger:
             here = inner.get(id(_compat.open_jaxpr(value)))
             return self.tag(value, here or Scope(_compat.open_jaxpr(value), scope, eqn, bodies(eqn)[0]), depth + 1)
         if isinstance(value, tuple) and any(_compat.is_jaxpr(item) for item in value):
-            return tuple(self._value(item, inner, scope, eqn, depth) for item in value)
+            return _compat.like_tuple(value, [self._value(item, inner, scope, eqn, depth) for item in value])
         return value
+
+
+def _is_printed_as_jaxprs(value: Any) -> bool:
+    """Whether JAX prints a parameter as part of the program around it: others, named tuples too, as their own text."""
+    return _compat.is_jaxpr(value) or (type(value) is tuple and all(_compat.is_jaxpr(item) for item in value))
+
+
+def _on_one_line(value: Any) -> Any:
+    if isinstance(value, (str, int, type(None))) or _is_printed_as_jaxprs(value):
+        return value
+    if hasattr(value, "debug_info") or hasattr(value, "pp_params"):
+        return value  # functions and high-level primitives, which JAX does not print by their text
+    text = str(value)
+    if "\n" not in text:
+        return value
+    shown = _OneLine(value if isinstance(value, tuple) else ())
+    shown.text = text.replace("\n", _BREAK)
+    return shown
 
 
 def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
@@ -150,11 +198,14 @@ def program(
         recomputation: tells for an equation whether it is recomputation and of which kind.
     """
     top = Scope(_compat.open_jaxpr(closed))
-    tagger = _Tagger(_inward(top, residuals))
-    tagged = tagger.tag(closed, top, 0)
-    source_map: list[list[tuple[int, int, Any]]] = []
-    texts = _compat.pretty(tagged, source_map).split("\n")
-    named = tagger.printed
+    entered = _inward(top, residuals)
+    for one_line in (False, True):  # it takes a look at every parameter: only where it must be
+        tagger = _Tagger(entered, one_line)
+        source_map: list[list[tuple[int, int, Any]]] = []
+        texts = _compat.pretty(tagger.tag(closed, top, 0), source_map).split("\n")
+        if len(texts) == len(source_map):
+            break
+    named = tagger.printed(residuals)
     lines: list[ProgramLine] = []
     seen: set[int] = set()
     places: dict[int, Any] = {}
@@ -162,9 +213,15 @@ def program(
         tokens = [token for _, _, token in marks if isinstance(token, _Token)]
         # The outermost equation of a line owns it, but a whole body on one line belongs to its first equation.
         token = min(tokens, key=lambda token: token.depth, default=None)
-        marked = tuple(dict.fromkeys((name, named[name]) for name in _VARIABLE.findall(text) if name in named))
+        text, *more = text.split(_BREAK)
+        # The text of a parameter that is broken into lines has variables of its own.
+        marked = (
+            ()
+            if more
+            else tuple(dict.fromkeys((name, named[name]) for name in _VARIABLE.findall(text) if name in named))
+        )
         if token is None:
-            lines.append(ProgramLine(text, residuals=marked))
+            lines += [ProgramLine(text, residuals=marked), *map(ProgramLine, more)]
             continue
         place = places.get(token.number)
         if place is None:
@@ -183,4 +240,5 @@ def program(
                 token.number,
             )
         )
+        lines += [ProgramLine(line, place.source, path=place.path, equation=token.number) for line in more]
     return Program(tuple(lines), tagger.count)

@@ -154,6 +154,10 @@ class Recomputation:
         return tuple(rows)
 
 
+def _is_in(variables: set[Any], atom: Any) -> bool:
+    return not _compat.is_literal(atom) and atom in variables  # some literals have no hash
+
+
 def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[Any]:
     """Mark the equations that depend on the variables reached; grows and returns that set."""
     for eqn in scope.jaxpr.eqns:
@@ -180,11 +184,11 @@ def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[
             while size != len(within):
                 size = len(within)
                 within = _taint(inner, within, found)
-                within |= {inner.jaxpr.invars[i] for out, i in body.carries if inner.jaxpr.outvars[out] in within}
+                within |= {inner.jaxpr.invars[i] for out, i in body.carries if _is_in(within, inner.jaxpr.outvars[out])}
             reached.update(
                 eqn.outvars[output]
                 for output, result in enumerate(body.results)
-                if result is None or inner.jaxpr.outvars[result] in within
+                if result is None or _is_in(within, inner.jaxpr.outvars[result])
             )
         if not inside:
             reached.update(eqn.outvars)

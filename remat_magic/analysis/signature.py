@@ -65,6 +65,8 @@ def abstract(leaf: Any) -> Any:
 
 def sharding_of(leaf: Any) -> Any:
     """Where a value is to stay: the sharding of a committed array or of a ``ShapeDtypeStruct``, else None."""
+    if isinstance(leaf, jax.core.Tracer):  # traced within another trace: on no device yet
+        return None
     if isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)):
         return leaf.sharding
     return None

@@ -185,7 +185,8 @@ class Rewriter:
             return self(value)
         if isinstance(value, tuple) and any(_compat.is_jaxpr(item) for item in value):
             items = tuple(self(item) if _compat.is_jaxpr(item) else item for item in value)
-            return value if all(a is b for a, b in zip(items, value, strict=True)) else items
+            same = all(a is b for a, b in zip(items, value, strict=True))
+            return value if same else _compat.like_tuple(value, items)
         return value
 
 

@@ -1,0 +1,616 @@
+"""What users of jax.checkpoint write, one case each: the report holds together and lists what JAX itself lists."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.ad_checkpoint import saved_residuals
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+
+import remat_magic as rm
+import tests.programs
+from tests.programs import binary_chain, f32
+from tests.test_parity import types_of_ours
+
+P = jax.checkpoint_policies
+CASES = {}
+
+
+def case(*args, wrt=None, **kwargs):
+    def register(fun):
+        CASES[fun.__name__] = (fun, args, kwargs, wrt)
+        return fun
+
+    return register
+
+
+def i32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+@case(f32(4), True, "sin")
+@functools.partial(jax.checkpoint, static_argnums=(1, 2))
+def static_arguments(x, train, how):
+    return (getattr(jnp, how)(x) if train else x).sum()
+
+
+@case(f32(4))
+def binomial_checkpointing(x):
+    return binary_chain(6)(x).sum()
+
+
+@case(f32(4))
+def recursion(x):
+    def descend(x, n):
+        return x if n == 0 else jnp.sin(jax.checkpoint(descend, static_argnums=1)(x, n - 1))
+
+    return descend(x, 4).sum()
+
+
+@case(f32(4), f32(4))
+def symbolic_zeros(x, y):
+    def pair(x, y):
+        return jnp.sin(x), y * 2
+
+    one, _ = jax.checkpoint(pair)(x, jax.lax.stop_gradient(y))
+    return one.sum()
+
+
+@jax.custom_vjp
+def _zeros_in_rule(x, y):
+    return x * y
+
+
+def _zeros_forward(x, y):
+    return x.value * y.value, (x.value if y.perturbed else None, y.value)
+
+
+_zeros_in_rule.defvjp(
+    _zeros_forward,
+    lambda saved, g: (g * saved[1], None if saved[0] is None else g * saved[0]),
+    symbolic_zeros=True,
+)
+
+
+@case(f32(4), f32(4))
+def symbolic_zeros_in_a_rule(x, y):
+    return jax.checkpoint(lambda x, y: jnp.sin(_zeros_in_rule(jnp.sin(x), y)))(x, y).sum()
+
+
+@case(f32(3), i32(3))
+def custom_derivative_with_integers(x, at):
+    @jax.custom_vjp
+    def take(x, at):
+        return x[at]
+
+    take.defvjp(
+        lambda x, at: (x[at], at), lambda at, g: (jnp.zeros(3).at[at].add(g), np.zeros(at.shape, jax.dtypes.float0))
+    )
+    return jax.checkpoint(lambda x: jnp.sin(take(jnp.sin(x), at)), policy=P.dots_saveable)(x).sum()
+
+
+@case(f32(4), 2)
+def nondiff_argnums(x, n):
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def power(x, n):
+        return x**n
+
+    power.defjvp(lambda n, primals, tangents: (primals[0] ** n, n * primals[0] ** (n - 1) * tangents[0]))
+    return power(jnp.sin(x), n).sum()
+
+
+@case({"a": f32(4), "b": f32(4)})
+@functools.partial(jax.checkpoint, policy=P.save_only_these_names("tree"))
+def names_in_pytrees(p):
+    p = checkpoint_name(jax.tree.map(jnp.sin, p), "tree")
+    return jnp.sum(jnp.sin(p["a"]) * p["b"])
+
+
+@case(f32(4, 4), f32(4))
+@functools.partial(jax.checkpoint, policy=P.offload_dot_with_no_batch_dims("device", "pinned_host"))
+def offloading(w, x):
+    return jnp.sin(jnp.sin(x @ w) @ w).sum()
+
+
+@case(f32(4))
+def effects_inside(x):
+    def layer(x):
+        jax.debug.print("{}", x.sum())
+        return jnp.sin(x)
+
+    return jax.checkpoint(layer)(x).sum()
+
+
+@case(f32(4))
+def debug_callback_outside(x):
+    jax.debug.callback(lambda x: None, x)
+    return jnp.sin(jax.checkpoint(jnp.sin)(x)).sum()
+
+
+@case(f32(4))
+def io_callback_outside(x):
+    y = io_callback(np.cos, jax.ShapeDtypeStruct((4,), jnp.float32), jax.lax.stop_gradient(x))
+    return jnp.sum(jax.checkpoint(jnp.sin)(x) * y)
+
+
+@case(f32(4))
+def pure_callback(x):
+    y = jax.pure_callback(np.cos, jax.ShapeDtypeStruct((4,), jnp.float32), jax.lax.stop_gradient(x))
+    return jnp.sum(jax.checkpoint(lambda x: jnp.sin(x) * y)(x))
+
+
+@case(f32(4, 4), f32(4))
+def named_call(w, x):
+    @functools.partial(jax.named_call, name="attention")
+    def layer(x):
+        with jax.named_scope("inner"):
+            return jnp.sin(w @ x)
+
+    return jax.checkpoint(layer)(layer(x)).sum()
+
+
+@case(f32(4))
+def remat_of_remat(x):
+    return jax.checkpoint(jax.checkpoint(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))), policy=P.dots_saveable)(
+        x
+    ).sum()
+
+
+@case(f32(3, 4, 4), f32(2, 4))
+def remat_in_scan_in_vmap(ws, xs):
+    def forward(x):
+        layer = jax.checkpoint(lambda c, w: (jnp.tanh(w @ c), c.sum()))
+        return jax.lax.scan(layer, x, ws)
+
+    y, sums = jax.vmap(forward)(xs)
+    return y.sum() + sums.sum()
+
+
+@case(f32(5, 4, 4), f32(4))
+def scan_with_unroll_and_reverse(ws, x):
+    return jax.lax.scan(lambda c, w: (jnp.sin(w @ c), None), x, ws, unroll=2, reverse=True)[0].sum()
+
+
+@case(f32(4, 3))
+def lax_map(xs):
+    return jax.lax.map(jax.checkpoint(lambda x: jnp.sin(x) * x), xs, batch_size=2).sum()
+
+
+@case(f32(8))
+def associative_scan(x):
+    return jnp.sin(jax.lax.associative_scan(jnp.multiply, x)).sum()
+
+
+@case(f32(1, 6, 6, 2))
+def pooling(x):
+    pooled = jax.lax.reduce_window(jnp.sin(x), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    mean = jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+    return pooled.sum() + jnp.sin(mean).sum()
+
+
+@case(f32(3, 3), f32(3))
+def linear_algebra(a, b):
+    spd = a @ a.T + jnp.eye(3)
+    _, s, _ = jnp.linalg.svd(a, full_matrices=False)
+    values, _ = jnp.linalg.eigh(spd)
+    solved = jnp.linalg.solve(spd, b) + jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(spd), True), b)
+    return solved.sum() + s.sum() + values.sum() + jnp.linalg.slogdet(spd)[1] + jnp.linalg.qr(a)[1].sum()
+
+
+@case(f32(3, 3), f32(3))
+def checkpointed_solve(a, b):
+    return jax.checkpoint(jnp.linalg.solve)(jnp.sin(a), b).sum() + jnp.linalg.inv(a).sum()
+
+
+@case(f32(3, 3), f32(3))
+def conjugate_gradients(a, b):
+    return jax.scipy.sparse.linalg.cg(lambda v: a @ (a.T @ v) + v, b, maxiter=3)[0].sum()
+
+
+@case(f32(8))
+def fourier(x):
+    return jnp.abs(jnp.fft.rfft(jnp.sin(x))).sum() + jnp.fft.irfft(jnp.fft.rfft(x) * 2).sum()
+
+
+@case(f32(2, 5, 2, 4), f32(2, 5, 2, 4), f32(2, 5, 2, 4))
+def attention(q, k, v):
+    return jax.checkpoint(functools.partial(jax.nn.dot_product_attention, is_causal=True))(q, k, v).sum()
+
+
+@case(f32(6, 4), f32(2, 4, 3), i32(2))
+def ragged_dot(x, w, sizes):
+    return jnp.sin(jax.lax.ragged_dot(jnp.sin(x), w, sizes)).sum()
+
+
+@case(f32(2, 3), f32(3, 4), f32(4, 5), f32(5, 2))
+def einsum_of_many(a, b, c, d):
+    return jnp.sin(jnp.einsum("ij,jk,kl,li->i", a, b, c, d)).sum()
+
+
+@case(f32(3, 4))
+def random_in_the_loss(x):
+    key = jax.random.key(0)
+    keep = jax.checkpoint(lambda x, key: jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0))
+    return jnp.sin(keep(jnp.sin(x), key)).sum() + jax.random.gamma(key, x**2 + 1).sum()
+
+
+@case(jax.ShapeDtypeStruct((), jax.random.key(0).dtype), f32(3))
+def key_as_argument(key, x):
+    return jnp.sum(jax.random.normal(key, x.shape) * jnp.sin(x))
+
+
+@case(jax.ShapeDtypeStruct((2,), jnp.uint32), f32(3))
+def raw_key_as_argument(key, x):
+    return jnp.sum(jax.random.normal(key, x.shape) * jnp.sin(x))
+
+
+@case(f32(4))
+def integer_outputs(x):
+    return jnp.sin(x).sum(), jnp.argmax(x), x > 0
+
+
+class Params(typing.NamedTuple):
+    w: typing.Any
+    b: typing.Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    params: typing.Any
+    step: typing.Any
+    how: str = dataclasses.field(metadata={"static": True}, default="sin")
+
+
+@case(State(Params(f32(4, 4), f32(4)), i32()), f32(4))
+def dataclass_and_named_tuple(state, x):
+    return getattr(jnp, state.how)(state.params.w @ x + state.params.b).sum() * state.step
+
+
+@case(collections.OrderedDict(b=f32(4), a=f32(4)), [f32(4), None, ()])
+def containers(p, rest):
+    return jnp.sum(jnp.sin(p["a"]) * p["b"] * rest[0])
+
+
+@case(np.ones((4, 4), np.float32), np.float32(2.0), 3.0, True, 2, np.int32(1))
+def numpy_and_python_arguments(w, scale, factor, flag, n, index):
+    return (jnp.sin(w) * scale * factor).sum() * (n if flag else 1) + index
+
+
+@case(np.ones((4, 4)), 1.5 + 2j)
+def wide_numpy_and_complex(w, z):
+    return jnp.abs(w * z).sum()
+
+
+@case(jnp.ones((3,)), weak=1.0)
+def weak_types(x, *, weak):
+    return jnp.sin(x * weak + 2).sum() + jnp.asarray(1.0) * weak
+
+
+@case(f32(4), f32(2, 4), f32(3, 4))
+def variadic(x, *others):
+    return jnp.sin(x).sum() + sum(jnp.sum(jnp.cos(other) * x) for other in others)
+
+
+@case(f32(4), a=f32(4), b=f32(4))
+def keywords(x, **others):
+    return sum(jnp.sum(jnp.sin(other) * x) for other in others.values())
+
+
+@case(f32(4), f32(4))
+def gradient_of_a_gradient(w, x):
+    inner = jax.grad(lambda x: jnp.sin(jax.checkpoint(jnp.sin)(x * w)).sum())
+    return jnp.sum(inner(x) ** 2)
+
+
+@case(f32(4), f32(4))
+def forward_mode_inside(w, x):
+    value, tangent = jax.jvp(lambda x: jax.checkpoint(lambda y: jnp.sin(y))(w * x), (x,), (w,))
+    _, linear = jax.linearize(jnp.sin, x)
+    return jnp.sum(value * tangent * linear(w))
+
+
+@case(f32(2), f32(2))
+def hessian_inside(w, x):
+    return jnp.sum(jax.hessian(lambda x: jnp.sum(jax.checkpoint(lambda y: jnp.sin(y))(w * x) ** 2))(x))
+
+
+@case(f32(4))
+def closure_convert_and_while(x):
+    n = jax.lax.while_loop(lambda n: n < 5, lambda n: n + 1, 0)
+    return jnp.sum(jnp.sin(x) * n)
+
+
+@case(f32(6), i32(6))
+def segments(x, ids):
+    return jnp.sum(jax.ops.segment_sum(jnp.sin(x), ids, num_segments=3) ** 2)
+
+
+@case(f32(5), f32(3))
+def convolve_and_interpolate(x, k):
+    return jnp.convolve(jnp.sin(x), k).sum() + jnp.interp(x, jnp.arange(3.0), k).sum()
+
+
+@case(f32(4, 3), i32(4))
+def cross_entropy(logits, labels):
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+@case(f32(4))
+def output_is_the_input(x):
+    return x, jnp.sin(x)
+
+
+@case(f32(4), f32(4))
+def unused_argument(x, y):
+    return jnp.sin(x).sum()
+
+
+@case(f32(4))
+def nothing_depends_on_it(x):
+    return jnp.ones(3).sum()
+
+
+@case(f32())
+def scalar(x):
+    return jnp.sin(x) ** 2
+
+
+@case(f32(0), f32(4))
+def zero_sized(x, y):
+    return jnp.sin(x).sum() + jnp.concatenate([x, jnp.sin(y)]).sum()
+
+
+def parity(trace, fun, args, kwargs, policy):
+    try:
+        listed = saved_residuals(fun, *args, **kwargs)
+    except (
+        AssertionError,
+        TypeError,
+    ) as error:  # its own: a value saved twice, a rounded literal
+        assert isinstance(error, AssertionError) or "Literal" in str(error)
+        return
+    expected = collections.Counter(a.str_short(short_dtypes=True) for a, source in listed if source != "from a literal")
+    assert types_of_ours(trace.report(policy, at="function")) == expected
+
+
+def dynamic(fun, args, kwargs):
+    """The call with what is no array closed over: JAX's list takes arrays only."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    which = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, (bool, int, str))]
+
+    def call(*arrays):
+        values = list(leaves)
+        for i, array in zip(which, arrays, strict=True):
+            values[i] = array
+        args, kwargs = jax.tree.unflatten(tree, values)
+        return fun(*args, **kwargs)
+
+    return call, [leaves[i] for i in which]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name, remat3):
+    from tests.test_generated import check_report
+
+    fun, args, kwargs, wrt = CASES[name]
+    call, arrays = dynamic(fun, args, kwargs)
+    trace = rm.trace(fun, *args, wrt=wrt, **kwargs)
+    outputs = jax.tree.leaves(jax.eval_shape(call, *arrays))
+    for policy, under in (
+        ("as_written", call),
+        ("nothing_saveable", jax.checkpoint(call)),
+        ("dots_saveable", jax.checkpoint(call, policy=P.dots_saveable)),
+    ):
+        for at in (None, "function"):
+            try:
+                report = trace.report(policy, at)
+            except rm.RematError as error:
+                assert name.endswith("callback_outside") or name in _COMPLEX, error
+                with pytest.raises((NotImplementedError, TypeError)):
+                    saved_residuals(under, *arrays)
+                continue
+            assert not report.backward_error or name in _NO_BACKWARD
+            if name != "numpy_and_python_arguments":
+                check_report(report, trace, policy, at, outputs, __file__, tests.programs.__file__)
+        own = trace.default_at == "function" and trace.sites
+        if policy == "as_written" or not own:
+            try:
+                trace.report(policy, "function")
+            except rm.RematError:
+                continue
+            parity(trace, under, arrays, {}, policy)
+
+
+_COMPLEX = ("fourier", "wide_numpy_and_complex")  # JAX puts reduce_precision, which takes no complex numbers, on these
+_NO_BACKWARD = ()
+
+
+def test_bcoo(remat3):
+    sparse = pytest.importorskip("jax.experimental.sparse")
+    matrix = sparse.BCOO.fromdense(jnp.eye(4))
+    report = rm.trace(lambda m, x: jnp.sin(m @ jnp.sin(x)).sum(), matrix, jnp.ones(4)).report()
+    assert report.complete
+    assert not report.backward_error
+    assert report.wrt
+
+
+class Model:
+    def __init__(self):
+        self.w = jnp.ones((4, 4))
+
+    def loss(self, x):
+        return jnp.sin(self.w @ x).sum()
+
+    @classmethod
+    def of_class(cls, x):
+        return jnp.sin(x).sum()
+
+    @staticmethod
+    def plain(x):
+        return jnp.sin(x).sum()
+
+    def __call__(self, x):
+        return self.loss(x)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def jitted(self, x):
+        return self.loss(x)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        Model().loss,
+        Model(),
+        Model.of_class,
+        Model.plain,
+        Model().jitted,
+        lambda x: Model().loss(x),
+        functools.partial(lambda w, x: jnp.sin(w @ x).sum(), jnp.ones((4, 4))),
+        functools.partial(functools.partial(lambda a, x, b: jnp.sin(x * a + b).sum(), 2.0), b=1.0),
+        jax.jit(lambda x: jnp.sin(x).sum()),
+        jax.jit(jax.checkpoint(lambda x: jnp.sin(x).sum())),
+        jax.named_call(lambda x: jnp.sin(x).sum(), name="n"),
+        jax.tree_util.Partial(lambda a, x: jnp.sin(x * a).sum(), 2.0),
+        jax.vmap(lambda x: jnp.sin(x)),
+        jnp.sin,
+    ],
+)
+def test_callables(fun, remat3):
+    """Whatever can be called can be inspected, and runs under a policy."""
+    trace = rm.trace(fun, f32(4))
+    assert trace.report().residuals
+    assert trace.function_name
+    x = jnp.arange(4.0)
+    np.testing.assert_allclose(trace.function("nothing_saveable")(x), fun(x), rtol=1e-6)
+
+
+def test_parameters_from_a_generator(remat3):
+    layers = (jnp.ones((4, 4)) for _ in range(3))
+
+    def loss(ws, x):
+        for w in ws:
+            x = jnp.sin(w @ x)
+        return x.sum()
+
+    assert (
+        len(rm.trace(loss, list(layers), f32(4)).report().residuals) == 9
+    )  # three weights, the input of each, sin's derivative each
+
+
+def test_function_under_every_transformation(remat3):
+    def loss(w, x):
+        layer = jax.checkpoint(lambda x: jnp.sin(w @ x))
+        return layer(layer(x)).sum()
+
+    w, x = jnp.eye(3) * 0.7, jnp.arange(3.0)
+    trace = rm.trace(loss, w, x)
+    for policy, at in (("none", "sites"), ("dots_saveable", "sites"), ("nothing_saveable", "function")):
+        applied = trace.function(policy, at)
+        np.testing.assert_allclose(jax.hessian(applied, 1)(w, x), jax.hessian(loss, 1)(w, x), rtol=1e-5, atol=1e-6)
+        value, linear = jax.linearize(applied, w, x)
+        expected, there = jax.linearize(loss, w, x)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        np.testing.assert_allclose(linear(w, x), there(w, x), rtol=1e-5)
+        np.testing.assert_allclose(jax.jacfwd(applied, 1)(w, x), jax.jacrev(loss, 1)(w, x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            jax.jit(jax.vmap(applied, (None, 0)))(w, jnp.stack([x, x])), [value, value], rtol=1e-5
+        )
+        np.testing.assert_allclose(jax.checkpoint(applied)(w, x), value, rtol=1e-6)
+        # Applied to what is applied: as often as one likes.
+        again = rm.trace(applied, w, x)
+        assert again.report().residuals
+
+
+def test_integer_arguments_have_float0_gradients(remat3):
+    def loss(x, n):
+        return jnp.sum(jnp.sin(x) * n)
+
+    x, n = jnp.ones(3), jnp.arange(3)
+    applied = rm.trace(loss, x, n).function("nothing_saveable")
+    gradient = jax.grad(applied, argnums=(0, 1), allow_int=True)(x, n)
+    assert gradient[1].dtype == jax.dtypes.float0
+    # And such a gradient may itself be an argument.
+    assert rm.trace(lambda x, zero: jnp.sin(x).sum(), x, gradient[1]).report().wrt == ("x",)
+
+
+def test_arguments_in_host_memory(remat3):
+    device = jax.devices()[0]
+    spaces = {memory.kind for memory in device.addressable_memories()}
+    if "pinned_host" not in spaces:
+        pytest.skip("this device has no host memory of its own")
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    x = jax.ShapeDtypeStruct((4,), jnp.float32, sharding=sharding)
+    try:
+        trace = rm.trace(lambda x: jnp.sin(jax.device_put(x, jax.memory.Space.Device)).sum(), x)
+    except AttributeError:
+        pytest.skip("this JAX has no jax.memory")
+    assert trace.report().residuals
+
+
+_SHARDED = """
+    import jax, jax.numpy as jnp, functools
+    import remat_magic as rm
+    from jax.sharding import PartitionSpec as S, NamedSharding, AxisType
+    from jax._src.ad_checkpoint import saved_residuals
+
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, S("data")))
+    w = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, S(None, "model")))
+
+    def loss(w, x):
+        y = jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x)
+        return jax.lax.with_sharding_constraint(jnp.sin(y), NamedSharding(mesh, S("data"))).sum()
+
+    def mapped(w, x):
+        @functools.partial(jax.shard_map, mesh=mesh, in_specs=(S(), S("data")), out_specs=S())
+        def each(w, x):
+            return jax.lax.psum(jnp.sin(jax.checkpoint(jnp.sin)(x @ w)).sum(), "data")
+
+        return each(w, x)
+
+    def check(fun, w, x):
+        trace = rm.trace(fun, w, x)
+        for policy in ("as_written", "nothing_saveable", "dots_saveable", "none"):
+            for at in ("function", "sites"):
+                report = trace.report(policy, at)
+                assert not report.backward_error, report.backward_error
+                assert report.forward.text == trace.forward(policy, at).pretty_print(use_color=False)
+                assert jnp.allclose(trace.function(policy, at)(w, x), fun(w, x), rtol=1e-5), policy
+        assert len(trace.report(at="function").residuals) == len(
+            [1 for _, source in saved_residuals(fun, w, x) if source != "from a literal"]
+        )
+        return trace
+
+    assert check(loss, w, x).sites
+    assert check(mapped, jnp.ones((8, 4)), jnp.ones((4, 8))).sites
+
+    # Explicit axes: shardings are part of the types.
+    explicit = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(explicit):
+        x = jax.device_put(jnp.ones((4, 8)), NamedSharding(explicit, S("data")))
+        w = jax.device_put(jnp.ones((8, 4)), NamedSharding(explicit, S(None, "model")))
+        check(lambda w, x: jnp.sin(jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x)).sum(), w, x)
+    print("checked")
+"""
+
+
+def test_sharded_inputs_and_shard_map():
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_SHARDED)], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "checked", done.stderr[-3000:]

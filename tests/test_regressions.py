@@ -1,0 +1,114 @@
+"""Programs that were shown wrongly once: found by chance (tests/test_generated.py), cut down by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+import remat_magic as rm
+from tests.programs import f32
+
+P = jax.checkpoint_policies
+
+
+@pytest.mark.parametrize("fun", [jnp.linalg.solve, lambda a, b: jnp.linalg.inv(a) @ b])
+def test_text_of_a_linear_solve(fun, remat3):
+    """Its four jaxprs are a named tuple, which JAX prints as such and reads by name; a plain tuple lost both."""
+    trace = rm.trace(lambda a, b: jnp.sin(fun(a, b)).sum(), f32(3, 3), f32(3))
+    for policy in ("none", "nothing_saveable"):
+        report = trace.report(policy, "function")
+        assert report.forward.text == trace.forward(policy, "function").pretty_print(use_color=False)
+        assert report.backward.text == trace.backward(policy, "function").pretty_print(use_color=False)
+
+
+def test_a_linear_solve_is_made_by_its_solver(remat3):
+    """The matrix product beside it serves derivatives: it makes no result."""
+
+    def loss(a, b):
+        x = jax.lax.custom_linear_solve(
+            lambda v: a @ v, b, lambda matvec, b: jnp.sqrt(jnp.abs(b)), lambda vecmat, b: jnp.cbrt(b)
+        )
+        return (x * x).sum()
+
+    report = rm.trace(loss, f32(3, 3), f32(3)).report()
+    made = {origin.primitive for row in report.residuals for origin in row.origins if row.kind == "intermediate"}
+    assert "sqrt" in made
+    assert not made & {"dot_general", "cbrt"}
+
+
+def test_a_policy_in_a_linear_solve(remat3):
+    """Rewriting a jaxpr inside keeps the named tuple, by whose fields JAX asks."""
+
+    def loss(a, b):
+        solver = jax.checkpoint(lambda b: 2.0 * b)
+        x = jax.lax.custom_linear_solve(lambda v: a @ v, b, lambda _, b: solver(b), lambda _, b: solver(b))
+        return jnp.sin(x).sum()
+
+    trace = rm.trace(loss, f32(3, 3), f32(3))
+    assert trace.sites
+    for policy in ("none", "everything_saveable"):
+        assert trace.report(policy, "sites").complete
+        assert not trace.report(policy, "sites").backward_error
+
+
+class _Table:
+    def __repr__(self):
+        return "a table\n  a b\n  1 2"
+
+
+def test_a_parameter_of_several_lines(remat3):
+    """JAX's source map counts the lines that it breaks itself, not those in a parameter's own text."""
+    table = Primitive("table")
+    table.def_abstract_eval(lambda x, of: x)
+    ad.deflinear2(table, lambda g, x, of: [g])
+    trace = rm.trace(lambda x: jnp.sin(table.bind(jnp.sin(x), of=_Table())).sum(), f32(3))
+    program = trace.report().forward
+    assert program.text == trace.forward().pretty_print(use_color=False)
+    lines = [line for line in program.lines if "1 2" in line.text]
+    (owner,) = [line for line in program.lines if line.primitive == "table"]
+    assert [line.equation for line in lines] == [owner.equation]
+    assert not any(line.residuals for line in lines)  # "a b" are no variables
+
+
+def test_a_branch_that_does_not_make_a_residual_is_no_origin(remat3):
+    """JAX fills the slot of a residual in the other branches with what nobody reads."""
+
+    def loss(x):
+        return jax.lax.cond(x.sum() > 0, lambda x: jnp.sin(x), lambda x: x * 2, x).sum()
+
+    rows = [row for row in rm.trace(loss, f32(4)).report().residuals if row.type == "f32[4]"]
+    assert [[origin.primitive for origin in row.origins] for row in rows] == [["cos"]]
+
+
+def test_a_residual_that_is_a_literal_array(remat3):
+    """Such literals have no hash."""
+    trace = rm.trace(lambda x: jnp.sin(jax.lax.associative_scan(jnp.multiply, x)).sum(), f32(8))
+    for policy in ("none", "nothing_saveable", "dots_saveable"):
+        assert trace.report(policy, "function").complete
+
+
+def test_a_trace_within_a_trace_of_tracers():
+    """A tracer is on no device yet, and does not say whether it is committed to one."""
+    reports = []
+
+    @jax.jit
+    def outer(x):
+        reports.append(rm.trace(lambda x: jnp.sin(x).sum(), x).report())
+        return x
+
+    outer(jnp.ones(3))
+    assert [row.primitive for row in reports[0].residuals] == ["cos"]
+
+
+def test_the_line_of_a_checkpointed_library_function(remat2):
+    """``checkpoint(jnp.sin)`` ends its traceback in JAX; the equation around it knows the line."""
+
+    def loss(w, x):
+        inner = jax.grad(lambda x: jnp.sin(jax.checkpoint(jnp.sin)(x * w)).sum())
+        return jnp.sum(inner(x) ** 2)
+
+    report = rm.trace(loss, f32(4), f32(4)).report()
+    assert all(row.source is not None for row in report.residuals if row.kind == "intermediate")
