@@ -31,6 +31,7 @@ _RematTraced = getattr(ad_checkpoint, "RematTraced", None)
 _NAMES_HIGH = tuple(
     cls for name in ("CheckpointName", "CheckpointNameFwd") if (cls := getattr(ad_checkpoint, name, None)) is not None
 )
+_call_hi: Any = getattr(ad_checkpoint, "call_hi_primitive_p", None)
 _PrimalLeft = getattr(ad_checkpoint, "PrimalLeftTangentRight", None)
 
 
@@ -306,6 +307,24 @@ def checkpoint_name_of(eqn: Any) -> str | None:
         return eqn.params["name"]
     prim = _high(eqn)
     return prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
+
+
+def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
+    """An equation that gives a checkpoint name to a value, as ``checkpoint_name`` makes it under today's settings.
+
+    Args:
+        like: the equation whose source position and context it takes.
+        operand: the variable to name.
+        output: the variable that is the named value.
+        name: the name.
+    """
+    if config.remat3.value if hasattr(config, "remat3") else False:  # 0.12: an instance in the one call primitive
+        primitive, params = _call_hi, {"_prim": _NAMES_HIGH[0](name, operand.aval)}
+    else:
+        primitive, params = ad_checkpoint.name_p, {"name": name}
+    return like.replace(
+        invars=[operand], outvars=[output], primitive=primitive, params=params, effects=core.no_effects
+    )
 
 
 def is_primal_left(eqn: Any) -> bool:
