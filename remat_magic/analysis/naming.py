@@ -7,7 +7,7 @@ a policy could keep. They are numbered in the order of the program, so that the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +38,22 @@ def is_given(name: str | None) -> bool:
     return name is not None and name.startswith(PREFIX)
 
 
-def name_everything(closed: Any, separately: bool = False) -> Naming:
+def name_everything(
+    closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False
+) -> Naming:
     """Name every value that a policy could keep, also in calls, checkpoints and scans.
 
     Values in branches, dynamic loops and custom derivatives are out of reach: JAX keeps those as their rules say.
 
     Args:
         closed: the primal jaxpr.
+        within: tells the checkpoint equations that a policy is chosen for, only in which values are named; None for a
+            policy of the whole program.
         separately: give each call of a shared body names of its own, so that twelve equal layers are decided one by
             one and not at once.
     """
-    namer = _Namer(separately)
-    named = namer.jaxpr(closed, ())
+    namer = _Namer(within or (lambda _: True), separately)
+    named = namer.jaxpr(closed, (), within is None)
     return Naming(named, namer.values, namer.digest.hexdigest()[:16])
 
 
@@ -57,11 +61,11 @@ _ENTERED = {"jit": "jaxpr", "pjit": "jaxpr", "scan": "jaxpr", "closed_call": "ca
 
 
 class _Namer:
-    def __init__(self, separately: bool) -> None:
+    def __init__(self, within: Callable[[Any], bool], separately: bool) -> None:
         self.values: dict[str, tuple[Any, int] | None] = {}
         self.digest = hashlib.sha256()
-        self._separately = separately
-        self._done: dict[int, tuple[Any, Any]] = {}
+        self._within, self._separately = within, separately
+        self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
     def _name(self, like: Any, var: Any, made: tuple[Any, int] | None) -> tuple[Any, Any]:
         name = f"{PREFIX}{len(self.values)}"
@@ -69,9 +73,9 @@ class _Namer:
         named = _compat.fresh_var(var)
         return named, _compat.name_equation(like, var, named, name)
 
-    def jaxpr(self, jaxpr: Any, carried: Sequence[int]) -> Any:
-        """The jaxpr with names, those of the invars ``carried`` included."""
-        known = self._done.get(id(jaxpr))
+    def jaxpr(self, jaxpr: Any, carried: Sequence[int], active: bool) -> Any:
+        """The jaxpr with names, those of the invars ``carried`` included; where not ``active``, only in checkpoints."""
+        known = self._done.get((id(jaxpr), active))
         if known is not None:
             return known[1]
         old = _compat.open_jaxpr(jaxpr)
@@ -79,7 +83,7 @@ class _Namer:
         eqns: list[Any] = []
         # What only carries an argument, a constant or a literal on is no value of its own.
         given = {*old.constvars, *(var for i, var in enumerate(old.invars) if i not in carried)}
-        for index in carried:
+        for index in carried if active else ():
             var = old.invars[index]
             if old.eqns and _can_be_named(var):
                 renamed[var], eqn = self._name(old.eqns[0], var, None)
@@ -88,7 +92,7 @@ class _Namer:
             self.digest.update(_compat.primitive_name(eqn).encode() + b";")
             if any(not _compat.is_literal(atom) and atom in renamed for atom in eqn.invars):
                 eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
-            eqns.append(self._inside(eqn))
+            eqns.append(self._inside(eqn, active))
             if _compat.primitive_name(eqn) in TRANSPARENT:
                 given.update(
                     out
@@ -96,18 +100,19 @@ class _Namer:
                     if _compat.is_literal(atom) or atom in given
                 )
             for index, var in enumerate(eqn.outvars):
-                if var not in given and _can_be_named(var) and _compat.checkpoint_name_of(eqn) is None:
-                    renamed[var], name = self._name(eqn, var, (eqn, index))
-                    eqns.append(name)
+                named = var in given or _compat.checkpoint_name_of(eqn) is not None
+                if active and not named and _can_be_named(var):
+                    renamed[var], naming = self._name(eqn, var, (eqn, index))
+                    eqns.append(naming)
         outvars = [self._renamed(renamed, atom) for atom in old.outvars]
         new = _compat.with_body(jaxpr, _compat.replace_eqns(old, eqns, outvars))
         if not self._separately:
-            self._done[id(jaxpr)] = (jaxpr, new)
+            self._done[id(jaxpr), active] = (jaxpr, new)
         return new
 
-    def _inside(self, eqn: Any) -> Any:
+    def _inside(self, eqn: Any, active: bool) -> Any:
         if _compat.is_checkpoint(eqn):
-            body = self.jaxpr(_compat.checkpoint_body(eqn), ())
+            body = self.jaxpr(_compat.checkpoint_body(eqn), (), active or self._within(eqn))
             return _compat.replace_checkpoint(eqn, body, _compat.checkpoint_policy(eqn))
         parameter = _ENTERED.get(eqn.primitive.name)
         if parameter is None or parameter not in eqn.params:
@@ -116,7 +121,7 @@ class _Namer:
         if eqn.primitive.name == "scan":
             consts, carries, _ = _compat.scan_split(eqn)
             carried = range(consts, consts + carries)
-        return eqn.replace(params={**eqn.params, parameter: self.jaxpr(eqn.params[parameter], carried)})
+        return eqn.replace(params={**eqn.params, parameter: self.jaxpr(eqn.params[parameter], carried, active)})
 
     @staticmethod
     def _renamed(renamed: dict[Any, Any], atom: Any) -> Any:
@@ -127,12 +132,6 @@ def _can_be_named(var: Any) -> bool:
     """Whether a value can be kept by name: floating-point numbers, and masks and indices beside them."""
     if _compat.is_dropped(var) or getattr(var.aval, "shape", None) is None:
         return False
-    return is_inexact(var.aval) or getattr(var.aval.dtype, "kind", "") in "biu"
-
-
-def names_in(eqns: Sequence[Any]) -> Iterator[str]:
-    """The names given among equations."""
-    for eqn in eqns:
-        name = _compat.checkpoint_name_of(eqn)
-        if name is not None and is_given(name):
-            yield name
+    # Complex values cannot be saved at all: JAX rounds what it saves by reduce_precision, which refuses them.
+    kind = getattr(var.aval.dtype, "kind", "")
+    return kind in ("b", "i", "u") or (kind != "c" and is_inexact(var.aval))

@@ -18,10 +18,15 @@ class Liveness:
 
     Needed because jax_remat3 leaves dead code in backward jaxprs: its ``PrimalLeftTangentRight`` takes the recomputed
     value as a second operand that nothing reads.
+
+    Args:
+        jaxpr: the jaxpr.
+        unsaved: look upon saved values as if they were not: what would compute them again counts as live.
     """
 
-    def __init__(self, jaxpr: Any) -> None:
+    def __init__(self, jaxpr: Any, unsaved: bool = False) -> None:
         self._live: set[int] = set()
+        self._unsaved = unsaved
         self._mark(jaxpr, [True] * len(jaxpr.outvars))
 
     def __call__(self, eqn: Any) -> bool:
@@ -43,7 +48,7 @@ class Liveness:
 
     def _operands(self, eqn: Any, outputs: Sequence[bool]) -> list[bool]:
         if _compat.is_primal_left(eqn):
-            return [True] + [False] * (len(eqn.invars) - 1)
+            return [True] + [self._unsaved] * (len(eqn.invars) - 1)
         if eqn.primitive.name == "optimization_barrier":  # each output is its own operand
             return list(outputs)
         inside = bodies(eqn)
@@ -76,13 +81,18 @@ class Liveness:
 
 
 class Recomputation:
-    """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy."""
+    """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy.
 
-    def __init__(self, forward: Any, backward: Any, index: PrimalIndex, residuals: int) -> None:
+    With ``unsaved``, what it would recompute too if nothing were saved, as far as JAX left that in the jaxpr.
+    """
+
+    def __init__(
+        self, forward: Any, backward: Any, index: PrimalIndex, residuals: int, unsaved: bool = False
+    ) -> None:
         self._residuals = residuals
         self._tainted: set[tuple[int, int]] | None = None
         self.top = Scope(_compat.open_jaxpr(backward))
-        self.live = Liveness(self.top.jaxpr)
+        self.live = Liveness(self.top.jaxpr, unsaved)
         self._index = index
         self._forward: dict[int, list[tuple[Scope, Any]]] = {}
         for scope, eqn in _leaves(Scope(_compat.open_jaxpr(forward))):
