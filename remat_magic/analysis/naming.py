@@ -21,16 +21,31 @@ PREFIX = "remat_magic/value "  # no name of a user's begins like this
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NamedValue:
+    """A value that was given a name: the primal equation that makes it, with the output's index.
+
+    A value that a loop carries in has no ``output``; its equation is the first of the loop's body. ``name`` is the name
+    that the program itself gives it.
+    """
+
+    eqn: Any
+    output: int | None
+    aval: Any
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Naming:
     """A program in which every candidate has a name of its own.
 
-    ``values`` tells for each name the primal equation that makes the value and the output's index; None for a value
-    that a loop carries in. ``fingerprint`` is equal for programs of the same operations, whatever their shapes.
+    ``values`` tells for each name what it was given to. ``fingerprint`` is equal for programs of the same operations,
+    whatever their shapes.
     """
 
     closed: Any
-    values: dict[str, tuple[Any, int] | None]
+    values: dict[str, NamedValue]
     fingerprint: str
+    separately: bool = False
 
 
 def is_given(name: str | None) -> bool:
@@ -38,10 +53,10 @@ def is_given(name: str | None) -> bool:
     return name is not None and name.startswith(PREFIX)
 
 
-def name_everything(
-    closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False
-) -> Naming:
+def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False) -> Naming:
     """Name every value that a policy could keep, also in calls, checkpoints and scans.
+
+    Without jax_remat3 in force, checkpoints become those of JAX without it.
 
     Values in branches, dynamic loops and custom derivatives are out of reach: JAX keeps those as their rules say.
 
@@ -54,7 +69,7 @@ def name_everything(
     """
     namer = _Namer(within or (lambda _: True), separately)
     named = namer.jaxpr(closed, (), within is None)
-    return Naming(named, namer.values, namer.digest.hexdigest()[:16])
+    return Naming(named, namer.values, namer.digest.hexdigest()[:16], separately)
 
 
 _ENTERED = {"jit": "jaxpr", "pjit": "jaxpr", "scan": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
@@ -62,14 +77,14 @@ _ENTERED = {"jit": "jaxpr", "pjit": "jaxpr", "scan": "jaxpr", "closed_call": "ca
 
 class _Namer:
     def __init__(self, within: Callable[[Any], bool], separately: bool) -> None:
-        self.values: dict[str, tuple[Any, int] | None] = {}
+        self.values: dict[str, NamedValue] = {}
         self.digest = hashlib.sha256()
         self._within, self._separately = within, separately
         self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
-    def _name(self, like: Any, var: Any, made: tuple[Any, int] | None) -> tuple[Any, Any]:
+    def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
         name = f"{PREFIX}{len(self.values)}"
-        self.values[name] = made
+        self.values[name] = NamedValue(like, output, var.aval, own)
         named = _compat.fresh_var(var)
         return named, _compat.name_equation(like, var, named, name)
 
@@ -83,10 +98,15 @@ class _Namer:
         eqns: list[Any] = []
         # What only carries an argument, a constant or a literal on is no value of its own.
         given = {*old.constvars, *(var for i, var in enumerate(old.invars) if i not in carried)}
+        own = {
+            eqn.invars[0]: name
+            for eqn in old.eqns
+            if (name := _compat.checkpoint_name_of(eqn)) is not None and not _compat.is_literal(eqn.invars[0])
+        }
         for index in carried if active else ():
             var = old.invars[index]
             if old.eqns and _can_be_named(var):
-                renamed[var], eqn = self._name(old.eqns[0], var, None)
+                renamed[var], eqn = self._name(old.eqns[0], var, None, own.get(var))
                 eqns.append(eqn)
         for eqn in old.eqns:
             self.digest.update(_compat.primitive_name(eqn).encode() + b";")
@@ -102,7 +122,7 @@ class _Namer:
             for index, var in enumerate(eqn.outvars):
                 named = var in given or _compat.checkpoint_name_of(eqn) is not None
                 if active and not named and _can_be_named(var):
-                    renamed[var], naming = self._name(eqn, var, (eqn, index))
+                    renamed[var], naming = self._name(eqn, var, index, own.get(var))
                     eqns.append(naming)
         outvars = [self._renamed(renamed, atom) for atom in old.outvars]
         new = _compat.with_body(jaxpr, _compat.replace_eqns(old, eqns, outvars))
@@ -113,7 +133,9 @@ class _Namer:
     def _inside(self, eqn: Any, active: bool) -> Any:
         if _compat.is_checkpoint(eqn):
             body = self.jaxpr(_compat.checkpoint_body(eqn), (), active or self._within(eqn))
-            return _compat.replace_checkpoint(eqn, body, _compat.checkpoint_policy(eqn))
+            if _compat.remat3():
+                return _compat.replace_checkpoint(eqn, body, _compat.checkpoint_policy(eqn))
+            return _compat.old_checkpoint(eqn, body)
         parameter = _ENTERED.get(eqn.primitive.name)
         if parameter is None or parameter not in eqn.params:
             return eqn

@@ -9,6 +9,7 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import TRANSPARENT, bodies, type_text
 from remat_magic.analysis.flow import Scope
 from remat_magic.analysis.index import PrimalIndex, marks_on
+from remat_magic.analysis.naming import is_given
 from remat_magic.analysis.residuals import locate
 from remat_magic.model import Equation
 
@@ -18,15 +19,10 @@ class Liveness:
 
     Needed because jax_remat3 leaves dead code in backward jaxprs: its ``PrimalLeftTangentRight`` takes the recomputed
     value as a second operand that nothing reads.
-
-    Args:
-        jaxpr: the jaxpr.
-        unsaved: look upon saved values as if they were not: what would compute them again counts as live.
     """
 
-    def __init__(self, jaxpr: Any, unsaved: bool = False) -> None:
+    def __init__(self, jaxpr: Any) -> None:
         self._live: set[int] = set()
-        self._unsaved = unsaved
         self._mark(jaxpr, [True] * len(jaxpr.outvars))
 
     def __call__(self, eqn: Any) -> bool:
@@ -48,7 +44,7 @@ class Liveness:
 
     def _operands(self, eqn: Any, outputs: Sequence[bool]) -> list[bool]:
         if _compat.is_primal_left(eqn):
-            return [True] + [self._unsaved] * (len(eqn.invars) - 1)
+            return [True] + [False] * (len(eqn.invars) - 1)
         if eqn.primitive.name == "optimization_barrier":  # each output is its own operand
             return list(outputs)
         inside = bodies(eqn)
@@ -81,18 +77,13 @@ class Liveness:
 
 
 class Recomputation:
-    """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy.
+    """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy."""
 
-    With ``unsaved``, what it would recompute too if nothing were saved, as far as JAX left that in the jaxpr.
-    """
-
-    def __init__(
-        self, forward: Any, backward: Any, index: PrimalIndex, residuals: int, unsaved: bool = False
-    ) -> None:
+    def __init__(self, forward: Any, backward: Any, index: PrimalIndex, residuals: int) -> None:
         self._residuals = residuals
         self._tainted: set[tuple[int, int]] | None = None
         self.top = Scope(_compat.open_jaxpr(backward))
-        self.live = Liveness(self.top.jaxpr, unsaved)
+        self.live = Liveness(self.top.jaxpr)
         self._index = index
         self._forward: dict[int, list[tuple[Scope, Any]]] = {}
         for scope, eqn in _leaves(Scope(_compat.open_jaxpr(forward))):
@@ -255,9 +246,12 @@ def _equal_params(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def _name_given(scope: Scope, eqn: Any) -> str | None:
-    for var in eqn.outvars:
+    todo = list(eqn.outvars)
+    for var in todo:
         for reader, _ in scope.readers.get(var, ()):
             name = _compat.checkpoint_name_of(reader)
-            if name is not None:
+            if is_given(name):  # a plan's name: the program's own may follow
+                todo += reader.outvars
+            elif name is not None:
                 return name
     return None

@@ -9,6 +9,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 
 from __future__ import annotations
 
+from remat_magic.model.plan import FrontierPoint, Plan, PlannedValue
 from remat_magic.model.report import (
     Choice,
     Equation,
@@ -45,6 +46,7 @@ __all__ = [
     "ComparisonRow",
     "Difference",
     "Equation",
+    "FrontierPoint",
     "GradientDifference",
     "Half",
     "Kind",
@@ -53,6 +55,8 @@ __all__ = [
     "Moment",
     "Origin",
     "Parameter",
+    "Plan",
+    "PlannedValue",
     "Program",
     "ProgramLine",
     "Progress",

@@ -1,26 +1,25 @@
 """What the backward pass needs, and what computing each of it again needs: the ground on which plans are made.
 
-JAX itself says so. The program, with every value named, is differentiated under a policy that saves nothing (under
-jax_remat3, which leaves no trace of what it does not save, one that saves everything named, where the backward jaxpr
-holds both the saved value and what would compute it again). In the backward jaxpr each operation stands with its
-operands, and each name is a *gate*: save that value, and what lies behind it need not run for those who read it there.
+JAX itself says so. The program, with every value named, is differentiated under a policy that saves nothing. In the
+backward jaxpr each operation stands with its operands, and each name is a *gate*: save that value, and what lies behind
+it need not run for those who read it there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import TRANSPARENT, nbytes
 from remat_magic.analysis.cost import equation_cost
-from remat_magic.analysis.flow import Scope, makers
-from remat_magic.analysis.halves import Forward
-from remat_magic.analysis.index import PrimalIndex
+from remat_magic.analysis.flow import Scope
 from remat_magic.analysis.naming import is_given
 from remat_magic.analysis.recompute import Recomputation
-from remat_magic.analysis.residuals import saved_values
+from remat_magic.analysis.residuals import residuals, saved_values
+from remat_magic.analysis.trace import Dissection
+from remat_magic.tuning.copies import copies
 
 __all__ = ["Graph", "build"]
 
@@ -32,27 +31,44 @@ class Graph:
     Attributes:
         flops: of each node, all its runs together; 0 for a gate.
         needed: whether a node runs whatever is saved.
-        gates: for the nodes that are gates the name that saves the value and its bytes.
+        gates: for the nodes that are gates the name that saves the value, its bytes, and how often it is passed.
         reads: for each node the nodes that it reads, gates among them.
-        leaves: for each node the residuals that it reads which a policy has no say about (a checkpoint's inputs).
-        leaf_bytes: the bytes of these residuals, by number; of arguments and constants 0.
-        uncosted: primitives of operations whose FLOPs are not known, and which count nothing.
+        leaves: for each node the intermediates that it reads which the policy has no say about (a checkpoint's inputs).
+        leaf_bytes: the bytes of these, by number.
+        copies: how many copies of its value saving a name keeps.
     """
 
     flops: list[int] = field(default_factory=list)
     needed: list[bool] = field(default_factory=list)
-    gates: dict[int, tuple[str, int]] = field(default_factory=dict)
+    gates: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     reads: list[tuple[int, ...]] = field(default_factory=list)
     leaves: list[tuple[int, ...]] = field(default_factory=list)
     leaf_bytes: dict[int, int] = field(default_factory=dict)
-    uncosted: set[str] = field(default_factory=set)
+    copies: dict[str, int] = field(default_factory=dict)
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
         nodes, gates = self._run(chosen)
         leaves = {leaf for node in nodes for leaf in self.leaves[node]}
-        saved = sum(self.gates[gate][1] for gate in gates) + sum(self.leaf_bytes[leaf] for leaf in leaves)
+        saved = sum(size for size, _ in self.sizes(gates).values()) + sum(self.leaf_bytes[leaf] for leaf in leaves)
         return saved, sum(self.flops[node] for node in nodes)
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """For each name among gates the bytes that saving it takes for these, and how many values that is.
+
+        Where checkpoints are nested, a value is read in several rounds of recomputation, and saved once; and so is what
+        stays the same in a loop.
+        """
+        times: dict[str, int] = {}
+        each: dict[str, int] = {}
+        for gate in gates:
+            name, each[name], passed = self.gates[gate]
+            times[name] = min(times.get(name, 0) + passed, self.copies.get(name, passed))
+        return {name: (each[name] * times[name], times[name]) for name in times}
+
+    def used_gates(self, chosen: Collection[str]) -> list[int]:
+        """The gates whose saved values are read if just these names are saved."""
+        return self._run(chosen)[1]
 
     def used(self, chosen: Collection[str]) -> frozenset[str]:
         """Those of some names whose values are read if just these names are saved."""
@@ -72,62 +88,35 @@ class Graph:
         return nodes, gates
 
 
-def build(half: Forward, backward: Any, index: PrimalIndex, kinds: Mapping[int, bool]) -> Graph:
-    """The graph of a function whose values are all named.
-
-    Args:
-        half: its forward half.
-        backward: its backward jaxpr.
-        index: the primal program.
-        kinds: for each residual leaf of the forward half that a policy pays for (an intermediate) True.
-    """
-    return _Builder(half, backward, index, kinds).graph
+def build(parts: Dissection) -> Graph:
+    """The graph of a function whose values are all named."""
+    return _Builder(parts).graph
 
 
 class _Builder:
-    def __init__(self, half: Forward, backward: Any, index: PrimalIndex, kinds: Mapping[int, bool]) -> None:
+    def __init__(self, parts: Dissection) -> None:
         self.graph = Graph()
-        self._residuals = len(half.residual_types)
-        self._found = Recomputation(half.closed, backward, index, self._residuals, unsaved=True)
-        self._half, self._kinds = half, kinds
+        self._residuals = len(parts.half.residual_types)
+        self._found = Recomputation(parts.half.closed, parts.backward, parts.index, self._residuals)
+        self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._names = self._named_leaves()
+        self.graph.copies = copies(parts.naming.closed)
         top = self._found.top
         operations = list(self._operations(top))
         for scope, eqn in operations:
             self._nodes[id(scope), id(eqn)] = len(self._nodes)
             self._add(scope, eqn)
         for scope, eqn in operations:
-            self._connect(scope, self._read_by(scope, eqn))
+            self._connect(scope, eqn.invars)
         # What leaves is needed: one more node, which reads it and costs nothing.
         self.graph.flops.append(0)
         self.graph.needed.append(True)
-        self._connect(top, list(top.jaxpr.outvars))
-
-    # ------------------------------------------------------------------------------------------------------------ gates
-
-    def _named_leaves(self) -> dict[int, str]:
-        """For residuals that are values named by us their names."""
-        top = Scope(_compat.open_jaxpr(self._half.closed))
-        names: dict[int, str] = {}
-        for value in saved_values(self._half.closed, self._half.outputs):
-            if _compat.is_literal(value.atom):
-                continue
-            given = [name for maker in makers(top, value.atom) for name in maker.names if is_given(name)]
-            if given:
-                names.update(dict.fromkeys(value.leaves, given[0]))
-        return names
-
-    def _gate(self, scope: Scope, eqn: Any) -> str | None:
-        """The name that saves what an equation gives, if it is a gate."""
-        name = _compat.checkpoint_name_of(eqn)
-        if is_given(name):
-            return name
-        if _compat.is_primal_left(eqn):
-            leaf = _leaf_of(scope, eqn.invars[0])
-            return None if leaf is None else self._names.get(leaf)
-        return None
+        self._connect(top, top.jaxpr.outvars)
+        # JAX keeps some residuals that nothing reads.
+        unread = {first: size for first, size in self._paid.values() if first not in self.graph.leaf_bytes}
+        self.graph.leaf_bytes.update(unread)
+        self.graph.leaves[-1] += tuple(unread)
 
     # ------------------------------------------------------------------------------------------------------------ nodes
 
@@ -135,7 +124,7 @@ class _Builder:
         for eqn in scope.jaxpr.eqns:
             if not self._found.live(eqn):
                 continue
-            if self._gate(scope, eqn) is not None:
+            if _gate(eqn) is not None:
                 yield scope, eqn
             elif _compat.primitive_name(eqn) in TRANSPARENT:
                 continue
@@ -146,10 +135,10 @@ class _Builder:
                 yield scope, eqn
 
     def _add(self, scope: Scope, eqn: Any) -> None:
-        name = self._gate(scope, eqn)
+        name = _gate(eqn)
         times = scope.nesting[1]
         if name is not None:
-            self.graph.gates[len(self.graph.flops)] = (name, nbytes(eqn.outvars[0].aval) * (times or 1))
+            self.graph.gates[len(self.graph.flops)] = (name, nbytes(eqn.outvars[0].aval), times or 1)
             self.graph.flops.append(0)
             self.graph.needed.append(False)
             return
@@ -159,7 +148,6 @@ class _Builder:
                 continue
             if self._found(leaf):
                 price = equation_cost(leaf)
-                self.graph.uncosted.update(price.uncosted)
                 runs = inner.nesting[1]
                 flops += 0 if price.uncosted or runs is None else price.flops * runs
             elif _compat.primitive_name(leaf) not in TRANSPARENT:
@@ -169,11 +157,6 @@ class _Builder:
 
     # ------------------------------------------------------------------------------------------------------------ edges
 
-    def _read_by(self, scope: Scope, eqn: Any) -> list[Any]:
-        if self._gate(scope, eqn) is not None:
-            return [eqn.invars[1 if _compat.is_primal_left(eqn) else 0]]
-        return list(eqn.invars)
-
     def _connect(self, scope: Scope, atoms: Sequence[Any]) -> None:
         nodes: dict[int, None] = {}
         leaves: dict[int, None] = {}
@@ -182,11 +165,10 @@ class _Builder:
                 read, given = self._sources(scope, atom)
                 nodes.update(dict.fromkeys(read))
                 leaves.update(dict.fromkeys(given))
-        for leaf in leaves:
-            aval = self._half.residual_types[leaf]
-            self.graph.leaf_bytes[leaf] = nbytes(aval) if self._kinds.get(leaf) else 0
+        paid = dict(self._paid[leaf] for leaf in leaves if leaf in self._paid)
+        self.graph.leaf_bytes.update(paid)
         self.graph.reads.append(tuple(nodes))
-        self.graph.leaves.append(tuple(leaves))
+        self.graph.leaves.append(tuple(paid))
 
     def _sources(self, scope: Scope, atom: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The nodes and the residuals that a value comes from; several where a loop carries it."""
@@ -253,22 +235,19 @@ def _leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
         yield scope, eqn
 
 
-def _leaf_of(scope: Scope, atom: Any) -> int | None:
-    """The residual that a value is, looked for through calls, loops and barriers."""
-    here: Scope | None = scope
-    while here is not None and not _compat.is_literal(atom):
-        made = here.makers.get(atom)
-        if made is not None:
-            eqn, output = made
-            if _compat.primitive_name(eqn) not in TRANSPARENT or _compat.is_primal_left(eqn):
-                return None
-            atom = eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]
-            continue
-        index = here.inputs.get(atom)
-        if index is None or here.parent is None or here.body is None:
-            return index if here.parent is None else None
-        operand = here.body.operands[index]
-        if operand is None:
-            return None
-        atom, here = here.eqn.invars[operand], here.parent
-    return None
+def _gate(eqn: Any) -> str | None:
+    """The name that saves what an equation gives, if it is a gate."""
+    name = _compat.checkpoint_name_of(eqn)
+    return name if is_given(name) else None
+
+
+def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
+    """For each residual leaf that is an intermediate the first leaf of the same value, and the value's bytes."""
+    saved = saved_values(parts.half.closed, parts.half.outputs)
+    rows = residuals(parts.half.closed, saved, parts.index, parts.arguments)
+    return {
+        leaf: (value.leaves[0], row.nbytes)
+        for value, row in zip(saved, rows, strict=True)
+        if row.kind == "intermediate"
+        for leaf in value.leaves
+    }

@@ -16,9 +16,10 @@ well; here JAX has settled it, and the programme is small.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Solution:
     names: frozenset[str]
     saved_bytes: int
     recomputed_flops: int
-    bound: float
+    bound: int
     proven: bool
     seconds: float
 
@@ -56,9 +57,7 @@ class Problem:
         reached = _reached(graph)
         nodes = {node: i for i, node in enumerate(n for n in reached if not graph.needed[n])}
         gates = {n: graph.gates[n] for n in reached if n in graph.gates}
-        names: dict[str, int] = {}
-        for name, size in gates.values():
-            names[name] = names.get(name, 0) + size
+        names = {name: size for name, (size, _) in graph.sizes(gates).items()}
         leaves = {leaf: None for n in reached for leaf in graph.leaves[n] if graph.leaf_bytes[leaf]}
         self.names = list(names)
         self._first = len(nodes)
@@ -98,7 +97,7 @@ class Problem:
                     rows.append(((*mine, (kept[leaf], -1.0)), limit))
                 elif leaf in kept:
                     low[kept[leaf]] = 1.0
-        self._bounds = Bounds(low, np.ones(size))
+        self._bounds = _bounds(low, np.ones(size))
         entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
         entries += [(len(rows), column, amounts[column] / self._byte_unit) for column in np.flatnonzero(amounts)]
         where, columns, factors = zip(*entries, strict=True) if entries else ((), (), ())
@@ -120,18 +119,19 @@ class Problem:
             self._cost + _TIE * self._amounts / self._byte_unit,
             integrality=integral,
             bounds=self._bounds,
-            constraints=LinearConstraint(self._matrix, -np.inf, limits),
+            constraints=_constraint(self._matrix, -np.inf, limits),
             options={"time_limit": seconds, "mip_rel_gap": gap},
         )
 
-    def _flops(self, value: float, budget: int) -> float:
-        """FLOPs that are left of a value of the objective when the bytes in it are taken off."""
-        return max(0.0, (value - _TIE * budget / self._byte_unit) * self._flop_unit) + self._always
+    def _flops(self, value: float, budget: int) -> int:
+        """The fewest whole FLOPs that a value of the objective stands for, up to the solver's own precision."""
+        least = value - _TIE * min(budget / self._byte_unit, float(self._amounts.sum()) / self._byte_unit) - _PRECISION
+        return max(0, math.ceil(least * self._flop_unit)) + self._always
 
-    def relax(self, budget: int) -> tuple[float | None, Sequence[float]]:
+    def relax(self, budget: int) -> tuple[int | None, Sequence[float]]:
         """The linear programme: a bound on the FLOPs (None: the budget is too small), and how much to save of each."""
         if not len(self._cost):
-            return float(self._always), ()
+            return self._always, ()
         found = self._run(budget, False, 60.0, 0.0)
         if found.x is None:
             return None, ()
@@ -141,7 +141,7 @@ class Problem:
         """The best choice that the solver finds, None where the budget is too small (or the time)."""
         began = time.perf_counter()
         if not len(self._cost):
-            return Solution(frozenset(), *self.graph.predict(()), float(self._always), True, 0.0)
+            return Solution(frozenset(), *self.graph.predict(()), self._always, True, 0.0)
         found = self._run(budget, True, seconds, gap)
         if found.x is None:
             return None
@@ -151,11 +151,69 @@ class Problem:
         return Solution(
             names,
             *self.graph.predict(names),
-            self._flops(found.mip_dual_bound, budget),
+            # With nothing to choose there is no tree to search, and no bound of it.
+            self._flops(found.fun if found.mip_dual_bound is None else found.mip_dual_bound, budget),
             found.status == 0,
             time.perf_counter() - began,
         )
 
+    def round(self, budget: int) -> Solution | None:
+        """A good choice by the linear programme alone: what it saves whole, and the best of what it saves in part."""
+        began = time.perf_counter()
+        bound, much = self.relax(budget)
+        if bound is None:
+            return None
+        sure = [name for name, part in zip(self.names, much, strict=True) if part > 1 - 1e-6]
+        parts = [name for name, part in zip(self.names, much, strict=True) if 1e-6 < part <= 1 - 1e-6]
+        best: tuple[int, int, frozenset[str]] | None = None
+        for number in range(2 ** min(len(parts), _TRIED)):
+            names = frozenset([*sure, *(name for i, name in enumerate(parts[:_TRIED]) if number >> i & 1)])
+            saved, flops = self.graph.predict(names)
+            if saved <= budget and (best is None or (flops, saved) < best[:2]):
+                best = (flops, saved, names)
+        if best is None:
+            saved, flops = self.graph.predict(())
+            best = (flops, saved, frozenset())
+        flops, saved, names = best
+        return Solution(self.graph.used(names), saved, flops, bound, False, time.perf_counter() - began)
+
+    def sweep(self, budgets: Sequence[int], seconds: float) -> list[Solution | None]:
+        """A choice for each of ascending budgets; what time is left goes where the bound is farthest."""
+        end = time.perf_counter() + seconds
+        found = [self.round(budget) for budget in budgets]
+        todo = list(range(len(budgets)))
+        while True:
+            for index in range(1, len(found)):  # what fits a smaller budget fits a larger one
+                small, large = found[index - 1], found[index]
+                if small is not None and large is not None and small.recomputed_flops < large.recomputed_flops:
+                    found[index] = replace(small, bound=large.bound)
+            gaps = [(_gap(found[index]), index) for index in todo]
+            widest, index = max(gaps, default=(0.0, 0))
+            left = end - time.perf_counter()
+            if widest < 0.01 or left <= 0:
+                return found
+            todo.remove(index)
+            better, known = self.solve(budgets[index], left, 0.01), found[index]
+            if better is not None and known is not None:
+                bound = max(better.bound, known.bound)
+                found[index] = replace(min(better, known, key=lambda each: each.recomputed_flops), bound=bound)
+
+
+# scipy's own annotations know numbers only, where arrays are meant.
+_bounds: Any = Bounds
+_constraint: Any = LinearConstraint
+
+
+def _gap(solution: Solution | None) -> float:
+    if solution is None or not solution.recomputed_flops:
+        return 0.0
+    return 1 - solution.bound / solution.recomputed_flops
+
+
+# Of the values that the linear programme saves in part, how many are tried in all combinations.
+_TRIED = 6
+
+_PRECISION = 1e-6
 
 # Bytes count a very little beside FLOPs (both add up to a thousand), or the solver saves what spares no work.
 _TIE = 1e-6

@@ -1,0 +1,79 @@
+"""The best choice of what to save under a budget, and advice about a policy: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_magic.model.report import SourceSpan
+
+__all__ = ["FrontierPoint", "Plan", "PlannedValue"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedValue:
+    """A value that a plan saves.
+
+    ``key`` is the name that the plan gives it, ``name`` the one that the program itself gives it, or None. ``type`` is
+    that of one of them as JAX writes it, empty where calls differ; ``nbytes`` are the bytes of all ``times`` together.
+    """
+
+    key: str
+    nbytes: int
+    times: int = 1
+    type: str = ""
+    primitive: str = ""
+    name: str | None = None
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to save within ``budget_bytes`` so that as little as possible is recomputed.
+
+    ``saved_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the report that JAX gives
+    for the plan; ``predicted_bytes`` and ``predicted_flops`` are what was reckoned before. No choice of ``names``
+    within the budget recomputes fewer FLOPs than ``bound``, where equal layers that share one body are decided
+    together, or one by one if ``separately``; a policy of JAX's that does better is taken instead: then ``names`` is
+    empty and ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where
+    only ``trace.function(plan)`` can apply it. ``fingerprint`` tells programs of other operations apart.
+    """
+
+    function: str
+    at: str
+    policy: str
+    budget_bytes: int
+    saved_bytes: int
+    recomputed_flops: int
+    bound: int
+    names: tuple[PlannedValue, ...] = ()
+    code: str = ""
+    status: str = ""
+    forward_flops: int | None = None
+    peak_bytes: int | None = None
+    predicted_bytes: int | None = None
+    predicted_flops: int | None = None
+    uncosted: tuple[str, ...] = ()
+    separately: bool = False
+    fingerprint: str = ""
+    solve_seconds: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """How much of the recomputation a better choice could spare at most: 0 is proven best."""
+        if self.recomputed_flops <= self.bound:
+            return 0.0
+        return (self.recomputed_flops - self.bound) / self.recomputed_flops
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
+
+    No choice within ``budget_bytes`` recomputes fewer FLOPs than ``bound``.
+    """
+
+    budget_bytes: int
+    saved_bytes: int
+    recomputed_flops: int
+    bound: int
