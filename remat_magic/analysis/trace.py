@@ -24,7 +24,18 @@ from remat_magic.analysis.selection import Selection, Selector
 from remat_magic.analysis.signature import Leaf, Signature, abstract, flatten_outputs, is_inexact
 from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
 from remat_magic.analysis.source import Spans
-from remat_magic.model import Choice, FrontierPoint, Measurement, Plan, Program, RematError, Report, Site, Timeline
+from remat_magic.model import (
+    Advice,
+    Choice,
+    FrontierPoint,
+    Measurement,
+    Plan,
+    Program,
+    RematError,
+    Report,
+    Site,
+    Timeline,
+)
 from remat_magic.policies import AS_WRITTEN
 
 if TYPE_CHECKING:
@@ -156,6 +167,20 @@ class Trace:
     def sites(self) -> tuple[Site, ...]:
         """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
         return self._table.sites
+
+    @property
+    def index(self) -> PrimalIndex:
+        """The primal program and where its operations stand."""
+        return self._index
+
+    @property
+    def remat3(self) -> bool:
+        """Whether the trace was made, and is retraced, with jax_remat3."""
+        return self._remat3
+
+    def site_of(self, eqn: Any) -> str:
+        """The key of the site that a checkpoint equation of the primal program belongs to."""
+        return self._table.keys.get(identity(eqn, self._index.spans), "")
 
     @property
     def default_at(self) -> str:
@@ -500,6 +525,17 @@ class Trace:
         from remat_magic.tuning.plan import plan
 
         return plan(self, budget, at, **options)
+
+    def advice(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> tuple[Advice, ...]:
+        """What about a policy, or the program, costs without need, and the mend.
+
+        See :func:`remat_magic.tuning.advice.advise`.
+        """
+        from remat_magic.tuning.advice import advise
+
+        return advise(self, policy, at, namespace)
 
     def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
         """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""

@@ -9,7 +9,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 
 from __future__ import annotations
 
-from remat_magic.model.plan import FrontierPoint, Plan, PlannedValue
+from remat_magic.model.plan import Advice, FrontierPoint, Plan, PlannedValue
 from remat_magic.model.report import (
     Choice,
     Equation,
@@ -42,6 +42,7 @@ from remat_magic.model.tuning import (
 )
 
 __all__ = [
+    "Advice",
     "Choice",
     "ComparisonRow",
     "Difference",

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from remat_magic.model.report import SourceSpan
 
-__all__ = ["FrontierPoint", "Plan", "PlannedValue"]
+__all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something about a policy, or about the program, that costs memory or work without need, and how to mend it.
+
+    ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what is at
+    stake in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of.
+    """
+
+    kind: str
+    sentence: str
+    mend: str
+    figure: int | None = None
+    unit: Literal["", "bytes", "FLOPs"] = ""
+    source: SourceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
