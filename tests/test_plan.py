@@ -1,6 +1,8 @@
 """Plans: what is promised is what JAX does, and no choice is better."""
 
+import dataclasses
 import itertools
+import json
 import random
 
 import jax
@@ -276,3 +278,53 @@ def test_the_linear_programme_bounds_and_large_programs_are_quick():
     assert plan.forward_flops is not None
     # A fifth of the bytes spares most of the work, which a checkpoint of everything does again.
     assert plan.recomputed_flops < 0.2 * trace.report("nothing_saveable").recomputed_flops
+
+
+# ------------------------------------------------------------------------------------------------------------- on paper
+
+
+def test_a_plan_can_be_written_out_and_read():
+    trace = traced("attention")
+    plan = trace.plan(0.5)
+    assert plan.names
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan
+    # In another session: the same program, traced anew.
+    report = traced("attention").report(again)
+    assert (report.saved_bytes, report.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
+
+
+HOSTILE = [
+    None,
+    [],
+    {},
+    {"budget_bytes": -1},
+    {"budget_bytes": True},
+    {"saved_bytes": "12"},
+    {"solve_seconds": float("nan")},
+    {"solve_seconds": float("inf")},
+    {"names": "abc"},
+    {"names": [{"key": "x"}]},
+    {"names": [None]},
+    {"uncosted": [1]},
+    {"at": None},
+    {"separately": 1},
+    {"__class__": "x"},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_what_is_no_plan_is_refused(change):
+    good = Plan("f", "function", "none", 1, 1, 0, 0).to_dict()
+    assert Plan.from_dict(good)
+    with pytest.raises(RematError):
+        Plan.from_dict({**good, **change} if isinstance(change, dict) and change else change)
+
+
+def test_a_plan_of_names_that_there_are_not_is_refused():
+    trace = traced("attention")
+    plan = trace.plan(0.5)
+    with pytest.raises(RematError, match="another program"):
+        trace.report(dataclasses.replace(plan, names=(PlannedValue("x", 1),)))
+    with pytest.raises(RematError, match="no checkpoint site"):
+        trace.report(dataclasses.replace(plan, at="nowhere"))

@@ -114,6 +114,7 @@ class Trace:
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
         self._named = NamedPrograms(self._closed, self._table, self._selector, self._index.spans, self.function_name)
+        self.memo: dict[Any, Any] = {}  # what tuning has worked out about this trace
         self._names: tuple[str, ...] | None = None
         self._hidden: tuple[str, ...] = ()
 
@@ -578,8 +579,10 @@ class Trace:
     def close(self) -> None:
         """Drop everything held: jaxprs, reports and the function."""
         with self.lock:
-            for store in (self._halves, self._backwards, self._functions, self._reports, self._previews, self._named):
+            for store in (self._halves, self._backwards, self._functions, self._reports, self._previews):
                 store.clear()
+            self._named.clear()
+            self.memo.clear()
 
     def __repr__(self) -> str:
         return f"<Trace of {self.signature}>"

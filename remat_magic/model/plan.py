@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from remat_magic.model.report import SourceSpan
+from remat_magic.model.report import RematError, SourceSpan
 
 __all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue"]
 
@@ -82,6 +84,19 @@ class Plan:
             return 0.0
         return (self.recomputed_flops - self.bound) / self.recomputed_flops
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON; ``from_dict`` has the same plan again."""
+        return dataclasses.asdict(self) | {"names": [dataclasses.asdict(value) for value in self.names]}
+
+    @staticmethod
+    def from_dict(data: Any) -> Plan:
+        """A plan that was written out.
+
+        Raises:
+            RematError: it is none: a field is missing, unknown or of another type, or a number is negative.
+        """
+        return _read(Plan, data, "the plan")
+
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
@@ -94,3 +109,42 @@ class FrontierPoint:
     saved_bytes: int
     recomputed_flops: int
     bound: int
+
+
+# ------------------------------------------------------------------------------------------------ reading what is given
+
+_T = TypeVar("_T")
+_RECORDS: dict[str, type[Any]] = {"PlannedValue": PlannedValue, "SourceSpan": SourceSpan}
+
+
+def _read(record: type[_T], data: Any, what: str) -> _T:
+    """A record of plain JSON, with every field checked against its annotation."""
+    if not isinstance(data, dict):
+        raise RematError(f"{what} is no JSON object but {type(data).__name__}: give what Plan.to_dict() made.")
+    fields = {field.name: str(field.type) for field in dataclasses.fields(record)}  # pyright: ignore[reportArgumentType]
+    wrong = sorted({*fields} ^ {str(key) for key in data})
+    if wrong:
+        which = ", ".join(map(repr, wrong[:3]))
+        raise RematError(f"{what} lacks, or should not have, {which}: give what Plan.to_dict() made.")
+    return record(**{name: _value(data[name], kind, f"{what}'s {name}") for name, kind in fields.items()})
+
+
+def _value(value: Any, kind: str, what: str) -> Any:
+    kind, _, optional = kind.partition(" | ")
+    if value is None and optional == "None":
+        return None
+    if kind.startswith("tuple["):
+        item = kind.removeprefix("tuple[").removesuffix(", ...]")
+        if isinstance(value, (list, tuple)):
+            return tuple(_value(each, item, f"{what}[{i}]") for i, each in enumerate(value))
+    elif kind in _RECORDS:
+        return _read(_RECORDS[kind], value, what)
+    elif kind == "float":
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
+            return float(value)
+    elif kind == "int":
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    elif (kind, type(value)) in (("str", str), ("bool", bool)):
+        return value
+    raise RematError(f"{what} is no {kind}: {str(value)[:40]!r}.")

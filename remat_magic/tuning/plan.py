@@ -10,6 +10,7 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import type_text
 from remat_magic.analysis.trace import Dissection
 from remat_magic.model import FrontierPoint, Plan, PlannedValue, RematError, Report
+from remat_magic.policies import resolve
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.sizes import parse_bytes
 from remat_magic.tuning.solve import Problem, Solution
@@ -23,12 +24,14 @@ _BUILT_IN = (
     "dots_with_no_batch_dims_saveable",
     "nothing_saveable",
 )
+_BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reaches, such as the cosine of a sine
+_ATTEMPTS = 4
 
 
 def plan(
     trace: Any,
     budget: int | float | str,
-    at: Any = None,
+    at: str | None = None,
     *,
     separately: bool = False,
     seconds: float = 10.0,
@@ -55,15 +58,18 @@ def plan(
     """
     planner = _planner(trace, at, separately)
     limit = _budget(budget, planner.most)
+    alike, others = planner.built_in(trace, limit)
     found, bound, spent = None, 0, 0.0
     allowed = limit
-    for attempt in range(4):
+    for attempt in range(_ATTEMPTS):
         solution = planner.problem.solve(allowed, seconds, gap)
         if solution is None:
             break
         spent += solution.seconds
         bound = solution.bound if attempt == 0 else bound
-        applied = planner.apply(solution, limit)
+        # The solver stops within its gap: a policy of JAX's may be the better choice of names.
+        solution = min(solution, *alike, key=lambda each: each.recomputed_flops) if attempt == 0 else solution
+        applied = planner.apply(trace, solution, limit)
         if applied.saved_bytes <= limit:
             found = replace(applied, bound=min(bound, applied.recomputed_flops), solve_seconds=spent)
             found = replace(found, status=_status(found, solution))
@@ -71,11 +77,8 @@ def plan(
         allowed -= applied.saved_bytes - limit  # JAX saves more than was reckoned: leave that much room
         if allowed < 0:
             break
-    other = _built_in(trace, planner.at, limit, found)
-    if other is not None:
-        found = _of_report(other, limit, other.policy, min(bound, other.recomputed_flops))
-        text = f"{other.policy} recomputes less within the budget than any choice of names that was found."
-        found = replace(found, status=text, solve_seconds=spent)
+    for key in others:
+        found = _better(trace, key, planner.at, found, limit, bound)
     if found is None:
         least = trace.preview("nothing_saveable", planner.at).saved_bytes
         raise RematError(
@@ -123,7 +126,6 @@ def frontier(
 class _Planner:
     """A problem with what is needed to tell and to apply its solutions; ``most`` is saved without a checkpoint."""
 
-    trace: Any
     parts: Dissection
     problem: Problem
     separately: bool
@@ -131,16 +133,49 @@ class _Planner:
 
     @property
     def at(self) -> str:
+        """Where the policy is."""
         return self.parts.at
 
-    def apply(self, solution: Solution, budget: int) -> Plan:
+    def built_in(self, trace: Any, limit: int) -> tuple[list[Solution], list[str]]:
+        """Those of JAX's own policies that stay within the limit: as choices of names, and keys of the others.
+
+        A policy is a choice of names if these take just the bytes that JAX then saves.
+        """
+        alike: list[Solution] = []
+        others: list[str] = []
+        graph = self.problem.graph
+        for key in _BUILT_IN:
+            try:
+                saved = trace.preview(key, self.at).saved_bytes
+            except RematError:  # complex values, which this JAX cannot save
+                continue
+            if saved > limit:
+                continue
+            policy = resolve(key).policy
+            names = graph.used(frozenset(self._answered(policy)) if callable(policy) else frozenset())
+            reckoned, flops = graph.predict(names)
+            if callable(policy) and reckoned == saved:
+                alike.append(Solution(names, saved, flops, 0, False, 0.0))
+            if key in _BEYOND_NAMES or not callable(policy) or reckoned != saved:
+                others.append(key)
+        return alike, others
+
+    def _answered(self, policy: Any) -> Iterator[str]:
+        """The names of the values that a policy saves when it is asked about the operations that make them."""
+        for name, value in self.parts.naming.values.items():
+            if value.output is not None:
+                types = [atom.aval for atom in value.eqn.invars]
+                if policy(value.eqn.primitive, *types, **value.eqn.params) is True:
+                    yield name
+
+    def apply(self, trace: Any, solution: Solution, budget: int) -> Plan:
         """The plan of a solution, with the figures of the report that JAX gives for it."""
         values = tuple(self._values(solution))
         if not values:
-            report = self.trace.report("nothing_saveable", self.at)
+            report = trace.report("nothing_saveable", self.at)
             return self._filled(_of_report(report, budget, report.policy, 0), solution)
         draft = Plan(
-            self.trace.function_name,
+            trace.function_name,
             self.at,
             f"plan({budget})",
             budget,
@@ -151,14 +186,14 @@ class _Planner:
             separately=self.separately,
             fingerprint=self.parts.naming.fingerprint,
         )
-        report = self.trace.report(draft)
+        report = trace.report(draft)
         made = replace(
             _of_report(report, budget, draft.policy, 0),
             names=values,
             separately=self.separately,
             fingerprint=draft.fingerprint,
         )
-        return self._filled(replace(made, code=self._code(report, values)), solution)
+        return self._filled(replace(made, code=self._code(trace, report, values)), solution)
 
     def _filled(self, made: Plan, solution: Solution) -> Plan:
         return replace(made, predicted_bytes=solution.saved_bytes, predicted_flops=solution.recomputed_flops)
@@ -180,19 +215,25 @@ class _Planner:
                 place.path if place else (),
             )
 
-    def _code(self, report: Report, values: tuple[PlannedValue, ...]) -> str:
+    def _code(self, trace: Any, report: Report, values: tuple[PlannedValue, ...]) -> str:
         """What to paste if the program's own names do the same."""
         own = sorted({value.name for value in values if value.name})
         if any(value.name is None for value in values):
             return ""
-        same = self.trace.report(f"save_only_these_names({', '.join(map(repr, own))})", self.at)
+        same = trace.report(f"save_only_these_names({', '.join(map(repr, own))})", self.at)
         alike = (same.saved_bytes, same.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
         return same.code if alike else ""
 
 
 def _planner(trace: Any, at: Any, separately: bool) -> _Planner:
-    parts = trace.dissect(at, separately)
-    return _Planner(trace, parts, Problem(build(parts)), separately, trace.preview("none", parts.at).saved_bytes)
+    at = trace.default_at if at is None else at
+    key = (__name__, str(at), separately)
+    known = trace.memo.get(key)
+    if known is None:
+        parts = trace.dissect(at, separately)
+        most = trace.preview("none", at).saved_bytes
+        known = trace.memo[key] = _Planner(parts, Problem(build(parts)), separately, most)
+    return known
 
 
 def _budget(budget: int | float | str, most: int) -> int:
@@ -217,22 +258,17 @@ def _of_report(report: Report, budget: int, policy: str, bound: int) -> Plan:
     )
 
 
-def _built_in(trace: Any, at: str, limit: int, found: Plan | None) -> Report | None:
-    """The policy of JAX's that recomputes least within the budget, if it recomputes less than what was found."""
-    best: Report | None = None
+def _better(trace: Any, key: str, at: str, found: Plan | None, limit: int, bound: int) -> Plan | None:
+    """The plan of a policy of JAX's, if it recomputes less than what was found."""
     fewest = None if found is None else found.recomputed_flops
-    for key in _BUILT_IN:
-        if fewest == 0:
-            break
-        try:
-            if trace.preview(key, at).saved_bytes > limit:
-                continue
-            report = trace.report(key, at)
-        except RematError:
-            continue
-        if not report.backward_error and (fewest is None or report.recomputed_flops < fewest):
-            best, fewest = report, report.recomputed_flops
-    return best
+    if fewest == 0:
+        return found
+    report = trace.report(key, at)
+    if report.backward_error or (fewest is not None and report.recomputed_flops >= fewest):
+        return found
+    made = _of_report(report, limit, report.policy, min(bound, report.recomputed_flops))
+    text = f"{key} recomputes less within the budget than any choice of names that was found."
+    return replace(made, status=text, solve_seconds=0.0 if found is None else found.solve_seconds)
 
 
 def _status(found: Plan, solution: Solution) -> str:

@@ -187,13 +187,12 @@ class Problem:
                 small, large = found[index - 1], found[index]
                 if small is not None and large is not None and small.recomputed_flops < large.recomputed_flops:
                     found[index] = replace(small, bound=large.bound)
-            gaps = [(_gap(found[index]), index) for index in todo]
-            widest, index = max(gaps, default=(0.0, 0))
+            widest, index = max(((_gap(found[index]), index) for index in todo), default=(0, 0))
             left = end - time.perf_counter()
-            if widest < 0.01 or left <= 0:
+            if not widest or left <= 0:
                 return found
             todo.remove(index)
-            better, known = self.solve(budgets[index], left, 0.01), found[index]
+            better, known = self.solve(budgets[index], min(left, max(0.3, seconds / 5)), 0.01), found[index]
             if better is not None and known is not None:
                 bound = max(better.bound, known.bound)
                 found[index] = replace(min(better, known, key=lambda each: each.recomputed_flops), bound=bound)
@@ -204,10 +203,11 @@ _bounds: Any = Bounds
 _constraint: Any = LinearConstraint
 
 
-def _gap(solution: Solution | None) -> float:
-    if solution is None or not solution.recomputed_flops:
-        return 0.0
-    return 1 - solution.bound / solution.recomputed_flops
+def _gap(solution: Solution | None) -> int:
+    """The FLOPs between a solution and its bound, none if these are less than a hundredth of it."""
+    if solution is None or 100 * (solution.recomputed_flops - solution.bound) < solution.recomputed_flops:
+        return 0
+    return solution.recomputed_flops - solution.bound
 
 
 # Of the values that the linear programme saves in part, how many are tried in all combinations.
