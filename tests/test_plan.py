@@ -16,6 +16,7 @@ from programs import PROGRAMS, f32
 import remat_magic as rm
 from remat_magic import _compat
 from remat_magic.model import Plan, PlannedValue, RematError
+from remat_magic.tuning.copies import copies
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.solve import Problem
 
@@ -195,6 +196,32 @@ def test_a_value_saved_in_a_loop_counts_every_time():
     (value,) = plan.names
     assert (value.nbytes, value.times, value.type) == (8 * 16, 8, "f32[4]")
     assert plan.saved_bytes == 8 * 16
+
+
+def test_what_stays_the_same_in_a_loop_is_saved_once():
+    def fun(ws, x):
+        def outer(c, inner_ws):
+            mask = jnp.arange(4) * 2.0  # the same in every iteration of both
+            shift = jnp.sin(c)  # changes with the outer loop alone
+
+            def inner(d, w):
+                return jnp.tanh(w @ d) * jnp.cos(mask) + jnp.exp(shift), None
+
+            c, _ = jax.lax.scan(inner, c, inner_ws)
+            return jnp.sin(c), None
+
+        return jnp.sin(jax.lax.scan(outer, x, ws)[0]).sum()
+
+    parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).dissect("function")
+    found: dict[str, set[int]] = {}
+    for name, times in copies(parts.naming.closed).items():
+        value = parts.naming.values[name]
+        found.setdefault(_compat.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(times)
+    assert found["tanh"] == {3 * 2}
+    assert found["exp"] == {3}
+    assert found["cos"] == found["mul"] - {6} == {1}
+    assert found["sin"] == {3, 1}  # in the outer loop, and behind it
+    assert found["carry"] == {6, 3}
 
 
 # ------------------------------------------------------------------------------------------------------------- applied

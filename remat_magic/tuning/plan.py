@@ -277,4 +277,4 @@ def _status(found: Plan, solution: Solution) -> str:
     if found.gap == 0:
         return f"No choice of names within the budget recomputes less.{departs}"
     why = "" if solution.proven else ", where the solver's time was up"
-    return f"At most {found.gap:.2%} of what is recomputed could be spared{why}.{departs}"
+    return f"At most {max(found.gap, 0.0001):.2%} of what is recomputed could be spared{why}.{departs}"
