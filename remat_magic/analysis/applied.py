@@ -24,6 +24,7 @@ def with_policy(
     selection: Selection,
     chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
     tracing: Callable[[], AbstractContextManager[None]],
+    named: Callable[[Selection, Any], Any],
 ) -> Callable[..., Any]:
     """A function like ``fun`` that traces it at every call, and rewrites what it traced.
 
@@ -33,6 +34,7 @@ def with_policy(
         selection: the policies.
         chooser: tells for a selection which policy a checkpoint equation gets; reads source positions with the spans.
         tracing: the settings to trace under.
+        named: gives the values of a jaxpr the names that a selection's policy is of, if it is of such names.
     """
 
     @functools.wraps(fun)
@@ -53,7 +55,7 @@ def with_policy(
             return [item for item, yes in zip(results, is_array, strict=True) if yes]
 
         with tracing():
-            closed = jax.make_jaxpr(flat)(*arrays)
+            closed = named(selection, jax.make_jaxpr(flat)(*arrays))
             if selection.at_sites:
                 closed = Rewriter(chooser(selection, Spans()))(closed)
             evaluate = _compat.as_function(closed)

@@ -9,6 +9,7 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import TRANSPARENT, bodies, type_text
 from remat_magic.analysis.flow import Scope
 from remat_magic.analysis.index import PrimalIndex, marks_on
+from remat_magic.analysis.naming import is_given
 from remat_magic.analysis.residuals import locate
 from remat_magic.model import Equation
 
@@ -249,9 +250,12 @@ def _equal_params(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def _name_given(scope: Scope, eqn: Any) -> str | None:
-    for var in eqn.outvars:
+    todo = list(eqn.outvars)
+    for var in todo:
         for reader, _ in scope.readers.get(var, ()):
             name = _compat.checkpoint_name_of(reader)
-            if name is not None:
+            if is_given(name):  # a plan's name: the program's own may follow
+                todo += reader.outvars
+            elif name is not None:
                 return name
     return None

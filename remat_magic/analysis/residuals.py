@@ -10,6 +10,7 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import nbytes, type_text
 from remat_magic.analysis.flow import Maker, Scope, makers, readers
 from remat_magic.analysis.index import Place, PrimalIndex
+from remat_magic.analysis.naming import is_given
 from remat_magic.model import Kind, Origin, Reader, Residual
 
 
@@ -68,7 +69,7 @@ def locate(index: PrimalIndex, scope: Scope, eqn: Any) -> Place:
 
 
 def _origin(index: PrimalIndex, maker: Maker, arguments: Sequence[str]) -> Origin:
-    name = maker.names[0] if maker.names else None
+    name = next((name for name in maker.names if not is_given(name)), None)
     if maker.eqn is None:
         path, times = maker.scope.nesting
         argument = arguments[maker.argument] if maker.argument is not None else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
+from remat_magic.analysis.naming import Naming
 from remat_magic.analysis.sites import SiteTable, identity, own_checkpoint
 from remat_magic.analysis.source import Spans
 from remat_magic.model import RematError
@@ -22,7 +23,8 @@ class Selection:
 
     ``whole`` is the policy of a checkpoint to put around the whole function (None: none is put there), ``at_sites``
     the sites whose policy changes. ``policy``, ``at`` and ``code`` are for the reader. ``identity`` is equal for
-    selections that make the same program, ``label`` for those that are also shown alike.
+    selections that make the same program, ``label`` for those that are also shown alike. ``naming`` is the program with
+    every value named, where the policy is of those names and not of the program's own.
     """
 
     policy: str
@@ -31,11 +33,14 @@ class Selection:
     at_sites: tuple[tuple[str, Any], ...]
     code: str
     notes: tuple[str, ...] = ()
+    naming: Naming | None = None
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """Key of the program: the objects chosen, by identity."""
-        return (id(self.whole) if self.whole is not None else None, *((key, id(p)) for key, p in self.at_sites))
+        named = () if self.naming is None else (("", id(self.naming)),)
+        sites = ((key, id(p)) for key, p in self.at_sites)
+        return (id(self.whole) if self.whole is not None else None, *sites, *named)
 
     @property
     def label(self) -> tuple[Any, ...]:

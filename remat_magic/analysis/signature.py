@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from remat_magic.analysis.bodies import nbytes, type_text
@@ -65,7 +66,7 @@ def abstract(leaf: Any) -> Any:
 
 def sharding_of(leaf: Any) -> Any:
     """Where a value is to stay: the sharding of a committed array or of a ``ShapeDtypeStruct``, else None."""
-    if isinstance(leaf, jax.core.Tracer):  # traced within another trace: on no device yet
+    if isinstance(leaf, Tracer):  # traced within another trace: on no device yet
         return None
     if isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)):
         return leaf.sharding

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,11 +18,24 @@ from remat_magic.analysis.bodies import type_text, walk
 from remat_magic.analysis.gradient import Gradient, input_type, lower, value_and_gradients
 from remat_magic.analysis.halves import Forward, backward_half, forward_half, without_gc
 from remat_magic.analysis.index import PrimalIndex
+from remat_magic.analysis.naming import Naming
+from remat_magic.analysis.planned import NamedPrograms
 from remat_magic.analysis.selection import Selection, Selector
 from remat_magic.analysis.signature import Leaf, Signature, abstract, flatten_outputs, is_inexact
 from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
 from remat_magic.analysis.source import Spans
-from remat_magic.model import Choice, Measurement, Program, RematError, Report, Site, Timeline
+from remat_magic.model import (
+    Advice,
+    Choice,
+    FrontierPoint,
+    Measurement,
+    Plan,
+    Program,
+    RematError,
+    Report,
+    Site,
+    Timeline,
+)
 from remat_magic.policies import AS_WRITTEN
 
 if TYPE_CHECKING:
@@ -30,7 +43,19 @@ if TYPE_CHECKING:
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
-__all__ = ["Trace", "trace"]
+__all__ = ["Dissection", "Trace", "trace"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dissection:
+    """Both halves of a program with every value named and none saved; ``at`` is where the policy is."""
+
+    at: str
+    naming: Naming
+    half: Forward
+    backward: Any
+    index: PrimalIndex
+    arguments: tuple[str, ...]
 
 
 def trace(fun: Callable[..., Any], /, *args: Any, wrt: Any = None, has_aux: bool = False, **kwargs: Any) -> Trace:
@@ -88,6 +113,8 @@ class Trace:
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
+        self._named = NamedPrograms(self._closed, self._table, self._selector, self._index.spans, self.function_name)
+        self.memo: dict[Any, Any] = {}  # what tuning has worked out about this trace
         self._names: tuple[str, ...] | None = None
         self._hidden: tuple[str, ...] = ()
 
@@ -141,6 +168,20 @@ class Trace:
     def sites(self) -> tuple[Site, ...]:
         """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
         return self._table.sites
+
+    @property
+    def index(self) -> PrimalIndex:
+        """The primal program and where its operations stand."""
+        return self._index
+
+    @property
+    def remat3(self) -> bool:
+        """Whether the trace was made, and is retraced, with jax_remat3."""
+        return self._remat3
+
+    def site_of(self, eqn: Any) -> str:
+        """The key of the site that a checkpoint equation of the primal program belongs to."""
+        return self._table.keys.get(identity(eqn, self._index.spans), "")
 
     @property
     def default_at(self) -> str:
@@ -222,10 +263,49 @@ class Trace:
         return _compat.tracing(self._generation, self._remat3, _compat.x64())
 
     def _select(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Selection:
+        if isinstance(policy, Plan):
+            if at is not None and at != policy.at:
+                raise RematError(f"the plan is for at={policy.at!r}: leave `at` out, or make a plan for {at!r}.")
+            if not policy.names:
+                return self._select(policy.policy, policy.at)
+            with self._tracing():
+                return self._named.select(policy, self._remat3)
         if isinstance(at, Mapping):
             chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
             return self._selector.select_each(chosen)
         return self._selector.select(self._resolve(policy, namespace), at)
+
+    def dissect(self, at: Any = None, separately: bool = False) -> Dissection:
+        """Both halves with every value named and none of them saved, which tells what recomputing each would take.
+
+        Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
+        does without it; what is saved and recomputed in the end is the same but for nested checkpoints.
+
+        Args:
+            at: as for ``report``, one place or all sites.
+            separately: name equal layers that share a body one by one.
+
+        Raises:
+            RematError: no such site, or no backward half.
+        """
+        with self.lock:
+            if isinstance(at, Mapping):
+                raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
+            selection = self._selector.select(self._resolve("nothing_saveable", None), at)
+            with self._tracing():
+                naming = self._named.program(selection.at, separately, self._remat3)
+            failures = explain.failures(self.function_name, selection.policy)
+            with self._tracing(), _compat.tracing(self._generation, False, self._x64), without_gc(), failures:
+                closed = self._named.program(selection.at, separately, False).closed
+                if selection.at_sites:
+                    closed = Rewriter(self._chooser(selection))(closed)
+                function = _compat.as_function(closed)
+                if selection.whole is not None:
+                    function = jax.checkpoint(function, policy=selection.whole)
+                differentiated = self._signature.differentiated
+                half = forward_half(function, self._types, differentiated, self._outputs, self._auxiliary)
+                backward = backward_half(half)
+            return Dissection(selection.at, naming, half, backward, self._index, self._arguments)
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
@@ -243,9 +323,9 @@ class Trace:
         """The flat function with a selection's policies."""
         known = self._functions.get(selection.identity)
         if known is None:
-            base = self._base
-            if selection.at_sites:
-                closed = Rewriter(self._chooser(selection))(self._closed)
+            base, program = self._base, self._closed if selection.naming is None else selection.naming.closed
+            if selection.at_sites or selection.naming is not None:
+                closed = Rewriter(self._chooser(selection))(program) if selection.at_sites else program
                 base = self._base if closed is self._closed else _compat.as_function(closed)
             known = base
             if selection.whole is not None:
@@ -437,6 +517,33 @@ class Trace:
 
         return compare(self, policies, at, device, measurements, namespace)
 
+    def plan(self, budget: Any, at: Any = None, **options: Any) -> Plan:
+        """What to save within a budget so that as little as possible is recomputed.
+
+        Every method that takes a policy takes a plan: ``trace.report(plan)``, ``trace.function(plan)``. See
+        :func:`remat_magic.tuning.plan.plan` for the options.
+        """
+        from remat_magic.tuning.plan import plan
+
+        return plan(self, budget, at, **options)
+
+    def advice(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> tuple[Advice, ...]:
+        """What about a policy, or the program, costs without need, and the mend.
+
+        See :func:`remat_magic.tuning.advice.advise`.
+        """
+        from remat_magic.tuning.advice import advise
+
+        return advise(self, policy, at, namespace)
+
+    def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
+        """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""
+        from remat_magic.tuning.plan import frontier
+
+        return frontier(self, points, at, **options)
+
     def _blank(self, selection: Selection) -> Report:
         return Report(
             selection.policy,
@@ -466,13 +573,16 @@ class Trace:
             selection = self._select(policy, at, namespace)
         if selection.whole is None and not selection.at_sites:
             return self._fun
-        return with_policy(self._fun, self.function_name, selection, self._chooser, self._tracing_again)
+        again = self._named.again
+        return with_policy(self._fun, self.function_name, selection, self._chooser, self._tracing_again, again)
 
     def close(self) -> None:
         """Drop everything held: jaxprs, reports and the function."""
         with self.lock:
             for store in (self._halves, self._backwards, self._functions, self._reports, self._previews):
                 store.clear()
+            self._named.clear()
+            self.memo.clear()
 
     def __repr__(self) -> str:
         return f"<Trace of {self.signature}>"

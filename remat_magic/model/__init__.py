@@ -9,6 +9,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 
 from __future__ import annotations
 
+from remat_magic.model.plan import Advice, FrontierPoint, Plan, PlannedValue
 from remat_magic.model.report import (
     Choice,
     Equation,
@@ -41,10 +42,12 @@ from remat_magic.model.tuning import (
 )
 
 __all__ = [
+    "Advice",
     "Choice",
     "ComparisonRow",
     "Difference",
     "Equation",
+    "FrontierPoint",
     "GradientDifference",
     "Half",
     "Kind",
@@ -53,6 +56,8 @@ __all__ = [
     "Moment",
     "Origin",
     "Parameter",
+    "Plan",
+    "PlannedValue",
     "Program",
     "ProgramLine",
     "Progress",

@@ -1,0 +1,96 @@
+"""Plans applied: the programs whose values all have names, and the selections that choose among these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from remat_magic.analysis.naming import Naming, name_everything
+from remat_magic.analysis.selection import Selection, Selector
+from remat_magic.analysis.sites import SiteTable, identity
+from remat_magic.analysis.source import Spans
+from remat_magic.model import Plan, RematError
+from remat_magic.policies import Resolved, resolve
+
+
+class NamedPrograms:
+    """One program with its values named, for each place that a plan can be for. To be used within its trace's settings.
+
+    Args:
+        closed: the primal jaxpr.
+        table: its sites.
+        selector: makes selections for it.
+        spans: reads its tracebacks.
+        function: its name.
+    """
+
+    def __init__(self, closed: Any, table: SiteTable, selector: Selector, spans: Spans, function: str) -> None:
+        self._closed, self._table, self._selector = closed, table, selector
+        self._spans, self._function = spans, function
+        self._programs: dict[tuple[str, bool, bool], Naming] = {}
+        self._selections: dict[tuple[Any, ...], Selection] = {}
+
+    def clear(self) -> None:
+        """Drop the programs."""
+        self._programs.clear()
+        self._selections.clear()
+
+    def program(self, at: str, separately: bool, remat3: bool) -> Naming:
+        """The program with the values named that a policy there is asked about.
+
+        Args:
+            at: one place, or all sites.
+            separately: whether the calls of a shared body have names of their own.
+            remat3: whether jax_remat3 is in force.
+        """
+        known = self._programs.get((at, separately, remat3))
+        if known is None:
+            selection = self._selector.select(resolve("nothing_saveable"), at)
+            known = self._name(selection, self._closed, separately, self._spans)
+            self._programs[at, separately, remat3] = known
+        return known
+
+    def select(self, plan: Plan, remat3: bool) -> Selection:
+        """A plan's choice, made precise.
+
+        Raises:
+            RematError: the plan is of another program.
+        """
+        keys = tuple(sorted(value.key for value in plan.names))
+        known = self._selections.get((plan.policy, plan.at, plan.separately, keys))
+        if known is None:
+            naming = self.program(plan.at, plan.separately, remat3)
+            if naming.fingerprint != plan.fingerprint or not set(keys) <= naming.values.keys():
+                raise RematError(
+                    f"this plan was made for another program than {self._function} as it was traced: make it anew with "
+                    "trace.plan()."
+                )
+            policy = jax.checkpoint_policies.save_only_these_names(*keys)
+            selection = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
+            known = replace(selection, naming=naming, code=plan.code)
+            self._selections[plan.policy, plan.at, plan.separately, keys] = known
+        return known
+
+    def again(self, selection: Selection, closed: Any) -> Any:
+        """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
+
+        Raises:
+            RematError: it does other operations than the program that the plan was made for.
+        """
+        if selection.naming is None:
+            return closed
+        naming = self._name(selection, closed, selection.naming.separately, Spans())
+        if naming.fingerprint != selection.naming.fingerprint:
+            raise RematError(
+                f"{self._function} does other operations for these arguments than for those that the plan was made "
+                "for: trace it with these, and make a plan for them."
+            )
+        return naming.closed
+
+    def _name(self, selection: Selection, closed: Any, separately: bool, spans: Spans) -> Naming:
+        if selection.whole is not None:
+            return name_everything(closed, None, separately)
+        chosen, keys = dict(selection.at_sites), self._table.keys
+        return name_everything(closed, lambda eqn: keys.get(identity(eqn, spans), "") in chosen, separately)

@@ -1,0 +1,54 @@
+"""Advice: what about a policy, or a program, costs memory or work without need, with the line, the figure, the mend.
+
+Each rule is a function of what is known; it gives advice only where JAX's own jaxprs show the fault, and is silent
+otherwise. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from remat_magic.model import Advice
+from remat_magic.tuning import advice_names as names
+from remat_magic.tuning import advice_policies as policies
+from remat_magic.tuning import advice_programs as programs
+from remat_magic.tuning.advice_case import Case
+
+__all__ = ["advise"]
+
+
+def advise(
+    trace: Any, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+) -> tuple[Advice, ...]:
+    """Advice on one policy at one place.
+
+    Args:
+        trace: what ``remat_magic.trace`` gave.
+        policy: as for ``trace.report``, and so are ``at`` and ``namespace``.
+        at: where.
+        namespace: of the policy's identifiers.
+
+    Raises:
+        RematError: as ``trace.report``.
+    """
+    case = Case(trace, trace.report(policy, at, namespace), at)
+    return tuple(advice for rule in _RULES for advice in rule(case))
+
+
+_RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+    programs.stale,
+    names.unknown_name,
+    names.out_of_sight,
+    names.saved_in_vain,
+    names.named_twice,
+    names.saves_everything,
+    policies.only_costs,
+    policies.changes_nothing,
+    policies.batched_matmuls,
+    policies.remat3,
+    programs.constants,
+    programs.too_wide,
+    programs.bare_scan,
+    programs.prevent_cse,
+)

@@ -1,0 +1,58 @@
+"""What the rules of advice look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_magic.model import RematError, Report
+from remat_magic.tuning.named import GivenName, given_names
+
+__all__ = ["Case", "at_line"]
+
+
+@dataclass(eq=False, slots=True)
+class Case:
+    """What the rules look at. ``asked`` has for each site, and for the whole function (""), the policy in force."""
+
+    trace: Any
+    report: Report
+    at: Any
+    names: list[GivenName] = field(init=False)
+    asked: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = given_names(self.trace)
+        self.asked = {site.key: site.policy for site in self.trace.sites}
+        policy, at = self.report.policy, self.report.at
+        if policy in ("as_written", "mixed"):
+            return
+        if at == "function" and self.trace.default_at == "function" and len(self.trace.sites) == 1:
+            at = "sites"  # the function's own decorator
+        if at == "function":
+            # A checkpoint around others overrules them, but for jax_remat3.
+            self.asked = {"": policy, **(self.asked if self.trace.remat3 else {})}
+        for key in self.asked:
+            if key and at in ("sites", key):
+                self.asked[key] = policy
+
+    def other(self, policy: str) -> Report | None:
+        """The report of another policy at the same place."""
+        if isinstance(self.at, Mapping):
+            return None
+        try:
+            report = self.trace.report(policy, self.report.at)
+        except RematError:
+            return None
+        return None if report.backward_error else report
+
+    @property
+    def built(self) -> bool:
+        """Whether the policy is one that was chosen, not the program as written or without the checkpoint."""
+        return self.report.policy not in ("as_written", "none", "mixed")
+
+
+def at_line(text: str, before: str = " on ") -> str:
+    """A line with the word before it, empty where it is not known."""
+    return f"{before}{text}" if text else ""

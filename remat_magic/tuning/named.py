@@ -1,0 +1,70 @@
+"""The checkpoint names of a program: what each was given to, where, and which policies can see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic import _compat
+from remat_magic.analysis.flow import Maker, Scope, makers
+from remat_magic.model import SourceSpan
+
+__all__ = ["GivenName", "given_names", "makers_of_operands", "names_asked_for", "where"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenName:
+    """One place of the program that names a value; ``sites`` are the checkpoint sites around it, outermost first."""
+
+    name: str
+    source: SourceSpan | None
+    sites: tuple[str, ...]
+    made: tuple[Maker, ...]
+
+
+def given_names(trace: Any) -> list[GivenName]:
+    """All names in the order of the program; a body that several calls share counts once."""
+    seen: set[tuple[int, tuple[str, ...]]] = set()
+    found: list[GivenName] = []
+
+    def visit(scope: Scope, sites: tuple[str, ...], outer: SourceSpan | None) -> None:
+        if (id(scope.jaxpr), sites) in seen:
+            return
+        seen.add((id(scope.jaxpr), sites))
+        for eqn in scope.jaxpr.eqns:
+            source = trace.index.spans.of(_compat.traceback_of(eqn)) or outer
+            name = _compat.checkpoint_name_of(eqn)
+            if name is not None:
+                found.append(GivenName(name, source, sites, tuple(makers(scope, eqn.invars[0]))))
+            inside = (*sites, trace.site_of(eqn)) if _compat.is_checkpoint(eqn) else sites
+            for inner in scope.inner(eqn):
+                visit(inner, inside, source)
+
+    visit(Scope(_compat.open_jaxpr(trace.index.closed)), (), None)
+    return found
+
+
+def makers_of_operands(maker: Maker) -> Iterator[Maker]:
+    """What makes the operands of the operation that made a value; arguments, constants and literals left out."""
+    if maker.eqn is not None:
+        for atom in maker.eqn.invars:
+            yield from (found for found in makers(maker.scope, atom) if found.eqn is not None)
+
+
+_FACTORY = re.compile(r"(save_only_these_names|save_any_names_but_these|save_and_offload_only_these_names)\(([^()]*)\)")
+_QUOTED = re.compile(r"(?<![\w=])(['\"])(.*?)\1")
+
+
+def names_asked_for(policy: str) -> tuple[str, ...]:
+    """The names in the key of a policy, each once; memories (``offload_src='device'``) are none."""
+    inside = (match[2] for match in _FACTORY.finditer(policy))
+    return tuple(dict.fromkeys(quoted[2] for text in inside for quoted in _QUOTED.finditer(text)))
+
+
+def where(span: SourceSpan | None) -> str:
+    """A line as it is spoken of: ``line 6``, in a notebook ``In[3]:6``; empty where it is not known."""
+    if span is None:
+        return ""
+    return f"line {span.line}" if span.cell is None else f"In[{span.cell}]:{span.line}"

@@ -1,0 +1,286 @@
+"""Advice: each rule speaks where its fault is, with the line, the figure and the mend, and is silent elsewhere."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+from benchmarks import named_models
+from jax.ad_checkpoint import checkpoint_name
+from programs import PROGRAMS, f32
+
+import remat_magic as rm
+from remat_magic import _compat
+from remat_magic.model import RematError
+
+POLICIES = jax.checkpoint_policies
+
+
+def advice(kind, fun, args, policy="as_written", at=None, **options):
+    return [each for each in rm.trace(fun, *args, **options).advice(policy, at) if each.kind == kind]
+
+
+def line_of(fun, text):
+    lines, first = inspect.getsourcelines(fun)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def tanh_net(w, x):
+    h = checkpoint_name(jnp.tanh(x @ w), "h")
+    return jnp.sum(jnp.sin(h @ w))
+
+
+def sin_net(w, x):
+    h = checkpoint_name(x @ w, "h")
+    return jnp.sum(jnp.sin(jnp.tanh(h) @ w))
+
+
+NET = (f32(64, 64), f32(64))
+
+
+def test_a_name_that_there_is_not():
+    (found,) = advice("unknown-name", tanh_net, NET, POLICIES.save_only_these_names("hh"))
+    assert "'hh'" in found.sentence
+    assert found.mend == "Write 'h'."
+    assert not advice("unknown-name", tanh_net, NET, POLICIES.save_only_these_names("h"))
+    # The memories of an offloading policy are quoted too, and are no names.
+    offload = POLICIES.save_and_offload_only_these_names(
+        names_which_can_be_saved=["h"], names_which_can_be_offloaded=[], offload_src="device", offload_dst="pinned_host"
+    )
+    assert not advice("unknown-name", tanh_net, NET, offload)
+
+
+def outside(w, x):
+    @functools.partial(jax.checkpoint, policy=POLICIES.save_only_these_names("h"))
+    def layer(x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    return layer(checkpoint_name(x @ w, "h")).sum()
+
+
+def inside(w, x):
+    @functools.partial(jax.checkpoint, policy=POLICIES.save_only_these_names("h"))
+    def layer(x):
+        return jnp.sin(jnp.tanh(checkpoint_name(x @ w, "h")) @ w)
+
+    return layer(x @ w).sum()
+
+
+def test_a_name_outside_its_checkpoint():
+    (found,) = advice("name-out-of-sight", outside, NET)
+    assert found.source.line == line_of(outside, "return layer(")
+    assert "outside layer" in found.sentence
+    assert not advice("name-out-of-sight", inside, NET)
+    # Around the function the policy sees it; the checkpoint inside is overruled, unless jax_remat3 keeps it in force.
+    found = advice("name-out-of-sight", outside, NET, "save_only_these_names('h')", "function")
+    assert bool(found) == _compat.remat3()
+
+
+def test_saved_and_recomputed_all_the_same():
+    (found,) = advice("saved-in-vain", tanh_net, NET, "save_only_these_names('h')")
+    assert found.source.line == line_of(tanh_net, "jnp.tanh")
+    assert f"Name the dot_general on line {found.source.line}" in found.mend
+    # The matmul, 2 * 64 * 64, and the tanh run again.
+    assert found.unit == "FLOPs"
+    assert found.figure == 2 * 64 * 64 + 64
+    assert not advice("saved-in-vain", sin_net, NET, "save_only_these_names('h')")
+
+
+def twice(w, x):
+    a = checkpoint_name(x @ w, "h")
+    b = checkpoint_name(jnp.sin(a) @ w, "h")
+    return jnp.sum(jnp.sin(b))
+
+
+def layers(w, x):
+    for _ in range(3):
+        x = jnp.sin(checkpoint_name(x @ w, "h"))
+    return x.sum()
+
+
+def test_one_name_for_two_values():
+    (found,) = advice("named-twice", twice, NET, "save_only_these_names('h')")
+    assert found.source.line == line_of(twice, "b = ")
+    assert str(line_of(twice, "a = ")) in found.sentence
+    assert (found.figure, found.unit) == (2 * 64 * 4, "bytes")
+    # The same line for each layer is how names are meant; and no policy asks in the second case.
+    assert not advice("named-twice", layers, NET, "save_only_these_names('h')")
+    assert not advice("named-twice", twice, NET, "dots_saveable")
+
+
+def test_a_factory_that_ignores_its_names():
+    (found,) = advice("saves-everything", tanh_net, NET, "save_anything_except_these_names('h')", "function")
+    assert found.figure == rm.trace(tanh_net, *NET).report("everything_saveable", "function").saved_bytes
+    assert not advice("saves-everything", tanh_net, NET, "save_any_names_but_these('h')", "function")
+
+
+# --------------------------------------------------------------------------------------------------- policies to no end
+
+
+def test_a_policy_that_changes_nothing():
+    (found,) = advice("changes-nothing", sin_net, NET, "everything_saveable", "function")
+    assert found.figure == rm.trace(sin_net, *NET).report("none", "function").saved_bytes
+    assert "no checkpoint at all" in found.sentence
+    assert not advice("changes-nothing", sin_net, NET, "nothing_saveable", "function")
+    assert not advice("changes-nothing", sin_net, NET)  # as written: nobody chose it
+
+
+def test_a_checkpoint_around_everything():
+    def deep(w, x):
+        for _ in range(6):
+            x = jnp.sin(x @ w)
+        return x.sum()
+
+    shapes = (f32(16, 16), f32(512, 16))
+    (found,) = advice("only-costs", deep, shapes, "nothing_saveable", "function")
+    # Five of the six matmuls at least run again, and all is held when the backward pass proper begins.
+    assert found.unit == "FLOPs"
+    assert found.figure >= 5 * 2 * 512 * 16 * 16
+    assert not advice("only-costs", deep, shapes, "dots_saveable", "function")
+
+    def shallow(w, x):  # a third less: the sine's argument is freed before its derivative is made
+        return jnp.sum(jnp.sin(x @ w))
+
+    assert not advice("only-costs", shallow, (f32(8, 512), f32(64, 8)), "nothing_saveable", "function")
+    # Layer by layer it does lower the peak.
+    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
+    assert not advice("only-costs", fun, args, "nothing_saveable", "sites")
+
+
+def test_batched_matmuls_are_not_saved():
+    fun, args = PROGRAMS["attention"]
+    (found,) = advice("batched-matmuls", fun, args, "dots_with_no_batch_dims_saveable", "function")
+    # q k^T and the weights times v have a batch dimension.
+    assert found.figure == 2 * (2 * 2 * 8 * 8 * 16)
+    assert "dots_saveable" in found.mend
+    assert not advice("batched-matmuls", fun, args, "dots_saveable", "function")
+    fun, args = PROGRAMS["three_layers"]
+    assert not advice("batched-matmuls", fun, args, "dots_with_no_batch_dims_saveable", "function")
+
+
+def test_what_jax_remat3_does_otherwise():
+    def only_sines(prim, *_, **__):
+        return prim.name == "sin"
+
+    found = advice("remat3", sin_net, NET, only_sines, "function")
+    assert bool(found) == _compat.remat3()
+    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
+    assert bool(advice("remat3", fun, args, "nothing_saveable", "function")) == _compat.remat3()
+    assert not advice("remat3", fun, args, "nothing_saveable", "sites")
+
+
+# ---------------------------------------------------------------------------------------------------------- the program
+
+
+def captures(n):
+    table = jnp.ones((n, 256))
+
+    def fun(x):
+        return jnp.sum(jnp.sin(table @ x))
+
+    return fun
+
+
+def test_a_large_constant():
+    (found,) = advice("large-constant", captures(1024), (f32(256),))
+    assert (found.figure, found.unit) == (1024 * 256 * 4, "bytes")
+    assert "f32[1024,256]" in found.sentence
+    assert not advice("large-constant", captures(8), (f32(256),))
+
+
+def mixed(w, x):
+    y = (x @ w).astype(jnp.float32)
+    return jnp.sum(jnp.sin(y * jax.nn.softmax(y)))
+
+
+def half(w, x):
+    return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w).astype(jnp.float32))
+
+
+def test_residuals_wider_than_the_weights():
+    bf16 = (jax.ShapeDtypeStruct((64, 64), jnp.bfloat16), jax.ShapeDtypeStruct((32, 64), jnp.bfloat16))
+    (found,) = advice("wide-residuals", mixed, bf16)
+    report = rm.trace(mixed, *bf16).report()
+    assert found.figure == sum(r.nbytes for r in report.residuals if r.kind == "intermediate" and r.dtype == "f32")
+    assert "bf16" in found.sentence
+    assert not advice("wide-residuals", half, bf16)
+    assert not advice("wide-residuals", mixed, (f32(64, 64), f32(32, 64)))
+
+
+def scanned(checkpointed):
+    def body(c, w):
+        return jnp.sin(jnp.tanh(c @ w) @ w), None
+
+    if checkpointed is not None:
+        body = jax.checkpoint(body, prevent_cse=checkpointed)
+
+    def fun(ws, x):
+        return jax.lax.scan(body, x, ws)[0].sum()
+
+    return fun
+
+
+LAYERS = (f32(8, 64, 64), f32(16, 64))
+
+
+def test_barriers_inside_a_scan():
+    (found,) = advice("prevent-cse", scanned(True), LAYERS)
+    assert "body" in found.sentence
+    assert "prevent_cse=False" in found.mend
+    assert not advice("prevent-cse", scanned(False), LAYERS)
+    assert not advice("prevent-cse", inside, NET)  # no scan
+
+
+def test_a_scan_without_a_checkpoint():
+    (found,) = advice("bare-scan", scanned(None), LAYERS)
+    report = rm.trace(scanned(None), *LAYERS).report()
+    assert found.figure <= report.saved_bytes
+    assert found.figure > 0.5 * report.saved_bytes
+    assert "scan x8" in found.sentence
+    # With the mend, the bytes are those of the carry, once an iteration.
+    assert rm.trace(scanned(False), *LAYERS).report().saved_bytes == 8 * 16 * 64 * 4
+    assert not advice("bare-scan", scanned(False), LAYERS)
+    assert not advice("bare-scan", sin_net, NET)
+
+
+def test_a_stale_trace():
+    assert not advice("stale-trace", sin_net, NET)
+    source = "def inner(x): return jnp.sin(x)\ndef outer(x): return inner(x)\n"
+    names = {"jnp": jnp}
+    exec(source, names)
+    jitted = jax.jit(names["outer"])
+    jax.make_jaxpr(lambda x: jitted(x).sum())(jnp.ones(4))
+    exec("def inner(x): return jnp.cos(x)", names)
+    (found,) = advice("stale-trace", lambda x: jitted(x).sum(), (f32(4),))
+    assert "outer" in found.sentence
+    assert "jax.clear_caches()" in found.mend
+
+
+# ---------------------------------------------------------------------------------------------------------- in general
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@pytest.mark.parametrize("policy", ["as_written", "dots_saveable"])
+def test_every_program_can_be_advised_on(name, policy):
+    fun, args = PROGRAMS[name]
+    try:
+        found = rm.trace(fun, *args).advice(policy)
+    except RematError as error:
+        assert "complex" in str(error)
+        return
+    for each in found:
+        assert each.kind
+        assert each.sentence.endswith((".", "otherwise has no effect."))
+        assert each.mend.endswith(".")
+        assert (each.figure is None) == (each.unit == "")
+
+
+def test_a_plan_needs_no_advice():
+    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
+    trace = rm.trace(fun, *args)
+    kinds = {each.kind for each in trace.advice(trace.plan(0.5))}
+    assert kinds <= {"prevent-cse"}

@@ -1,0 +1,357 @@
+"""Plans: what is promised is what JAX does, and no choice is better."""
+
+import dataclasses
+import itertools
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from benchmarks import models, named_models
+from jax.ad_checkpoint import checkpoint_name
+from programs import PROGRAMS, f32
+
+import remat_magic as rm
+from remat_magic import _compat
+from remat_magic.model import Plan, PlannedValue, RematError
+from remat_magic.tuning.copies import copies
+from remat_magic.tuning.graph import build
+from remat_magic.tuning.solve import Problem
+
+# JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
+BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
+PLACES = [(name, at) for name, (fun, args) in PROGRAMS.items() for at in ("function", "sites")]
+
+
+def traced(name):
+    fun, args = PROGRAMS[name]
+    return rm.trace(fun, *args)
+
+
+def recurrent(length=24, width=8):
+    """A gated recurrence, scanned over time."""
+
+    def loss(params, xs):
+        def step(h, x):
+            gate = jax.nn.sigmoid(x @ params["wg"] + h @ params["ug"])
+            new = jnp.tanh(x @ params["w"] + (gate * h) @ params["u"])
+            h = (1 - gate) * h + gate * new
+            return h, h
+
+        h, ys = jax.lax.scan(step, jnp.zeros((4, width)), xs)
+        return (ys**2).mean() + h.sum()
+
+    params = {key: f32(width, width) for key in ("wg", "ug", "w", "u")}
+    return loss, (params, f32(length, 4, width))
+
+
+MODELS = {
+    "transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=False),
+    "scanned transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=True),
+    "resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
+    "recurrent": recurrent,
+}
+
+
+def applied(trace, names, at):
+    """JAX's own figures if just these names are saved."""
+    parts = trace.dissect(at)
+    if not names:
+        report = trace.report("nothing_saveable", at)
+    else:
+        values = tuple(PlannedValue(name, 0) for name in sorted(names))
+        fingerprint = parts.naming.fingerprint
+        draft = Plan(trace.function_name, parts.at, "test", 0, 0, 0, 0, names=values, fingerprint=fingerprint)
+        report = trace.report(draft)
+    return report.saved_bytes, report.recomputed_flops
+
+
+def as_reckoned(trace, at):
+    """Under jax_remat3 a checkpoint inside another keeps its own policy, which no reckoning of the outer one sees."""
+    return not (_compat.remat3() and trace.sites and at == "function")
+
+
+# ----------------------------------------------------------------------------------- what is promised is what JAX does
+
+
+@pytest.mark.parametrize(("name", "at"), PLACES)
+def test_a_plan_is_what_jax_does(name, at):
+    trace = traced(name)
+    if at == "sites" and not trace.sites:
+        return
+    least = trace.preview("nothing_saveable", at).saved_bytes
+    most = trace.preview("none", at).saved_bytes
+    for part in (0.0, 0.3, 0.6, 0.9):
+        budget = int(least + part * max(most - least, 0))
+        plan = trace.plan(budget, at)
+        assert plan.saved_bytes <= budget
+        assert plan.bound <= plan.recomputed_flops
+        report = trace.report(plan)
+        assert (plan.saved_bytes, plan.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
+        if plan.predicted_bytes is not None and as_reckoned(trace, at):
+            assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
+
+
+# Random choices save what nobody would: values in shared and nested bodies, read in one call and not in another.
+# JAX 0.12 with jax_remat3 saves small constants besides.
+INEXACT = {"nested_scan", "nested_checkpoint", "binary8", "constant_captured"}
+
+
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - INEXACT))
+def test_any_choice_of_names_does_what_is_reckoned(name):
+    trace = traced(name)
+    if not as_reckoned(trace, "function"):
+        return
+    graph, names = build(trace.dissect("function")), list(trace.dissect("function").naming.values)
+    dice = random.Random(name)
+    for choice in [(), names, *(dice.sample(names, dice.randint(0, len(names))) for _ in range(3))]:
+        used = graph.used(choice)
+        assert graph.predict(choice) == graph.predict(used) == applied(trace, used, "function")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("at", ["function", "sites"])
+def test_models_are_planned_exactly(model, at):
+    fun, args = MODELS[model]()
+    trace = rm.trace(fun, *args)
+    if (at == "sites" and not trace.sites) or not as_reckoned(trace, at):
+        return
+    least = trace.preview("nothing_saveable", at).saved_bytes
+    most = trace.preview("none", at).saved_bytes
+    for part in (0.2, 0.5):
+        plan = trace.plan(int(least + part * (most - least)), at)
+        assert plan.names
+        assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
+        assert plan.gap <= 0.011
+        assert sum(value.nbytes for value in plan.names) <= plan.saved_bytes
+        assert all(value.source is not None for value in plan.names)
+
+
+# ------------------------------------------------------------------------------------------------- no choice is better
+
+
+@pytest.mark.parametrize(
+    "name", ["three_layers", "named_tanh", "scanned_relu", "mixed_precision", "scanned_checkpoint"]
+)
+def test_a_small_plan_is_the_best_of_all_choices(name):
+    trace = traced(name)
+    at = trace.default_at
+    names = Problem(build(trace.dissect(at))).names
+    assert len(names) <= 7  # every subset is traced
+    choices = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
+    everything = [applied(trace, choice, at) for choice in choices]
+    built_in = [trace.report(key, at) for key in BUILT_IN]
+    everything += [(report.saved_bytes, report.recomputed_flops) for report in built_in]
+    for budget in sorted({saved for saved, _ in everything}):
+        best = min(flops for saved, flops in everything if saved <= budget)
+        assert trace.plan(budget, at, gap=0.0).recomputed_flops == best
+
+
+@pytest.mark.parametrize(("name", "at"), PLACES)
+def test_never_worse_than_a_policy_of_jax(name, at):
+    trace = traced(name)
+    if at == "sites" and not trace.sites:
+        return
+    for key in BUILT_IN:
+        try:
+            report = trace.report(key, at)
+        except RematError as error:
+            assert "complex" in str(error)
+            continue
+        plan = trace.plan(report.saved_bytes, at)
+        assert plan.recomputed_flops <= report.recomputed_flops
+        assert plan.saved_bytes <= report.saved_bytes
+
+
+def test_more_bytes_never_cost_more():
+    fun, args = named_models.transformer(2, 32, 16, 2, scanned=True)
+    trace = rm.trace(fun, *args)
+    points = trace.frontier(8)
+    assert len(points) == 8
+    assert [p.recomputed_flops for p in points] == sorted((p.recomputed_flops for p in points), reverse=True)
+    for point in points:
+        assert point.saved_bytes <= point.budget_bytes
+        assert point.bound <= point.recomputed_flops
+        assert trace.plan(point.budget_bytes, gap=0.0).recomputed_flops <= point.recomputed_flops
+
+
+def test_layers_one_by_one_are_no_worse_than_together():
+    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
+    trace = rm.trace(fun, *args)
+    least = trace.preview("nothing_saveable").saved_bytes
+    budget = int(least + 0.3 * (trace.preview("none").saved_bytes - least))
+    together, apart = trace.plan(budget), trace.plan(budget, separately=True)
+    assert (apart.saved_bytes, apart.recomputed_flops) == (apart.predicted_bytes, apart.predicted_flops)
+    assert apart.bound <= together.recomputed_flops
+    assert apart.recomputed_flops <= together.recomputed_flops * 1.01  # the solvers' gap
+    assert {value.times for value in together.names} == {3}
+    assert {value.times for value in apart.names} == {1}
+
+
+def test_a_value_saved_in_a_loop_counts_every_time():
+    trace = traced("scanned_relu")  # 8 iterations, the matmul's result f32[4]
+    plan = trace.plan(8 * 16, "function")
+    (value,) = plan.names
+    assert (value.nbytes, value.times, value.type) == (8 * 16, 8, "f32[4]")
+    assert plan.saved_bytes == 8 * 16
+
+
+def test_what_stays_the_same_in_a_loop_is_saved_once():
+    def fun(ws, x):
+        def outer(c, inner_ws):
+            mask = jnp.arange(4) * 2.0  # the same in every iteration of both
+            shift = jnp.sin(c)  # changes with the outer loop alone
+
+            def inner(d, w):
+                return jnp.tanh(w @ d) * jnp.cos(mask) + jnp.exp(shift), None
+
+            c, _ = jax.lax.scan(inner, c, inner_ws)
+            return jnp.sin(c), None
+
+        return jnp.sin(jax.lax.scan(outer, x, ws)[0]).sum()
+
+    parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).dissect("function")
+    found: dict[str, set[int]] = {}
+    for name, times in copies(parts.naming.closed).items():
+        value = parts.naming.values[name]
+        found.setdefault(_compat.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(times)
+    assert found["tanh"] == {3 * 2}
+    assert found["exp"] == {3}
+    assert found["cos"] == found["mul"] - {6} == {1}
+    assert found["sin"] == {3, 1}  # in the outer loop, and behind it
+    assert found["carry"] == {6, 3}
+
+
+# ------------------------------------------------------------------------------------------------------------- applied
+
+
+def test_the_function_computes_the_same():
+    fun, args = recurrent(4, 2)
+    trace = rm.trace(fun, *args)
+    plan = trace.plan(0.4)
+    assert plan.names
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    values = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.1, args)
+    planned = trace.function(plan)
+    expected = jax.value_and_grad(fun)(*values)
+    found = jax.jit(jax.value_and_grad(planned))(*values)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), found, expected)
+
+
+def test_a_plan_serves_other_batches_and_refuses_other_programs():
+    trace = traced("dictionary")
+    plan = trace.plan(0.5)
+    assert plan.names
+    w = {"w": f32(4, 4), "b": f32(4)}
+    planned = rm.trace(trace.function(plan), w, f32(5, 4))  # traced with 3 rows
+    assert {row.shape[0] for row in planned.report("as_written").residuals if row.kind == "intermediate"} == {5}
+    with pytest.raises(RematError, match="another program"):
+        traced("three_layers").report(plan)
+    with pytest.raises(RematError, match="leave `at` out"):
+        trace.report(plan, "sites")
+
+
+def test_reports_of_a_plan_do_not_show_the_names_it_gave():
+    trace = traced("named_tanh")
+    report = trace.report(trace.plan(32, "function"))
+    assert {residual.name for residual in report.residuals} <= {None, "h"}
+    assert {equation.name for equation in report.recomputed} <= {None, "h"}
+    assert "remat_magic" not in "".join(trace.names)
+
+
+def test_names_of_the_program_make_code():
+    def fun(w, x):
+        h = checkpoint_name(x @ w, "h")
+        return jnp.sum(jnp.sin(h) * jnp.cos(h))  # autodiff alone saves four times as much
+
+    trace = rm.trace(fun, f32(64, 64), f32(64))
+    plan = trace.plan(256)
+    assert [value.name for value in plan.names] == ["h"]
+    assert "save_only_these_names('h')" in plan.code
+    # Where no name of the program's own reaches, there is nothing to paste.
+    assert traced("three_layers").plan(50).code == ""
+
+
+# ------------------------------------------------------------------------------------------------------------- budgets
+
+
+def test_budgets_are_bytes_texts_or_fractions():
+    trace = traced("three_layers")
+    most = trace.report("none").saved_bytes
+    assert trace.plan("1 kB").budget_bytes == 1000
+    assert trace.plan(40).budget_bytes == 40
+    assert trace.plan(0.5).budget_bytes == most // 2
+    assert trace.plan(1.0).recomputed_flops == 0  # all that autodiff saves by itself
+    with pytest.raises(RematError, match="no number of bytes"):
+        trace.plan("a lot")
+
+
+def test_what_sites_keep_anyway_is_not_to_be_planned_away():
+    with pytest.raises(RematError, match="nothing_saveable at 'sites' keeps 96 bytes"):
+        traced("scanned_checkpoint").plan(10, "sites")
+    with pytest.raises(RematError, match="one place"):
+        traced("scanned_checkpoint").plan(10, {"layer": "none"})
+    with pytest.raises(RematError, match="two points"):
+        traced("three_layers").frontier(1)
+
+
+def test_the_linear_programme_bounds_and_large_programs_are_quick():
+    fun, args = models.transformer(12, scanned=True)
+    trace = rm.trace(fun, *args)
+    plan = trace.plan(0.2)
+    assert plan.gap <= 0.01
+    assert plan.forward_flops is not None
+    # A fifth of the bytes spares most of the work, which a checkpoint of everything does again.
+    assert plan.recomputed_flops < 0.2 * trace.report("nothing_saveable").recomputed_flops
+
+
+# ------------------------------------------------------------------------------------------------------------- on paper
+
+
+def test_a_plan_can_be_written_out_and_read():
+    trace = traced("attention")
+    plan = trace.plan(0.5)
+    assert plan.names
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan
+    # In another session: the same program, traced anew.
+    report = traced("attention").report(again)
+    assert (report.saved_bytes, report.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
+
+
+HOSTILE = [
+    None,
+    [],
+    {},
+    {"budget_bytes": -1},
+    {"budget_bytes": True},
+    {"saved_bytes": "12"},
+    {"solve_seconds": float("nan")},
+    {"solve_seconds": float("inf")},
+    {"names": "abc"},
+    {"names": [{"key": "x"}]},
+    {"names": [None]},
+    {"uncosted": [1]},
+    {"at": None},
+    {"separately": 1},
+    {"__class__": "x"},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_what_is_no_plan_is_refused(change):
+    good = Plan("f", "function", "none", 1, 1, 0, 0).to_dict()
+    assert Plan.from_dict(good)
+    with pytest.raises(RematError):
+        Plan.from_dict({**good, **change} if isinstance(change, dict) and change else change)
+
+
+def test_a_plan_of_names_that_there_are_not_is_refused():
+    trace = traced("attention")
+    plan = trace.plan(0.5)
+    with pytest.raises(RematError, match="another program"):
+        trace.report(dataclasses.replace(plan, names=(PlannedValue("x", 1),)))
+    with pytest.raises(RematError, match="no checkpoint site"):
+        trace.report(dataclasses.replace(plan, at="nowhere"))
