@@ -89,7 +89,7 @@ def plan(
 
 
 def frontier(
-    trace: Any, points: int = 20, at: Any = None, *, separately: bool = False, seconds: float = 2.0
+    trace: Any, points: int = 20, at: Any = None, *, separately: bool = False, seconds: float = 1.0
 ) -> tuple[FrontierPoint, ...]:
     """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 

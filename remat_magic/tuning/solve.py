@@ -211,7 +211,7 @@ def _gap(solution: Solution | None) -> int:
 
 
 # Of the values that the linear programme saves in part, how many are tried in all combinations.
-_TRIED = 6
+_TRIED = 3
 
 _PRECISION = 1e-6
 
