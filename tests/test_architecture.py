@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
 
 # Conveniences that point against the direction: imported in the function that is called, never with the module.
 DEFERRED: dict[str, set[str]] = {
-    "analysis/trace.py": {"tuning"},  # trace.compare() and trace.measure(), which is where users look for them
+    "analysis/shortcuts.py": {"tuning"},  # trace.compare() and trace.measure(), which is where users look for them
     "tuning/compare.py": {"views"},  # a comparison shows itself, as a DataFrame does
 }
 
@@ -133,11 +133,11 @@ def test_the_checks_see_a_violation(tmp_path, monkeypatch):
 def test_only_calls_may_go_against_the_direction(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
     (tmp_path / "analysis").mkdir()
-    trace = tmp_path / "analysis" / "trace.py"
+    trace = tmp_path / "analysis" / "shortcuts.py"
     trace.write_text("def f():\n    from remat_magic.tuning import measure\n    from remat_magic.views import text\n")
-    assert violations(trace) == ["analysis/trace.py:3 imports remat_magic.views.text"]
+    assert violations(trace) == ["analysis/shortcuts.py:3 imports remat_magic.views.text"]
     trace.write_text("from remat_magic.tuning import measure\n")
-    assert violations(trace) == ["analysis/trace.py:1 imports remat_magic.tuning.measure"]
+    assert violations(trace) == ["analysis/shortcuts.py:1 imports remat_magic.tuning.measure"]
 
 
 def imported_by(code: str) -> set[str]:

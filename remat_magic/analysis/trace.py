@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -21,27 +21,12 @@ from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.naming import Naming
 from remat_magic.analysis.planned import NamedPrograms
 from remat_magic.analysis.selection import Selection, Selector
+from remat_magic.analysis.shortcuts import Shortcuts
 from remat_magic.analysis.signature import Leaf, Signature, abstract, flatten_outputs, is_inexact
 from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
 from remat_magic.analysis.source import Spans
-from remat_magic.model import (
-    Advice,
-    Choice,
-    FrontierPoint,
-    Measurement,
-    Plan,
-    Program,
-    RematError,
-    Report,
-    Site,
-    Timeline,
-)
+from remat_magic.model import Choice, Plan, Program, RematError, Report, Site, Timeline
 from remat_magic.policies import AS_WRITTEN
-
-if TYPE_CHECKING:
-    from remat_magic.model import GradientDifference
-    from remat_magic.tuning.compare import Comparison
-    from remat_magic.tuning.job import Measuring
 
 __all__ = ["Dissection", "Trace", "trace"]
 
@@ -79,7 +64,7 @@ def trace(fun: Callable[..., Any], /, *args: Any, wrt: Any = None, has_aux: bool
     return Trace(fun, args, kwargs, wrt, has_aux)
 
 
-class Trace:
+class Trace(Shortcuts):
     """A function traced once; see :func:`trace`. May be used from any thread."""
 
     def __init__(
@@ -413,34 +398,6 @@ class Trace:
                 self._index,
             )
 
-    def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
-        """Measure several policies, each with its place, in the background.
-
-        See :class:`remat_magic.tuning.job.Measuring` for the options.
-        """
-        from remat_magic.tuning.job import Measuring
-
-        return Measuring(self, choices, **options)
-
-    def check_gradients(self, policies: Iterable[Any], **options: Any) -> tuple[GradientDifference, ...]:
-        """How far the values and gradients under each policy are from those without the checkpoint.
-
-        See :func:`remat_magic.tuning.gradients.check_gradients` for the options.
-        """
-        from remat_magic.tuning.gradients import check_gradients
-
-        return check_gradients(self, policies, **options)
-
-    def measure(self, policy: Any = "as_written", at: Any = None, **options: Any) -> Measurement:
-        """Compile the value and the gradients under a policy and ask XLA what they need.
-
-        See :func:`remat_magic.tuning.measure.measure` for the options.
-        """
-        # A method, because users look for it here; tuning builds on this module, so it is imported when asked for.
-        from remat_magic.tuning.measure import measure
-
-        return measure(self, policy, at, **options)
-
     # ----------------------------------------------------------------------------------------------------- the reports
 
     def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
@@ -503,46 +460,6 @@ class Trace:
             selection = self._select(policy, at, namespace)
             half, backward = self._forward(selection), self._backward(selection)
             return explain.over_time(self._blank(selection), half, backward, self._index, self._arguments)
-
-    def compare(
-        self,
-        policies: Iterable[Any] | None = None,
-        at: Any = None,
-        device: Any = None,
-        measurements: Iterable[Any] = (),
-        namespace: Mapping[str, Any] | None = None,
-    ) -> Comparison:
-        """What each policy costs, side by side; see :func:`remat_magic.tuning.compare.compare`."""
-        from remat_magic.tuning.compare import compare
-
-        return compare(self, policies, at, device, measurements, namespace)
-
-    def plan(self, budget: Any, at: Any = None, **options: Any) -> Plan:
-        """What to save within a budget so that as little as possible is recomputed.
-
-        Every method that takes a policy takes a plan: ``trace.report(plan)``, ``trace.function(plan)``. See
-        :func:`remat_magic.tuning.plan.plan` for the options.
-        """
-        from remat_magic.tuning.plan import plan
-
-        return plan(self, budget, at, **options)
-
-    def advice(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
-    ) -> tuple[Advice, ...]:
-        """What about a policy, or the program, costs without need, and the mend.
-
-        See :func:`remat_magic.tuning.advice.advise`.
-        """
-        from remat_magic.tuning.advice import advise
-
-        return advise(self, policy, at, namespace)
-
-    def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
-        """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""
-        from remat_magic.tuning.plan import frontier
-
-        return frontier(self, points, at, **options)
 
     def _blank(self, selection: Selection) -> Report:
         return Report(

@@ -1,0 +1,86 @@
+"""What a trace offers of the layers that build on it, where its users look for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from remat_magic.model import GradientDifference, Measurement
+
+if TYPE_CHECKING:
+    from remat_magic.model import Advice, FrontierPoint, Plan
+    from remat_magic.tuning.compare import Comparison
+    from remat_magic.tuning.job import Measuring
+
+__all__ = ["Shortcuts"]
+
+
+class Shortcuts:
+    """Methods of ``Trace`` that import what they need when they are called."""
+
+    def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
+        """Measure several policies, each with its place, in the background.
+
+        See :class:`remat_magic.tuning.job.Measuring` for the options.
+        """
+        from remat_magic.tuning.job import Measuring
+
+        return Measuring(cast("Any", self), choices, **options)
+
+    def check_gradients(self, policies: Iterable[Any], **options: Any) -> tuple[GradientDifference, ...]:
+        """How far the values and gradients under each policy are from those without the checkpoint.
+
+        See :func:`remat_magic.tuning.gradients.check_gradients` for the options.
+        """
+        from remat_magic.tuning.gradients import check_gradients
+
+        return check_gradients(cast("Any", self), policies, **options)
+
+    def measure(self, policy: Any = "as_written", at: Any = None, **options: Any) -> Measurement:
+        """Compile the value and the gradients under a policy and ask XLA what they need.
+
+        See :func:`remat_magic.tuning.measure.measure` for the options.
+        """
+        from remat_magic.tuning.measure import measure
+
+        return measure(cast("Any", self), policy, at, **options)
+
+    def compare(
+        self,
+        policies: Iterable[Any] | None = None,
+        at: Any = None,
+        device: Any = None,
+        measurements: Iterable[Any] = (),
+        namespace: Mapping[str, Any] | None = None,
+    ) -> Comparison:
+        """What each policy costs, side by side; see :func:`remat_magic.tuning.compare.compare`."""
+        from remat_magic.tuning.compare import compare
+
+        return compare(cast("Any", self), policies, at, device, measurements, namespace)
+
+    def plan(self, budget: Any, at: Any = None, **options: Any) -> Plan:
+        """What to save within a budget so that as little as possible is recomputed.
+
+        Every method that takes a policy takes a plan: ``trace.report(plan)``, ``trace.function(plan)``. See
+        :func:`remat_magic.tuning.plan.plan` for the options.
+        """
+        from remat_magic.tuning.plan import plan
+
+        return plan(cast("Any", self), budget, at, **options)
+
+    def advice(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> tuple[Advice, ...]:
+        """What about a policy, or the program, costs without need, and the mend.
+
+        See :func:`remat_magic.tuning.advice.advise`.
+        """
+        from remat_magic.tuning.advice import advise
+
+        return advise(cast("Any", self), policy, at, namespace)
+
+    def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
+        """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""
+        from remat_magic.tuning.plan import frontier
+
+        return frontier(cast("Any", self), points, at, **options)
