@@ -9,8 +9,9 @@ import pytest
 from views_records import EVIL
 
 import remat_magic as rm
-from remat_magic.model import ComparisonRow, Difference, GradientDifference
+from remat_magic.model import Advice, ComparisonRow, Difference, GradientDifference, SourceSpan
 from remat_magic.tuning.compare import Comparison
+from remat_magic.views.advice import advice_html
 from remat_magic.views.difference import difference_html
 from remat_magic.views.gradients import gradients_html
 from remat_magic.widget.comparing import Comparing
@@ -77,6 +78,17 @@ def test_memory_over_time(comparing, browser):
     html = browser.of("memory")["html"]
     peak = rm.trace(loss, *ARGUMENTS).report("dots_saveable", "function").peak_bytes
     assert f"{peak / 1000:.2f} kB by estimate" in html
+
+
+def test_advice(comparing, browser):
+    ask(comparing, "advice", policy="nothing_saveable")
+    assert "recomputes everything" in browser.of("advice")["html"]
+    found = Advice("only-costs", EVIL, EVIL, 2048, "bytes", SourceSpan("m.py", EVIL, 3, 0, 3, 1))
+    html = advice_html([found])
+    assert "2.05 kB" in html
+    assert "m.py:3" in html
+    assert EVIL not in html
+    assert "Nothing to say" in advice_html([])
 
 
 def test_measuring_all_policies(comparing, browser):

@@ -24,6 +24,7 @@ _TABS = (
     ("lines", "Lines"),
     ("jaxprs", "Jaxprs"),
     ("memory", "Memory"),
+    ("advice", "Advice"),
     ("compare", "Compare"),
 )
 

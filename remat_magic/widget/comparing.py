@@ -1,4 +1,4 @@
-"""The Compare and Memory panels: every policy at one place, estimated and, on request, measured."""
+"""The Compare, Memory and Advice panels: what is worked out, or measured, only when the reader asks for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic.model import Measurement, RematError
-from remat_magic.views import compare, difference, gradients, timeline
+from remat_magic.views import advice, compare, difference, gradients, timeline
 
 from .worker import Worker
 
@@ -27,7 +27,7 @@ class _Request:
 
 
 class Comparing:
-    """Answers the two panels' messages, on threads of its own, by HTML that goes through ``send``.
+    """Answers the panels' messages, on threads of its own, by HTML that goes through ``send``.
 
     Args:
         trace: the inspected function.
@@ -65,7 +65,7 @@ class Comparing:
         match request.kind:
             case "compare":
                 self._comparer.post(request)
-            case "memory" | "gradients" | "difference":
+            case "memory" | "advice" | "gradients" | "difference":
                 self._others.post(request)
             case "measure":
                 self._starter.post(request)
@@ -97,6 +97,9 @@ class Comparing:
                 case "memory":
                     found = trace.timeline(*self._arguments(request.policy, request.at))
                     self._answer(request, html=timeline.timeline_html(found))
+                case "advice":
+                    found = trace.advice(*self._arguments(request.policy, request.at))
+                    self._answer(request, html=advice.advice_html(found))
                 case "difference":
                     self._difference(trace, request)
                 case "gradients":

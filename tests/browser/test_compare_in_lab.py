@@ -111,6 +111,15 @@ def test_memory_over_time_follows_the_policy(widget: Widget) -> None:
     expect(widget.part("memory").locator("caption")).not_to_have_text(before or "")
 
 
+def test_advice_follows_the_policy(widget: Widget) -> None:
+    widget.tab("Advice").click()
+    expect(widget.part("advice")).not_to_be_empty()
+    widget.policy.select_option("nothing_saveable")
+    expect(widget.part("advice")).to_contain_text("recomputes everything")
+    widget.tab("Memory").click()
+    expect(widget.part("memory")).to_contain_text("Held at the peak")
+
+
 def test_the_page_logs_no_error(widget: Widget) -> None:
     widget.root.get_by_role("button", name="Check gradients").click()
     expect(widget.part("gradients")).to_contain_text("Largest difference", timeout=120_000)

@@ -18,7 +18,7 @@
  * @property {Record<string, string>} names
  * @typedef {object} Store what all views of one widget share
  * @property {Map<string, View>} views
- * @property {Map<string, string>} memories the Memory panel's HTML
+ * @property {Map<string, string>} asides the HTML of the Memory and Advice panels
  * @property {number} clock
  * @typedef {{get(name: string): any, on(name: string, callback: Function): void, off(name: string, callback: Function): void,
  *   send(content: object): void}} Model
@@ -33,7 +33,7 @@ const stores = new WeakMap();
 /** @param {Model} model @returns {Store} */
 function storeOf(model) {
   let store = stores.get(model);
-  if (!store) stores.set(model, (store = { views: new Map(), memories: new Map(), clock: 0 }));
+  if (!store) stores.set(model, (store = { views: new Map(), asides: new Map(), clock: 0 }));
   return store;
 }
 
@@ -96,7 +96,7 @@ function render({ model, el }) {
   let idle = 0;
   let waiting = 0;
   let lit = "";
-  const asked = { memory: "", compare: "", difference: "" };
+  const asked = { aside: "", compare: "", difference: "" };
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
   /** @type {HTMLElement | null} */
@@ -155,19 +155,19 @@ function render({ model, el }) {
     filled = key;
   }
 
-  /** The Memory panel follows the policy, the Compare panel the place and the device. */
+  /** The Memory and Advice panels follow the policy, the Compare panel the place and the device. */
   function fillPanels() {
     if (!shown) return;
     const { policy, at } = shown;
-    if (tab === "memory") {
-      const key = keyOf(policy, at);
-      const known = store.memories.get(key);
-      if (known) place("memory", known);
-      else if (asked.memory !== key) {
-        part("memory").classList.add("remat-stale");
-        model.send({ type: "memory", policy, at });
+    if (tab === "memory" || tab === "advice") {
+      const key = `${tab}\n${keyOf(policy, at)}`;
+      const known = store.asides.get(key);
+      if (known !== undefined) place(tab, known);
+      else if (asked.aside !== key) {
+        part(tab).classList.add("remat-stale");
+        model.send({ type: tab, policy, at });
       }
-      asked.memory = known ? "" : key;
+      asked.aside = known === undefined ? key : "";
     } else if (tab === "compare") {
       const device = one('[data-control="device"]').value;
       const key = `${device}\n${at}`;
@@ -376,12 +376,12 @@ function render({ model, el }) {
       view.bodies = message.bodies;
       view.jaxprs = message.frame;
       if (view === shown && tab === "jaxprs") fillPrograms(view);
-    } else if (message.type === "memory") {
-      const key = keyOf(message.policy, message.at);
-      asked.memory = "";
-      if (message.html) store.memories.set(key, message.html);
-      if (!shown || keyOf(shown.policy, shown.at) !== key) return;
-      place("memory", message.html ?? "");
+    } else if (message.type === "memory" || message.type === "advice") {
+      const key = `${message.type}\n${keyOf(message.policy, message.at)}`;
+      if (asked.aside === key) asked.aside = "";
+      if (message.html !== undefined) store.asides.set(key, message.html);
+      if (!shown || `${message.type}\n${keyOf(shown.policy, shown.at)}` !== key) return;
+      place(message.type, message.html ?? "");
       if (message.error) say(message.error, true);
     } else if (message.type === "compare") {
       if (asked.compare !== `${message.device}\n${message.at}`) return;
