@@ -153,7 +153,9 @@ def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
             if eqn.primitive.name == "optimization_barrier":  # each output is the operand itself
                 pairs = zip(eqn.invars, eqn.outvars, strict=True)
                 known.update(
-                    (out, known[atom]) for atom, out in pairs if not _compat.is_literal(atom) and atom in known
+                    (out, known[atom])
+                    for atom, out in pairs
+                    if not _compat.is_literal(atom) and atom in known and out not in known  # may be a residual itself
                 )
             todo += [(inner, _within(inner, known)) for inner in scope.inner(eqn)]
     found: dict[Any, int] = {}
