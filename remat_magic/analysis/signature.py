@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
