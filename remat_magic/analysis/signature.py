@@ -229,26 +229,26 @@ class Signature:
                 "jax.ShapeDtypeStruct."
             )
 
-    @property
+    @functools.cached_property
     def arrays(self) -> tuple[Leaf, ...]:
         """The leaves that are traced."""
         return tuple(leaf for leaf in self.leaves if leaf.is_array)
 
-    @property
+    @functools.cached_property
     def differentiated(self) -> tuple[int, ...]:
         """The positions among ``arrays`` of what is differentiated."""
         return tuple(i for i, leaf in enumerate(self.arrays) if leaf.differentiated)
 
-    @property
+    @functools.cached_property
     def wrt(self) -> tuple[str, ...]:
         """What is differentiated: whole arguments by name where all their inexact leaves are, else leaves."""
-        found: dict[str, None] = {}
-        for leaf in self.leaves:
-            if leaf.differentiated:
-                same = [other for other in self.leaves if other.argument == leaf.argument]
-                whole = all(other.differentiated or not (other.is_array and is_inexact(other.value)) for other in same)
-                found.setdefault(leaf.argument if whole else leaf.name)
-        return tuple(found)
+        left_out = {
+            leaf.argument
+            for leaf in self.leaves
+            if leaf.is_array and not leaf.differentiated and is_inexact(leaf.value)
+        }
+        chosen = (leaf for leaf in self.leaves if leaf.differentiated)
+        return tuple(dict.fromkeys(leaf.name if leaf.argument in left_out else leaf.argument for leaf in chosen))
 
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """The closed jaxpr of ``flat`` of what a call of ``fun`` returns, with the array leaves as its inputs.
