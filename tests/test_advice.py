@@ -83,7 +83,7 @@ def test_a_name_outside_its_checkpoint():
 def test_saved_and_recomputed_all_the_same():
     (found,) = advice("saved-in-vain", tanh_net, NET, "save_only_these_names('h')")
     assert found.source.line == line_of(tanh_net, "jnp.tanh")
-    assert f"Name the dot_general on line {found.source.line}" in found.mend
+    assert f"Name the dot_general at test_advice.py:{found.source.line}" in found.mend
     # The matmul, 2 * 64 * 64, and the tanh run again.
     assert found.unit == "FLOPs"
     assert found.figure == 2 * 64 * 64 + 64

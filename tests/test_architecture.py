@@ -18,12 +18,13 @@ PACKAGE = Path(_spec.origin).parent
 # A layer is a top-level module or subpackage. What it may import of ours, and which third-party packages.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "model": (set(), set()),
+    "units": (set(), set()),
     "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
     "policies": ({"model", "_compat"}, {"jax"}),
     "devices": ({"model"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
-    "analysis": ({"model", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": ({"model", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
-    "views": ({"model"}, {"rich", "pygments", "IPython"}),
+    "analysis": ({"model", "units", "_compat", "policies"}, {"jax", "numpy"}),
+    "tuning": ({"model", "units", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
+    "views": ({"model", "units"}, {"rich", "pygments", "IPython"}),
     "widget": ({"model", "views", "devices"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
 }
 

@@ -4,7 +4,6 @@ import functools
 import html
 import itertools
 import json
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic.devices import Device
+from remat_magic.model import Measurement
 from remat_magic.tuning.sizes import parse_bytes, parse_flops
 from tests.benchmarks.models import transformer
 from tests.programs import PROGRAMS
@@ -37,21 +37,21 @@ def blocks(remat2):
     return _blocks()
 
 
-@dataclass(frozen=True)
-class Measured:
-    """As a measurement of a policy has it."""
-
-    policy: str
-    at: str
-    device: str = "one GPU"
-    temp_bytes: int | None = 1000
-    argument_bytes: int | None = 200
-    output_bytes: int | None = 30
-    compile_seconds: float | None = 1.5
-    run_seconds: float | None = 0.25
-    flops: float | None = 7e9
-    findings: tuple[str, ...] = ("XLA undid it.",)
-    error: str = ""
+def measured(policy, at, temp_bytes=1000, **others):
+    """A record of what XLA said of a policy."""
+    return Measurement(
+        policy,
+        at,
+        device="one GPU",
+        temp_bytes=temp_bytes,
+        argument_bytes=200,
+        output_bytes=30,
+        compile_seconds=1.5,
+        run_seconds=0.25,
+        flops=7_000_000_000,
+        findings=("XLA undid it.",),
+        **others,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- the rows
@@ -251,15 +251,15 @@ def test_differences_and_what_is_common_make_both(name):
 def test_measurements_stand_beside_the_estimates():
     trace = traced("three_layers")
     found = trace.compare(
-        device=DEVICE, measurements=[Measured("none", "function"), Measured("dots_saveable", "layer")]
+        device=DEVICE, measurements=[measured("none", "function"), measured("dots_saveable", "layer")]
     )
     (row,) = [row for row in found.rows if row.measured_seconds is not None]
     assert "none" in (row.policy, *row.same_as)
     assert row.measured_bytes == 1230
     assert (row.measured_compile_seconds, row.measured_flops, row.measured_device) == (1.5, 7e9, "one GPU")
-    partly = trace.compare(["none"], device=DEVICE, measurements=[Measured("none", "function", temp_bytes=None)])
+    partly = trace.compare(["none"], device=DEVICE, measurements=[measured("none", "function", temp_bytes=None)])
     assert partly.rows[0].measured_bytes is None
-    failed = trace.compare(["none"], device=DEVICE, measurements=[Measured("none", "function", error="Out of memory.")])
+    failed = trace.compare(["none"], device=DEVICE, measurements=[measured("none", "function", error="Out of memory.")])
     assert failed.rows[0].error == "Out of memory."
     assert failed.rows[0].peak_bytes is not None
 

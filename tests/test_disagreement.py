@@ -227,7 +227,7 @@ def test_residuals_that_find_no_room_are_told(remat3):
 
     measured = rm.trace(chain, jax.ShapeDtypeStruct((1000,), "float32")).measure("none")
     assert measured.temp_bytes + measured.output_bytes < 8 * 4000
-    assert measured.findings[-1].startswith("XLA keeps less than autodiff saves: 32 kB of residuals do not fit into")
+    assert measured.findings[-1].startswith("XLA keeps less than autodiff saves: 32.0 kB of residuals do not fit into")
 
 
 def test_residuals_that_find_room_are_not():
@@ -257,7 +257,7 @@ def pair(policy, saved, temp, at="function", **more):
 def test_savings_that_do_not_show_are_told():
     found = between([pair("none", 1000, 2000), pair("nothing_saveable", 0, 1950)])
     assert found == {
-        1: "nothing_saveable saves 1 kB less than no checkpoint, yet XLA's temporary memory is 1.95 kB against 2 kB: "
+        1: "nothing_saveable saves 1.00 kB less than no checkpoint, yet XLA's temporary memory is 1.95 kB against 2.00 kB: "
         "it gains nothing here."
     }
 

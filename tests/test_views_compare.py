@@ -129,7 +129,7 @@ def test_the_chosen_one_is_marked():
 
 
 def test_everything_is_escaped():
-    page = comparison_html(evil_rows(), "<img src=x>", "<img src=x>", "<img src=x>", "<img src=x>")
+    page = comparison_html(evil_rows(), **dict.fromkeys(("function", "device", "source", "chosen"), "<img src=x>"))
     assert "<img" not in page
     assert "&lt;img" in page
     assert "<img" in shown(evil_rows(), 400)  # a terminal shows text as it is
@@ -140,7 +140,7 @@ def test_markup_in_policies_is_no_markup_in_a_terminal():
 
 
 def test_the_whole_fragment():
-    page = comparison_html(rows(), "loss", "A100", "NVIDIA A100 Datasheet")
+    page = comparison_html(rows(), function="loss", device="A100", source="NVIDIA A100 Datasheet")
     assert page.startswith('<div class="remat"><style>')  # no twin of a widget
     assert page.count("<svg") == page.count("</svg>") == 1
     assert "Estimated times: A100; NVIDIA A100 Datasheet." in page

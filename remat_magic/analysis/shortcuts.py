@@ -52,11 +52,12 @@ class Shortcuts:
         device: Any = None,
         measurements: Iterable[Any] = (),
         namespace: Mapping[str, Any] | None = None,
+        besides: Iterable[Any] = (),
     ) -> Comparison:
         """What each policy costs, side by side; see :func:`remat_magic.tuning.compare.compare`."""
         from remat_magic.tuning.compare import compare
 
-        return compare(cast("Any", self), policies, at, device, measurements, namespace)
+        return compare(cast("Any", self), policies, at, device, measurements, namespace, besides)
 
     def plan(self, budget: Any, at: Any = None, **options: Any) -> Plan:
         """What to save within a budget so that as little as possible is recomputed.

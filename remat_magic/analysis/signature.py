@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from remat_magic import units
 from remat_magic.analysis.bodies import nbytes, type_text
 from remat_magic.model import RematError
 
@@ -326,17 +327,7 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
         text = repr(leaf.value) if isinstance(leaf.value, (bool, int, float, complex, str)) else None
         return f"{name}={text if text and len(text) <= 24 else type(leaf.value).__name__}"
     size = sum(nbytes(leaf.value) for leaf in arrays)
-    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {bytes_text(size)}"
-
-
-def bytes_text(size: int) -> str:
-    """Bytes in three digits: ``48 B``, ``12.6 MB``."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            return f"{size} B" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError
+    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {units.nbytes(size)}"
 
 
 def _within(name: str, prefix: int | str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal
 
 __all__ = [
@@ -51,6 +52,16 @@ class SourceSpan:
     end_column: int
     cell: int | None = None
     text: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it starts, as short as it is unambiguous: ``In[3]:6``, ``model.py:6``."""
+        if self.cell is not None:
+            return f"In[{self.cell}]:{self.line}"
+        # A cell whose number is not known has a file name made of hashes, which tells the reader nothing.
+        if self.file.startswith("<") or "ipykernel_" in self.file:
+            return f"line {self.line}"
+        return f"{PurePath(self.file.replace(chr(92), '/')).name}:{self.line}"
 
     @property
     def expression(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remat_magic.model import RematError, Report
+from remat_magic.model import RematError, Report, SourceSpan
 from remat_magic.tuning.named import GivenName, given_names
 
 __all__ = ["Case", "at_line"]
@@ -53,6 +53,6 @@ class Case:
         return self.report.policy not in ("as_written", "none", "mixed")
 
 
-def at_line(text: str, before: str = " on ") -> str:
-    """A line with the word before it, empty where it is not known."""
-    return f"{before}{text}" if text else ""
+def at_line(span: SourceSpan | None, before: str = " at ") -> str:
+    """A line of the user's with the word before it, empty where it is not known."""
+    return "" if span is None else f"{before}{span.place}"

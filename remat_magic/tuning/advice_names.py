@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from remat_magic import _compat
-from remat_magic.analysis.signature import bytes_text
+from remat_magic import _compat, units
 from remat_magic.model import Advice
 from remat_magic.tuning.advice_case import Case, at_line
-from remat_magic.tuning.named import makers_of_operands, names_asked_for, where
+from remat_magic.tuning.named import makers_of_operands, names_asked_for
 
 __all__ = ["named_twice", "out_of_sight", "saved_in_vain", "saves_everything", "unknown_name"]
 
@@ -39,11 +38,10 @@ def out_of_sight(case: Case) -> Iterator[Advice]:
             given = [each for each in case.names if each.name == name]
             if not given or not site or any(site in each.sites for each in given):
                 continue
-            line = where(given[0].source)
             yield Advice(
                 "name-out-of-sight",
-                f"The policy of {site} asks for {name!r}, which is named outside {site}{at_line(line)}: a policy sees "
-                "only what is computed under its checkpoint.",
+                f"The policy of {site} asks for {name!r}, which is named outside {site}"
+                f"{at_line(given[0].source)}: a policy sees only what is computed under its checkpoint.",
                 f"Compute and name it inside {site}, or put the checkpoint with this policy around both.",
                 source=given[0].source,
             )
@@ -57,11 +55,11 @@ def named_twice(case: Case) -> Iterator[Advice]:
         if name not in asked or len(lines) < 2:
             continue
         places = [*lines.values()]
-        lines_of = " and ".join(map(where, places))
+        lines_of = " and ".join(span.place for span in places)
         held = [row for row in case.report.residuals if row.name == name and row.kind in ("intermediate", "offloaded")]
         yield Advice(
             "named-twice",
-            f"{name!r} names different values, on {lines_of}: a policy takes all or none.",
+            f"{name!r} names different values, at {lines_of}: a policy takes all or none.",
             "Give each a name of its own.",
             sum(row.nbytes for row in held) or None,
             "bytes" if held else "",
@@ -82,14 +80,14 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
         inputs = []
         for maker in makers:
             place = case.trace.index.place(maker.eqn, maker.scope.chain)
-            inputs.append(f"the {_compat.primitive_name(maker.eqn)}{at_line(where(place.source if place else None))}")
+            inputs.append(f"the {_compat.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
         line = (row.source.file, row.source.line) if row.source else None
         repeated = [e for e in case.report.recomputed if e.repeated and e.source]
         again = [e for e in repeated if e.source and (e.source.file, e.source.line) == line]
         what = " and ".join(dict.fromkeys(inputs)) or f"what goes into {row.primitive}"
         yield Advice(
             "saved-in-vain",
-            f"{row.name!r} takes {bytes_text(row.nbytes)}, and {row.primitive}{at_line(where(row.source))} runs again "
+            f"{row.name!r} takes {units.nbytes(row.nbytes)}, and {row.primitive}{at_line(row.source)} runs again "
             "all the same: its derivative reads the value from before it was named.",
             f"Name {what} instead, or too: recomputing {row.primitive} from it costs little.",
             sum(e.flops or 0 for e in again) or row.nbytes,
@@ -105,7 +103,7 @@ def saves_everything(case: Case) -> Iterator[Advice]:
             yield Advice(
                 "saves-everything",
                 "save_anything_except_these_names ignores the names it is given: it saves "
-                f"{bytes_text(case.report.saved_bytes)}, all there is.",
+                f"{units.nbytes(case.report.saved_bytes)}, all there is.",
                 "Use save_any_names_but_these with names on what to keep, or save_only_these_names.",
                 case.report.saved_bytes,
                 "bytes",

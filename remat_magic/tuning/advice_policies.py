@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remat_magic.analysis.signature import bytes_text
+from remat_magic import units
 from remat_magic.model import Advice, Report
 from remat_magic.tuning.advice_case import Case, at_line
-from remat_magic.tuning.named import where
 
 __all__ = ["batched_matmuls", "changes_nothing", "only_costs", "remat3"]
 
@@ -29,8 +28,8 @@ def changes_nothing(case: Case) -> Iterator[Advice]:
         if _essence(mine) == _essence(other):
             yield Advice(
                 "changes-nothing",
-                f"{mine.policy} at {mine.at} saves the same {bytes_text(mine.saved_bytes)} and recomputes the same as "
-                f"{text}.",
+                f"{mine.policy} at {mine.at} saves the same {units.nbytes(mine.saved_bytes)} and recomputes the same "
+                f"as {text}.",
                 "Leave it off, or choose a policy that saves less.",
                 mine.saved_bytes,
                 "bytes",
@@ -56,7 +55,7 @@ def only_costs(case: Case) -> Iterator[Advice]:
     yield Advice(
         "only-costs",
         f"{mine.policy} around the whole of {mine.function} saves nothing and recomputes everything, and the estimated "
-        f"peak is hardly lower: {bytes_text(mine.peak_bytes)}, without it {bytes_text(other.peak_bytes)}.",
+        f"peak is hardly lower: {units.nbytes(mine.peak_bytes)}, without it {units.nbytes(other.peak_bytes)}.",
         "Checkpoint its parts, such as each layer: what one part recomputes is freed before the next.",
         mine.recomputed_flops,
         "FLOPs",
@@ -75,7 +74,7 @@ def batched_matmuls(case: Case) -> Iterator[Advice]:
     yield Advice(
         "batched-matmuls",
         f"dots_with_no_batch_dims_saveable saves no matmul that has batch dimensions: {len(missed)} run again"
-        f"{at_line(where(most.source), ', the largest on ')}.",
+        f"{at_line(most.source, ', the largest at ')}.",
         "Use dots_saveable, or name the product and add it: dots_with_no_batch_dims_saveable | "
         "save_only_these_names(...).",
         flops,

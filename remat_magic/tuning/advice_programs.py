@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remat_magic import _compat
+from remat_magic import _compat, units
 from remat_magic.analysis.bodies import bodies
-from remat_magic.analysis.signature import bytes_text
 from remat_magic.model import Advice, Residual
 from remat_magic.tuning.advice_case import Case, at_line
-from remat_magic.tuning.named import where
 
 __all__ = ["bare_scan", "constants", "prevent_cse", "stale", "too_wide"]
 
@@ -26,7 +24,7 @@ def constants(case: Case) -> Iterator[Advice]:
         if row.kind == "constant" and row.nbytes >= _LARGE_CONSTANT:
             yield Advice(
                 "large-constant",
-                f"{row.type} ({bytes_text(row.nbytes)}) is captured from outside the function: it becomes part of "
+                f"{row.type} ({units.nbytes(row.nbytes)}) is captured from outside the function: it becomes part of "
                 "every compiled program, and lives as long.",
                 "Pass it as an argument.",
                 row.nbytes,
@@ -56,8 +54,8 @@ def too_wide(case: Case) -> Iterator[Advice]:
     maker = largest.primitive or "an argument"
     yield Advice(
         "wide-residuals",
-        f"The arguments are {kind}, and {bytes_text(total)} of the {bytes_text(case.report.saved_bytes)} saved are "
-        f"wider: the largest is {largest.type}, of {maker}{at_line(where(largest.source))}.",
+        f"The arguments are {kind}, and {units.nbytes(total)} of the {units.nbytes(case.report.saved_bytes)} saved are "
+        f"wider: the largest is {largest.type}, of {maker}{at_line(largest.source)}.",
         f"Checkpoint the part that computes in {largest.dtype}, so that its {kind} input is saved instead.",
         total,
         "bytes",
@@ -86,7 +84,7 @@ def prevent_cse(case: Case) -> Iterator[Advice]:
         source = next((site.source for site in case.trace.sites if site.key == key), None)
         yield Advice(
             "prevent-cse",
-            f"{key}{at_line(where(source))} is checkpointed inside a scan with prevent_cse=True: the loop already "
+            f"{key}{at_line(source)} is checkpointed inside a scan with prevent_cse=True: the loop already "
             "keeps the two passes apart, and the barriers only hinder XLA.",
             f"jax.checkpoint({key.split(':')[0]}, prevent_cse=False).",
             source=source,
@@ -109,8 +107,8 @@ def bare_scan(case: Case) -> Iterator[Advice]:
         largest = max(rows, key=lambda row: row.nbytes)
         yield Advice(
             "bare-scan",
-            f"{bytes_text(held)} of the {bytes_text(total)} saved are {len(rows)} values of every iteration of "
-            f"{label}, the largest{at_line(where(largest.source))}.",
+            f"{units.nbytes(held)} of the {units.nbytes(total)} saved are {len(rows)} values of every iteration of "
+            f"{label}, the largest{at_line(largest.source)}.",
             "Put jax.checkpoint(..., prevent_cse=False) around the scan's body: it then saves its carry alone.",
             held,
             "bytes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any
 
 from remat_magic.model import RematError, Report, Residual
@@ -112,9 +111,7 @@ def _described(residual: Residual) -> str:
     name = f" named {residual.name!r}" if residual.name else ""
     where = ""
     if residual.source is not None:
-        span = residual.source
-        file = f"In[{span.cell}]" if span.cell is not None else PurePath(span.file).name
-        where = f" at {file}:{span.line}"
-        if span.expression:
-            where += f" ({span.expression})"
+        where = f" at {residual.source.place}"
+        if residual.source.expression:
+            where += f" ({residual.source.expression})"
     return f"{residual.nbytes:,} bytes {residual.type} of {residual.primitive or residual.kind}{name}{where}"

@@ -7,79 +7,20 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from remat_magic import devices
-from remat_magic.model import ComparisonRow, Difference, RematError, Report, Residual
+from remat_magic.model import ComparisonRow, Difference, Measurement, RematError, Report, Residual
 from remat_magic.policies import OWN
 from remat_magic.tuning.sizes import parse_bytes
 from remat_magic.tuning.time import times
 
-__all__ = ["Comparison", "Measured", "compare"]
+__all__ = ["Comparison", "compare"]
 
 _T = TypeVar("_T")
 
 # Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
 _TOO_CLOSE = 0.05
-
-
-class Measured(Protocol):
-    """What a measurement of one policy has; None for what was not measured. Bytes and seconds of one run."""
-
-    @property
-    def policy(self) -> str:
-        """Its key, as the report has it."""
-        ...
-
-    @property
-    def at(self) -> str:
-        """Where, as the report has it."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """What it ran on, in words."""
-        ...
-
-    @property
-    def temp_bytes(self) -> int | None:
-        """What the program needs inside, by XLA's count."""
-        ...
-
-    @property
-    def argument_bytes(self) -> int | None:
-        """What it is given."""
-        ...
-
-    @property
-    def output_bytes(self) -> int | None:
-        """What it gives back."""
-        ...
-
-    @property
-    def compile_seconds(self) -> float | None:
-        """How long XLA took."""
-        ...
-
-    @property
-    def run_seconds(self) -> float | None:
-        """How long one run took."""
-        ...
-
-    @property
-    def flops(self) -> float | None:
-        """FLOPs of a run, by XLA's count."""
-        ...
-
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """Sentences on where the compiled program departs from the report."""
-        ...
-
-    @property
-    def error(self) -> str:
-        """A sentence where it failed, else empty."""
-        ...
 
 
 class Comparison:
@@ -238,8 +179,9 @@ def compare(
     policies: Iterable[Any] | None = None,
     at: Any = None,
     device: str | devices.Device | None = None,
-    measurements: Iterable[Measured] = (),
+    measurements: Iterable[Measurement] = (),
     namespace: Mapping[str, Any] | None = None,
+    besides: Iterable[Any] = (),
 ) -> Comparison:
     """Compare policies for a traced function.
 
@@ -252,12 +194,13 @@ def compare(
             default the one that JAX runs on, if it is known.
         measurements: measured policies, shown beside the estimates.
         namespace: where policies of one's own are looked up by name.
+        besides: policies to compare with those that ``trace.choices()`` offers.
 
     Raises:
         RematError: no such device. A policy that fails is a row with its error.
     """
     chosen = devices.default() if device is None else devices.get(device)
-    everything = _offered(trace, namespace or {}) if policies is None else list(policies)
+    everything = [*_offered(trace, namespace or {}), *besides] if policies is None else [*policies, *besides]
     measured = {(each.policy, each.at): each for each in measurements}
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
@@ -319,22 +262,21 @@ def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
     )
 
 
-def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measured]) -> ComparisonRow:
+def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measurement]) -> ComparisonRow:
     keys = ((policy, row.at) for policy in (row.policy, *row.same_as))
     found = next((measured[key] for key in keys if key in measured), None)
     if found is None:
         return row
-    parts = (found.temp_bytes, found.argument_bytes, found.output_bytes)
     return replace(
         row,
-        measured_bytes=None if None in parts else sum(part or 0 for part in parts),
+        measured_bytes=found.total_bytes,
         measured_temp_bytes=found.temp_bytes,
         measured_seconds=found.run_seconds,
         measured_compile_seconds=found.compile_seconds,
         measured_flops=found.flops,
         measured_device=found.device,
         findings=found.findings,
-        error=row.error or found.error or "",
+        error=row.error or found.error,
     )
 
 

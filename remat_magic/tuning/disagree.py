@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from remat_magic import _compat
+from remat_magic import _compat, units
 from remat_magic.analysis.bodies import TRANSPARENT, bodies, walk
 from remat_magic.analysis.contractions import in_program, of_equations, runs
 from remat_magic.analysis.gradient import Gradient
 from remat_magic.analysis.recompute import Liveness, Recomputation
-from remat_magic.analysis.signature import bytes_text
 from remat_magic.model import Measurement, Report
 from remat_magic.tuning.hlo import contractions
 
@@ -124,8 +123,8 @@ def kept_less(measured: Measurement, saved_bytes: int) -> str:
     if missing <= _SMALL * saved_bytes:
         return ""
     return (
-        f"XLA keeps less than autodiff saves: {bytes_text(saved_bytes)} of residuals do not fit into its "
-        f"{bytes_text(room)} of temporaries and outputs; the rest it computes again in fusions, or never stores."
+        f"XLA keeps less than autodiff saves: {units.nbytes(saved_bytes)} of residuals do not fit into its "
+        f"{units.nbytes(room)} of temporaries and outputs; the rest it computes again in fusions, or never stores."
     )
 
 
@@ -156,7 +155,7 @@ def between(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, str]:
         if less < _LARGE * max(reference.temp_bytes, 1) * reference.devices or fallen > _SMALL * less:
             continue
         sentences[number] = (
-            f"{report.policy} saves {bytes_text(less)} less than no checkpoint, yet XLA's temporary memory is "
-            f"{bytes_text(found.temp_bytes)} against {bytes_text(reference.temp_bytes)}: it gains nothing here."
+            f"{report.policy} saves {units.nbytes(less)} less than no checkpoint, yet XLA's temporary memory is "
+            f"{units.nbytes(found.temp_bytes)} against {units.nbytes(reference.temp_bytes)}: it gains nothing here."
         )
     return sentences

@@ -11,7 +11,7 @@ from remat_magic import _compat
 from remat_magic.analysis.flow import Maker, Scope, makers
 from remat_magic.model import SourceSpan
 
-__all__ = ["GivenName", "given_names", "makers_of_operands", "names_asked_for", "where"]
+__all__ = ["GivenName", "given_names", "makers_of_operands", "names_asked_for"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,10 +61,3 @@ def names_asked_for(policy: str) -> tuple[str, ...]:
     """The names in the key of a policy, each once; memories (``offload_src='device'``) are none."""
     inside = (match[2] for match in _FACTORY.finditer(policy))
     return tuple(dict.fromkeys(quoted[2] for text in inside for quoted in _QUOTED.finditer(text)))
-
-
-def where(span: SourceSpan | None) -> str:
-    """A line as it is spoken of: ``line 6``, in a notebook ``In[3]:6``; empty where it is not known."""
-    if span is None:
-        return ""
-    return f"line {span.line}" if span.cell is None else f"In[{span.cell}]:{span.line}"

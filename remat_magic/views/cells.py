@@ -7,7 +7,10 @@ from html import escape
 
 from .rows import RecomputedRow, ResidualRow
 
-__all__ = ["code_html", "table", "td", "what_html", "where_html"]
+__all__ = ["KEYS", "code_html", "table", "td", "what_html", "where_html"]
+
+# On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
+KEYS = 'data-lm-suppress-shortcuts="true"'
 
 
 def code_html(text: str) -> str:

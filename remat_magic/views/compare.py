@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -13,13 +14,11 @@ from rich.text import Text
 from remat_magic.model import ComparisonRow
 
 from . import format as fmt
+from .cells import KEYS
 from .html import style
 from .plots import pareto_svg, same_text
 
 __all__ = ["comparison_html", "comparison_panel", "comparison_table", "render"]
-
-# On the focused element itself, or JupyterLab takes keys as its own.
-_KEYS = 'data-lm-suppress-shortcuts="true"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +203,14 @@ def comparison_table(
         also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_as)
         name = f"<code>{escape(row.policy)}</code>"
         if live:
-            name = (
-                f'<button type="button" class="remat-link" data-policy="{escape(row.policy)}" {_KEYS}>{name}</button>'
-            )
+            name = f'<button type="button" class="remat-link" data-policy="{escape(row.policy)}" {KEYS}>{name}</button>'
         front = '<span class="remat-front" title="on the front" aria-label="on the front" role="img">◆</span>'
-        head = f'<th scope="row">{front if row.pareto else ""}{name}{also}</th>'
+        # In the row itself, so that it stays with it when the table is sorted.
+        failed = f"<br><small>{escape(row.error)}</small>" if row.error and row.peak_bytes is not None else ""
+        head = f'<th scope="row">{front if row.pareto else ""}{name}{also}{failed}</th>'
         cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
             cells = f'<td colspan="{len(columns)}">{escape(row.error)}</td>'
-        elif row.error:
-            cells += f'</tr><tr><td></td><td colspan="{len(columns)}">{escape(row.error)}</td>'
         body.append(f'<tr class="remat-row" data-same="{escape(same_text(row))}"{current}>{head}{cells}</tr>')
     return (
         f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function))}</caption><thead>'
@@ -242,33 +239,12 @@ def _cell(cell: _Cell, extra: str) -> str:
 
 
 def _sorter(head: str, number: int) -> str:
-    return f'<button type="button" class="remat-link" data-sort="{number}" {_KEYS}>{escape(head)}</button>'
+    return f'<button type="button" class="remat-link" data-sort="{number}" {KEYS}>{escape(head)}</button>'
 
 
-def comparison_html(
-    rows: Sequence[ComparisonRow],
-    function: str = "",
-    device: str = "",
-    source: str = "",
-    chosen: str = "",
-    notes: Sequence[str] = (),
-) -> str:
-    """Picture and table as one static fragment.
-
-    Args:
-        rows: as for ``comparison_table``, and so are ``function``, ``device`` and ``chosen``.
-        function: whose policies these are.
-        device: whose data sheet the estimated times are from, and
-        source: where that is published.
-        chosen: the policy to mark.
-        notes: sentences to show with it.
-    """
-    where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
-    return (
-        f'<div class="remat"><style>{style()}</style>{pareto_svg(rows, chosen)}'
-        f'<div class="remat-compare">{comparison_table(rows, function, device, chosen)}</div>'
-        f"{_said(rows, notes)}{where}</div>"
-    )
+def comparison_html(rows: Sequence[ComparisonRow], **about: Any) -> str:
+    """Picture and table as one static fragment with its style sheet; arguments as for ``comparison_panel``."""
+    return f'<div class="remat"><style>{style()}</style>{comparison_panel(rows, **about)}</div>'
 
 
 def comparison_panel(
@@ -278,13 +254,23 @@ def comparison_panel(
     source: str = "",
     chosen: str = "",
     notes: Sequence[str] = (),
+    *,
+    live: bool = False,
 ) -> str:
-    """Picture, table and findings for the widget, whose script lets policies be chosen in them and sorts."""
+    """Picture, table and findings, to stand inside an element of class ``remat``.
+
+    Args:
+        rows: as for ``comparison_table``, and so are ``function``, ``device``, ``chosen`` and ``live``.
+        function: whose policies these are.
+        device: whose data sheet the estimated times are from, and
+        source: where that is published.
+        chosen: the policy to mark.
+        notes: sentences to show with it.
+        live: whether a script is there.
+    """
     where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
-    return (
-        f'{pareto_svg(rows, chosen)}<div class="remat-compare">'
-        f"{comparison_table(rows, function, device, chosen, live=True)}</div>{_said(rows, notes)}{where}"
-    )
+    table = comparison_table(rows, function, device, chosen, live=live)
+    return f'{pareto_svg(rows, chosen)}<div class="remat-compare">{table}</div>{_said(rows, notes)}{where}'
 
 
 def _said(rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:

@@ -8,15 +8,13 @@ from html import escape
 from remat_magic.model import Choice, Site, SourceSpan
 
 from . import format as fmt
+from .cells import KEYS
 from .html import title_html
 
 __all__ = ["ID", "frame"]
 
 # Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
 ID = "__remat__"
-
-# On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
-_KEYS = 'data-lm-suppress-shortcuts="true"'
 
 _TABS = (
     ("residuals", "Residuals"),
@@ -34,7 +32,7 @@ def _select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
     described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
     return (
         f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
-        f'<select id="{ID}{key}" data-control="{key}"{described} {_KEYS}>{items}</select></span>'
+        f'<select id="{ID}{key}" data-control="{key}"{described} {KEYS}>{items}</select></span>'
     )
 
 
@@ -52,7 +50,7 @@ def _names(names: Sequence[str]) -> str:
     groups = list[str]()
     for number, name in enumerate(names):
         radios = "".join(
-            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{escape(name)}" {_KEYS}>'
+            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{escape(name)}" {KEYS}>'
             f"<span>{state}</span></label>"
             for state in ("save", "offload", "recompute")
         )
@@ -72,9 +70,9 @@ def _compare(devices: Sequence[str], has_inputs: bool, policies: Sequence[tuple[
             ("random", "compile, run on random inputs")]  # fmt: skip
     return (
         f'<div class="remat-measure">{_select("device", "Estimate for", known)}{_select("inputs", "Measure", runs)}'
-        f'<button type="button" data-action="measure" {_KEYS}>Measure</button>'
-        f'<button type="button" data-action="gradients" {_KEYS}>Check gradients</button>'
-        f'<button type="button" data-action="cancel" hidden {_KEYS}>Cancel</button>'
+        f'<button type="button" data-action="measure" {KEYS}>Measure</button>'
+        f'<button type="button" data-action="gradients" {KEYS}>Check gradients</button>'
+        f'<button type="button" data-action="cancel" hidden {KEYS}>Cancel</button>'
         f"{_select('against', 'Difference from', [('', 'nothing'), *policies])}"
         f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress></div>'
         '<div data-part="difference"></div><div data-part="comparison"></div><div data-part="gradients"></div>'
@@ -115,15 +113,15 @@ def frame(
     else:
         places += [("sites", f"all {len(sites)} sites"), *((site.key, _site(site)) for site in sites)]
     at = _select("at", "at", places) if sites else ""
-    apply = f'<button type="button" data-action="apply" {_KEYS}>Apply</button>' if can_apply else ""
+    apply = f'<button type="button" data-action="apply" {KEYS}>Apply</button>' if can_apply else ""
     tabs = "".join(
-        f'<button type="button" role="tab" id="{ID}tab-{key}" data-tab="{key}" aria-controls="{ID}panel-{key}" {_KEYS}>'
+        f'<button type="button" role="tab" id="{ID}tab-{key}" data-tab="{key}" aria-controls="{ID}panel-{key}" {KEYS}>'
         f'{text} <small data-count="{key}"></small></button>'
         for key, text in _TABS
     )
     panels = "".join(
         f'<div role="tabpanel" id="{ID}panel-{key}" data-part="{key}" aria-labelledby="{ID}tab-{key}" tabindex="0" '
-        f'class="remat-panel remat-panel-{key}" {_KEYS}>'
+        f'class="remat-panel remat-panel-{key}" {KEYS}>'
         f"{_compare(devices, has_inputs, policies) if key == 'compare' else ''}</div>"
         for key, _ in _TABS
     )
@@ -134,7 +132,7 @@ def frame(
         f'<span class="remat-meaning" id="{ID}meaning"></span></div>'
         f'{_names(names)}<div data-part="totals"></div>'
         f'<div class="remat-code"><code data-part="code"></code>'
-        f'<button type="button" data-action="copy" {_KEYS}>Copy</button>{apply}</div>'
+        f'<button type="button" data-action="copy" {KEYS}>Copy</button>{apply}</div>'
         '<div data-part="notes"></div>'
         f'<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">{tabs}</div>'
         f'<span class="remat-status" role="status" aria-live="polite" data-part="status"></span></div>{panels}'

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 from remat_magic.model import SourceSpan
+from remat_magic.units import flops, nbytes
 
 __all__ = ["count", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
-
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-
-
-def _scaled(number: int, unit: str, whole: str) -> str:
-    magnitude = abs(number)
-    if magnitude < 1000:
-        return f"{number} {whole}"
-    value, prefixes = float(number), iter(_PREFIXES)
-    prefix = next(prefixes)
-    # 999.5 would be written "1e+03" by the three digits below.
-    while abs(value) >= 999.5:
-        value, prefix = value / 1000, next(prefixes)
-    # 9.996 has one digit before the point until it is rounded.
-    candidates = (f"{value:.{digits}f}" for digits in (2, 1, 0))
-    text = next(candidate for candidate in candidates if sum(map(str.isdigit, candidate)) <= 3)
-    return f"{text} {prefix}{unit}"
-
-
-def nbytes(number: int) -> str:
-    """Bytes in three digits: ``48 B``, ``12.6 MB`` (decimal, as accelerators' memory is sold)."""
-    return _scaled(number, "B", "B")
-
-
-def flops(number: int | None) -> str:
-    """Floating-point operations in three digits: ``51 FLOPs``, ``1.17 TFLOPs``; ``unknown`` for None."""
-    return "unknown" if number is None else _scaled(number, "FLOPs", "FLOPs")
 
 
 def seconds(number: float | None) -> str:
@@ -72,11 +44,4 @@ def count(number: int, noun: str) -> str:
 
 def location(span: SourceSpan | None) -> str:
     """Where a span starts, as short as it is unambiguous: ``In[3]:6``, ``model.py:6``; "" for None."""
-    if span is None:
-        return ""
-    if span.cell is not None:
-        return f"In[{span.cell}]:{span.line}"
-    # A cell whose number is not known has a file name made of hashes, which tells the reader nothing.
-    if span.file.startswith("<") or "ipykernel_" in span.file:
-        return f"line {span.line}"
-    return f"{PurePath(span.file.replace(chr(92), '/')).name}:{span.line}"
+    return span.place if span is not None else ""

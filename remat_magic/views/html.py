@@ -11,7 +11,7 @@ from pathlib import Path
 from remat_magic.model import Report
 
 from . import format as fmt
-from .cells import code_html, table, td, what_html, where_html
+from .cells import KEYS, code_html, table, td, what_html, where_html
 from .lines import lines_html
 from .program import chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
@@ -36,7 +36,7 @@ def style() -> str:
 def _script() -> str:
     """What makes a dropdown of the folded policies, where scripts run; without what only its authors read."""
     lines = (STATIC / "kept.js").read_text(encoding="utf-8").splitlines()
-    return "\n".join(line.split(" // ")[0].strip() for line in lines if not line.lstrip().startswith("//"))
+    return "\n".join(line.strip() for line in lines if not line.lstrip().startswith("//"))
 
 
 def totals_html(report: Report, compare: Report | None = None) -> str:
@@ -73,7 +73,7 @@ def _needed(row: ResidualRow, complete: bool) -> str:
     if len(readers) <= 2:
         return shown
     items = "".join(f"<li>{reader}</li>" for reader in readers[2:])
-    summary = f'<summary data-lm-suppress-shortcuts="true">and {len(readers) - 2} more</summary>'
+    summary = f"<summary {KEYS}>and {len(readers) - 2} more</summary>"
     return f"{shown}<details>{summary}<ul>{items}</ul></details>"
 
 

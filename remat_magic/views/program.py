@@ -7,6 +7,7 @@ from html import escape
 from remat_magic.model import Program, ProgramLine
 
 from . import format as fmt
+from .cells import KEYS
 from .rows import residual_words
 
 __all__ = ["CHUNK", "chunks", "pane"]
@@ -59,7 +60,7 @@ def pane(title: str, program: Program, body: str) -> str:
     return (
         f'<section class="remat-pane"><h4>{escape(title)} <small>{size}</small></h4>'
         f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'
-        ' data-lm-suppress-shortcuts="true"'
+        f" {KEYS}"
         ' style="font-family: var(--jp-code-font-family, monospace); white-space: pre; overflow: auto">'
         f"{body}</pre></section>"
     )

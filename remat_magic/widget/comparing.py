@@ -49,6 +49,7 @@ class Comparing:
         self._inputs = inputs
         self._measured: dict[tuple[str, str], Measurement] = {}
         self._job: Any = None
+        self._series: object = None
         self._shown = _Request("compare")
         self._comparer = Worker[_Request](self._work)
         self._others = Worker[_Request](self._work)
@@ -123,11 +124,21 @@ class Comparing:
             device=request.device or None,
             measurements=tuple(self._measured.values()),
             namespace=self._arguments("", request.at)[2],
+            besides=self._beside(trace, request),
         )
         about = found.device
         device, source = (about.name, about.source) if about else ("", "")
-        html = compare.comparison_panel(found.rows, found.function, device, source, request.policy, found.notes)
+        html = compare.comparison_panel(
+            found.rows, found.function, device, source, request.policy, found.notes, live=True
+        )
         self._answer(request, html=html)
+
+    def _beside(self, trace: Any, request: _Request) -> list[Any]:
+        """What the reader chose that the dropdown does not offer: a policy by names."""
+        offered = {choice.key for choice in trace.choices()}
+        measured = (policy for policy, at in self._measured if at == request.at)
+        chosen = dict.fromkeys((request.policy, *measured))
+        return [self._arguments(policy, request.at)[0] for policy in chosen if policy and policy not in offered]
 
     def _difference(self, trace: Any, request: _Request) -> None:
         policies = [self._arguments(policy, request.at)[0] for policy in (request.policy, request.against)]
@@ -143,16 +154,20 @@ class Comparing:
         if self._job is not None:
             self._job.cancel()
         namespace = self._arguments("", request.at)[2]
-        rows = trace.compare(at=request.at, namespace=namespace).rows
+        rows = trace.compare(at=request.at, namespace=namespace, besides=self._beside(trace, request)).rows
         choices = [self._arguments(row.policy, row.at)[:2] for row in rows if not row.error]
         self._shown = request
+        series = self._series = object()
         self._job = trace.measuring(
-            choices, inputs=self._given(request.inputs), namespace=namespace, on_update=self._on_update
+            choices,
+            inputs=self._given(request.inputs),
+            namespace=namespace,
+            on_update=lambda job: self._on_update(job, series),
         )
 
-    def _on_update(self, job: Any) -> None:
-        """On the job's thread, whenever it has come further."""
-        if self._trace is None or self._job not in (None, job):
+    def _on_update(self, job: Any, series: object) -> None:
+        """On the job's thread, whenever it has come further; of an older series nothing is told."""
+        if self._trace is None or series is not self._series:
             return
         for result in job.results:
             self._measured[result.policy, result.at] = result

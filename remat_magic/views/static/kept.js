@@ -8,7 +8,8 @@ for (const root of document.querySelectorAll(".remat-static:not(.remat-scripted)
   const label = document.createElement("label");
   const select = document.createElement("select");
   label.className = "remat-field";
-  select.setAttribute("aria-label", "Policy"); // or its options would be part of its name
+  // Or its options would be part of its name.
+  select.setAttribute("aria-label", "Policy");
   // JupyterLab would take "dd" typed here as its own and delete the cell.
   select.setAttribute("data-lm-suppress-shortcuts", "true");
   label.append("Policy ", select);
@@ -16,8 +17,7 @@ for (const root of document.querySelectorAll(".remat-static:not(.remat-scripted)
     // As the first is shown, and no longer to be folded by itself.
     report.classList.replace("remat-other", "remat-report");
     report.querySelector(":scope > summary")?.setAttribute("tabindex", "-1");
-    const names = [...(report.querySelector(".remat-choice")?.querySelectorAll("code") ?? [])];
-    select.add(new Option(names.map((name) => name.textContent).join(" at ")));
+    select.add(new Option(report.querySelector(".remat-choice")?.textContent ?? ""));
   }
   const show = () => {
     reports.forEach((report, index) => {

@@ -96,7 +96,7 @@ function render({ model, el }) {
   let idle = 0;
   let waiting = 0;
   let lit = "";
-  const asked = { aside: "", compare: "", difference: "" };
+  const asked = { aside: "", compare: "", beside: "", difference: "" };
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
   /** @type {HTMLElement | null} */
@@ -155,7 +155,7 @@ function render({ model, el }) {
     filled = key;
   }
 
-  /** The Memory and Advice panels follow the policy, the Compare panel the place and the device. */
+  /** The Memory and Advice panels follow the policy, the Compare panel the place, the device and what is in it. */
   function fillPanels() {
     if (!shown) return;
     const { policy, at } = shown;
@@ -171,12 +171,14 @@ function render({ model, el }) {
     } else if (tab === "compare") {
       const device = one('[data-control="device"]').value;
       const key = `${device}\n${at}`;
-      if (asked.compare !== key) {
+      const listed = all('[data-part="comparison"] [data-same]').some((one) => stands(one, policy));
+      if (asked.compare !== key || !(listed || asked.beside === policy)) {
         if (!part("comparison").childElementCount) say("Tracing every policy…");
         part("comparison").classList.add("remat-stale");
         model.send({ type: "compare", policy, at, device });
       }
       asked.compare = key;
+      asked.beside = policy;
       const against = one('[data-control="against"]').value;
       const difference = against && `${keyOf(policy, at)}\n${against}`;
       if (asked.difference !== difference) {
@@ -211,10 +213,13 @@ function render({ model, el }) {
     }
   }
 
+  /** Whether a row or a point of the comparison is of a policy. @param {HTMLElement} entry @param {string} [policy] */
+  const stands = (entry, policy) => (entry.dataset.same ?? "").split("\n").includes(policy ?? "");
+
   /** In the comparison, what stands for the shown policy. */
   function markChosen() {
     for (const entry of all('[data-part="comparison"] [data-same]')) {
-      const chosen = String(entry.dataset.same.split("\n").includes(shown?.policy));
+      const chosen = String(stands(entry, shown?.policy));
       entry.setAttribute(entry.tagName === "TR" ? "aria-current" : "aria-pressed", chosen);
     }
   }
@@ -388,7 +393,11 @@ function render({ model, el }) {
       if (message.html) {
         place("comparison", message.html);
         if (status().startsWith("Tracing every")) say("");
-      } else say(message.error, true);
+      } else {
+        asked.compare = ""; // so that it is asked for again
+        part("comparison").classList.remove("remat-stale");
+        say(message.error, true);
+      }
     } else if (message.type === "difference") {
       if (asked.difference !== `${keyOf(message.policy, message.at)}\n${message.against}`) return;
       place("difference", message.html ?? "");
