@@ -1,0 +1,27 @@
+"""What stands for one expression of the user's source, wherever it is shown: the script marks all of them together."""
+
+from __future__ import annotations
+
+import zlib
+
+from remat_magic.model import SourceSpan
+
+__all__ = ["expression_key", "line_key", "linked"]
+
+
+def line_key(span: SourceSpan) -> str:
+    """Stands for a line: the same text in every view and under every policy. No markup can be in it."""
+    # A checksum, since file names are long and repeated on every line; two that are equal only mark too much.
+    file = zlib.crc32(f"{span.cell} {span.file}".encode("utf-8", "surrogatepass"))
+    return f"{file:x}.{span.line}"
+
+
+def expression_key(span: SourceSpan) -> str:
+    """Stands for an expression: its line's key, a point, and the rest of where it is."""
+    return f"{line_key(span)}.{span.column}.{span.end_line}.{span.end_column}"
+
+
+def linked(*spans: SourceSpan | None) -> str:
+    """The attribute that the script finds an element by; nothing for what has no line of the user's."""
+    keys = dict.fromkeys(expression_key(span) for span in spans if span is not None)
+    return f' data-e="{" ".join(keys)}"' if keys else ""
