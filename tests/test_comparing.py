@@ -9,10 +9,9 @@ import pytest
 from views_records import EVIL
 
 import remat_magic as rm
-from remat_magic.model import Advice, ComparisonRow, Difference, GradientDifference, SourceSpan
+from remat_magic.model import Advice, ComparisonRow, GradientDifference, SourceSpan
 from remat_magic.tuning.compare import Comparison
 from remat_magic.views.advice import advice_html
-from remat_magic.views.difference import difference_html
 from remat_magic.views.gradients import gradients_html
 from remat_magic.widget.comparing import Comparing
 
@@ -117,18 +116,6 @@ def test_cancelling():
     comparing.close()
 
 
-def test_the_difference_of_two_policies(comparing, browser):
-    ask(comparing, "difference", against="nothing_saveable")
-    answer = browser.of("difference")
-    assert answer["against"] == "nothing_saveable"
-    html = answer["html"]
-    assert "Only under <code>dots_saveable</code>: saved, 768 B" in html  # three matmuls' outputs
-    assert html.count("dot_general") >= 2  # saved here, recomputed there
-    ask(comparing, "difference", against="dots_saveable")
-    same = browser.wait(lambda message: message.get("against") == "dots_saveable")["html"]
-    assert "save and recompute the same" in same
-
-
 def test_gradients_are_checked_on_the_inputs(comparing, browser):
     ask(comparing, "gradients", inputs="given")
     html = browser.of("gradients")["html"]
@@ -156,8 +143,8 @@ def test_a_function_without_a_backward_pass(browser):
 
 def test_closed_it_says_and_holds_nothing(comparing, browser):
     comparing.close()
-    for kind in ("compare", "memory", "measure", "gradients", "difference", "cancel"):
-        ask(comparing, kind, against="none")
+    for kind in ("compare", "memory", "measure", "gradients", "cancel"):
+        ask(comparing, kind)
     time.sleep(0.2)
     assert browser.messages == []
     assert comparing._trace is comparing._inputs is None
@@ -166,16 +153,9 @@ def test_closed_it_says_and_holds_nothing(comparing, browser):
 def test_nothing_that_is_shown_can_inject_html():
     failed = GradientDifference(EVIL, EVIL, error=EVIL)
     differs = GradientDifference(EVIL, EVIL, 1.0, EVIL, (), 0.5, EVIL)
-    trace = rm.trace(loss, *ARGUMENTS)
-    report = trace.report("nothing_saveable", "function")
-    difference = Difference(EVIL, EVIL, report.residuals, (), report.recomputed, ())
-    for html in (
-        gradients_html([failed, differs]),
-        difference_html(difference),
-        difference_html(Difference(EVIL, EVIL)),
-    ):
-        assert EVIL not in html
-        assert "&lt;img" in html
+    html = gradients_html([failed, differs])
+    assert EVIL not in html
+    assert "&lt;img" in html
 
 
 def test_policies_too_close_to_tell_apart_are_named():

@@ -257,8 +257,8 @@ def pair(policy, saved, temp, at="function", **more):
 def test_savings_that_do_not_show_are_told():
     found = between([pair("none", 1000, 2000), pair("nothing_saveable", 0, 1950)])
     assert found == {
-        1: "nothing_saveable saves 1.00 kB less than no checkpoint, yet XLA's temporary memory is 1.95 kB against 2.00 kB: "
-        "it gains nothing here."
+        1: "nothing_saveable saves 1.00 kB less than no checkpoint, yet XLA's temporary memory is 1.95 kB against "
+        "2.00 kB: it gains nothing here."
     }
 
 

@@ -24,6 +24,8 @@ class Place:
 
     ``chain`` holds the identities of the tracebacks of the enclosing equations, outermost first. ``marks`` counts how
     often the primal program itself is marked as rematerialised there: a function that takes a gradient inside is.
+    ``number`` counts the tracebacks, so that an operation in a body has one number whichever call of it JAX inlined;
+    None for what is not in the primal program.
     """
 
     primitive: str
@@ -33,6 +35,7 @@ class Place:
     times: int | None
     chain: tuple[int, ...]
     marks: int = 0
+    number: int | None = None
 
 
 _MARK = "rematted_computation"  # the name stack entry under which JAX evaluates what a checkpoint dropped
@@ -84,8 +87,10 @@ class PrimalIndex:
             source = self.spans.of(traceback) or outer
             inside = bodies(eqn)
             here = marks + marks_on(eqn)
-            place = Place(_compat.primitive_name(eqn), label_of(eqn), source, path, times, chain, here)
-            self._places.setdefault(id(traceback), []).append(place)
+            alike = self._places.setdefault(id(traceback), [])
+            number = (alike[0].number if alike else None) or len(self._places)
+            place = Place(_compat.primitive_name(eqn), label_of(eqn), source, path, times, chain, here, number)
+            alike.append(place)
             for link in chain:
                 self._under.setdefault((id(traceback), link), []).append(place)
             for body in inside:

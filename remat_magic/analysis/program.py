@@ -240,7 +240,11 @@ def program(
                 inside[0] if inside else "",
                 place.path,
                 token.number,
+                place.number,
             )
         )
-        lines += [ProgramLine(line, place.source, path=place.path, equation=token.number) for line in more]
+        lines += [
+            ProgramLine(line, place.source, path=place.path, equation=token.number, operation=place.number)
+            for line in more
+        ]
     return Program(tuple(lines), tagger.count)

@@ -212,7 +212,9 @@ class ProgramLine:
 
     ``residuals`` pairs each variable on the line that is a residual with its index in ``Report.residuals``.
     ``primitive`` is that of the equation which starts on this line, else empty; ``equation`` numbers that equation
-    within the program, so that lines of one equation belong together.
+    within the program, so that lines of one equation belong together. ``operation`` numbers the operation of the
+    function itself that the equation computes or differentiates: what has the same number in the forward and the
+    backward program, or under another policy, belongs together. None where JAX keeps no trace of it.
     """
 
     text: str
@@ -222,6 +224,7 @@ class ProgramLine:
     recomputation: Recomputation = ""
     path: tuple[str, ...] = ()
     equation: int | None = None
+    operation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

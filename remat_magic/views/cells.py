@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from .link import linked
 from .rows import RecomputedRow, ResidualRow
 
-__all__ = ["KEYS", "code_html", "table", "td", "what_html", "where_html"]
+__all__ = ["KEYS", "code_html", "row_html", "table", "td", "what_html", "where_html"]
 
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
@@ -47,6 +49,23 @@ def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -
 def _left(kind: str) -> str:
     """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
     return "" if kind == "num" else ' style="text-align:left"'
+
+
+def row_html(classes: str, row: ResidualRow | RecomputedRow, number: int | None, cells: Sequence[str]) -> str:
+    """A row of a table of values or operations, with what a script filters, adds up and compares it by.
+
+    ``data-k`` tells rows of two policies that are of the same values, ``data-n`` counts these, and ``data-value`` is
+    the bytes or FLOPs of all together, left out where unknown.
+    """
+    values = isinstance(row, ResidualRow)
+    what = (row.type, row.kind, row.label, row.also) if values else (row.kind, row.primitive, row.outputs)
+    identity = zlib.crc32(repr((what, row.name, row.place, row.expression, row.path)).encode("utf-8", "replace"))
+    links = linked(*(row.sources if values else [row.source]))
+    value = "" if number is None else f' data-value="{number}"'
+    return (
+        f'<tr class="remat-row {classes}" data-k="{identity:x}" data-n="{row.count}"{value}{links}>'
+        f"{''.join(cells)}</tr>"
+    )
 
 
 def td(kind: str, content: str, title: str = "") -> str:

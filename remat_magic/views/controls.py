@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from remat_magic.model import Choice, Site, SourceSpan
@@ -10,30 +10,19 @@ from remat_magic.model import Choice, Site, SourceSpan
 from . import format as fmt
 from .cells import KEYS
 from .html import title_html
+from .tools import ID, button, compare_tools, name_tools, program_tools, select, table_tools
 
-__all__ = ["ID", "frame"]
-
-# Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
-ID = "__remat__"
+__all__ = ["frame"]
 
 _TABS = (
     ("residuals", "Residuals"),
     ("recomputed", "Recomputed"),
-    ("lines", "Lines"),
+    ("lines", "Source"),
     ("jaxprs", "Jaxprs"),
     ("memory", "Memory"),
     ("advice", "Advice"),
     ("compare", "Compare"),
 )
-
-
-def _select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
-    items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
-    described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
-    return (
-        f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
-        f'<select id="{ID}{key}" data-control="{key}"{described} {KEYS}>{items}</select></span>'
-    )
 
 
 def _site(site: Site) -> str:
@@ -46,36 +35,18 @@ def _at(span: SourceSpan | None) -> str:
     return f" ({fmt.location(span)})" if span else ""
 
 
-def _names(names: Sequence[str]) -> str:
-    groups = list[str]()
-    for number, name in enumerate(names):
-        radios = "".join(
-            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{escape(name)}" {KEYS}>'
-            f"<span>{state}</span></label>"
-            for state in ("save", "offload", "recompute")
-        )
-        groups.append(
-            f'<div class="remat-name" role="radiogroup" aria-labelledby="{ID}name{number}">'
-            f'<code id="{ID}name{number}">{escape(name)}</code>{radios}</div>'
-        )
-    return (
-        f'<div class="remat-names" role="group" aria-label="Checkpoint names">{"".join(groups)}</div>' if groups else ""
-    )
+# The parts of the panels that have several.
+_PARTS = {"compare": ("comparison", "gradients")}
 
 
-def _compare(devices: Sequence[str], has_inputs: bool, policies: Sequence[tuple[str, str]]) -> str:
-    """What stays of the Compare panel while its content changes: what times are estimated for, and measuring."""
-    known = [("", "this machine"), *((name, name) for name in devices)]
-    runs = [("", "compile only"), *([("given", "compile, run on your inputs")] if has_inputs else []),
-            ("random", "compile, run on random inputs")]  # fmt: skip
+def _panel(key: str, text: str, tools: str) -> str:
+    """A tab's panel: its tools, which stay, above what follows the policy, which scrolls."""
+    inner = "".join(f'<div data-part="{part}"></div>' for part in _PARTS.get(key, ()))
+    whole = "" if inner else f' data-part="{key}"'
     return (
-        f'<div class="remat-measure">{_select("device", "Estimate for", known)}{_select("inputs", "Measure", runs)}'
-        f'<button type="button" data-action="measure" {KEYS}>Measure</button>'
-        f'<button type="button" data-action="gradients" {KEYS}>Check gradients</button>'
-        f'<button type="button" data-action="cancel" hidden {KEYS}>Cancel</button>'
-        f"{_select('against', 'Difference from', [('', 'nothing'), *policies])}"
-        f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress></div>'
-        '<div data-part="difference"></div><div data-part="comparison"></div><div data-part="gradients"></div>'
+        f'<div role="tabpanel" id="{ID}panel-{key}" data-panel="{key}" aria-labelledby="{ID}tab-{key}">{tools}'
+        f'<div class="remat-panel remat-panel-{key}"{whole} tabindex="0" role="group" aria-label="{text}" {KEYS}>'
+        f"{inner}</div></div>"
     )
 
 
@@ -112,28 +83,35 @@ def frame(
         places.append(("sites", _site(sites[0])))
     else:
         places += [("sites", f"all {len(sites)} sites"), *((site.key, _site(site)) for site in sites)]
-    at = _select("at", "at", places) if sites else ""
-    apply = f'<button type="button" data-action="apply" {KEYS}>Apply</button>' if can_apply else ""
+    at = select("at", "at", places) if sites else ""
+    apply = button("apply", "Apply") if can_apply else ""
     tabs = "".join(
         f'<button type="button" role="tab" id="{ID}tab-{key}" data-tab="{key}" aria-controls="{ID}panel-{key}" {KEYS}>'
         f'{text} <small data-count="{key}"></small></button>'
         for key, text in _TABS
     )
-    panels = "".join(
-        f'<div role="tabpanel" id="{ID}panel-{key}" data-part="{key}" aria-labelledby="{ID}tab-{key}" tabindex="0" '
-        f'class="remat-panel remat-panel-{key}" {KEYS}>'
-        f"{_compare(devices, has_inputs, policies) if key == 'compare' else ''}</div>"
-        for key, _ in _TABS
-    )
+    tools = {
+        "residuals": table_tools("residuals"),
+        "recomputed": table_tools("recomputed"),
+        "jaxprs": program_tools(),
+        "compare": compare_tools(devices, has_inputs),
+    }
+    panels = "".join(_panel(key, text, tools.get(key, "")) for key, text in _TABS)
     differentiated = f' <small class="remat-wrt">differentiated: {escape(", ".join(wrt))}</small>' if wrt else ""
     return (
         f'{title_html(title)}<div class="remat-signature"><code>{escape(signature)}</code>{differentiated}</div>'
-        f'<div class="remat-controls">{_select("policy", "Policy", policies)}{at}'
+        f'<div class="remat-controls">{select("policy", "Policy", policies)}{at}'
+        f"{select('against', 'vs', [('', 'nothing'), *policies])}"
+        f"<span>{button('pin', 'Pin', title='Compare every choice with the one that is shown now')} "
+        f"{button('undo', 'Undo', disabled='')} {button('redo', 'Redo', disabled='')}</span>"
         f'<span class="remat-meaning" id="{ID}meaning"></span></div>'
-        f'{_names(names)}<div data-part="totals"></div>'
+        f'{name_tools(names)}<div data-part="totals"></div>'
         f'<div class="remat-code"><code data-part="code"></code>'
-        f'<button type="button" data-action="copy" {KEYS}>Copy</button>{apply}</div>'
+        f"{button('copy', 'Copy')}{apply}</div>"
         '<div data-part="notes"></div>'
         f'<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">{tabs}</div>'
-        f'<span class="remat-status" role="status" aria-live="polite" data-part="status"></span></div>{panels}'
+        f'<button type="button" class="remat-chip" data-action="unpick" hidden {KEYS}></button>'
+        '<span class="remat-status" role="status" aria-live="polite" data-part="status"></span>'
+        f'<label class="remat-check"><input type="checkbox" data-control="beside" {KEYS}> Source beside</label></div>'
+        f'<div class="remat-body">{panels}</div>'
     )

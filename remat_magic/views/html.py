@@ -11,14 +11,17 @@ from pathlib import Path
 from remat_magic.model import Report
 
 from . import format as fmt
-from .cells import KEYS, code_html, table, td, what_html, where_html
+from .cells import KEYS, code_html, row_html, table, td, what_html, where_html
 from .lines import lines_html
-from .program import chunks, pane
+from .program import chunks, live_chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
 
-__all__ = ["STATIC", "fragments", "jaxprs", "report_html", "style"]
+__all__ = ["fragments", "jaxprs", "module", "report_html", "style"]
 
 STATIC = Path(__file__).parent / "static"
+
+# What only the widget's script reads. Text cannot look like it: quotes are escaped there.
+_LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
 
 # A kept notebook holds each of these lines for every cell: beyond this, the text is one call away in Python.
 _STATIC_LINES = 1000
@@ -30,6 +33,18 @@ def style() -> str:
     text = (STATIC / "widget.css").read_text(encoding="utf-8")
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
+
+
+# In the order in which they need one another.
+_MODULES = ("units.js", "tables.js", "jaxprs.js", "widget.js")
+
+
+@cache
+def module() -> str:
+    """The widget's script: one ES module out of its files, since a widget cannot import what lies beside it."""
+    texts = ((STATIC / name).read_text(encoding="utf-8") for name in _MODULES)
+    text = "\n".join(re.sub(r"^import .*\n", "", text, flags=re.MULTILINE) for text in texts)
+    return re.sub(r"^export (?!default)", "", text, flags=re.MULTILINE)
 
 
 @cache
@@ -45,8 +60,10 @@ def totals_html(report: Report, compare: Report | None = None) -> str:
     for number, total in enumerate(totals(report, compare)):
         separator = '<span class="remat-hidden">; </span>' if number else ""
         change = f" <small>({escape(total.change)})</small>" if total.change else ""
+        value = "" if total.number is None else f' data-value="{total.number}"'
         items.append(
-            f'<span class="remat-total" title="{escape(total.exact)}">{separator}'
+            f'<span class="remat-total" data-total="{total.key}" data-unit="{total.unit}"{value} '
+            f'title="{escape(total.exact)}">{separator}'
             f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b>{change} '
             f'<small class="remat-detail">{escape(total.detail)}</small></span>'
         )
@@ -93,7 +110,7 @@ def residuals_html(report: Report) -> str:
             td("source", where_html(row)),
             td("needed", _needed(row, report.complete)),
         ]
-        rows.append(f'<tr class="remat-row remat-{kind}">{"".join(cells)}</tr>')
+        rows.append(row_html(f"remat-{kind}", row, row.nbytes, cells))
     heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"),
              ("Needed by", "needed")]  # fmt: skip
     return table("Values saved for the backward pass", heads, rows)
@@ -121,7 +138,7 @@ def recomputed_html(report: Report) -> str:
             td("type", code_html(", ".join(row.outputs))),
             td("source", where_html(row)),
         ]
-        rows.append(f'<tr class="remat-row remat-{row.kind}-row">{"".join(cells)}</tr>')
+        rows.append(row_html(f"remat-{row.kind}-row", row, row.flops, cells))
     heads = [
         ("Cost", "num"),
         ("Runs", "num"),
@@ -215,18 +232,20 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
 def folded(report: Report) -> str:
     """A report under its totals, to be unfolded; without its programs, which would make every notebook big."""
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
-    return (
+    return _LINKS.sub(
+        "",
         f'<details class="remat-other"><summary>{_choice(report)} {totals_html(report)}</summary>'
-        f"{code}{_tables(report)}</details>"
+        f"{code}{_tables(report)}</details>",
     )
 
 
 def unfolded(report: Report) -> str:
     """A report in full."""
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
-    return (
+    return _LINKS.sub(
+        "",
         f'{signature_html(report)}<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report))}</div>"
+        f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report))}</div>",
     )
 
 
@@ -244,4 +263,4 @@ def static(chosen: str, others: Iterable[str], title: str = "") -> str:
 
 def lazy_chunks(report: Report) -> dict[str, list[str]]:
     """The programs for the script that fills the panes: lists of HTML, 100 lines each."""
-    return {"forward": chunks(report.forward), "backward": chunks(report.backward)}
+    return {"forward": live_chunks(report.forward), "backward": live_chunks(report.backward)}

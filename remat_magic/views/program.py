@@ -2,56 +2,158 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from html import escape
 
 from remat_magic.model import Program, ProgramLine
 
 from . import format as fmt
 from .cells import KEYS
-from .rows import residual_words
+from .link import linked
+from .rows import VARIABLE
 
-__all__ = ["CHUNK", "chunks", "pane"]
+__all__ = ["CHUNK", "chunks", "live_chunks", "pane"]
 
 CHUNK = 100
 # Hovers on unmarked lines double the size of a big program for little.
 _PLACES_UP_TO = 2000
+# Arguments over more lines than this are folded.
+_HEADER_LINES = 4
 
 _MARKS = {"repeated": ("R", "repeated: also ran in the forward pass"), "deferred": ("D", "deferred: runs only now")}
 
-
-def _with_residuals(line: ProgramLine) -> str:
-    """The escaped text with every occurrence of the line's residual variables marked."""
-    if not line.residuals:
-        return escape(line.text)
-    numbers, words = dict(line.residuals), residual_words(line)
-    parts = words.split(line.text)
-    return "".join(
-        f'<b class="remat-v" data-r="{numbers[part]}">{escape(part)}</b>' if index % 2 else escape(part)
-        for index, part in enumerate(parts)
-    )
+# As JAX prints them: a type after its variable or literal, and a primitive after the equals sign.
+_TYPE = r"(?<=[\w)]):[\w<>]+\[[^\]\s]*\](?:<[\w:]+>)?"
+_PRIMITIVE = r"(?<= = )[\w.]+(?=[\[ ]|$)"
+_WORD = VARIABLE.format("[a-z]+")
+_TOKEN = re.compile(f"(?P<type>{_TYPE})|(?P<primitive>{_PRIMITIVE})|(?P<word>{_WORD})")
+_WORDS = re.compile(f"(?P<word>{_WORD})")
 
 
-def _line(line: ProgramLine, places: bool) -> str:
-    text = _with_residuals(line)
+def _text(line: ProgramLine, text: str, pattern: re.Pattern[str] = _TOKEN) -> str:
+    """A part of the line's text, with its residual variables and what else the pattern finds marked."""
+    numbers = dict(line.residuals)
+    if not numbers and pattern is _WORDS:
+        return escape(text)
+    pieces, at = list[str](), 0
+    for match in pattern.finditer(text):
+        kind, word = match.lastgroup, match.group()
+        if kind == "word" and word not in numbers:
+            continue
+        pieces.append(escape(text[at : match.start()]))
+        at = match.end()
+        if kind == "word":
+            pieces.append(f'<b class="remat-v" data-r="{numbers[word]}">{escape(word)}</b>')
+        else:
+            tag = "span" if kind == "type" else "em"
+            pieces.append(f"<{tag}>{escape(word)}</{tag}>")
+    pieces.append(escape(text[at:]))
+    return "".join(pieces)
+
+
+def _line(line: ProgramLine, content: str, places: bool, live: bool) -> str:
+    """A line with its mark, and for a script what it is linked by."""
     where = fmt.location(line.source)
     if where and line.source and line.source.text:
         where = f"{where}  {line.source.expression}"
+    kind, letter, hover = "", "", where if places and line.primitive else ""
     if line.recomputation:
-        letter, meaning = _MARKS[line.recomputation]
+        mark, meaning = _MARKS[line.recomputation]
+        kind, letter = f" remat-{line.recomputation}", f"<i>{mark}</i>"
         hover = f"{meaning}; {where}" if where else meaning
-        return (
-            f'<span class="remat-l remat-{line.recomputation}" title="{escape(hover)}"><i>{letter}</i>{text}\n</span>'
-        )
-    if places and where and line.primitive:
-        return f'<span class="remat-l" title="{escape(where)}">{text}\n</span>'
-    return text + "\n"
+    links = ""
+    if live:
+        operation = "" if line.operation is None else f' data-o="{line.operation}"'
+        links = f"{linked(line.source)}{operation}"
+    title = f' title="{escape(hover)}"' if hover else ""
+    if not (kind or title or live):
+        return f"{content}\n"
+    return f'<span class="remat-l{kind}"{links}{title}>{letter}{content}\n</span>'
 
 
 def chunks(program: Program) -> list[str]:
-    """The program as HTML, ``CHUNK`` lines a piece, each complete in itself."""
+    """The program as HTML, ``CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
     places = len(program.lines) <= _PLACES_UP_TO
-    lines = [_line(line, places) for line in program.lines]
+    lines = [_line(line, _text(line, line.text, _WORDS), places, live=False) for line in program.lines]
     return ["".join(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
+
+
+def live_chunks(program: Program) -> list[str]:
+    """The same for the widget's script: with links, long parameters folded, and inner jaxprs that can be folded."""
+    places = len(program.lines) <= _PLACES_UP_TO
+    lines = program.lines
+    indents = [len(line.text) - len(line.text.lstrip()) for line in lines]
+    shown = list[tuple[int, str, bool]]()
+    at = 0
+    while at < len(lines):
+        line, end = lines[at], _fold(lines, indents, at)
+        if end > at:
+            what = f"parameters of {line.primitive}" if line.primitive else "arguments"
+            inside = "".join(f"\n{_text(each, each.text)}" for each in lines[at + 1 : end])
+            content = (
+                f"{_text(line, line.text)}{_button(f'Unfold the {what}', expanded=False)}"
+                f'<span class="remat-more" hidden>{inside}\n{" " * indents[end]}</span>'
+                f"{_text(lines[end], lines[end].text.lstrip())}"
+            )
+        else:
+            content = _text(line, line.text)
+        shown.append((at, content, _opens(lines, indents, end)))
+        at = end + 1
+    hides = _hides([indents[start] for start, _, _ in shown])
+    made = list[str]()
+    for (start, content, opens), inside in zip(shown, hides, strict=True):
+        fold = _button(f"Fold {inside} lines", expanded=True, hides=inside) if opens and inside else ""
+        made.append(_line(lines[start], content + fold, places, live=True))
+    return ["".join(made[start : start + CHUNK]) for start in range(0, len(made), CHUNK)]
+
+
+def _button(label: str, *, expanded: bool, hides: int = 0) -> str:
+    """Not in the tab order, which a big program would fill: the arrow keys reach it."""
+    kind = f' data-hides="{hides}"' if hides else ""
+    state = "true" if expanded else "false"
+    return (
+        f'<button type="button" class="remat-fold" tabindex="-1" aria-expanded="{state}"'
+        f'{kind} aria-label="{escape(label)}"></button>'
+    )
+
+
+def _fold(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> int:
+    """The last of the lines that are one equation with its parameters, or a jaxpr's long list of arguments."""
+    line = lines[at]
+    if line.text.endswith("[") and line.equation is not None:
+        end = at + 1
+        while end < len(lines) and indents[end] > indents[at] and lines[end].equation in (None, line.equation):
+            end += 1
+        whole = end < len(lines) and indents[end] == indents[at] and lines[end].text.lstrip().startswith("]")
+        # A jaxpr among the parameters has lines of its own to fold.
+        if whole and not any("{ lambda" in each.text for each in lines[at + 1 : end]):
+            return end
+    elif "{ lambda" in line.text and not line.text.endswith(" let"):
+        end = at + 1
+        while end < len(lines) and indents[end] > indents[at] and not lines[end].text.endswith(" let"):
+            end += 1
+        if end < len(lines) and lines[end].text.endswith(" let") and end - at > _HEADER_LINES:
+            return end
+    return at
+
+
+def _opens(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> bool:
+    """Whether a jaxpr's equations begin after this line: an inner one's, or one's that others share."""
+    return (lines[at].text.endswith(" let") and indents[at] > 0) or lines[at].text.startswith("let ")
+
+
+def _hides(indents: Sequence[int]) -> list[int]:
+    """For each line, how many of the next are indented more deeply."""
+    found = [0] * len(indents)
+    open_at = list[int]()
+    for number, indent in enumerate([*indents, -1]):
+        while open_at and indent <= indents[open_at[-1]]:
+            start = open_at.pop()
+            found[start] = number - start - 1
+        if number < len(indents):
+            open_at.append(number)
+    return found
 
 
 def pane(title: str, program: Program, body: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from remat_magic.model import Equation, Origin, ProgramLine, Report, Residual, SourceSpan
@@ -12,6 +12,7 @@ from remat_magic.model import Equation, Origin, ProgramLine, Report, Residual, S
 from . import format as fmt
 
 __all__ = [
+    "VARIABLE",
     "RecomputedRow",
     "ResidualRow",
     "Total",
@@ -26,6 +27,10 @@ __all__ = [
 # Above this many rows, values that differ by the numbers in their names alone ("layer3_out", "params[7]") are one row.
 FOLD_ALIKE_ABOVE = 40
 
+# Where a word of a jaxpr's text can be a variable: "[" and "=" would make it a primitive with parameters or a
+# parameter, quotes part of a string.
+VARIABLE = r"(?<![\w.'\"]){}(?![\w\[=.'\"])"
+
 _T = TypeVar("_T")
 
 _KINDS = {"intermediate": 0, "offloaded": 1, "argument": 2, "constant": 3, "literal": 4}
@@ -33,7 +38,10 @@ _KINDS = {"intermediate": 0, "offloaded": 1, "argument": 2, "constant": 3, "lite
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One number of the headline: ``value`` for reading, ``exact`` for hovering, ``change`` against another report."""
+    """One number of the headline: ``value`` for reading, ``exact`` for hovering, ``change`` against another report.
+
+    ``number`` is the value itself, in ``unit``; None where it is unknown.
+    """
 
     key: str
     label: str
@@ -41,6 +49,8 @@ class Total:
     detail: str
     exact: str
     change: str = ""
+    number: int | None = None
+    unit: str = "bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class ResidualRow:
     also: tuple[str, ...]
     needed_by: tuple[str, ...]
     indices: tuple[int, ...]
+    sources: tuple[SourceSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,7 @@ class RecomputedRow:
     function: str
     expression: str
     path: str
+    source: SourceSpan | None
 
 
 def place(path: tuple[str, ...]) -> str:
@@ -141,6 +153,7 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
         also=tuple(dict.fromkeys(_origin(origin) for origin in first.origins[1:])),
         needed_by=tuple(dict.fromkeys(readers)),
         indices=tuple(index for index, _ in group),
+        sources=tuple(origin.source for origin in (first, *first.origins) if origin.source is not None),
     )
 
 
@@ -195,6 +208,7 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
                 function=first.source.function if first.source else "",
                 expression=first.source.expression if first.source else "",
                 path=place(first.path),
+                source=first.source,
             )
         )
     return sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)
@@ -206,7 +220,7 @@ def _bytes_total(key: str, label: str, report: Report, compare: Report | None, d
     if compare is not None:
         difference = number - getattr(compare, f"{key}_bytes")
         change = fmt.signed(fmt.nbytes(difference), difference)
-    return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), change)
+    return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), change, number)
 
 
 def _work_total(key: str, report: Report, compare: Report | None) -> Total:
@@ -219,20 +233,19 @@ def _work_total(key: str, report: Report, compare: Report | None) -> Total:
     known = any(equation.flops is not None for equation in equations)
     operations = fmt.count(len(equations), "operation")
     if not equations:
-        total = Total(key, key, "nothing", "", "no operation")
+        total = Total(key, key, "nothing", "", "no operation", number=0, unit="FLOPs")
     elif not known:
-        total = Total(key, key, operations, "cost unknown", operations)
+        total = Total(key, key, operations, "cost unknown", operations, unit="FLOPs")
     else:
         detail, exact = operations, fmt.exact(number, "FLOPs")
         if report.forward_flops:
             share = fmt.percent(number, report.forward_flops)
             detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
-        total = Total(key, key, fmt.flops(number), detail, exact)
+        total = Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")
     if compare is None or not compare.complete or compare.backward_error:
         return total
     difference = number - getattr(compare, f"{key}_flops")
-    change = fmt.signed(fmt.flops(difference), difference)
-    return Total(key, key, total.value, total.detail, total.exact, change)
+    return replace(total, change=fmt.signed(fmt.flops(difference), difference))
 
 
 def totals(report: Report, compare: Report | None = None) -> list[Total]:
@@ -259,15 +272,15 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
             difference = report.peak_bytes - compare.peak_bytes
             change = fmt.signed(fmt.nbytes(difference), difference)
         exact = fmt.exact(report.peak_bytes, "bytes")
-        found.append(Total("peak", "peak", fmt.nbytes(report.peak_bytes), "estimated", exact, change))
+        peak = report.peak_bytes
+        found.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
     return found
 
 
 def residual_words(line: ProgramLine) -> re.Pattern[str]:
     """Matches, as its one group, the residual variables of a line wherever they are variables."""
     names = "|".join(sorted((re.escape(name) for name, _ in line.residuals), key=len, reverse=True))
-    # "[" and "=" would make the word a primitive with parameters or a parameter, quotes part of a string.
-    return re.compile(rf"(?<![\w.'\"])({names})(?![\w\[=.'\"])")
+    return re.compile(VARIABLE.format(f"({names})"))
 
 
 def name_states(report: Report) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic.model import Measurement, RematError
-from remat_magic.views import advice, compare, difference, gradients, timeline
+from remat_magic.views import advice, compare, gradients, timeline
 
 from .worker import Worker
 
@@ -23,7 +23,6 @@ class _Request:
     at: str = ""
     device: str = ""
     inputs: str = ""
-    against: str = ""
 
 
 class Comparing:
@@ -61,12 +60,12 @@ class Comparing:
         Raises:
             ValueError: it is of no known type.
         """
-        texts = {key: str(content.get(key, "")) for key in ("policy", "at", "device", "inputs", "against")}
+        texts = {key: str(content.get(key, "")) for key in ("policy", "at", "device", "inputs")}
         request = _Request(str(content.get("type")), **texts)
         match request.kind:
             case "compare":
                 self._comparer.post(request)
-            case "memory" | "advice" | "gradients" | "difference":
+            case "memory" | "advice" | "gradients":
                 self._others.post(request)
             case "measure":
                 self._starter.post(request)
@@ -101,8 +100,6 @@ class Comparing:
                 case "advice":
                     found = trace.advice(*self._arguments(request.policy, request.at))
                     self._answer(request, html=advice.advice_html(found))
-                case "difference":
-                    self._difference(trace, request)
                 case "gradients":
                     self._check_gradients(trace, request)
                 case other:
@@ -113,7 +110,7 @@ class Comparing:
 
     def _answer(self, request: _Request, **content: Any) -> None:
         if self._trace is not None:
-            names = ("policy", "at", "device", "against")
+            names = ("policy", "at", "device")
             place = {name: getattr(request, name) for name in names}
             self._send({"type": request.kind, **place, **content})
 
@@ -139,13 +136,6 @@ class Comparing:
         measured = (policy for policy, at in self._measured if at == request.at)
         chosen = dict.fromkeys((request.policy, *measured))
         return [self._arguments(policy, request.at)[0] for policy in chosen if policy and policy not in offered]
-
-    def _difference(self, trace: Any, request: _Request) -> None:
-        policies = [self._arguments(policy, request.at)[0] for policy in (request.policy, request.against)]
-        namespace = self._arguments("", request.at)[2]
-        found = trace.compare(policies, at=request.at, namespace=namespace)
-        first, second = (row.policy for row in found.rows)
-        self._answer(request, html=difference.difference_html(found.difference(first, second)))
 
     def _given(self, inputs: str) -> Any:
         return self._inputs if inputs == "given" else inputs or None

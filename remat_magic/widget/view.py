@@ -59,8 +59,8 @@ class RematWidget(Channel):
         RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
     """
 
-    _esm = html.STATIC / "widget.js"
-    _css = html.STATIC / "widget.css"
+    _esm = html.module()
+    _css = html.style()
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
     _trace: Any = None
@@ -94,6 +94,7 @@ class RematWidget(Channel):
         self._rendered = Rendered(title)
         self._worker = Worker[_Wish](self._work)
         self._bodies_worker = Worker[_Wish](self._send_bodies)
+        self._peek_worker = Worker[_Wish](self._peek)
         self._comparing = Comparing(trace, self._send_live, self._arguments, inputs)
         self._kept = Kept(self._rendered)
         self._between = between(get_ipython()) if _kernel() else None
@@ -148,6 +149,7 @@ class RematWidget(Channel):
         self._trace = None
         self._worker.post(None)
         self._bodies_worker.post(None)
+        self._peek_worker.post(None)
         self._comparing.close()
         layout = self.layout
         super().close()
@@ -258,6 +260,18 @@ class RematWidget(Channel):
         bodies = html.lazy_chunks(report)
         self.send({"type": "jaxprs", "policy": report.policy, "at": report.at, "frame": frame, "bodies": bodies})
 
+    def _peek(self, wish: _Wish) -> None:
+        """Send a view that the shown one is compared with."""
+        trace = self._trace
+        if trace is None:
+            return
+        try:
+            report: Report = trace.report(*self._arguments(wish.policy, wish.at))
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": _sentence(error)})
+        else:
+            self._send_view({**self._render(report), "policy": wish.policy, "at": wish.at})
+
     def _say(self, sentence: str, *, error: bool = False) -> None:
         self.send({"type": "say", "text": sentence, "error": error, "serial": self._serial})
 
@@ -277,6 +291,8 @@ class RematWidget(Channel):
                 self._choose(_names_policy(content["names"]), str(content["at"]), serial)
             case "jaxprs":
                 self._bodies_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))
+            case "peek":
+                self._peek_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))
             case "apply":
                 self._on_apply()
             case _:

@@ -1,4 +1,8 @@
 // @ts-check
+import { differences, programs, programText } from "./jaxprs.js";
+import { arrange, arrangement, tableText } from "./tables.js";
+import { change } from "./units.js";
+
 /**
  * Places the HTML that the kernel renders, and handles the reader's actions. Everything escaped was escaped in Python;
  * nothing here makes HTML out of text.
@@ -24,7 +28,6 @@
  *   send(content: object): void}} Model
  */
 
-const FIRST_CHUNKS = 2;
 const TRACING = "Tracing…";
 
 /** @type {WeakMap<object, Store>} */
@@ -39,6 +42,18 @@ function storeOf(model) {
 
 /** @param {string} policy @param {string} at */
 const keyOf = (policy, at) => `${at}\n${policy}`;
+
+/** The tables that the reader arranges, with what their rows count and add up to. */
+const TABLES = {
+  residuals: { noun: "value", unit: "bytes" },
+  recomputed: { noun: "operation", unit: "FLOPs" },
+};
+
+/** ``attn_*`` as it is meant; text without a star as a part of the name. @param {string} text */
+function glob(text) {
+  const quoted = text.trim().replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".");
+  return new RegExp(/[*?]/.test(text) ? `^${quoted}$` : quoted, "i");
+}
 
 /** @param {string} text @returns {Promise<void>} */
 async function copy(text) {
@@ -89,14 +104,25 @@ function render({ model, el }) {
   /** @param {string} name */
   const part = (name) => one(`[data-part="${name}"]`);
 
+  /** @param {string} name */
+  const panel = (name) => one(`[data-panel="${name}"]`);
+
   /** @type {View | null} */
   let shown = null;
   let tab = "residuals";
   let filled = "";
-  let idle = 0;
   let waiting = 0;
   let lit = "";
-  const asked = { aside: "", compare: "", beside: "", difference: "" };
+  /** The line of the source that everything is narrowed to. */
+  let picked = "";
+  /** The choice that others are compared with. @type {{policy: string, at: string} | null} */
+  let pinned = null;
+  /** What was chosen, oldest first, and which of it is shown. @type {{policy: string, at: string}[]} */
+  let history = [];
+  let moment = -1;
+  const asked = { aside: "", compare: "", beside: "", peek: "" };
+  const arrangements = { residuals: arrangement(), recomputed: arrangement() };
+  const panes = programs(part("jaxprs"), { onLine: tellLine, onFilled: markPicked, onPick: pickLineOf });
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
   /** @type {HTMLElement | null} */
@@ -109,50 +135,60 @@ function render({ model, el }) {
     part("status").classList.toggle("remat-error", error);
   }
 
-  /** @param {HTMLElement} pane @param {string[]} chunks */
-  function fill(pane, chunks) {
-    pane.replaceChildren();
-    let next = 0;
-    const more = (/** @type {number} */ upTo) => {
-      for (; next < Math.min(upTo, chunks.length); next++) {
-        const chunk = document.createElement("div");
-        chunk.className = "remat-chunk";
-        chunk.innerHTML = chunks[next];
-        pane.append(chunk);
-      }
-    };
-    more(FIRST_CHUNKS);
-    return { more: () => more(next + 10), done: () => next >= chunks.length };
+  /** The pinned choice's view, where it is at hand. */
+  const other = () => (pinned ? store.views.get(keyOf(pinned.policy, pinned.at)) : undefined);
+
+  /** The views whose programs are to be seen: that of the policy, and for a comparison the pinned one's. */
+  function fillPrograms() {
+    if (!shown?.complete) return;
+    const a = other();
+    const mode = a?.complete && a !== shown ? one('[data-control="panes"]').value : "halves";
+    const needed = a?.complete && a !== shown ? [shown, a] : [shown];
+    const missing = needed.filter((view) => !view.bodies);
+    if (missing.length) {
+      part("jaxprs").setAttribute("aria-busy", "true");
+      for (const view of missing) model.send({ type: "jaxprs", policy: view.policy, at: view.at });
+      return;
+    }
+    const key = [mode, ...needed.map((view) => keyOf(view.policy, view.at))].join("\n");
+    if (filled === key) return;
+    filled = key;
+    const [bView, aView] = needed;
+    const before = [...framed(bView).children].slice(0, -1);
+    panes.show(sidesOf(mode, bView, aView), before);
+    part("jaxprs").removeAttribute("aria-busy");
+    part("jaxprs").classList.remove("remat-stale");
+    summarize(bView, aView);
   }
 
   /** @param {View} view */
-  function fillPrograms(view) {
-    const key = keyOf(view.policy, view.at);
-    if (filled === key || !view.complete) return;
-    const panel = part("jaxprs");
-    if (!view.bodies) {
-      panel.setAttribute("aria-busy", "true");
-      model.send({ type: "jaxprs", policy: view.policy, at: view.at });
-      return;
-    }
-    cancelAnimationFrame(idle);
-    const scroll = [...panel.querySelectorAll("pre")].map((pane) => [pane.scrollTop, pane.scrollLeft]);
-    const height = panel.offsetHeight;
-    panel.style.minHeight = `${height}px`;
-    panel.innerHTML = view.jaxprs;
-    panel.removeAttribute("aria-busy");
-    panel.classList.remove("remat-stale");
-    const panes = [...panel.querySelectorAll("pre")];
-    const jobs = [fill(panes[0], view.bodies.forward), fill(panes[1], view.bodies.backward)];
-    const restore = () => panes.forEach((pane, i) => scroll[i] && pane.scrollTo(scroll[i][1], scroll[i][0]));
-    const step = () => {
-      jobs.forEach((job) => job.more());
-      if (!jobs.every((job) => job.done())) idle = requestAnimationFrame(step);
-      else restore();
-    };
-    restore();
-    if (!jobs.every((job) => job.done())) idle = requestAnimationFrame(step);
-    filled = key;
+  function framed(view) {
+    const template = document.createElement("template");
+    template.innerHTML = view.jaxprs;
+    return template.content;
+  }
+
+  /** @param {string} mode @param {View} b @param {View | undefined} a */
+  function sidesOf(mode, b, a) {
+    /** @param {View} view @param {"forward" | "backward"} half @param {View | undefined} against @param {string} title */
+    const side = (view, half, against, title) => ({
+      title,
+      frame: framed(view).querySelectorAll("section")[half === "forward" ? 0 : 1],
+      chunks: view.bodies?.[half] ?? [],
+      against: against?.bodies?.[half],
+    });
+    if (mode === "halves" || !a) return [side(b, "forward", a, ""), side(b, "backward", a, "")];
+    const half = mode === "forward" ? "forward" : "backward";
+    return [side(a, half, b, `A, ${a.policy}:`), side(b, half, a, `B, ${b.policy}:`)];
+  }
+
+  /** What the programs have more and less than the pinned policy's. @param {View} b @param {View | undefined} a */
+  function summarize(b, a) {
+    const told = a && (/** @type {const} */ (["forward", "backward"])).map((half) => {
+      const { more, fewer } = differences(b.bodies?.[half] ?? [], a.bodies?.[half] ?? []);
+      return `${half} +${more} −${fewer}`;
+    });
+    one('[data-summary="jaxprs"]').textContent = told ? `equations of B against A: ${told.join(", ")}` : "";
   }
 
   /** The Memory and Advice panels follow the policy, the Compare panel the place, the device and what is in it. */
@@ -179,15 +215,6 @@ function render({ model, el }) {
       }
       asked.compare = key;
       asked.beside = policy;
-      const against = one('[data-control="against"]').value;
-      const difference = against && `${keyOf(policy, at)}\n${against}`;
-      if (asked.difference !== difference) {
-        if (against) {
-          part("difference").classList.add("remat-stale");
-          model.send({ type: "difference", policy, at, against });
-        } else part("difference").replaceChildren();
-      }
-      asked.difference = difference;
     }
   }
 
@@ -268,9 +295,8 @@ function render({ model, el }) {
   /** @param {View} view */
   function show(view) {
     if (shown === view) return;
-    const same = shown && keyOf(shown.policy, shown.at) === keyOf(view.policy, view.at);
-    if (!same) filled = "";
     shown = view;
+    remember(view);
     select(view);
     part("totals").innerHTML = view.parts.totals;
     part("notes").innerHTML = view.parts.notes;
@@ -278,25 +304,145 @@ function render({ model, el }) {
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
     for (const name of ["residuals", "recomputed", "lines"]) {
-      const panel = part(name);
+      const target = part(name);
       // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
-      const stale = !view.complete && name !== "residuals" && panel.childElementCount > 0;
-      panel.classList.toggle("remat-stale", stale);
+      const stale = !view.complete && name !== "residuals" && target.childElementCount > 0;
+      target.classList.toggle("remat-stale", stale);
       if (stale) continue;
-      const { scrollTop, scrollLeft, offsetHeight } = panel;
+      const { scrollTop, scrollLeft, offsetHeight } = target;
       // Never shorter than it was while it is open: what is below would jump at each toggle.
-      if (offsetHeight) panel.style.minHeight = `${offsetHeight}px`;
-      panel.innerHTML = view.parts[name];
-      panel.scrollTo(scrollLeft, scrollTop);
+      if (offsetHeight) target.style.minHeight = `${offsetHeight}px`;
+      target.innerHTML = view.parts[name];
+      target.scrollTo(scrollLeft, scrollTop);
     }
-    part("jaxprs").classList.toggle("remat-stale", filled !== keyOf(view.policy, view.at));
+    part("jaxprs").classList.toggle("remat-stale", !view.complete || !filled.includes(keyOf(view.policy, view.at)));
     for (const [name, number] of Object.entries(view.counts)) {
       one(`[data-count="${name}"]`).textContent = number === null ? "…" : String(number);
     }
     root.setAttribute("aria-busy", String(!view.complete));
-    if (tab === "jaxprs") fillPrograms(view);
+    contrast();
+    if (tab === "jaxprs") fillPrograms();
     if (view.complete) fillPanels();
     markChosen();
+  }
+
+  // One line of the source.
+
+  /** Narrows the tables to a line and marks it everywhere; the same line again takes it back. @param {string} key */
+  function pick(key) {
+    picked = picked === key ? "" : key;
+    arrangeTables();
+    markPicked();
+    const chip = one('[data-action="unpick"]');
+    // A table may have no row of the line, and a program no equation.
+    const label = one(`[data-pick="${picked}"]`)?.dataset.place ?? "one line";
+    chip.textContent = picked ? `Only ${label} ×` : "";
+    chip.setAttribute("aria-label", picked ? `Only ${label}: show all again` : "");
+    chip.hidden = !picked;
+  }
+
+  function markPicked() {
+    for (const marked of all(".remat-picked")) marked.classList.remove("remat-picked");
+    for (const button of all("[data-pick]")) {
+      const chosen = button.dataset.pick === picked;
+      button.setAttribute("aria-pressed", String(chosen));
+      button.closest("[data-line]")?.classList.toggle("remat-picked", chosen);
+    }
+    if (picked) for (const line of all(`.remat-l[data-e^="${picked}."]`)) line.classList.add("remat-picked");
+  }
+
+  /** @param {HTMLElement} line of a program */
+  function pickLineOf(line) {
+    const key = /^[0-9a-f]+\.\d+/.exec(line.dataset.e ?? "")?.[0];
+    if (!key) return say("No line of your source makes this.");
+    if (picked !== key) pick(key);
+    open("lines");
+    one(`[data-pick="${key}"]`)?.focus();
+  }
+
+  /** @param {HTMLElement} line of a program */
+  function tellLine(line) {
+    link(line);
+    say(line.title.split("\n")[0]);
+  }
+
+  // Tables.
+
+  function arrangeTables() {
+    const a = other();
+    for (const [name, { noun, unit }] of Object.entries(TABLES)) {
+      const state = arrangements[/** @type {keyof typeof TABLES} */ (name)];
+      const against = a?.complete && a !== shown && shown?.complete ? a.parts[name] : undefined;
+      const again = () => arrangeTables();
+      const told = arrange(part(name), state, { line: picked, other: against, noun, unit, again });
+      one(`[data-summary="${name}"]`).textContent = told;
+    }
+  }
+
+  // Another choice to compare with.
+
+  /** Shows the difference from the pinned choice wherever there is a number or a row. */
+  function contrast() {
+    const a = other();
+    const ready = Boolean(pinned && a?.complete && shown);
+    const same = Boolean(pinned && shown && pinned.policy === shown.policy && pinned.at === shown.at);
+    one('[data-action="pin"]').setAttribute("aria-pressed", String(same));
+    const panesOf = one('[data-control="panes"]');
+    panesOf.closest(".remat-field").hidden = !ready || same;
+    if (pinned && !a?.complete && asked.peek !== keyOf(pinned.policy, pinned.at)) {
+      asked.peek = keyOf(pinned.policy, pinned.at);
+      model.send({ type: "peek", ...pinned });
+    }
+    for (const extra of part("totals").querySelectorAll(".remat-change")) extra.remove();
+    if (ready && a) {
+      const template = document.createElement("template");
+      template.innerHTML = a.parts.totals;
+      for (const total of part("totals").querySelectorAll(".remat-total")) {
+        const before = template.content.querySelector(`[data-total="${total.dataset.total}"]`);
+        const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];
+        const told = document.createElement("small");
+        told.className = "remat-change";
+        told.textContent = `${now === undefined || !then ? "unknown" : change(Number(now) - Number(then), total.dataset.unit)} vs A`;
+        total.append(told);
+      }
+    }
+    arrangeTables();
+  }
+
+  /** @param {{policy: string, at: string} | null} choice */
+  function pin(choice) {
+    pinned = choice;
+    const control = one('[data-control="against"]');
+    if (choice && ![...control.options].some((option) => option.value === choice.policy)) {
+      control.add(new Option(choice.policy, choice.policy));
+    }
+    control.value = choice?.policy ?? "";
+    control.title = choice ? `A: ${choice.policy} at ${choice.at}` : "";
+    contrast();
+    if (tab === "jaxprs") fillPrograms();
+  }
+
+  // What was chosen before.
+
+  /** @param {{policy: string, at: string}} choice */
+  function remember({ policy, at }) {
+    const now = history[moment];
+    if (!now || now.policy !== policy || now.at !== at) {
+      history = [...history.slice(0, moment + 1), { policy, at }].slice(-100);
+      moment = history.length - 1;
+    }
+    one('[data-action="undo"]').disabled = moment < 1;
+    one('[data-action="redo"]').disabled = moment >= history.length - 1;
+  }
+
+  /** @param {number} step -1 or 1 */
+  function travel(step) {
+    const choice = history[moment + step];
+    if (!choice) return;
+    moment += step;
+    const { policy, at } = choice;
+    ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
+    remember(choice);
   }
 
   /** @param {string} name @param {boolean} [focus] */
@@ -307,10 +453,10 @@ function render({ model, el }) {
       button.setAttribute("aria-selected", String(chosen));
       button.tabIndex = chosen ? 0 : -1;
       if (chosen && focus) button.focus();
-      part(button.dataset.tab).hidden = !chosen;
-      part(button.dataset.tab).style.minHeight = "";
+      panel(button.dataset.tab).classList.toggle("remat-open", chosen);
+      one(`.remat-panel-${button.dataset.tab}`).style.minHeight = "";
     }
-    if (name === "jaxprs" && shown) fillPrograms(shown);
+    if (name === "jaxprs") fillPrograms();
     fillPanels();
   }
 
@@ -334,7 +480,7 @@ function render({ model, el }) {
     // The jaxprs were sent once; later copies of the same view come without.
     if (before?.bodies && !view.bodies) view.bodies = before.bodies;
     if (view.complete || !before?.complete) store.views.set(key, view);
-    if (view.serial < store.clock) return;
+    if (view.serial < store.clock) return contrast();
     store.clock = view.serial;
     if (view.complete) {
       clearTimeout(waiting);
@@ -375,12 +521,16 @@ function render({ model, el }) {
     } else if (message.type === "view") {
       const key = keyOf(message.view.policy, message.view.at);
       if (!store.views.get(key)?.complete) store.views.set(key, message.view);
+      if (pinned && key === keyOf(pinned.policy, pinned.at)) {
+        contrast();
+        if (tab === "jaxprs") fillPrograms();
+      }
     } else if (message.type === "jaxprs") {
       const view = store.views.get(keyOf(message.policy, message.at));
       if (!view) return;
       view.bodies = message.bodies;
       view.jaxprs = message.frame;
-      if (view === shown && tab === "jaxprs") fillPrograms(view);
+      if (tab === "jaxprs") fillPrograms();
     } else if (message.type === "memory" || message.type === "advice") {
       const key = `${message.type}\n${keyOf(message.policy, message.at)}`;
       if (asked.aside === key) asked.aside = "";
@@ -398,10 +548,11 @@ function render({ model, el }) {
         part("comparison").classList.remove("remat-stale");
         say(message.error, true);
       }
-    } else if (message.type === "difference") {
-      if (asked.difference !== `${keyOf(message.policy, message.at)}\n${message.against}`) return;
-      place("difference", message.html ?? "");
-      if (message.error) say(message.error, true);
+    } else if (message.type === "peek") {
+      // Only where it failed; else the view itself has come.
+      asked.peek = "";
+      pin(null);
+      say(message.error, true);
     } else if (message.type === "gradients" || message.type === "measure") {
       if (message.html) place("gradients", message.html);
       part("gradients").scrollIntoView({ block: "nearest" });
@@ -424,18 +575,42 @@ function render({ model, el }) {
   root.addEventListener("change", (event) => {
     const target = /** @type {HTMLInputElement} */ (event.target);
     const at = one('[data-control="at"]')?.value ?? shown?.at ?? "function";
-    if (target.dataset.control === "device" || target.dataset.control === "against") {
+    if (target.dataset.group) {
+      arrangements[/** @type {keyof typeof TABLES} */ (target.dataset.group)].group = target.value;
+      arrangeTables();
+    } else if (target.dataset.control === "device") {
       fillPanels();
+    } else if (target.dataset.control === "against") {
+      pin(target.value ? { policy: target.value, at } : null);
+    } else if (target.dataset.control === "panes") {
+      fillPrograms();
+    } else if (target.dataset.control === "together") {
+      panes.setTogether(target.checked);
+    } else if (target.dataset.control === "beside") {
+      root.classList.toggle("remat-beside", target.checked);
     } else if (target.dataset.control === "inputs") {
       // Read when something is measured.
     } else if (target.dataset.control) {
       const policy = one('[data-control="policy"]').value;
       ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
-    } else if (target.dataset.name !== undefined) {
-      /** @type {Record<string, string>} */
-      const names = {};
-      for (const radio of all('input[type="radio"]:checked')) names[radio.dataset.name] = radio.value;
-      ask({ type: "names", names, at });
+    } else if (target.dataset.name !== undefined) askNames();
+  });
+
+  function askNames() {
+    /** @type {Record<string, string>} */
+    const names = {};
+    for (const radio of all('input[type="radio"]:checked')) names[radio.dataset.name] = radio.value;
+    ask({ type: "names", names, at: one('[data-control="at"]')?.value ?? shown?.at ?? "function" });
+  }
+
+  root.addEventListener("input", (event) => {
+    const target = /** @type {HTMLInputElement} */ (event.target);
+    if (target.dataset.find === "names") {
+      const pattern = glob(target.value);
+      for (const name of all(".remat-name")) name.hidden = !pattern.test(name.querySelector("code").textContent);
+    } else if (target.dataset.find) {
+      arrangements[/** @type {keyof typeof TABLES} */ (target.dataset.find)].find = target.value;
+      arrangeTables();
     }
   });
 
@@ -445,23 +620,61 @@ function render({ model, el }) {
     if (policy?.dataset.policy !== undefined) return choose(policy.dataset.policy);
     const button = target.closest("button");
     if (!button) return;
-    if (button.dataset.tab) open(button.dataset.tab);
-    else if (button.dataset.sort !== undefined) {
-      const again = sorted?.column === button.dataset.sort;
-      sort(button.dataset.sort, again ? !sorted?.descending : false);
-    } else if (["measure", "gradients", "cancel"].includes(button.dataset.action ?? "")) {
-      const [device, inputs] = ["device", "inputs"].map((name) => one(`[data-control="${name}"]`).value);
-      if (button.dataset.action === "gradients") say("Comparing gradients…");
-      if (button.dataset.action === "measure") say("Measuring…");
-      model.send({ type: button.dataset.action, policy: shown?.policy, at: shown?.at, device, inputs });
-    } else if (button.dataset.action === "apply") model.send({ type: "apply", serial: store.clock });
-    else if (button.dataset.action === "copy") {
-      copy(shown?.code ?? "").then(
-        () => say("Copied."),
-        (error) => say(`Not copied: ${error.message}.`, true),
-      );
-    }
+    const { tab: name, pick: line, sort: column, action } = button.dataset;
+    if (name) open(name);
+    else if (line) pick(line);
+    else if (column !== undefined) sort(column, sorted?.column === column ? !sorted?.descending : false);
+    else if (action) act(action, button);
   });
+
+  /** @param {string} action @param {HTMLElement} button */
+  function act(action, button) {
+    const [device, inputs] = ["device", "inputs"].map((name) => one(`[data-control="${name}"]`).value);
+    switch (action) {
+      case "measure":
+      case "gradients":
+      case "cancel":
+        if (action === "gradients") say("Comparing gradients…");
+        if (action === "measure") say("Measuring…");
+        return model.send({ type: action, policy: shown?.policy, at: shown?.at, device, inputs });
+      case "apply":
+        return model.send({ type: "apply", serial: store.clock });
+      case "pin":
+        return pin(button.getAttribute("aria-pressed") === "true" || !shown ? null : { policy: shown.policy, at: shown.at });
+      case "undo":
+        return travel(-1);
+      case "redo":
+        return travel(1);
+      case "unpick":
+        pick(picked);
+        return one(`[data-tab="${tab}"]`).focus();
+      case "all-names":
+        for (const name of all(".remat-name")) {
+          if (!name.hidden) name.querySelector(`[value="${button.dataset.state}"]`).checked = true;
+        }
+        return askNames();
+      case "copy":
+        return copied(shown?.code ?? "");
+      case "copy-table": {
+        const table = part(button.dataset.table ?? "").querySelector("table");
+        return table ? copied(tableText(table, button.dataset.as ?? "tsv")) : say("There is no table to copy.");
+      }
+      case "copy-program": {
+        if (!shown?.bodies) return say("The programs are not here yet.");
+        const a = other();
+        const sides = sidesOf(a ? one('[data-control="panes"]').value : "halves", shown, a !== shown ? a : undefined);
+        return copied(programText(sides[Number(button.dataset.pane)].chunks));
+      }
+    }
+  }
+
+  /** @param {string} text */
+  function copied(text) {
+    copy(text).then(
+      () => say("Copied."),
+      (error) => say(`Not copied: ${error.message}.`, true),
+    );
+  }
 
   one('[role="tablist"]').addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     const names = all('[role="tab"]').map((button) => button.dataset.tab);
@@ -473,23 +686,38 @@ function render({ model, el }) {
     open(names[(moves[event.key] + names.length) % names.length], true);
   });
 
-  // The points of the picture are buttons, which HTML's own would be without this.
   root.addEventListener("keydown", (event) => {
     const target = /** @type {any} */ (event.target);
+    // In a field of text the keys undo what was typed.
+    if ((event.ctrlKey || event.metaKey) && /^[zy]$/i.test(event.key) && target.type !== "search") {
+      event.preventDefault();
+      return travel(event.key.toLowerCase() === "y" || event.shiftKey ? 1 : -1);
+    }
+    // The points of the picture are buttons, which HTML's own would be without this.
     if (target.getAttribute?.("role") !== "button" || ![" ", "Enter"].includes(event.key)) return;
     event.preventDefault();
     choose(target.dataset.policy);
   });
 
-  // One residual, wherever it stands in both programs.
-  root.addEventListener("mouseover", (event) => {
-    const target = /** @type {HTMLElement} */ (event.target);
-    const variable = target.closest("[data-r]");
-    if (lit === (variable?.getAttribute("data-r") ?? "")) return;
-    lit = variable?.getAttribute("data-r") ?? "";
-    for (const marked of all(".remat-lit")) marked.classList.remove("remat-lit");
-    if (lit) for (const same of all(`[data-r="${lit}"]`)) same.classList.add("remat-lit");
-  });
+  // One residual, one operation, one expression, wherever it stands.
+  root.addEventListener("mouseover", (event) => link(/** @type {HTMLElement} */ (event.target)));
+
+  /** Marks everything that belongs to what is pointed at. @param {HTMLElement} target */
+  function link(target) {
+    const residual = target.closest("[data-r]")?.getAttribute("data-r") ?? "";
+    const linked = /** @type {HTMLElement | null} */ (target.closest("[data-e], [data-o]"));
+    const { e: expressions = "", o: operation = "" } = linked?.dataset ?? {};
+    const key = [residual, operation, expressions].join("\n");
+    if (lit === key) return;
+    lit = key;
+    for (const marked of all(".remat-lit, .remat-same")) marked.classList.remove("remat-lit", "remat-same");
+    if (residual) for (const same of all(`[data-r="${residual}"]`)) same.classList.add("remat-lit");
+    const same = expressions.split(" ").filter(Boolean).map((expression) => `[data-e~="${expression}"]:not([data-o])`);
+    // An operation of one layer is told apart from the same expression of another.
+    if (operation) same.push(`[data-o="${operation}"]`);
+    else same.push(...same.map((selector) => selector.replace(":not([data-o])", "[data-o]")));
+    if (same.length) for (const one of all(same.join())) one.classList.add("remat-same");
+  }
 
   model.on("change:_view", onView);
   model.on("msg:custom", onMessage);
@@ -498,7 +726,7 @@ function render({ model, el }) {
   model.send({ type: "hello" });
 
   return () => {
-    cancelAnimationFrame(idle);
+    panes.stop();
     clearTimeout(waiting);
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);

@@ -1,0 +1,339 @@
+// @ts-check
+/**
+ * The two panes of programs: filled bit by bit, folded, moved through by keys, scrolled together, a variable's
+ * definition and uses marked, and one policy's program compared with another's.
+ *
+ * @typedef {object} Side one program to show
+ * @property {string} title "" for its own
+ * @property {Element} frame the section with its heading and its pane, without lines
+ * @property {string[]} chunks its lines as HTML, in pieces
+ * @property {string[] | undefined} against the lines of the same program under the other policy
+ */
+
+const FIRST_CHUNKS = 2;
+const CHUNKS_A_FRAME = 10;
+// Where a word of the text can be a variable; see remat_magic/views/rows.py.
+const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
+
+/** @typedef {{pane: HTMLElement, next: number, side: Side, counts: Map<string, number> | null}} Job */
+
+/** The equations of a program, counted by operation, primitive and kind. @type {WeakMap<string[], Map<string, number>>} */
+const counted = new WeakMap();
+
+/** What an equation is, whatever its variables are called. @param {Element} line */
+function identity(line) {
+  const primitive = line.querySelector("em")?.textContent;
+  if (!primitive) return "";
+  const kind = line.classList.contains("remat-repeated") || line.classList.contains("remat-deferred");
+  return `${line.getAttribute("data-o") ?? ""} ${primitive} ${kind}`;
+}
+
+/** @param {string[]} chunks */
+function countsOf(chunks) {
+  let counts = counted.get(chunks);
+  if (!counts) {
+    counts = new Map();
+    const template = document.createElement("template");
+    template.innerHTML = chunks.join("");
+    for (const line of template.content.querySelectorAll(".remat-l")) {
+      const key = identity(line);
+      if (key) counts.set(key, (counts.get(key) ?? 0) + 1);
+    }
+    counted.set(chunks, counts);
+  }
+  return counts;
+}
+
+/** How many equations each of two programs has that the other has not. @param {string[]} mine @param {string[]} other */
+export function differences(mine, other) {
+  const [a, b] = [countsOf(other), countsOf(mine)];
+  const missing = (/** @type {Map<string, number>} */ from, /** @type {Map<string, number>} */ of) =>
+    [...from].reduce((sum, [key, number]) => sum + Math.max(0, number - (of.get(key) ?? 0)), 0);
+  return { more: missing(b, a), fewer: missing(a, b) };
+}
+
+/** The text of a program, as JAX prints it. @param {string[]} chunks */
+export function programText(chunks) {
+  const template = document.createElement("template");
+  template.innerHTML = chunks.join("");
+  for (const extra of template.content.querySelectorAll(".remat-l > i:first-child, button")) extra.remove();
+  return template.content.textContent?.replace(/\n$/, "") ?? "";
+}
+
+/** The line before or after. @param {Element} line @param {boolean} down @returns {HTMLElement | null} */
+function neighbour(line, down) {
+  /** @type {Element | null} */
+  let at = line;
+  do {
+    const next = /** @type {Element | null} */ (down ? at.nextElementSibling : at.previousElementSibling);
+    /** @type {Element | null | undefined} */
+    const chunk = down ? at.parentElement?.nextElementSibling : at.parentElement?.previousElementSibling;
+    at = next ?? (down ? chunk?.firstElementChild : chunk?.lastElementChild) ?? null;
+  } while (at instanceof HTMLElement && at.hidden);
+  return /** @type {HTMLElement | null} */ (at);
+}
+
+/**
+ * @param {HTMLElement} part what the panes stand in
+ * @param {{onLine: (line: HTMLElement) => void, onFilled: () => void, onPick: (line: HTMLElement) => void}} hooks
+ */
+export function programs(part, { onLine, onFilled, onPick }) {
+  /** @type {Job[]} */
+  let jobs = [];
+  let frame = 0;
+  let together = true;
+  /** @type {HTMLElement | null} */
+  let active = null;
+  /** @type {HTMLElement | null} */
+  let here = null;
+  /** @type {WeakMap<HTMLElement, Map<string, HTMLElement>>} */
+  let operations = new WeakMap();
+  // Two of them: what the word is defined by, and where it is used. Shared by all widgets of the page.
+  const known = "highlights" in CSS;
+
+  /** @param {Job} job @param {number} upTo */
+  function advance(job, upTo) {
+    const { pane, side, counts } = job;
+    for (; job.next < Math.min(upTo, side.chunks.length); job.next += 1) {
+      const chunk = document.createElement("div");
+      chunk.className = "remat-chunk";
+      chunk.innerHTML = side.chunks[job.next];
+      if (counts) for (const line of chunk.children) compare(/** @type {HTMLElement} */ (line), counts, side.title);
+      pane.append(chunk);
+    }
+  }
+
+  /** @param {HTMLElement} line @param {Map<string, number>} counts @param {string} title */
+  function compare(line, counts, title) {
+    const key = identity(line);
+    if (!key) return;
+    const left = counts.get(key) ?? 0;
+    counts.set(key, left - 1);
+    if (left > 0) return;
+    line.classList.add("remat-only");
+    line.title = [title.startsWith("A") ? "only under A" : "only under B", line.title].filter(Boolean).join("; ");
+  }
+
+  const done = () => jobs.every(({ next, side }) => next >= side.chunks.length);
+
+  function finish() {
+    cancelAnimationFrame(frame);
+    for (const job of jobs) advance(job, Infinity);
+    onFilled();
+  }
+
+  /** @param {Side[]} sides @param {Element[]} before what stands above the panes */
+  function show(sides, before) {
+    cancelAnimationFrame(frame);
+    const scroll = [...part.querySelectorAll("pre")].map((pane) => [pane.scrollTop, pane.scrollLeft]);
+    part.style.minHeight = `${part.offsetHeight}px`;
+    const panes = document.createElement("div");
+    panes.className = "remat-panes";
+    for (const { frame: section, title } of sides) {
+      const copy = /** @type {Element} */ (section.cloneNode(true));
+      if (title) copy.querySelector("h4")?.prepend(`${title} `);
+      panes.append(copy);
+    }
+    part.replaceChildren(...before.map((element) => element.cloneNode(true)), panes);
+    operations = new WeakMap();
+    here = active = null;
+    jobs = [...part.querySelectorAll("pre")].map((pane, index) => {
+      const side = sides[index];
+      return { pane, next: 0, side, counts: side.against ? new Map(countsOf(side.against)) : null };
+    });
+    for (const job of jobs) advance(job, FIRST_CHUNKS);
+    const restore = () => jobs.forEach(({ pane }, index) => scroll[index] && pane.scrollTo(scroll[index][1], scroll[index][0]));
+    restore();
+    const step = () => {
+      for (const job of jobs) advance(job, job.next + CHUNKS_A_FRAME);
+      if (!done()) frame = requestAnimationFrame(step);
+      else {
+        restore();
+        part.style.minHeight = "";
+        onFilled();
+      }
+    };
+    frame = requestAnimationFrame(step);
+  }
+
+  // Folding.
+
+  /** @param {HTMLElement} button @param {boolean} [open] */
+  function twist(button, open = button.getAttribute("aria-expanded") !== "true") {
+    button.setAttribute("aria-expanded", String(open));
+    const hides = Number(button.dataset.hides ?? 0);
+    if (!hides) {
+      const inside = /** @type {HTMLElement | null} */ (button.nextElementSibling);
+      if (inside) inside.hidden = !open;
+      return;
+    }
+    button.setAttribute("aria-label", `${open ? "Fold" : "Unfold"} ${hides} lines`);
+    if (!done()) finish();
+    /** @type {Element | null | undefined} */
+    let line = button.closest(".remat-l");
+    // What is folded within stays so.
+    let skip = 0;
+    for (let left = hides; left > 0 && line; left -= 1) {
+      const next = /** @type {Element | null} */ (line.nextElementSibling);
+      line = next ?? line.parentElement?.nextElementSibling?.firstElementChild;
+      if (!(line instanceof HTMLElement)) break;
+      line.hidden = !open || skip > 0;
+      skip = Math.max(0, skip - 1);
+      const inner = /** @type {HTMLElement | null} */ (line.querySelector(":scope > [data-hides]"));
+      if (inner?.getAttribute("aria-expanded") === "false") skip = Math.max(skip, Number(inner.dataset.hides));
+    }
+  }
+
+  // Moving.
+
+  /** @param {HTMLElement} line @param {string} [name] the variable to mark; else the one that the line defines */
+  function goTo(line, name) {
+    here?.classList.remove("remat-here");
+    here = line;
+    line.classList.add("remat-here");
+    const pane = line.closest("pre");
+    if (pane) markVariable(pane, name ?? definedBy(line));
+    onLine(line);
+  }
+
+  /** @param {HTMLElement} line */
+  function definedBy(line) {
+    const text = line.firstElementChild?.tagName === "I" ? (line.textContent ?? "").slice(1) : (line.textContent ?? "");
+    return /^\s*([a-z]+):/.exec(text)?.[1] ?? "";
+  }
+
+  /** @param {HTMLElement} pane @param {string} name */
+  function markVariable(pane, name) {
+    if (!known) return;
+    const [definition, uses] = [new Highlight(), new Highlight()];
+    const walker = document.createTreeWalker(pane, NodeFilter.SHOW_TEXT);
+    for (let node = name ? walker.nextNode() : null; node; node = walker.nextNode()) {
+      const text = node.nodeValue ?? "";
+      if (!text.includes(name)) continue;
+      for (const match of text.matchAll(VARIABLE)) {
+        if (match[0] !== name) continue;
+        const range = new StaticRange({
+          startContainer: node,
+          startOffset: match.index,
+          endContainer: node,
+          endOffset: match.index + name.length,
+        });
+        const last = match.index + name.length === text.length;
+        const after = last ? (node.nextSibling ?? node.parentElement?.nextSibling) : null;
+        (after?.textContent?.startsWith(":") ? definition : uses).add(range);
+      }
+    }
+    CSS.highlights.set("remat-definition", definition);
+    CSS.highlights.set("remat-use", uses);
+  }
+
+  /** The variable at a point of the page. @param {number} x @param {number} y */
+  function wordAt(x, y) {
+    const at = /** @type {any} */ (document).caretPositionFromPoint?.(x, y);
+    const range = at ? null : /** @type {any} */ (document).caretRangeFromPoint?.(x, y);
+    const node = at?.offsetNode ?? range?.startContainer;
+    const offset = at?.offset ?? range?.startOffset ?? 0;
+    if (node?.nodeType !== Node.TEXT_NODE) return undefined;
+    for (const match of node.nodeValue.matchAll(VARIABLE)) {
+      if (match.index <= offset && offset <= match.index + match[0].length) return match[0];
+    }
+    return undefined;
+  }
+
+  part.addEventListener("click", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const fold = /** @type {HTMLElement | null} */ (target.closest(".remat-fold"));
+    if (fold) return twist(fold);
+    const line = /** @type {HTMLElement | null} */ (target.closest(".remat-l"));
+    // A click ends the marking of text too, which is no wish to go anywhere.
+    if (line && document.getSelection()?.isCollapsed) goTo(line, wordAt(event.clientX, event.clientY));
+  });
+
+  part.addEventListener("keydown", (event) => {
+    const pane = /** @type {HTMLElement} */ (event.target).closest("pre");
+    if (!pane || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    const current = here && pane.contains(here) ? here : null;
+    const fold = /** @type {HTMLElement | null | undefined} */ (current?.querySelector(".remat-fold"));
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      const first = /** @type {HTMLElement | null} */ (lineAt(pane, 0.15) ?? pane.querySelector(".remat-l"));
+      const next = current ? neighbour(current, event.key === "ArrowDown") : first;
+      if (next) {
+        goTo(next);
+        next.scrollIntoView({ block: "nearest", inline: "nearest" });
+      }
+    } else if (fold && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
+      twist(fold, event.key === "ArrowRight");
+    } else if (current && event.key === "Enter") onPick(current);
+    else return;
+    event.preventDefault();
+  });
+
+  // Scrolling together.
+
+  /** The line at a height of a pane, as a share of it. @param {HTMLElement} pane @param {number} share */
+  function lineAt(pane, share) {
+    const box = pane.getBoundingClientRect();
+    const at = document.elementFromPoint(box.left + Math.min(80, box.width / 2), box.top + box.height * share);
+    return /** @type {HTMLElement | null} */ (at && pane.contains(at) ? at.closest(".remat-l") : null);
+  }
+
+  /** @param {HTMLElement} pane */
+  function operationsOf(pane) {
+    let found = operations.get(pane);
+    if (!found) {
+      found = new Map();
+      for (const line of /** @type {NodeListOf<HTMLElement>} */ (pane.querySelectorAll("[data-o]"))) {
+        const key = line.dataset.o ?? "";
+        if (!found.has(key)) found.set(key, line);
+      }
+      if (done()) operations.set(pane, found);
+    }
+    return found;
+  }
+
+  /** Puts the other pane where it shows the same operation. @param {HTMLElement} pane */
+  function follow(pane) {
+    const other = jobs.map((job) => job.pane).find((one) => one !== pane);
+    let line = lineAt(pane, 0.4);
+    if (!other || !line) return;
+    const found = operationsOf(other);
+    for (let left = 200; left > 0 && line; left -= 1) {
+      const same = line.dataset.o === undefined ? undefined : found.get(line.dataset.o);
+      if (same && !same.hidden) {
+        const offset = line.getBoundingClientRect().top - pane.getBoundingClientRect().top;
+        other.scrollTop += same.getBoundingClientRect().top - other.getBoundingClientRect().top - offset;
+        return;
+      }
+      line = neighbour(line, false);
+    }
+  }
+
+  for (const kind of ["pointerover", "wheel", "focusin", "touchstart"]) {
+    part.addEventListener(
+      kind,
+      (event) => (active = /** @type {HTMLElement} */ (event.target).closest?.("pre") ?? active),
+      { passive: true },
+    );
+  }
+  let waiting = 0;
+  part.addEventListener(
+    "scroll",
+    (event) => {
+      const pane = /** @type {HTMLElement} */ (event.target);
+      // The pane that follows scrolls too, and must not lead back.
+      if (!together || pane !== active || waiting) return;
+      waiting = requestAnimationFrame(() => {
+        waiting = 0;
+        follow(pane);
+      });
+    },
+    { capture: true, passive: true },
+  );
+
+  return {
+    show,
+    /** @param {boolean} value */
+    setTogether: (value) => (together = value),
+    stop: () => cancelAnimationFrame(frame),
+  };
+}

@@ -1,0 +1,259 @@
+// @ts-check
+/**
+ * The tables of residuals and of recomputed operations: sorted, searched, grouped, narrowed to a line of the source,
+ * compared with another policy's, and copied.
+ *
+ * @typedef {object} Arrangement how the reader wants a table
+ * @property {string} find
+ * @property {string} group
+ * @property {{column: number, descending: boolean} | null} sort
+ * @property {Set<string>} folded labels of the groups that are folded
+ */
+import { count, quantity } from "./units.js";
+
+/** @returns {Arrangement} */
+export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set() });
+
+/** What a row is grouped by, the text as it is shown. @type {Record<string, (row: HTMLElement) => string>} */
+const GROUPS = {
+  line: (row) => textOf(row, ".remat-place") || "no line of yours",
+  name: (row) => textOf(row, ".remat-name-of code") || "unnamed",
+  operation: (row) => textOf(row, "td.remat-what code") || "other",
+  path: (row) => textOf(row, ".remat-path").replace(/^in /, "") || "outside of loops and calls",
+};
+
+/** @param {Element} element @param {string} selector */
+const textOf = (element, selector) => element.querySelector(selector)?.textContent?.trim() ?? "";
+
+/** @param {HTMLElement} row */
+const number = (row) => Number(row.dataset.n ?? 1);
+
+/** Bytes or FLOPs of a row. @param {HTMLElement} row @returns {number | null} */
+const value = (row) => (row.dataset.value === undefined ? null : Number(row.dataset.value));
+
+/** @param {HTMLElement[]} rows */
+const total = (rows) => rows.reduce((sum, row) => sum + (value(row) ?? 0), 0);
+
+/** The rows of a table's HTML. @param {string} html @returns {HTMLTableRowElement[]} */
+function rowsOf(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  return [...template.content.querySelectorAll("tr")].filter((row) => row.classList.contains("remat-row"));
+}
+
+/** Makes the heads buttons that sort. @param {HTMLTableElement} table @param {(column: number) => void} onSort */
+function dressHeads(table, onSort) {
+  [...table.tHead?.rows[0]?.cells ?? []].forEach((head, column) => {
+    if (head.querySelector("button")) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "remat-link";
+    button.dataset.order = "";
+    button.dataset.lmSuppressShortcuts = "true";
+    button.textContent = head.textContent;
+    button.addEventListener("click", () => onSort(column));
+    head.replaceChildren(button);
+  });
+}
+
+/** By what a row is sorted in a column. @param {HTMLTableRowElement} row @param {number} column */
+function sortKey(row, column) {
+  const cell = row.cells[column];
+  if (!cell?.classList.contains("remat-num")) return cell?.textContent?.trim() ?? "";
+  if (column === 0) return value(row);
+  const parsed = Number((cell.textContent ?? "").replace(/,/g, ""));
+  return Number.isNaN(parsed) ? null : parsed;
+}
+
+/** @param {HTMLTableRowElement[]} rows @param {number} column @param {boolean} descending */
+function sorted(rows, column, descending) {
+  const keyed = rows.map((row) => ({ row, key: sortKey(row, column) }));
+  keyed.sort((a, b) => {
+    if (a.key === null || b.key === null) return Number(a.key === null) - Number(b.key === null);
+    const order =
+      typeof a.key === "number" && typeof b.key === "number"
+        ? a.key - b.key
+        : String(a.key).localeCompare(String(b.key), undefined, { numeric: true });
+    return descending ? -order : order;
+  });
+  return keyed.map(({ row }) => row);
+}
+
+/**
+ * Marks the rows that another policy has not, and brings in those that only it has.
+ * @param {HTMLTableRowElement[]} rows
+ * @param {string} html the other policy's table
+ */
+function compared(rows, html) {
+  const others = new Map(rowsOf(html).map((row) => [row.dataset.k, row]));
+  for (const row of rows) {
+    const other = others.get(row.dataset.k);
+    others.delete(row.dataset.k);
+    if (!other) mark(row, "B", "only under B, the policy that is shown");
+    else if (number(other) !== number(row)) {
+      mark(row, `${number(other)}→${number(row)}`, `${number(other)} under A, ${number(row)} under B`);
+    }
+  }
+  const missing = [...others.values()];
+  for (const row of missing) {
+    row.classList.add("remat-extra", "remat-missing");
+    mark(row, "A", "only under A, the pinned policy");
+  }
+  return missing;
+}
+
+/** @param {HTMLElement} row @param {string} text @param {string} title */
+function mark(row, text, title) {
+  const letter = document.createElement("i");
+  letter.className = "remat-letter remat-side";
+  letter.textContent = text;
+  letter.title = title;
+  row.querySelector("td.remat-kind")?.prepend(letter, " ");
+}
+
+/**
+ * Arranges a part's table as the reader wants it.
+ * @param {HTMLElement} part
+ * @param {Arrangement} state
+ * @param {object} context
+ * @param {string} context.line the line of the source that the rows are narrowed to, or ""
+ * @param {string | undefined} context.other the other policy's table
+ * @param {string} context.noun what the rows count
+ * @param {string} context.unit what the rows add up to
+ * @param {() => void} context.again arranges anew
+ * @returns {string} the totals of what is shown
+ */
+export function arrange(part, state, { line, other, noun, unit, again }) {
+  for (const extra of part.querySelectorAll(".remat-extra, .remat-side")) extra.remove();
+  const table = part.querySelector("table");
+  const body = table?.tBodies[0];
+  // Nothing is saved, yet the other policy's rows belong here; they are told of in the summary.
+  if (!table || !body) return other ? count(rowsOf(other).length, "row") + " only under A" : "";
+  dressHeads(table, (column) => {
+    // Numbers begin with the largest.
+    const first = table.tHead?.rows[0].cells[column]?.classList.contains("remat-num") ?? false;
+    state.sort = { column, descending: state.sort?.column === column ? !state.sort.descending : first };
+    again();
+  });
+  const own = [...body.rows];
+  own.forEach((row, index) => (row.dataset.index ??= String(index)));
+  own.sort((a, b) => Number(a.dataset.index) - Number(b.dataset.index));
+  const missing = other === undefined ? [] : compared(own, other);
+  let rows = [...own, ...missing];
+  const find = state.find.trim().toLowerCase();
+  for (const row of rows) {
+    const here = !line || (row.dataset.e ?? "").startsWith(`${line}.`);
+    row.hidden = !here || !(row.textContent ?? "").toLowerCase().includes(find);
+  }
+  const heads = [...table.tHead?.rows[0].cells ?? []];
+  heads.forEach((head, column) => {
+    if (state.sort?.column === column) {
+      head.setAttribute("aria-sort", state.sort.descending ? "descending" : "ascending");
+    } else head.removeAttribute("aria-sort");
+  });
+  if (state.sort) rows = sorted(rows, state.sort.column, state.sort.descending);
+  body.append(...(state.group ? grouped(rows, state, heads.length, noun, unit, again) : rows));
+  const shown = own.filter((row) => !row.hidden);
+  return summary(own, shown, noun, unit) + aside(own, missing);
+}
+
+/** @param {HTMLElement[]} all @param {HTMLElement[]} shown @param {string} noun @param {string} unit */
+function summary(all, shown, noun, unit) {
+  const values = (/** @type {HTMLElement[]} */ rows) => rows.reduce((sum, row) => sum + number(row), 0);
+  if (all.length === shown.length) return `${count(values(all), noun)}, ${quantity(total(all), unit)}`;
+  return `${values(shown)} of ${count(values(all), noun)}, ${quantity(total(shown), unit)} of ${quantity(total(all), unit)}`;
+}
+
+/** @param {HTMLElement[]} own @param {HTMLElement[]} missing */
+function aside(own, missing) {
+  const marks = own.filter((row) => row.querySelector(".remat-side"));
+  const only = marks.filter((row) => textOf(row, ".remat-side") === "B").length;
+  const changed = marks.length - only;
+  const parts = [only && `${only} rows only in B`, missing.length && `${missing.length} only in A`, changed && `${changed} changed`];
+  const told = parts.filter(Boolean).join(", ");
+  return told && `; ${told}`;
+}
+
+/**
+ * The rows under the heads of their groups, the largest group first.
+ * @param {HTMLTableRowElement[]} rows
+ * @param {Arrangement} state
+ * @param {number} columns
+ * @param {string} noun
+ * @param {string} unit
+ * @param {() => void} again
+ */
+function grouped(rows, state, columns, noun, unit, again) {
+  /** @type {Map<string, HTMLTableRowElement[]>} */
+  const groups = new Map();
+  for (const row of rows) {
+    const label = GROUPS[state.group](row);
+    groups.set(label, [...(groups.get(label) ?? []), row]);
+  }
+  const visible = (/** @type {HTMLElement[]} */ group) => group.filter((row) => !row.hidden);
+  const ordered = [...groups].sort((a, b) => total(visible(b[1])) - total(visible(a[1])));
+  return ordered.flatMap(([label, members]) => {
+    const shown = visible(members);
+    if (!shown.length) return members;
+    const folded = state.folded.has(`${state.group}\n${label}`);
+    const head = document.createElement("tr");
+    head.className = "remat-extra remat-grouprow";
+    const cell = document.createElement("th");
+    cell.colSpan = columns;
+    cell.scope = "rowgroup";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "remat-link remat-twist";
+    button.setAttribute("aria-expanded", String(!folded));
+    button.dataset.lmSuppressShortcuts = "true";
+    button.dataset.label = label;
+    button.textContent = label;
+    button.addEventListener("click", () => {
+      const key = `${state.group}\n${label}`;
+      const table = cell.closest("table");
+      if (!state.folded.delete(key)) state.folded.add(key);
+      again();
+      // This very button was made anew.
+      const buttons = /** @type {HTMLElement[]} */ ([...(table?.querySelectorAll(".remat-twist") ?? [])]);
+      buttons.find((other) => other.dataset.label === label)?.focus();
+    });
+    const own = shown.filter((row) => !row.classList.contains("remat-missing"));
+    const told = document.createElement("small");
+    told.textContent = ` ${summary(own, own, noun, unit)}`;
+    cell.append(button, told);
+    head.append(cell);
+    if (folded) for (const row of members) row.hidden = true;
+    return [head, ...members];
+  });
+}
+
+/** A cell as one line of text, a number as it is exactly. @param {HTMLTableCellElement} cell @returns {[string, string]} */
+function exported(cell) {
+  const known = /^([\d,]+) (bytes|FLOPs)/.exec(cell.title);
+  if (cell.dataset.value !== undefined) return [cell.dataset.value, known?.[2] ?? ""];
+  if (known) return [known[1].replace(/,/g, ""), known[2]];
+  const copy = /** @type {HTMLElement} */ (cell.cloneNode(true));
+  for (const summary of copy.querySelectorAll("summary")) summary.remove();
+  for (const block of copy.querySelectorAll("div, li, br")) block.before("; ");
+  const text = (copy.textContent ?? "").replace(/\s+/g, " ").replace(/( ?; )+/g, "; ");
+  return [text.replace(/^[; ]+|[; ]+$/g, ""), ""];
+}
+
+/** What is shown of a table, as text. @param {HTMLTableElement} table @param {string} format "tsv" or "markdown" */
+export function tableText(table, format) {
+  const heads = [...table.tHead?.rows ?? []].at(-1)?.cells ?? [];
+  const lines = [...table.tBodies[0].rows]
+    .filter((row) => !row.hidden && !row.classList.contains("remat-grouprow"))
+    .map((row) => [...row.cells].map(exported));
+  // In a head of two rows, the first column's own stands in the upper one.
+  const upper = (table.tHead?.rows.length ?? 1) > 1 ? [table.tHead?.rows[0].cells[0].textContent ?? ""] : [];
+  const titles = [...upper, ...[...heads].map((head) => head.textContent ?? "")].map((text, column) => {
+    const unit = lines.find((line) => line[column]?.[1])?.[column][1];
+    return unit ? `${text.trim()} (${unit})` : text.trim();
+  });
+  const rows = [titles, ...lines.map((line) => line.map(([text]) => text))];
+  if (format === "tsv") return rows.map((row) => row.map((text) => text.replace(/\t/g, " ")).join("\t")).join("\n");
+  const written = rows.map((row) => `| ${row.map((text) => text.replace(/([|\\])/g, "\\$1")).join(" | ")} |`);
+  written.splice(1, 0, `| ${titles.map(() => "---").join(" | ")} |`);
+  return written.join("\n");
+}
