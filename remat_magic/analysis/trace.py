@@ -25,6 +25,7 @@ from remat_magic.analysis.shortcuts import Shortcuts
 from remat_magic.analysis.signature import Leaf, Signature, abstract, flatten_outputs, is_inexact
 from remat_magic.analysis.sites import Rewriter, SiteTable, find_sites, identity
 from remat_magic.analysis.source import Spans
+from remat_magic.analysis.sources import source_texts
 from remat_magic.model import Choice, Plan, Program, RematError, Report, Site, Timeline
 from remat_magic.policies import AS_WRITTEN
 
@@ -89,6 +90,7 @@ class Trace(Shortcuts):
         self._check_outputs()
         self.stale = tuple(dict.fromkeys(name for _, name in _compat.stale_traces(self._generation, fun, self._closed)))
         self._index = PrimalIndex(self._closed, self.function_name)
+        self.sources = source_texts(self._index, fun)
         self._table: SiteTable = find_sites(self._closed, self._index.spans, policies.describe)
         # One function object for the life of the trace: JAX caches what it derives by identity.
         self._base = _compat.as_function(self._closed)
@@ -474,6 +476,7 @@ class Trace(Shortcuts):
             notes=(*self.notes, *selection.notes),
             forward=Program(),
             complete=False,
+            sources=self.sources,
         )
 
     # ----------------------------------------------------------------------------------------------------- the function
