@@ -19,6 +19,7 @@ from remat_magic.analysis.retraces import Dissection, Retraces
 from remat_magic.analysis.selection import Selection, Selector
 from remat_magic.analysis.shortcuts import Shortcuts
 from remat_magic.analysis.signature import Leaf, Signature
+from remat_magic.analysis.sources import source_texts
 from remat_magic.model import Choice, Plan, Program, RematError, Report, Site, Timeline
 
 __all__ = ["Dissection", "Trace", "trace"]
@@ -56,6 +57,8 @@ class Trace(Shortcuts):
         self.lock = threading.RLock()
         self._fun = fun
         self._primal = Primal(fun, Signature(fun, args, kwargs, wrt), has_aux)
+        # Now, since the text is read from where the user will edit it.
+        self.sources = source_texts(self._primal.index, fun)
         self._selector = Selector(self._primal.closed, self._primal.table, self._primal.index.spans, self._primal.name)
         self._retraces = Retraces(self._primal, self._selector)
         self._reports: dict[tuple[Any, ...], Report] = {}
@@ -325,6 +328,7 @@ class Trace(Shortcuts):
             notes=(*self.notes, *selection.notes),
             forward=Program(),
             complete=False,
+            sources=self.sources,
         )
 
     # ----------------------------------------------------------------------------------------------------- the function

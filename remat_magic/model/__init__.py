@@ -25,6 +25,7 @@ from remat_magic.model.report import (
     Residual,
     Site,
     SourceSpan,
+    SourceText,
     Unit,
     Work,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "Residual",
     "Site",
     "SourceSpan",
+    "SourceText",
     "Timeline",
     "Times",
     "Unit",

@@ -22,6 +22,7 @@ __all__ = [
     "Residual",
     "Site",
     "SourceSpan",
+    "SourceText",
     "Unit",
     "Work",
 ]
@@ -56,12 +57,8 @@ class SourceSpan:
     @property
     def place(self) -> str:
         """Where it starts, as short as it is unambiguous: ``In[3]:6``, ``model.py:6``."""
-        if self.cell is not None:
-            return f"In[{self.cell}]:{self.line}"
-        # A cell whose number is not known has a file name made of hashes, which tells the reader nothing.
-        if self.file.startswith("<") or "ipykernel_" in self.file:
-            return f"line {self.line}"
-        return f"{PurePath(self.file.replace(chr(92), '/')).name}:{self.line}"
+        name = _short_name(self.file, self.cell)
+        return f"{name}:{self.line}" if name else f"line {self.line}"
 
     @property
     def expression(self) -> str:
@@ -69,6 +66,36 @@ class SourceSpan:
         if self.end_line == self.line and 0 <= self.column < self.end_column <= len(self.text):
             return self.text[self.column : self.end_column]
         return self.text.strip()
+
+
+def _short_name(file: str, cell: int | None) -> str:
+    if cell is not None:
+        return f"In[{cell}]"
+    # A cell whose number is not known has a file name made of hashes, which tells the reader nothing.
+    if file.startswith("<") or "ipykernel_" in file:
+        return ""
+    return PurePath(file.replace(chr(92), "/")).name
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """A part of the user's own source, as it was when traced: a whole cell, or one function of a file.
+
+    ``function`` is dotted for a method ("Model.__call__"), and empty for a cell and for statements that stand in no
+    function. ``line`` is the number of the text's first line, from 1; the text's lines end in newlines but for the
+    last.
+    """
+
+    file: str
+    cell: int | None
+    function: str
+    line: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        """The cell or the file, as short as it is unambiguous: ``In[3]``, ``model.py``; empty if it has no name."""
+        return _short_name(self.file, self.cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +303,7 @@ class Report:
     A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward
     program and nothing recomputed. ``backward_error`` is a sentence where the function has a forward half but no
     backward one (a dynamic ``while_loop``). ``notes`` are sentences the reader must see (stale traces, unknowns).
+    ``sources`` is the user's own text that the program was traced from, the same in every report of one trace.
     """
 
     policy: str
@@ -300,6 +328,7 @@ class Report:
     forward_work: tuple[Work, ...] = ()
     backward_work: tuple[Work, ...] = ()
     recomputed_work: tuple[Work, ...] = ()
+    sources: tuple[SourceText, ...] = ()
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)

@@ -12,13 +12,14 @@ from remat_magic.model import Report
 
 from . import format as fmt
 from .cells import KEYS, code_html, row_html, table, td, what_html, where_html
-from .lines import lines_html
 from .program import chunks, live_chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
+from .source import source_html
 
 __all__ = ["fragments", "jaxprs", "module", "report_html", "style"]
 
 STATIC = Path(__file__).parent / "static"
+_SHEETS = ("widget.css", "source.css")  # in the order of the cascade
 
 # What only the widget's script reads. Text cannot look like it: quotes are escaped there.
 _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
@@ -30,7 +31,7 @@ _STATIC_LINES = 1000
 @cache
 def style() -> str:
     """The style sheet, shared with the widget, without what only its authors read: every kept output repeats it."""
-    text = (STATIC / "widget.css").read_text(encoding="utf-8")
+    text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in _SHEETS)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
 
@@ -176,7 +177,7 @@ def fragments(report: Report) -> dict[str, str]:
         "notes": notes_html(report),
         "residuals": residuals_html(report),
         "recomputed": recomputed_html(report),
-        "lines": lines_html(report),
+        "lines": source_html(report, live=True),
     }
 
 
@@ -195,7 +196,11 @@ def _static_jaxprs(report: Report) -> str:
 
 
 def _lines(report: Report) -> str:
-    return f"<details><summary>Lines of your source</summary>{lines_html(report)}</details>" if report.complete else ""
+    return (
+        f"<details><summary>Your source, line by line</summary>{source_html(report)}</details>"
+        if report.complete
+        else ""
+    )
 
 
 def _choice(report: Report) -> str:

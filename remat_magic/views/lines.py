@@ -1,17 +1,61 @@
-"""What each line of the user's source saves and has computed again."""
+"""What each line of the user's source saves and has computed again, and each of its expressions."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 
-from remat_magic.model import Report, SourceSpan
+from remat_magic.model import Equation, Report, Residual, SourceSpan
 
 from . import format as fmt
-from .cells import table, td
+from .link import expression_key
 
-__all__ = ["LineRow", "line_rows", "lines_html"]
+__all__ = ["Costs", "LineRow", "expressions", "line_rows"]
+
+# Longer lists say how many more there are.
+_KINDS_SHOWN = 8
+
+
+@dataclass(slots=True)
+class Costs:
+    """Residuals, offloaded ones included, and recomputed operations; ``source`` is the first one's."""
+
+    source: SourceSpan | None
+    residuals: list[Residual] = field(default_factory=list[Residual])
+    equations: list[Equation] = field(default_factory=list[Equation])
+
+    @property
+    def saved(self) -> int:
+        """Bytes of all residuals."""
+        return sum(residual.nbytes for residual in self.residuals)
+
+    @property
+    def flops(self) -> int | None:
+        """FLOPs of the operations whose cost is known; None where there are some, and none is known."""
+        known = [equation.flops for equation in self.equations if equation.flops is not None]
+        return sum(known) if known or not self.equations else None
+
+    @property
+    def saves(self) -> str:
+        """What is saved, for hovers: ``24,000 bytes: f32[6,1000] sin "a", f32[5] cos x2``."""
+        kinds = (
+            " ".join(filter(None, [residual.type, residual.primitive, residual.name and f'"{residual.name}"',
+                                   "offloaded" if residual.kind == "offloaded" else ""]))
+            for residual in self.residuals
+        )  # fmt: skip
+        return f"{fmt.exact(self.saved, 'bytes')}: {_counted(kinds)}" if self.residuals else ""
+
+    @property
+    def repeats(self) -> str:
+        """What is computed again, for hovers: ``80 FLOPs: dot_general repeated x2, cos deferred (cost unknown)``."""
+        kinds = (
+            " ".join(filter(None, [equation.primitive, "repeated" if equation.repeated else "deferred",
+                                   "(cost unknown)" if equation.flops is None else ""]))
+            for equation in self.equations
+        )  # fmt: skip
+        flops = fmt.flops(None) if self.flops is None else fmt.exact(self.flops, "FLOPs")
+        return f"{flops}: {_counted(kinds)}" if self.equations else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +63,7 @@ class LineRow:
     """One line, or all that no line of the user's makes (``place`` is empty then).
 
     ``saved`` is bytes of intermediates kept, offloaded ones included; ``flops`` what the backward pass computes again
-    or only then, None where nothing of it has a known cost. ``ranges`` are the columns of the expressions that do.
+    or only then, None where nothing of it has a known cost.
     """
 
     place: str
@@ -27,30 +71,41 @@ class LineRow:
     saved: int
     flops: int | None
     operations: int
-    ranges: tuple[tuple[int, int], ...] = ()
+    costs: Costs
+
+
+def _counted(kinds: Iterable[str]) -> str:
+    counts = Counter(kinds)
+    shown = [f"{kind} x{count}" if count > 1 else kind for kind, count in list(counts.items())[:_KINDS_SHOWN]]
+    more = len(counts) - len(shown)
+    return ", ".join([*shown, f"and {more} more"] if more else shown)
+
+
+def _kept(report: Report) -> list[Residual]:
+    return [residual for residual in report.residuals if residual.kind in ("intermediate", "offloaded")]
 
 
 def line_rows(report: Report) -> list[LineRow]:
-    """The lines that save or recompute anything, in the order of the source."""
-    kept = [residual for residual in report.residuals if residual.kind in ("intermediate", "offloaded")]
-    keys = {_key(item.source) for item in (*kept, *report.recomputed)}
-    rows = list[LineRow]()
-    for key in sorted(keys):
-        residuals = [residual for residual in kept if _key(residual.source) == key]
-        equations = [equation for equation in report.recomputed if _key(equation.source) == key]
-        spans = [item.source for item in (*residuals, *equations) if item.source is not None]
-        known = [equation.flops for equation in equations if equation.flops is not None]
-        rows.append(
-            LineRow(
-                fmt.location(spans[0]) if spans else "",
-                spans[0].text if spans else "",
-                sum(residual.nbytes for residual in residuals),
-                sum(known) if known or not equations else None,
-                len(equations),
-                _outermost(spans),
-            )
+    """The lines that save or recompute anything, in the order of the source.
+
+    A value that several expressions can have made counts once, for the first of them.
+    """
+    lines: dict[tuple[int, str, int, int], Costs] = {}
+    for residual in _kept(report):
+        lines.setdefault(_key(residual.source), Costs(residual.source)).residuals.append(residual)
+    for equation in report.recomputed:
+        lines.setdefault(_key(equation.source), Costs(equation.source)).equations.append(equation)
+    return [
+        LineRow(
+            fmt.location(costs.source),
+            costs.source.text if costs.source else "",
+            costs.saved,
+            costs.flops,
+            len(costs.equations),
+            costs,
         )
-    return rows
+        for _, costs in sorted(lines.items(), key=lambda item: item[0])
+    ]
 
 
 def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
@@ -60,58 +115,15 @@ def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
     return (0, "", span.cell, span.line) if span.cell is not None else (1, span.file, 0, span.line)
 
 
-def _outermost(spans: Iterable[SourceSpan]) -> tuple[tuple[int, int], ...]:
-    """The ranges of one line's expressions, of nested ones the outermost."""
-    ranges = sorted(
-        {(span.column, span.end_column) for span in spans if span.end_line == span.line and span.column >= 0},
-        key=lambda pair: (pair[0], -pair[1]),
-    )
-    found = list[tuple[int, int]]()
-    for start, end in ranges:
-        if start < end and (not found or start >= found[-1][1]):
-            found.append((start, end))
-    return tuple(found)
-
-
-def lines_html(report: Report) -> str:
-    """A table of the lines, with bars that share one scale each."""
-    rows = line_rows(report)
-    if not rows:
-        return '<p class="remat-empty">No line saves or recomputes anything.</p>'
-    most_saved = max(row.saved for row in rows)
-    most_flops = max(row.flops or 0 for row in rows)
-    body = list[str]()
-    for row in rows:
-        flops = fmt.flops(row.flops) if row.operations else ""
-        exact = "" if row.flops is None else fmt.exact(row.flops, "FLOPs")
-        cells = [
-            td("place", escape(row.place)),
-            td("line", _marked(row) if row.place else "<i>no line of yours</i>"),
-            td("num", fmt.nbytes(row.saved) if row.saved else "", fmt.exact(row.saved, "bytes")),
-            td("share", _bar(row.saved, most_saved, "saved")),
-            td("num", flops, exact),
-            td("share", _bar(row.flops or 0, most_flops, "again")),
-        ]
-        body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
-    heads = [("Line", "place"), ("Source", "line"), ("Saved", "num"), ("Share", "share"), ("Recomputed", "num"),
-             ("Share", "share")]  # fmt: skip
-    return table("What each line saves and has recomputed", heads, body).replace("remat-stacks", "remat-lines", 1)
-
-
-def _marked(row: LineRow) -> str:
-    """The line's text without its indentation, the expressions underlined."""
-    indent = len(row.text) - len(row.text.lstrip())
-    pieces, at = list[str](), indent
-    for start, end in row.ranges:
-        if start < at or end > len(row.text):
-            continue
-        pieces += [escape(row.text[at:start]), f"<u>{escape(row.text[start:end])}</u>"]
-        at = end
-    pieces.append(escape(row.text[at:].rstrip()))
-    return f"<code>{''.join(pieces)}</code>"
-
-
-def _bar(number: int, most: int, kind: str) -> str:
-    if not number or not most:
-        return ""
-    return f'<span class="remat-fill remat-fill-{kind}" style="width:{max(1.0, 100 * number / most):.1f}%"></span>'
+def expressions(report: Report) -> list[Costs]:
+    """The expressions that save or recompute anything, each once, in the order of the report."""
+    found: dict[str, Costs] = {}
+    for residual in _kept(report):
+        if residual.source is not None:
+            costs = found.setdefault(expression_key(residual.source), Costs(residual.source))
+            costs.residuals.append(residual)
+    for equation in report.recomputed:
+        if equation.source is not None:
+            costs = found.setdefault(expression_key(equation.source), Costs(equation.source))
+            costs.equations.append(equation)
+    return list(found.values())

@@ -1,0 +1,303 @@
+"""The user's own source text, each line with what it saves and what the backward pass computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import pairwise
+
+from remat_magic.model import Report, SourceSpan, SourceText
+
+from . import format as fmt
+from .cells import KEYS
+from .highlight import COMMENT, Word, split_lines, words
+from .lines import Costs, LineRow, expressions, line_rows
+from .link import line_key, linked
+
+__all__ = ["source_html"]
+
+_Line = tuple[str, int | None, int]  # file, cell, number
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Lines of one cell or file under one fold."""
+
+    place: str
+    file: str
+    cell: int | None
+    function: str
+    unfolded: bool
+    lines: tuple[tuple[int, str, tuple[Word, ...]], ...]  # number, text, and the words to be coloured
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """An expression on one line: its columns, and the tag that opens it."""
+
+    start: int
+    end: int
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What a full bar stands for, and whether there are scripts."""
+
+    saved: int
+    flops: int
+    complete: bool
+    live: bool
+
+
+def source_html(report: Report, live: bool = False) -> str:
+    """The source that a program was traced from, with the costs of each line and marks on the expressions.
+
+    Args:
+        report: of which policy.
+        live: whether a script is at hand, for which the numbers of lines become buttons.
+    """
+    rows = line_rows(report)
+    if not rows and not report.sources:
+        return '<p class="remat-empty">No line saves or recomputes anything.</p>'
+    scale = _Scale(
+        max((row.saved for row in rows), default=0),
+        max((row.flops or 0 for row in rows), default=0),
+        report.complete,
+        live,
+    )
+    costs = {_line_of(row.costs.source): row for row in rows if row.costs.source is not None}
+    marked = expressions(report)
+    folds = list[str]()
+    for section in _sections(report, rows):
+        # A line counts once, should it stand in two texts.
+        own = {number: costs.pop((section.file, section.cell, number), None) for number, _, _ in section.lines}
+        folds.append(_fold(section, own, marked, scale))
+    nowhere = next((row for row in rows if row.costs.source is None), None)
+    rest = "" if nowhere is None else _table("What no line of yours makes", _nowhere(nowhere, scale), head=False)
+    return f'<div class="remat-listings">{_LEGEND}{"".join(folds)}{rest}</div>'
+
+
+_LEGEND = (
+    '<p class="remat-legend"><u class="remat-saved">saved</u> for the backward pass; '
+    '<u class="remat-again">recomputed</u> in it</p>'
+)
+
+
+def _line_of(span: SourceSpan) -> _Line:
+    return (span.file, span.cell, span.line)
+
+
+def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
+    """The texts of the report, then the lines that are in none of them, by cell and file."""
+    texts = report.sources
+    home = next((text.file for text in texts if text.function.rpartition(".")[2] == report.function.rpartition(".")[2]),
+                texts[0].file if texts else "")  # fmt: skip
+    known = set[_Line]()
+    for text in texts:
+        lines = tuple(
+            (number, line, found)
+            for number, (line, found) in enumerate(
+                zip(split_lines(text.text), words(text.text), strict=True), text.line
+            )
+        )
+        known.update((text.file, text.cell, number) for number, _, _ in lines)
+        yield _Section(
+            text.place, text.file, text.cell, text.function, text.cell is not None or text.file == home, lines
+        )
+    others: dict[tuple[str, int | None], list[SourceSpan]] = {}
+    for row in rows:
+        span = row.costs.source
+        if span is not None and _line_of(span) not in known:
+            others.setdefault((span.file, span.cell), []).append(span)
+    for (file, cell), spans in others.items():
+        lines = tuple((span.line, line := split_lines(span.text)[0], words(line)[0]) for span in spans)
+        unfolded = cell is not None or not texts
+        yield _Section(SourceText(file, cell, "", 0, "").place, file, cell, "", unfolded, lines)
+
+
+def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Costs], scale: _Scale) -> str:
+    marks = _marks(section, marked)
+    body = list[str]()
+    for number, line, found in section.lines:
+        row = rows[number]
+        key = line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
+        shown = (
+            f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
+            f'aria-label="line {number}" {KEYS}>{number}</button>'
+            if scale.live and row is not None
+            else str(number)
+        )
+        code = _code_cell(line, found, marks.get(number, ()), scale)
+        body.append(f'<tr data-line="{key}"><td class="remat-no">{shown}</td>{code}{_costs(row, scale)}</tr>')
+    name = " ".join(filter(None, [section.place, section.function])) or "source"
+    return (
+        f"<details{' open' if section.unfolded else ''}><summary {KEYS}>{_summary(section, rows, scale)}</summary>"
+        f"{_table(f'Lines of {name}', body)}</details>"
+    )
+
+
+def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) -> str:
+    made = [row for row in rows.values() if row is not None]
+    saved = sum(row.saved for row in made)
+    again = [row.flops for row in made if row.operations]
+    known = [flops for flops in again if flops is not None]
+    parts = list[str]()
+    if section.place:
+        parts.append(f'<span class="remat-place" title="{escape(section.file)}">{escape(section.place)}</span>')
+    if section.function:
+        parts.append(f"<code>{escape(section.function)}</code>")
+    parts.append(f"<small>{_range(section)}</small>")
+    if saved:
+        parts.append(f"<small>saved {fmt.nbytes(saved)}</small>")
+    if again:
+        parts.append(f"<small>recomputed {fmt.flops(sum(known) if known else None)}</small>")
+    if not saved and not again and scale.complete:
+        parts.append("<small>nothing saved or recomputed</small>")
+    return " ".join(parts)
+
+
+def _range(section: _Section) -> str:
+    numbers = [number for number, _, _ in section.lines]
+    if len(numbers) == 1:
+        return f"line {numbers[0]}"
+    return f"lines {numbers[0]} to {numbers[-1]}"
+
+
+def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:
+    heads = "".join(
+        f'<th scope="col" class="remat-{kind}">{text}</th>'
+        for text, kind in (("Line", "no"), ("Source", "ln"), ("Saved", "cost"), ("Recomputed", "cost"))
+    )
+    return (
+        f'<table class="remat-table remat-listing"><caption class="remat-hidden">{escape(caption)}</caption>'
+        f"{f'<thead><tr>{heads}</tr></thead>' if head else ''}<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _nowhere(row: LineRow, scale: _Scale) -> list[str]:
+    return [
+        f'<tr><td class="remat-no"></td><td class="remat-ln"{_left(scale)}><i>no line of yours</i></td>'
+        f"{_costs(row, scale)}</tr>"
+    ]
+
+
+def _left(scale: _Scale) -> str:
+    # A static output may have lost its style sheet, and JupyterLab aligns cells right.
+    return "" if scale.live else ' style="text-align:left"'
+
+
+def _code_cell(line: str, found: Sequence[Word], marks: Sequence[_Mark], scale: _Scale) -> str:
+    style = "" if scale.live else ' style="white-space:pre"'
+    return f'<td class="remat-ln"{_left(scale)}><code{style}>{_code(line.rstrip(), found, marks)}</code></td>'
+
+
+def _costs(row: LineRow | None, scale: _Scale) -> str:
+    """The two last cells of a row."""
+    if row is None:
+        return '<td class="remat-cost"></td><td class="remat-cost"></td>'
+    saved = fmt.nbytes(row.saved) if row.costs.residuals else ""
+    flops = fmt.flops(row.flops) if row.operations else ""
+    return _cost(saved, row.costs.saves, row.saved, scale.saved, "saved") + _cost(
+        flops, row.costs.repeats, row.flops or 0, scale.flops, "again"
+    )
+
+
+def _cost(text: str, title: str, number: int, most: int, kind: str) -> str:
+    if not text:
+        return '<td class="remat-cost"></td>'
+    width = f"{max(1.0, 100 * number / most):.1f}" if number and most else ""
+    bar = f'<span class="remat-fill remat-fill-{kind}" style="width:{width}%"></span>' if width else ""
+    shown = f'<div>{escape(text)}<span class="remat-track">{bar}</span></div>'
+    return f'<td class="remat-cost" title="{escape(title)}">{shown}</td>'
+
+
+# -------------------------------------------------------------------------------------------------- marking expressions
+
+
+def _marks(section: _Section, marked: Sequence[Costs]) -> dict[int, list[_Mark]]:
+    """For each line the expressions on it, the outer before the inner.
+
+    Spans nest or are disjoint, as the expressions of a program are; one that crosses another is left out.
+    """
+    texts = {number: (line, _code_end(line, found)) for number, line, found in section.lines}
+    inside = [
+        (_fitted(costs.source, texts[costs.source.line][0]), costs)
+        for costs in marked
+        if costs.source is not None
+        and (costs.source.file, costs.source.cell) == (section.file, section.cell)
+        and costs.source.line in texts
+    ]
+    inside.sort(key=lambda item: (_start(item[0]), tuple(-part for part in _end(item[0]))))
+    found: dict[int, list[_Mark]] = {}
+    around = list[SourceSpan]()
+    for span, costs in inside:
+        while around and _end(around[-1]) <= _start(span):
+            around.pop()
+        if around and _end(span) > _end(around[-1]):
+            continue
+        around.append(span)
+        tag = _tag(costs)
+        for number in range(span.line, span.end_line + 1):
+            line, end = texts.get(number, ("", 0))
+            start = span.column if number == span.line else len(line) - len(line.lstrip())
+            end = span.end_column if number == span.end_line else end
+            if start < min(end, len(line)):
+                found.setdefault(number, []).append(_Mark(start, min(end, len(line)), tag))
+    return found
+
+
+def _start(span: SourceSpan) -> tuple[int, int]:
+    return (span.line, span.column)
+
+
+def _end(span: SourceSpan) -> tuple[int, int]:
+    return (span.end_line, span.end_column)
+
+
+def _fitted(span: SourceSpan, line: str) -> SourceSpan:
+    """The span; where its columns are not known, or not those of this text, the whole of its first line."""
+    trusted = not span.text or split_lines(span.text)[0].rstrip() == line.rstrip()
+    if trusted and 0 <= span.column < len(line) and _start(span) < _end(span):
+        return span
+    indent = len(line) - len(line.lstrip())
+    return replace(span, column=indent, end_line=span.line, end_column=len(line.rstrip()))
+
+
+def _code_end(line: str, found: Sequence[Word]) -> int:
+    """Where a line's code ends, before its comment."""
+    comment = next((start for start, _, letter in found if letter == COMMENT), len(line))
+    return len(line[:comment].rstrip())
+
+
+def _tag(costs: Costs) -> str:
+    kinds = " ".join(filter(None, ["remat-saved" if costs.residuals else "", "remat-again" if costs.equations else ""]))
+    saves = f"saved {costs.saves}" if costs.residuals else ""
+    again = f"recomputed {costs.repeats}" if costs.equations else ""
+    title = escape("\n".join(filter(None, [saves, again])))
+    return f'<u class="{kinds}"{linked(costs.source)} title="{title}">'
+
+
+def _code(text: str, found: Sequence[Word], marks: Sequence[_Mark]) -> str:
+    """The text with its words coloured within the expressions marked."""
+    edges = (edge for start, end, *_ in (*found, *((mark.start, mark.end) for mark in marks)) for edge in (start, end))
+    cuts = sorted({0, len(text), *(edge for edge in edges if edge < len(text))})
+    opened: list[_Mark] = []
+    waiting = sorted(marks, key=lambda mark: (mark.start, -mark.end))  # stable: the outer of equal ones comes first
+    pieces = list[str]()
+    word = 0
+    for start, end in pairwise(cuts):
+        while opened and opened[-1].end <= start:
+            pieces.append("</u>")
+            opened.pop()
+        while waiting and waiting[0].start <= start:
+            opened.append(waiting.pop(0))
+            pieces.append(opened[-1].tag)
+        while word < len(found) and found[word][1] <= start:
+            word += 1
+        piece = escape(text[start:end], quote=False)
+        if word < len(found) and found[word][0] <= start:
+            piece = f'<span class="remat-h{found[word][2]}">{piece}</span>'
+        pieces.append(piece)
+    return "".join(pieces) + "</u>" * len(opened)
