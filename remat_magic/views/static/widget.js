@@ -188,7 +188,7 @@ function render({ model, el }) {
       const { more, fewer } = differences(b.bodies?.[half] ?? [], a.bodies?.[half] ?? []);
       return `${half} +${more} −${fewer}`;
     });
-    one('[data-summary="jaxprs"]').textContent = told ? `equations of B against A: ${told.join(", ")}` : "";
+    one('[data-summary="jaxprs"]').textContent = told ? `● equations that the other has not; B against A: ${told.join(", ")}` : "";
   }
 
   /** The Memory and Advice panels follow the policy, the Compare panel the place, the device and what is in it. */
