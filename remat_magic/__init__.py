@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from remat_magic import devices, policies
     from remat_magic.analysis.trace import Trace, trace
+    from remat_magic.model.plan_file import load_plan
     from remat_magic.tuning.assertions import assert_policy
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.gradients import check_gradients
@@ -32,6 +33,7 @@ __all__ = [
     "assert_policy",
     "check_gradients",
     "devices",
+    "load_plan",
     "policies",
     "trace",
 ]
@@ -40,6 +42,7 @@ __all__ = [
 _LAZY = {
     "trace": "remat_magic.analysis.trace",
     "Trace": "remat_magic.analysis.trace",
+    "load_plan": "remat_magic.model.plan_file",
     "assert_policy": "remat_magic.tuning.assertions",
     "check_gradients": "remat_magic.tuning.gradients",
     "Comparison": "remat_magic.tuning.compare",

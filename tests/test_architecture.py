@@ -31,6 +31,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
 # Conveniences that point against the direction: imported in the function that is called, never with the module.
 DEFERRED: dict[str, set[str]] = {
     "analysis/shortcuts.py": {"tuning"},  # trace.compare() and trace.measure(), which is where users look for them
+    "model/plan.py": {"analysis"},  # plan.apply(), so that a training script needs nothing else
+    "model/report.py": {"views"},  # report.save_html()
     "tuning/compare.py": {"views"},  # a comparison shows itself, as a DataFrame does
 }
 

@@ -10,12 +10,15 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from remat_magic import _compat
+from remat_magic import _compat, policies
 from remat_magic.analysis import explain
-from remat_magic.analysis.selection import Selection
-from remat_magic.analysis.sites import Rewriter
+from remat_magic.analysis.planned import NamedPrograms
+from remat_magic.analysis.selection import Selection, Selector
+from remat_magic.analysis.sites import Rewriter, find_sites, identity
 from remat_magic.analysis.source import Spans
 from remat_magic.analysis.values import abstract
+from remat_magic.model import Plan, RematError
+from remat_magic.policies import AS_WRITTEN
 
 
 def with_policy(
@@ -37,6 +40,55 @@ def with_policy(
         named: gives the values of a jaxpr the names that a selection's policy is of, if it is of such names.
     """
 
+    def rewrite(closed: Any) -> tuple[Any, Any]:
+        closed = named(selection, closed)
+        if selection.at_sites:
+            closed = Rewriter(chooser(selection, Spans()))(closed)
+        return closed, selection.whole
+
+    return _rewritten(fun, name, selection.policy, rewrite, tracing)
+
+
+def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function like ``fun``, under a plan: what ``trace.function(plan)`` is, without a trace.
+
+    The place and the values are looked up at every call, in what the function then does.
+    """
+    if not callable(fun):
+        raise RematError(f"a plan is applied to a function, not to {type(fun).__name__}: {fun!r}.")
+    name = getattr(fun, "__name__", "") or type(fun).__name__
+    generation = _compat.new_generation()
+
+    def rewrite(closed: Any) -> tuple[Any, Any]:
+        spans = Spans()
+        table = find_sites(closed, spans, policies.describe)
+        selector = Selector(closed, table, spans, name)
+        if plan.names:
+            programs = NamedPrograms(closed, table, selector, spans, name)
+            selection = programs.select(plan, _compat.remat3())
+        else:
+            selection = selector.select(policies.resolve(plan.policy), plan.at)
+        if selection.naming is not None:
+            closed = selection.naming.closed
+        if selection.at_sites:
+            chosen = dict(selection.at_sites)
+            closed = Rewriter(lambda eqn: chosen.get(table.keys.get(identity(eqn, spans), ""), AS_WRITTEN))(closed)
+        return closed, selection.whole
+
+    return _rewritten(
+        fun, name, plan.policy, rewrite, lambda: _compat.tracing(generation, _compat.remat3(), _compat.x64())
+    )
+
+
+def _rewritten(
+    fun: Callable[..., Any],
+    name: str,
+    policy: str,
+    rewrite: Callable[[Any], tuple[Any, Any]],
+    tracing: Callable[[], AbstractContextManager[None]],
+) -> Callable[..., Any]:
+    """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it."""
+
     @functools.wraps(fun)
     def applied(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
@@ -55,13 +107,11 @@ def with_policy(
             return [item for item, yes in zip(results, is_array, strict=True) if yes]
 
         with tracing():
-            closed = named(selection, jax.make_jaxpr(flat)(*arrays))
-            if selection.at_sites:
-                closed = Rewriter(chooser(selection, Spans()))(closed)
+            closed, whole = rewrite(jax.make_jaxpr(flat)(*arrays))
             evaluate = _compat.as_function(closed)
-            if selection.whole is not None:
-                evaluate = jax.checkpoint(evaluate, policy=selection.whole)
-            with explain.failures(name, selection.policy):
+            if whole is not None:
+                evaluate = jax.checkpoint(evaluate, policy=whole)
+            with explain.failures(name, policy):
                 results = iter(evaluate(*arrays))
         out_tree, is_array, others = static
         rest = iter(others)

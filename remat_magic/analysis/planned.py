@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 
+from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.naming import Naming, name_everything
+from remat_magic.analysis.positions import find_again
 from remat_magic.analysis.selection import Selection, Selector
 from remat_magic.analysis.sites import SiteTable, identity
 from remat_magic.analysis.source import Spans
@@ -55,23 +57,40 @@ class NamedPrograms:
     def select(self, plan: Plan, remat3: bool) -> Selection:
         """A plan's choice, made precise.
 
+        Where the program does other operations than the one that the plan was made for, the values are looked for by
+        their positions (see :mod:`remat_magic.analysis.positions`).
+
         Raises:
-            RematError: the plan is of another program.
+            RematError: the program does not make the plan's values; says what differs.
         """
         keys = tuple(sorted(value.key for value in plan.names))
         known = self._selections.get((plan.policy, plan.at, plan.separately, keys))
         if known is None:
             naming = self.program(plan.at, plan.separately, remat3)
-            if naming.fingerprint != plan.fingerprint or not set(keys) <= naming.values.keys():
-                raise RematError(
-                    f"this plan was made for another program than {self._function} as it was traced: make it anew with "
-                    "trace.plan()."
-                )
-            policy = jax.checkpoint_policies.save_only_these_names(*keys)
+            names, notes = self._names(plan, naming)
+            policy = jax.checkpoint_policies.save_only_these_names(*sorted(names))
             selection = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
-            known = replace(selection, naming=naming, code=plan.code)
+            known = replace(selection, naming=naming, code=plan.code, notes=(*selection.notes, *notes))
             self._selections[plan.policy, plan.at, plan.separately, keys] = known
         return known
+
+    def _names(self, plan: Plan, naming: Naming) -> tuple[list[str], tuple[str, ...]]:
+        """The names of a plan's values in a program, and what is to be said of them."""
+        keys = [value.key for value in plan.names]
+        if naming.fingerprint == plan.fingerprint and naming.values.keys() >= set(keys):
+            return keys, ()
+        found, differ = find_again(plan, naming, PrimalIndex(self._closed, self._function))
+        if differ:
+            more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
+            raise RematError(
+                f"this plan was made for another program than {self._function} is now: {differ[0]}{more}; make it anew "
+                "with trace.plan()."
+            )
+        note = (
+            f"The plan was made for other operations than {self._function} now does; its values were found again by "
+            "their lines, and its own figures need not hold."
+        )
+        return [found[key] for key in keys], (note,)
 
     def again(self, selection: Selection, closed: Any) -> Any:
         """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from remat_magic.model.report import RematError, SourceSpan
+from remat_magic.model import files, plan_file
+from remat_magic.model.report import SourceSpan
 
 __all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue"]
 
@@ -34,6 +36,10 @@ class PlannedValue:
 
     ``key`` is the name that the plan gives it, ``name`` the one that the program itself gives it, or None. ``type`` is
     that of one of them as JAX writes it, empty where calls differ; ``nbytes`` are the bytes of all ``times`` together.
+
+    ``output`` is the result's number among those of its operation, None for a value that a loop carries in. Of the
+    values that one operation of one line and function makes, this is number ``occurrence`` of ``occurrences``, in the
+    order of the program: so it is found again in a program that has changed elsewhere.
     """
 
     key: str
@@ -44,6 +50,10 @@ class PlannedValue:
     name: str | None = None
     source: SourceSpan | None = None
     path: tuple[str, ...] = ()
+    output: int | None = 0
+    occurrence: int = 0
+    occurrences: int = 1
+    offloaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,46 @@ class Plan:
             return 0.0
         return (self.recomputed_flops - self.bound) / self.recomputed_flops
 
+    def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """``fun`` with the plan's checkpoint: the same values and gradients, with just the plan's values saved.
+
+        It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
+        ``grad``, ``vmap`` and ``jvp``. ``fun`` is the function that the plan was made for, or one that has changed
+        elsewhere than at the plan's values. Nothing needs to have been inspected in this process.
+
+        Raises:
+            RematError: when the function is called: it does not make the plan's values any more; says what differs.
+        """
+        from remat_magic.analysis.applied import with_plan
+
+        return with_plan(self, fun)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file for ``remat_magic.load_plan``.
+
+        Raises:
+            RematError: the file cannot be written, or as ``to_json``.
+        """
+        files.write(path, plan_file.to_json(self))
+
+    def to_json(self) -> str:
+        """The plan as JSON text with the version of the format; ``from_json`` has the same plan again.
+
+        Raises:
+            RematError: a text of it holds characters that no plan file may hold.
+        """
+        return plan_file.to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that ``to_json`` wrote. A plan is data: nothing in it is evaluated.
+
+        Raises:
+            RematError: it is none: no JSON, another version, a field missing, unknown or of another type, a number
+                negative or too large, control characters in a text.
+        """
+        return plan_file.from_json(Plan, text)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON; ``from_dict`` has the same plan again."""
         return dataclasses.asdict(self) | {"names": [dataclasses.asdict(value) for value in self.names]}
@@ -95,7 +145,7 @@ class Plan:
         Raises:
             RematError: it is none: a field is missing, unknown or of another type, or a number is negative.
         """
-        return _read(Plan, data, "the plan")
+        return plan_file.read(Plan, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,42 +159,3 @@ class FrontierPoint:
     saved_bytes: int
     recomputed_flops: int
     bound: int
-
-
-# ------------------------------------------------------------------------------------------------ reading what is given
-
-_T = TypeVar("_T")
-_RECORDS: dict[str, type[Any]] = {"PlannedValue": PlannedValue, "SourceSpan": SourceSpan}
-
-
-def _read(record: type[_T], data: Any, what: str) -> _T:
-    """A record of plain JSON, with every field checked against its annotation."""
-    if not isinstance(data, dict):
-        raise RematError(f"{what} is no JSON object but {type(data).__name__}: give what Plan.to_dict() made.")
-    fields = {field.name: str(field.type) for field in dataclasses.fields(record)}  # pyright: ignore[reportArgumentType]
-    wrong = sorted({*fields} ^ {str(key) for key in data})
-    if wrong:
-        which = ", ".join(map(repr, wrong[:3]))
-        raise RematError(f"{what} lacks, or should not have, {which}: give what Plan.to_dict() made.")
-    return record(**{name: _value(data[name], kind, f"{what}'s {name}") for name, kind in fields.items()})
-
-
-def _value(value: Any, kind: str, what: str) -> Any:
-    kind, _, optional = kind.partition(" | ")
-    if value is None and optional == "None":
-        return None
-    if kind.startswith("tuple["):
-        item = kind.removeprefix("tuple[").removesuffix(", ...]")
-        if isinstance(value, (list, tuple)):
-            return tuple(_value(each, item, f"{what}[{i}]") for i, each in enumerate(value))
-    elif kind in _RECORDS:
-        return _read(_RECORDS[kind], value, what)
-    elif kind == "float":
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
-            return float(value)
-    elif kind == "int":
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    elif (kind, type(value)) in (("str", str), ("bool", bool)):
-        return value
-    raise RematError(f"{what} is no {kind}: {str(value)[:40]!r}.")

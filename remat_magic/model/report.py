@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -329,6 +330,21 @@ class Report:
     backward_work: tuple[Work, ...] = ()
     recomputed_work: tuple[Work, ...] = ()
     sources: tuple[SourceText, ...] = ()
+
+    def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:
+        """Write the report, both programs in full, as one HTML file that needs neither scripts nor a network.
+
+        Args:
+            path: the file, replaced if it is there.
+            others: reports of the same function under other policies, each folded up.
+
+        Raises:
+            RematError: the file cannot be written.
+        """
+        from remat_magic.model.files import write
+        from remat_magic.views.html import page_html
+
+        write(path, page_html(self, others))
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)

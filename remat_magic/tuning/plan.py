@@ -8,6 +8,7 @@ from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import type_text
+from remat_magic.analysis.positions import positions
 from remat_magic.analysis.trace import Dissection
 from remat_magic.model import FrontierPoint, Plan, PlannedValue, RematError, Report
 from remat_magic.policies import resolve
@@ -201,6 +202,7 @@ class _Planner:
     def _values(self, solution: Solution) -> Iterator[PlannedValue]:
         graph, names = self.problem.graph, self.parts.naming.values
         sizes = graph.sizes(graph.used_gates(solution.names))
+        where = positions(self.parts.naming, self.parts.index) if sizes else {}
         for key in (name for name in names if name in sizes):
             made = names[key]
             eqn, output = made.eqn, made.output
@@ -213,6 +215,9 @@ class _Planner:
                 made.name,
                 place.source if place else None,
                 place.path if place else (),
+                output,
+                where[key].occurrence,
+                where[key].occurrences,
             )
 
     def _code(self, trace: Any, report: Report, values: tuple[PlannedValue, ...]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from html import escape
+from math import inf
 from pathlib import Path
 
 from remat_magic.model import Report
@@ -16,7 +17,7 @@ from .program import chunks, live_chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
 from .source import source_html
 
-__all__ = ["fragments", "jaxprs", "module", "report_html", "style"]
+__all__ = ["fragments", "jaxprs", "module", "page_html", "report_html", "style"]
 
 STATIC = Path(__file__).parent / "static"
 _SHEETS = ("widget.css", "source.css")  # in the order of the cascade
@@ -181,11 +182,11 @@ def fragments(report: Report) -> dict[str, str]:
     }
 
 
-def _static_jaxprs(report: Report) -> str:
+def _static_jaxprs(report: Report, most: float) -> str:
     lines = len(report.forward.lines) + len(report.backward.lines)
     if not lines:
         return ""
-    if lines > _STATIC_LINES:
+    if lines > most:
         body = (
             f'<p class="remat-empty">{lines:,} lines are not kept in the notebook; in Python they are '
             "<code>report.forward.text</code> and <code>report.backward.text</code>.</p>"
@@ -234,6 +235,18 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
     return static(unfolded(report), map(folded, others))
 
 
+def page_html(report: Report, others: Iterable[Report] = ()) -> str:
+    """A whole page that stands alone; arguments as for ``report_html``, the programs in full however long they are."""
+    title = escape(f"{report.function or 'remat_magic'}: {report.policy}")
+    # Without JupyterLab's colours those of a light page are used, whatever the browser prefers.
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width"><style>:root{color-scheme:light}'
+        "body{background:#fff;margin:1em auto;max-width:1400px;padding:0 1em}</style></head>"
+        f"<body><main>{static(unfolded(report, inf), map(folded, others))}</main></body></html>\n"
+    )
+
+
 def folded(report: Report) -> str:
     """A report under its totals, to be unfolded; without its programs, which would make every notebook big."""
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
@@ -244,13 +257,13 @@ def folded(report: Report) -> str:
     )
 
 
-def unfolded(report: Report) -> str:
-    """A report in full."""
+def unfolded(report: Report, most_lines: float = _STATIC_LINES) -> str:
+    """A report in full, with its programs if they have no more than ``most_lines`` lines."""
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return _LINKS.sub(
         "",
         f'{signature_html(report)}<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report))}</div>",
+        f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report, most_lines))}</div>",
     )
 
 
