@@ -5,9 +5,9 @@ const PREFIXES = ["", "k", "M", "G", "T", "P", "E"];
 
 /** With so many decimals, ties to the even digit as Python rounds them. @param {number} value @param {number} digits */
 function fixed(value, digits) {
-  const scaled = value * 10 ** digits;
-  if (Math.abs(scaled % 1) !== 0.5) return value.toFixed(digits);
-  const down = Math.floor(scaled);
+  // All of its digits: 2.675 is a little less, and no tie.
+  if (!new RegExp(`\\.\\d{${digits}}50*$`).test(value.toFixed(20))) return value.toFixed(digits);
+  const down = Math.floor(value * 10 ** digits);
   return ((down % 2 === 0 ? down : down + 1) / 10 ** digits).toFixed(digits);
 }
 

@@ -1,0 +1,384 @@
+"""What the reader does with a report in JupyterLab: arrange, narrow, link, fold, compare, copy, undo."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from inspected import LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import Locator, Page, expect
+
+from remat_magic import units
+
+STATIC = Path(units.__file__).parent / "views" / "static"
+
+# Two layers of one line, a scan, and a name: every kind of row there is, and an inner jaxpr.
+CELL = """\
+%%remat -o w
+import jax, jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+def layer(x, W):
+    return jnp.tanh(checkpoint_name(x @ W, "product"))
+
+def loss(Ws, x):
+    x, _ = jax.lax.scan(lambda x, W: (jnp.sin(x @ W), None), x, Ws)
+    for W in Ws[:2]:
+        x = layer(x, W)
+    return jnp.sum(x ** 2)
+
+loss(jax.ShapeDtypeStruct((3, 16, 16), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
+"""
+LAYER_LINE, SCAN_LINE = 6, 9
+
+TELL = """\
+import json
+def told(report):
+    rows = [dict(nbytes=r.nbytes, primitive=r.primitive, line=r.source.line if r.source else None, kind=r.kind)
+            for r in report.residuals]
+    return dict(rows=rows, saved=report.saved_bytes, peak=report.peak_bytes, again=report.repeated_flops,
+                forward=report.forward.text, backward=report.backward.text)
+print(json.dumps({key: told(w._trace.report(key)) for key in ("as_written", "dots_saveable", "nothing_saveable")}))
+"""
+
+
+@pytest.fixture
+def widget(notebook: NotebookPage, lab: Server) -> Widget:
+    write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL)
+    notebook.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    notebook.open("bench.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    return Widget(notebook, 1)
+
+
+@pytest.fixture
+def reports(widget: Widget) -> dict:
+    """The reports as Python has them."""
+    return json.loads(widget.notebook.outputs(2).inner_text())
+
+
+def rows(widget: Widget, part: str = "residuals") -> Locator:
+    return widget.part(part).locator("tr.remat-row:visible")
+
+
+def column(widget: Widget, number: int) -> list[str]:
+    return rows(widget).locator(f"td:nth-child({number})").all_inner_texts()
+
+
+def summary(widget: Widget, part: str = "residuals") -> Locator:
+    return widget.root.locator(f'[data-summary="{part}"]')
+
+
+def clipboard(page: Page) -> str:
+    return page.evaluate("() => navigator.clipboard.readText()")
+
+
+def action(widget: Widget, name: str) -> Locator:
+    return widget.root.get_by_role("button", name=name, exact=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ the tables
+
+
+def test_rows_are_sorted(widget: Widget) -> None:
+    head = widget.part("residuals").locator("thead")
+    head.get_by_role("button", name="Size").click()
+    sizes = [float(text.split()[0]) for text in column(widget, 1) if text.endswith(" B")]
+    assert sizes == sorted(sizes, reverse=True)  # numbers begin with the largest
+    head.get_by_role("button", name="Size").click()
+    expect(head.locator('th[aria-sort="ascending"]')).to_have_text(re.compile("Size"))
+    head.get_by_role("button", name="What").click()
+    assert column(widget, 4) == sorted(column(widget, 4), key=str.casefold)
+
+
+def test_the_totals_follow_the_search(widget: Widget, reports: dict) -> None:
+    made = reports["as_written"]["rows"]
+    everything = sum(row["nbytes"] for row in made)
+    expect(summary(widget)).to_have_text(f"{len(made)} values, {units.nbytes(everything)}")
+    widget.root.get_by_label("Find").first.fill("TANH")
+    tanh = [row for row in made if row["primitive"] == "tanh"]
+    assert tanh
+    # Rows that only mention it, as what reads them, are found too.
+    expect(summary(widget)).to_contain_text(f"of {len(made)} values")
+    for text in rows(widget).all_inner_texts():
+        assert "tanh" in text
+    widget.policy.select_option("nothing_saveable")  # the search stays
+    expect(widget.root.get_by_label("Find").first).to_have_value("TANH")
+    for text in rows(widget).all_inner_texts():
+        assert "tanh" in text
+
+
+def test_rows_are_grouped_and_folded(widget: Widget, reports: dict) -> None:
+    widget.root.get_by_label("Group by").first.select_option("operation")
+    heads = widget.part("residuals").locator(".remat-grouprow")
+    made = reports["as_written"]["rows"]
+    by_operation: dict[str, int] = {}
+    for row in made:
+        by_operation[row["primitive"]] = by_operation.get(row["primitive"], 0) + row["nbytes"]
+    sines = heads.filter(has_text=re.compile(r"^(▾ )?sin"))
+    expect(sines).to_contain_text(units.nbytes(by_operation["sin"]))
+    before = rows(widget).count()
+    button = sines.get_by_role("button")
+    button.focus()
+    widget.notebook.page.keyboard.press("Enter")
+    again = widget.part("residuals").locator(".remat-grouprow button[data-label=sin]")
+    expect(again).to_have_attribute("aria-expanded", "false")
+    expect(again).to_be_focused()
+    assert rows(widget).count() < before
+    for text in rows(widget).locator("td:nth-child(4) code").all_inner_texts():
+        assert text != "sin"
+
+
+def test_a_table_is_copied_as_it_is_shown(widget: Widget, reports: dict) -> None:
+    page, made = widget.notebook.page, reports["as_written"]["rows"]
+    action(widget, "Copy TSV").first.click()
+    expect(widget.status).to_have_text("Copied.")
+    lines = [line.split("\t") for line in clipboard(page).split("\n")]
+    assert lines[0][0] == "Size (bytes)"
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert sum(int(line[0]) for line in lines[1:]) == sum(row["nbytes"] for row in made)  # exact, not as shown
+    widget.root.get_by_label("Find").first.fill("argument")
+    action(widget, "Copy Markdown").first.click()
+    page.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('| Size')")
+    table = clipboard(page).split("\n")
+    assert re.fullmatch(r"\|( --- \|)+", table[1])
+    assert len(table) == 2 + rows(widget).count()
+
+
+# ----------------------------------------------------------------------------------------------------------- the source
+
+
+def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, reports: dict) -> None:
+    widget.tab("Source").click()
+    number = widget.part("lines").get_by_role("button", name=f"line {LAYER_LINE}", exact=True)
+    number.click()
+    expect(number).to_have_attribute("aria-pressed", "true")
+    widget.tab("Residuals").click()
+    here = [row for row in reports["as_written"]["rows"] if row["line"] == LAYER_LINE]
+    assert here
+    expect(summary(widget)).to_contain_text(f"{len(here)} of ")
+    expect(summary(widget)).to_contain_text(units.nbytes(sum(row["nbytes"] for row in here)))
+    widget.tab("Jaxprs").click()
+    marked = widget.part("jaxprs").locator(".remat-picked em").all_inner_texts()
+    assert "tanh" in marked
+    assert "sin" not in marked
+    chip = widget.root.locator('[data-action="unpick"]')
+    expect(chip).to_contain_text(f":{LAYER_LINE}")
+    chip.click()
+    expect(chip).to_be_hidden()
+    expect(summary(widget)).not_to_contain_text(" of ")
+
+
+def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
+    widget.root.get_by_label("Source beside").check()
+    row = rows(widget).filter(has_text="tanh").filter(has_text="intermediate").first
+    row.hover()
+    expect(row).to_have_class(re.compile("remat-same"))
+    expression = widget.part("lines").locator("u.remat-same").first
+    expect(expression).to_contain_text("jnp.tanh")
+    widget.tab("Jaxprs").click()
+    line = widget.part("jaxprs").locator("pre").first.locator(".remat-l", has_text="= tanh").first
+    line.hover()
+    number = line.get_attribute("data-o")
+    same = widget.part("jaxprs").locator(f'pre >> nth=1 >> .remat-same[data-o="{number}"]')
+    expect(same.first).to_be_attached()  # the derivative of the same call of it
+    expect(widget.part("lines").locator("u.remat-same").first).to_contain_text("jnp.tanh")
+
+
+# --------------------------------------------------------------------------------------------------------- the programs
+
+
+def test_programs_are_copied_to_the_byte(widget: Widget, reports: dict) -> None:
+    page = widget.notebook.page
+    widget.tab("Jaxprs").click()
+    expect(widget.part("jaxprs").locator("pre")).to_have_count(2)
+    for name, half in (("Copy left", "forward"), ("Copy right", "backward")):
+        action(widget, name).click()
+        expected = reports["as_written"][half]
+        page.wait_for_function("async text => (await navigator.clipboard.readText()) === text", arg=expected)
+
+
+def test_parameters_and_inner_jaxprs_fold(widget: Widget) -> None:
+    widget.tab("Jaxprs").click()
+    pane = widget.part("jaxprs").locator("pre").first
+    folded = pane.locator(".remat-l", has_text="= dot_general").last
+    assert "dimension_numbers" not in folded.inner_text()
+    folded.locator(".remat-fold").click()
+    assert "dimension_numbers" in folded.inner_text()
+    opener = pane.locator(".remat-l:has(> [data-hides])").first
+    inside = pane.locator(".remat-l", has_text="= sin")
+    expect(inside.first).to_be_visible()
+    opener.locator("[data-hides]").click()
+    expect(inside.first).to_be_hidden()
+    opener.locator("[data-hides]").click()
+    expect(inside.first).to_be_visible()
+
+
+def test_keys_move_through_a_program_and_mark_its_variables(widget: Widget) -> None:
+    page = widget.notebook.page
+    widget.tab("Jaxprs").click()
+    pane = widget.part("jaxprs").locator("pre").first
+    pane.focus()
+    for _ in range(40):
+        page.keyboard.press("ArrowDown")
+        here = pane.locator(".remat-here")
+        if "= dot_general" in here.inner_text() and "data-hides" not in here.inner_html():
+            break
+    expect(here).to_have_count(1)
+    page.keyboard.press("ArrowRight")
+    assert "dimension_numbers" in here.inner_text()
+    page.keyboard.press("ArrowLeft")
+    assert "dimension_numbers" not in here.inner_text()
+    name = here.inner_text().split(":")[0].strip()
+    sizes = page.evaluate("() => ['remat-definition', 'remat-use'].map((name) => CSS.highlights.get(name).size)")
+    text = pane.locator(".remat-l").all_inner_texts()
+    words = [re.findall(rf"(?<![\w.'\"]){name}(?![\w\[=.'\"])", line) for line in text]
+    assert sum(sizes) == sum(map(len, words))
+    assert sizes[0] == 1  # a variable is defined once
+    page.keyboard.press("Enter")
+    expect(widget.part("lines")).to_be_visible()
+    focused = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
+    assert focused in (f"line {LAYER_LINE}", f"line {SCAN_LINE}")
+
+
+def test_the_panes_scroll_together(widget: Widget) -> None:
+    page = widget.notebook.page
+    page.add_style_tag(content=".remat.remat.remat pre.remat-program { max-height: 9em }")
+    widget.tab("Jaxprs").click()
+    left, right = widget.part("jaxprs").locator("pre").all()
+    left.hover()
+    before = right.evaluate("pane => pane.scrollTop")
+    # To the forward program's end, which is the backward one's beginning, and then to its middle.
+    left.evaluate("pane => pane.scrollTo(0, pane.scrollHeight)")
+    page.wait_for_timeout(200)
+    left.evaluate("pane => pane.scrollTo(0, pane.scrollHeight / 2)")
+    page.wait_for_function("([pane, before]) => pane.scrollTop !== before", arg=[right.element_handle(), before])
+    at = "pane => { const b = pane.getBoundingClientRect();"
+    at += " return [...pane.querySelectorAll('[data-o]')].filter(l => { const r = l.getBoundingClientRect();"
+    at += " return r.bottom > b.top && r.top < b.bottom }).map(l => l.dataset.o) }"
+    assert set(left.evaluate(at)) & set(right.evaluate(at))  # an operation that both show
+    widget.root.get_by_label("Scroll together").uncheck()
+    stays = right.evaluate("pane => pane.scrollTop")
+    left.evaluate("pane => pane.scrollTo(0, 0)")
+    page.wait_for_timeout(300)
+    assert right.evaluate("pane => pane.scrollTop") == stays
+
+
+# ------------------------------------------------------------------------------------------------- one choice and another
+
+
+def test_two_choices_are_compared_wherever_there_is_a_number(widget: Widget, reports: dict) -> None:
+    a, b = reports["as_written"], reports["dots_saveable"]
+    action(widget, "Pin").click()
+    expect(action(widget, "Pin")).to_have_attribute("aria-pressed", "true")
+    widget.policy.select_option("dots_saveable")
+    change = b["saved"] - a["saved"]
+    text = f"{'+' if change > 0 else ''}{units.nbytes(change)} vs A"
+    expect(widget.totals.locator('[data-total="saved"] .remat-change')).to_have_text(text)
+    flops = widget.totals.locator('[data-total="repeated"] .remat-change')
+    expect(flops).to_have_text(f"+{units.flops(b['again'] - a['again'])} vs A")
+    missing = widget.part("residuals").locator(".remat-missing")
+    expect(missing.first).to_be_visible()
+    shown = rows(widget).filter(has=widget.notebook.page.locator("i", has_text=re.compile("^B$")))
+    expect(shown.first).to_contain_text("dot_general")  # kept only under this policy
+    expect(summary(widget)).to_contain_text("only in A")
+    # The rows of the other policy count in none of the totals.
+    total = sum(row["nbytes"] for row in b["rows"])
+    expect(summary(widget)).to_contain_text(f"{len(b['rows'])} values, {units.nbytes(total)}")
+    widget.tab("Jaxprs").click()
+    expect(widget.part("jaxprs").locator(".remat-only em").first).to_be_attached()
+    widget.root.get_by_label("Show", exact=True).select_option("backward")
+    expect(widget.part("jaxprs").locator("h4").first).to_contain_text("A, as_written: Backward")
+    expect(widget.part("jaxprs").locator("h4").last).to_contain_text("B, dots_saveable: Backward")
+    panes = widget.part("jaxprs").locator("pre")
+    counts = [panes.nth(index).locator(".remat-l:has(em)").count() for index in (0, 1)]
+    only = [panes.nth(index).locator(".remat-only").count() for index in (0, 1)]
+    assert counts[0] - only[0] == counts[1] - only[1]  # what both have
+    expect(summary(widget, "jaxprs")).to_contain_text(f"backward +{only[1]} −{only[0]}")
+    widget.root.get_by_label("vs", exact=True).select_option("")
+    expect(widget.part("jaxprs").locator(".remat-only")).to_have_count(0)
+    expect(widget.totals.locator(".remat-change")).to_have_count(0)
+
+
+def test_a_policy_never_seen_can_be_compared_with(widget: Widget, reports: dict) -> None:
+    widget.root.get_by_label("vs", exact=True).select_option("nothing_saveable")
+    change = reports["as_written"]["saved"] - reports["nothing_saveable"]["saved"]
+    expect(widget.totals.locator('[data-total="saved"]')).to_contain_text(f"+{units.nbytes(change)} vs A")
+
+
+def test_choices_are_undone_and_done_again(widget: Widget) -> None:
+    undo, redo = action(widget, "Undo"), action(widget, "Redo")
+    expect(undo).to_be_disabled()
+    for policy in ("dots_saveable", "nothing_saveable"):
+        widget.policy.select_option(policy)
+        expect(widget.policy).to_have_value(policy)
+    undo.click()
+    expect(widget.policy).to_have_value("dots_saveable")
+    widget.policy.focus()
+    widget.notebook.page.keyboard.press("Control+z")
+    expect(widget.policy).to_have_value("as_written")
+    expect(undo).to_be_disabled()
+    widget.notebook.page.keyboard.press("Control+Shift+z")
+    expect(widget.policy).to_have_value("dots_saveable")
+    redo.click()
+    expect(widget.policy).to_have_value("nothing_saveable")
+    expect(redo).to_be_disabled()
+    # A name's radio button is a choice as well.
+    widget.root.get_by_label("save", exact=True).check()
+    expect(widget.policy).to_have_value(re.compile("names"))
+    undo.click()
+    expect(widget.policy).to_have_value("nothing_saveable")
+
+
+# ------------------------------------------------------------------------------------------------------------ many names
+
+MANY = """\
+%%remat
+import jax, jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+def many(x):
+    for kind in ("attn", "mlp"):
+        for number in range(5):
+            x = checkpoint_name(jnp.sin(x), f"{kind}_{number}")
+    return jnp.sum(x)
+
+many(jax.ShapeDtypeStruct((8,), "float32"))
+"""
+
+
+def test_many_names_are_set_together(notebook: NotebookPage, lab: Server) -> None:
+    write_notebook(lab.folder / "names.ipynb", LOAD, MANY)
+    notebook.open("names.ipynb")
+    notebook.run_all()
+    widget = Widget(notebook, 1)
+    names = widget.root.locator(".remat-name:visible")
+    expect(names).to_have_count(10)
+    widget.root.get_by_label("Names", exact=True).fill("attn_*")
+    expect(names).to_have_count(5)
+    action(widget, "save").click()
+    expect(widget.part("code")).to_contain_text("'attn_0', 'attn_1', 'attn_2', 'attn_3', 'attn_4'")
+    expect(widget.part("code")).not_to_contain_text("mlp")
+    expect(widget.totals).to_contain_text("saved 160 B")  # five of eight floats
+
+
+# --------------------------------------------------------------------------------------------------------------- numbers
+
+
+def test_the_browser_writes_numbers_as_python_does(browser) -> None:
+    page = browser.new_page()
+    drawn = random.Random(0)
+    numbers = [sign * drawn.randrange(10**power) for power in range(1, 16) for sign in (1, -1) for _ in range(200)]
+    numbers += [0, 999, 1000, 9995, 9996, 99_950, 100_500, 101_500, 999_499, 999_500, 10_125, 1_005, 2_675_000]
+    text = (STATIC / "units.js").read_text()
+    made = page.evaluate(
+        "async ([text, numbers]) => {"
+        " const { quantity } = await import('data:text/javascript,' + encodeURIComponent(text));"
+        " return numbers.map((number) => [quantity(number, 'bytes'), quantity(number, 'FLOPs')]) }",
+        [text, numbers],
+    )
+    assert made == [[units.nbytes(number), units.flops(number)] for number in numbers]
+    page.close()
