@@ -153,6 +153,12 @@ def test_a_line_of_several_lines_is_marked_on_each():
     assert numbers(page) == [("8 B", ""), ("", ""), ("", "")]
 
 
+def test_a_line_in_two_texts_counts_once():
+    sources = (SourceText(FILE, None, "f", 1, "a\nb"), SourceText(FILE, None, "g", 2, "b\nc"))
+    page = source_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1)),), recomputed=()))
+    assert numbers(page) == [("", ""), ("8 B", ""), ("", ""), ("", "")]
+
+
 def test_cells_and_the_own_file_are_unfolded():
     other = "/lib/layers.py"
     sources = (

@@ -81,7 +81,7 @@ def source_html(report: Report, live: bool = False) -> str:
 
 _LEGEND = (
     '<p class="remat-legend"><u class="remat-saved">saved</u> for the backward pass; '
-    '<u class="remat-again">recomputed</u> in it</p>'
+    '<u class="remat-again">recomputed</u> in it; <u class="remat-saved remat-again">both</u></p>'
 )
 
 
