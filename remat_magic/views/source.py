@@ -81,7 +81,7 @@ def source_html(report: Report, live: bool = False) -> str:
 
 _LEGEND = (
     '<p class="remat-legend"><u class="remat-saved">saved</u> for the backward pass; '
-    '<u class="remat-again">recomputed</u> in it</p>'
+    '<u class="remat-again">recomputed</u> in it; <u class="remat-saved remat-again">both</u></p>'
 )
 
 
@@ -125,7 +125,7 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[C
         key = line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
         shown = (
             f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
-            f'aria-label="line {number}" {KEYS}>{number}</button>'
+            f'data-place="{escape(row.place)}" aria-label="line {number}" {KEYS}>{number}</button>'
             if scale.live and row is not None
             else str(number)
         )
@@ -143,19 +143,19 @@ def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) 
     saved = sum(row.saved for row in made)
     again = [row.flops for row in made if row.operations]
     known = [flops for flops in again if flops is not None]
-    parts = list[str]()
+    title = list[str]()
     if section.place:
-        parts.append(f'<span class="remat-place" title="{escape(section.file)}">{escape(section.place)}</span>')
+        title.append(f'<span class="remat-place" title="{escape(section.file)}">{escape(section.place)}</span>')
     if section.function:
-        parts.append(f"<code>{escape(section.function)}</code>")
-    parts.append(f"<small>{_range(section)}</small>")
+        title.append(f"<code>{escape(section.function)}</code>")
+    parts = [_range(section)]
     if saved:
-        parts.append(f"<small>saved {fmt.nbytes(saved)}</small>")
+        parts.append(f"saved {fmt.nbytes(saved)}")
     if again:
-        parts.append(f"<small>recomputed {fmt.flops(sum(known) if known else None)}</small>")
+        parts.append(f"recomputed {fmt.flops(sum(known) if known else None)}")
     if not saved and not again and scale.complete:
-        parts.append("<small>nothing saved or recomputed</small>")
-    return " ".join(parts)
+        parts.append("nothing saved or recomputed")
+    return " ".join([*title, f"<small>{', '.join(parts)}</small>"])
 
 
 def _range(section: _Section) -> str:
@@ -209,7 +209,7 @@ def _cost(text: str, title: str, number: int, most: int, kind: str) -> str:
         return '<td class="remat-cost"></td>'
     width = f"{max(1.0, 100 * number / most):.1f}" if number and most else ""
     bar = f'<span class="remat-fill remat-fill-{kind}" style="width:{width}%"></span>' if width else ""
-    shown = f'<div>{escape(text)}<span class="remat-track">{bar}</span></div>'
+    shown = f'<span>{escape(text)} <span class="remat-track">{bar}</span></span>'
     return f'<td class="remat-cost" title="{escape(title)}">{shown}</td>'
 
 

@@ -1,0 +1,420 @@
+"""The user's own source with what each line saves and has recomputed: records made by hand, then real traces."""
+
+import html
+import importlib.util
+import linecache
+import re
+import sys
+from dataclasses import replace
+
+import jax
+import pytest
+from views_records import EVIL, SIN, evil, span
+from views_records import small as records
+
+import remat_magic as rm
+from remat_magic.model import Equation, Residual, SourceSpan, SourceText
+from remat_magic.views.cells import KEYS
+from remat_magic.views.highlight import split_lines, words
+from remat_magic.views.html import fragments, report_html, style
+from remat_magic.views.link import expression_key, line_key
+from remat_magic.views.source import source_html
+
+pytest_plugins = ("magic_fakes",)
+
+FILE = "/home/user/model.py"
+DOT = replace(SIN, column=SIN.column + 8, end_column=SIN.end_column - 1)  # the records' own is of another text
+
+
+def at(line, column, end_line, end_column, text="", *, file=FILE, cell=None):
+    return SourceSpan(file, "f", line, column, end_line, end_column, cell, text)
+
+
+def kept(source, nbytes=8, primitive="sin"):
+    return Residual("f32", (nbytes // 4,), nbytes, "intermediate", primitive, source=source)
+
+
+def small(**changes):
+    """The report of the records, whose matmul stands within the sin."""
+
+    def moved(item):
+        inside = getattr(item, "primitive", "") == "dot_general"
+        return replace(item, source=DOT) if inside else item
+
+    report = records()
+    fields = {"residuals": report.residuals, "recomputed": report.recomputed, **changes}
+    return records(**{**fields, **{key: tuple(map(moved, fields[key])) for key in ("residuals", "recomputed")}})
+
+
+def shown(text, saved=(), again=(), **changes):
+    """The view of one function of a file, which starts at line 1."""
+    fields = {"function": "f", "file": FILE, "cell": None, "line": 1, **changes}
+    sources = (SourceText(text=text, **fields),)
+    residuals = tuple(kept(source) for source in saved)
+    equations = tuple(Equation("cos", flops=3, source=source) for source in again)
+    return source_html(small(sources=sources, residuals=residuals, recomputed=equations), live=True)
+
+
+def lines(page):
+    """The code of each line, its colours taken out and its marks as [S ...], [A ...] and [SA ...]."""
+    found = []
+    for code in re.findall(r'<td class="remat-ln"[^>]*><code[^>]*>(.*?)</code></td>', page, re.DOTALL):
+        code = re.sub(r'<u class="([a-z -]*)"[^>]*>', lambda tag: f"[{letters(tag[1])} ", code)
+        found.append(html.unescape(re.sub(r"<[^>]*>", "", code.replace("</u>", "]"))))
+    return found
+
+
+def letters(kinds):
+    return "".join({"remat-saved": "S", "remat-again": "A"}[kind] for kind in kinds.split())
+
+
+def numbers(page):
+    """For each row what stands in its columns of numbers."""
+    cells = re.findall(r'<td class="remat-cost"[^>]*>(.*?)</td><td class="remat-cost"[^>]*>(.*?)</td>', page)
+    return [tuple(re.sub(r"<[^>]*>", "", cell).strip() for cell in row) for row in cells]
+
+
+def test_lines_with_their_numbers():
+    cell = SourceText(SIN.file, 3, "", 3, f"def layer(W, x):\n{SIN.text}\n    return h.sum()\n# done")
+    nowhere = Residual("f32", (3,), 12, "intermediate", "mul")
+    report = small(sources=(cell,), residuals=(*small().residuals, nowhere))
+    page = source_html(report, live=True)
+    assert lines(page) == ["def layer(W, x):", "    h = [SA jnp.sin([SA W @ x])]", "    return h.sum()", "# done"]
+    assert numbers(page) == [("", ""), ("24.0 kB", "80 FLOPs"), ("", ""), ("", ""), ("12 B", "")]
+    assert page.index("<i>no line of yours</i>") > page.index("# done")
+    assert "In[3]</span> <small>lines 3 to 6, saved 24.0 kB, recomputed 80 FLOPs</small>" in page
+
+
+def test_hovers_have_exact_numbers():
+    page = source_html(small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),)))
+    assert (
+        'title="24,028 bytes: f32[5] cos, f32[6,1000] sin &quot;a&quot;, f32[2] dot_general &quot;b&quot; offloaded"'
+        in page
+    )
+    assert 'title="80 FLOPs: dot_general repeated x2, cos deferred (cost unknown)"' in page
+    assert 'title="saved 8 bytes: f32[2] dot_general &quot;b&quot; offloaded\nrecomputed 80 FLOPs: ' in page
+
+
+def test_bars_share_a_scale():
+    residuals = (kept(at(1, 0, 1, 1)), kept(at(2, 0, 2, 1), 32), kept(None, 16))
+    again = (Equation("sin", flops=5, source=at(1, 0, 1, 1)), Equation("sin", source=at(2, 0, 2, 1)))
+    page = source_html(small(residuals=residuals, recomputed=again, sources=(SourceText(FILE, None, "f", 1, "a\nb"),)))
+    for width in ("25.0", "100.0", "50.0"):
+        assert page.count(f'remat-fill-saved" style="width:{width}%"') == 1
+    assert page.count("remat-fill-again") == 1  # of unknown cost there is no bar
+    assert numbers(page)[1] == ("32 B", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("text", "saved", "again", "wanted"),
+    [
+        ("f(g(x) + y)", [at(1, 0, 1, 11)], [at(1, 2, 1, 6)], ["[S f([A g(x)] + y)]"]),
+        # Equal starts, and equal ends.
+        ("a + b + c", [at(1, 0, 1, 9), at(1, 0, 1, 5)], [at(1, 8, 1, 9)], ["[S [S a + b] + [A c]]"]),
+        ("a; b", [at(1, 0, 1, 1)], [at(1, 3, 1, 4)], ["[S a]; [A b]"]),
+        # Not a tree: what starts later is left out.
+        ("abcdef", [at(1, 0, 1, 4)], [at(1, 2, 1, 6)], ["[S abcd]ef"]),
+        # One of several lines, without the indentation, its comment and an empty line.
+        ("h = f(\n    g(x),  # why\n\n    'a',\n) + 1", [at(1, 4, 5, 1)], [at(2, 4, 2, 8)],
+         ["h = [S f(]", "    [S [A g(x)],]  # why", "", "    [S 'a',]", "[S )] + 1"]),
+        # Columns count characters, not bytes; tabs are one.
+        ("\tθ = sin(β)", [at(1, 5, 1, 11)], [], ["\tθ = [S sin(β)]"]),
+        ("s = '😀' + f(x)", [at(1, 10, 1, 14)], [], ["s = '😀' + [S f(x)]"]),
+        # Beyond the text, and where no columns are known: the line.
+        ("  f(x)", [at(1, 2, 1, 99)], [], ["  [S f(x)]"]),
+        ("  f(x)  ", [at(1, 0, 1, 0)], [], ["  [S f(x)]"]),
+        # The text is another than the one that the columns are of.
+        ("  f(x)", [at(1, 3, 1, 4, "%magic")], [], ["  [S f(x)]"]),
+        ("if x:\r\n  f(x)\r\n", [at(2, 2, 2, 6, "  f(x)")], [], ["if x:", "  [S f(x)]", ""]),
+        # Words are coloured within and across marks.
+        ("x if not y else 'a b'", [at(1, 3, 1, 18)], [], ["x i[S f not y else 'a] b'"]),
+        ("not <b>python", [at(1, 4, 1, 7)], [], ["not [S <b>]python"]),
+    ],
+)  # fmt: skip
+def test_expressions(text, saved, again, wanted):
+    assert lines(shown(text, saved, again)) == wanted
+
+
+def test_everything_can_be_linked():
+    page = source_html(small(sources=(SourceText(SIN.file, 3, "", 3, f"def f(x):\n{SIN.text}"),)), live=True)
+    above, line = (line_key(span(number, "x")) for number in (3, 4))
+    assert f'<tr data-line="{above}"><td class="remat-no">3</td>' in page
+    pick = f'data-pick="{line}" aria-pressed="false" aria-label="line 4" {KEYS}'
+    button = f'<button type="button" class="remat-link" {pick}>4</button>'
+    assert f'<tr data-line="{line}"><td class="remat-no">{button}</td>' in page
+    assert re.findall(r'data-e="([^"]*)"', page) == [expression_key(SIN), expression_key(DOT)]
+    assert page.count("<button") == 1  # what costs nothing has nothing to be picked
+    assert "<button" not in source_html(small(sources=(SourceText(SIN.file, 3, "", 3, SIN.text),)))
+
+
+def test_a_line_of_several_lines_is_marked_on_each():
+    page = shown("f(\n x\n)", [at(1, 0, 3, 1)])
+    assert page.count(f'data-e="{expression_key(at(1, 0, 3, 1))}"') == 3
+    assert numbers(page) == [("8 B", ""), ("", ""), ("", "")]
+
+
+def test_a_line_in_two_texts_counts_once():
+    sources = (SourceText(FILE, None, "f", 1, "a\nb"), SourceText(FILE, None, "g", 2, "b\nc"))
+    page = source_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1)),), recomputed=()))
+    assert numbers(page) == [("", ""), ("8 B", ""), ("", ""), ("", "")]
+
+
+def test_cells_and_the_own_file_are_unfolded():
+    other = "/lib/layers.py"
+    sources = (
+        SourceText("/tmp/1.py", 1, "", 1, "a"),
+        SourceText(FILE, None, "helper", 1, "a"),
+        SourceText(FILE, None, "Model.loss", 9, "a"),
+        SourceText(other, None, "dense", 1, "a\nb"),
+    )
+    page = source_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1, file=other)),), recomputed=()))
+    folds = [html.unescape(re.sub(r"<[^>]*>", "", fold)) for fold in re.findall(r"<details.*?</summary>", page)]
+    assert folds == [
+        "In[1] line 1, nothing saved or recomputed",
+        "model.py helper line 1, nothing saved or recomputed",
+        "model.py Model.loss line 9, nothing saved or recomputed",
+        "layers.py dense lines 1 to 2, saved 8 B",
+    ]
+    assert re.findall(r"<details( open)?>", page) == [" open", " open", " open", ""]
+
+
+def test_without_any_text_the_spans_tell():
+    """A report from elsewhere, or of what was typed into a terminal: the lines that cost something are shown."""
+    page = source_html(small())
+    assert lines(page) == ["    h = [SA jnp.sin([SA W @ x])]"]
+    bare = source_html(small(residuals=(kept(at(7, 4, 7, 9, file="<stdin>")),), recomputed=()))
+    assert "line 7, saved 8 B" in bare
+    assert lines(bare) == [""]
+
+
+def test_nothing_to_show():
+    nothing = small(residuals=(), recomputed=())
+    assert "No line saves or recomputes anything." in source_html(nothing)
+    free = replace(nothing, sources=(SourceText(FILE, 1, "", 1, "a"),))
+    assert "nothing saved" in source_html(free)
+    # Of the forward half alone nobody knows yet what is recomputed.
+    assert "nothing saved" not in source_html(replace(free, complete=False))
+
+
+def test_nothing_can_inject_html():
+    report = evil()
+    sources = tuple(SourceText(EVIL, cell, EVIL, 1, f"{EVIL}\n'{EVIL}' # {EVIL}\n%{EVIL}") for cell in (None, 3))
+    for given in (report, small(**{**fields_of(report), "sources": sources})):
+        for live in (False, True):
+            page = source_html(given, live)
+            assert "<img" not in page
+            assert "&lt;img" in page
+            assert not re.search(r"<[^>]*\son\w+=", re.sub(r'"[^"]*"', '""', page))
+
+
+def fields_of(report):
+    return {"residuals": report.residuals, "recomputed": report.recomputed}
+
+
+def test_words():
+    text = "@jit\ndef f(x):  # why\n    %time x = 1\n    return not f'{x}' + 1.5, len(x), None, self"
+    found = [[(line[start:end], kind) for start, end, kind in row]
+             for line, row in zip(text.split("\n"), words(text), strict=True)]  # fmt: skip
+    assert found == [
+        [("@jit", "m")],
+        [("def", "k"), ("f", "d"), ("# why", "c")],
+        [],  # a magic is none of Python's
+        [("return", "k"), ("not", "k"), ("f'{", "s"), ("}'", "s"), ("1.5", "n"), ("len", "b"), ("None", "k")],
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "'''never\nclosed", "\x00\ud800 \x0c = (", "a\r\nb\rc\nd", "!ls\n%%bash\nif [", "\u2028x = 1"]
+)
+def test_any_text_is_lexed(text):
+    found = words(text)
+    assert len(found) == len(split_lines(text))
+    for line, row in zip(split_lines(text), found, strict=True):
+        edges = [edge for start, end, _ in row for edge in (start, end)]
+        assert edges == sorted(edges)
+        assert all(0 <= edge <= len(line) for edge in edges)
+
+
+def test_a_lexer_that_fails_costs_the_colours_only(monkeypatch):
+    monkeypatch.setattr("remat_magic.views.highlight.PythonLexer.get_tokens_unprocessed", lambda *_: 1 / 0)
+    assert words("return unheard_of") == ((),)
+
+
+def test_the_view_is_where_the_lines_were():
+    report = small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),))
+    assert fragments(report)["lines"] == source_html(report, live=True)
+    assert source_html(report) in report_html(report)
+    assert ".remat-listing" in style()
+
+
+# ---------------------------------------------------------------------------------------------------------- of programs
+
+MODULE = '''"""A model."""
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+scale = lambda x: x * jnp.sin(x)
+
+
+def decorated(fun):
+    """In here stands no operation."""
+    return fun
+
+
+@decorated
+@functools.partial(
+    jax.checkpoint,
+)
+def block(w, x):
+    def inner(x):
+        return jnp.tanh(
+            x @ w
+        )
+
+    return scale(inner(x)) * 2.0
+
+
+class Model:
+    unused = 1
+
+    class Head:
+        def __call__(self, x):
+            return jnp.exp(x)
+
+    def __call__(self, w, x):
+        for _ in range(3):
+            x = block(w, x)
+        return jnp.sum(self.Head()(x) ** 2)
+
+
+if True:
+    with jax.named_scope("model"):
+        loss = Model()
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's, traced once."""
+
+    def load(text, name="a_model_of_the_users"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        made = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, made)
+        spec.loader.exec_module(made)
+        return made
+
+    return load
+
+
+def f32(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jax.numpy.float32)
+
+
+def sums(page):
+    """The exact bytes and FLOPs over all rows, read off the hovers."""
+    saved = re.findall(r'<td class="remat-cost" title="([\d,]+) bytes', page)
+    again = re.findall(r'<td class="remat-cost" title="([\d,]+) FLOPs', page)
+    return tuple(sum(int(number.replace(",", "")) for number in found) for found in (saved, again))
+
+
+def holds(report):
+    """Every value and operation is on one line, and on no other."""
+    assert sums(source_html(report)) == (report.saved_bytes + report.offloaded_bytes, report.recomputed_flops)
+
+
+def test_the_functions_of_a_module(module, remat3):
+    trace = rm.trace(module(MODULE).loss, f32(4, 4), f32(4))
+    assert [(text.function, text.line, text.text.split("\n")[0]) for text in trace.sources] == [
+        ("scale", 8, "scale = lambda x: x * jnp.sin(x)"),
+        ("block", 16, "@decorated"),
+        ("Model.Head.__call__", 33, "        def __call__(self, x):"),
+        ("Model.__call__", 36, "    def __call__(self, w, x):"),
+    ]
+    assert trace.sources[1].text.split("\n")[-1] == "    return scale(inner(x)) * 2.0"
+    assert {text.place for text in trace.sources} == {"a_model_of_the_users.py"}
+    for policy in ("as_written", "none", "everything_saveable", "dots_saveable"):
+        report = trace.report(policy)
+        assert report.sources is trace.sources
+        assert trace.preview(policy).sources is trace.sources
+        assert report.saved_bytes or report.recomputed_flops
+        holds(report)
+        assert "no line of yours" not in source_html(report)
+
+
+def test_an_expression_of_several_lines(module):
+    report = rm.trace(module(MODULE).block, f32(4, 4), f32(4)).report("everything_saveable")
+    page = source_html(report, live=True)
+    found = [line for line in lines(page) if "[" in line]
+    assert "        return [S jnp.tanh(]" in found
+    assert "            [S [S x @ w]]" in found or "            [S x @ w]" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["loss = lambda x: jnp.sum(jnp.sin(x))", "def loss(x):\n\tθ = jnp.sin(x)\n\treturn jnp.sum(θ * θ)\n\n\n"],
+)
+def test_text_that_is_traced_as_it_stands(module, text):
+    text = f"import jax.numpy as jnp\n{text}"
+    trace = rm.trace(module(text).loss, f32(3))
+    (found,) = trace.sources
+    assert found.function == "loss"
+    assert found.text == "\n".join(text.rstrip().split("\n")[1:])
+    holds(trace.report())
+
+
+def test_a_file_that_has_changed_since_shows_what_was_traced(module, tmp_path):
+    loaded = module("import jax.numpy as jnp\ndef loss(x):\n    y = jnp.sin(x)\n    return jnp.sum(y * y)\n")
+    first = rm.trace(loaded.loss, f32(3))
+    (tmp_path / "a_model_of_the_users.py").write_text("# other\n" * 3)
+    linecache.checkcache()
+    trace = rm.trace(loaded.loss, f32(3))
+    assert [(text.line, text.text) for text in trace.sources] == [(3, "    y = jnp.sin(x)\n    return jnp.sum(y * y)")]
+    assert first.sources[0].text.startswith("def loss(x):")
+    holds(trace.report())
+
+
+def test_text_that_is_no_python(module, monkeypatch):
+    loaded = module("import jax.numpy as jnp\ndef loss(x):\n    y = jnp.sin(x)\n\n    return jnp.sum(y * y)\n")
+    linecache.getlines(loaded.__file__)
+    entry = linecache.cache[loaded.__file__]
+    monkeypatch.setitem(linecache.cache, loaded.__file__, (*entry[:2], [*entry[2], "def (\n"], entry[3]))
+    trace = rm.trace(loaded.loss, f32(3))
+    assert [(text.line, text.text) for text in trace.sources] == [
+        (3, "    y = jnp.sin(x)"),
+        (5, "    return jnp.sum(y * y)"),
+    ]
+    holds(trace.report())
+
+
+def test_no_text_at_all():
+    namespace = {"jnp": jax.numpy}
+    exec("def loss(x):\n    return jnp.sum(jnp.sin(x))", namespace)
+    trace = rm.trace(namespace["loss"], f32(3))
+    assert trace.sources == ()
+    holds(trace.report())
+    assert "line 2, saved" in source_html(trace.report("everything_saveable"))
+
+
+def test_a_cell_is_shown_as_it_was_typed(cells):
+    cells.ok("import jax, jax.numpy as jnp", "def helper(x):", "    return jnp.sin(x)", "", "")
+    typed = (
+        "", "%%remat -o kept", "here = %pwd", "def loss(w, x):", "    h = helper(", "        w @ x", "    )",
+        "    return jnp.sum(h * h)", "", "loss(jnp.ones((2, 2)), jnp.ones(2))", "",
+    )  # fmt: skip
+    cells.ok(*typed)
+    report = cells.ns["kept"].report
+    mine, other = report.sources
+    assert (mine.place, mine.function, mine.line) == ("In[2]", "", 1)
+    assert mine.text == "\n".join(typed[1:-1])
+    assert (other.place, other.text) == ("In[1]", "import jax, jax.numpy as jnp\ndef helper(x):\n    return jnp.sin(x)")
+    page = source_html(report)
+    assert sums(page) == (report.saved_bytes, report.recomputed_flops)
+    assert report.saved_bytes
+    assert "    return [S jnp.sin(x)]" in lines(page)
+    assert lines(page)[:2] == ["%%remat -o kept", "here = %pwd"]
