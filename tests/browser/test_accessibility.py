@@ -27,7 +27,7 @@ def loss(params, x):
 
 loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 16), "float32"))
 """
-TABS = ("Residuals", "Recomputed", "Lines", "Jaxprs", "Memory", "Advice", "Compare")
+TABS = ("Residuals", "Recomputed", "Source", "Jaxprs", "Memory", "Advice", "Compare")
 
 
 def violations(page: Page, selector: str) -> list[str]:

@@ -97,12 +97,6 @@ def test_estimates_follow_the_device(widget: Widget) -> None:
     expect(widget.part("comparison")).to_contain_text("estimated, for TPU v5e")
 
 
-def test_the_difference_of_two_policies(widget: Widget) -> None:
-    point(widget, "dots_saveable").click()
-    widget.root.get_by_label("Difference from", exact=True).select_option("nothing_saveable")
-    expect(widget.part("difference")).to_contain_text("Only under dots_saveable: saved, 197 kB")
-
-
 def test_memory_over_time_follows_the_policy(widget: Widget) -> None:
     widget.tab("Memory").click()
     expect(widget.part("memory")).to_contain_text("Held at the peak")
