@@ -69,7 +69,7 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
-        peak_bytes=peak(half.closed, backward, half.outputs).bytes,
+        peak_bytes=peak(half.closed, backward, half.outputs, found.live).bytes,
         complete=True,
         forward_work=ahead_work,
         backward_work=back_work,
