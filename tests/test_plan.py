@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmarks import models, named_models
 from jax.ad_checkpoint import checkpoint_name
+from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, recurrent, traced
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
@@ -19,40 +20,6 @@ from remat_magic.model import Plan, PlannedValue, RematError
 from remat_magic.tuning.copies import copies
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.solve import Problem
-
-# JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
-BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
-PLACES = [(name, at) for name, (fun, args) in PROGRAMS.items() for at in ("function", "sites")]
-
-
-def traced(name):
-    fun, args = PROGRAMS[name]
-    return rm.trace(fun, *args)
-
-
-def recurrent(length=24, width=8):
-    """A gated recurrence, scanned over time."""
-
-    def loss(params, xs):
-        def step(h, x):
-            gate = jax.nn.sigmoid(x @ params["wg"] + h @ params["ug"])
-            new = jnp.tanh(x @ params["w"] + (gate * h) @ params["u"])
-            h = (1 - gate) * h + gate * new
-            return h, h
-
-        h, ys = jax.lax.scan(step, jnp.zeros((4, width)), xs)
-        return (ys**2).mean() + h.sum()
-
-    params = {key: f32(width, width) for key in ("wg", "ug", "w", "u")}
-    return loss, (params, f32(length, 4, width))
-
-
-MODELS = {
-    "transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=False),
-    "scanned transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=True),
-    "resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
-    "recurrent": recurrent,
-}
 
 
 def applied(trace, names, at):
@@ -66,11 +33,6 @@ def applied(trace, names, at):
         draft = Plan(trace.function_name, parts.at, "test", 0, 0, 0, 0, names=values, fingerprint=fingerprint)
         report = trace.report(draft)
     return report.saved_bytes, report.recomputed_flops
-
-
-def as_reckoned(trace, at):
-    """Under jax_remat3 a checkpoint inside another keeps its own policy, which no reckoning of the outer one sees."""
-    return not (_compat.remat3() and trace.sites and at == "function")
 
 
 # ----------------------------------------------------------------------------------- what is promised is what JAX does
@@ -92,11 +54,6 @@ def test_a_plan_is_what_jax_does(name, at):
         assert (plan.saved_bytes, plan.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
         if plan.predicted_bytes is not None and as_reckoned(trace, at):
             assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
-
-
-# Random choices save what nobody would: values in shared and nested bodies, read in one call and not in another.
-# JAX 0.12 with jax_remat3 saves small constants besides.
-INEXACT = {"nested_scan", "nested_checkpoint", "binary8", "constant_captured"}
 
 
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - INEXACT))

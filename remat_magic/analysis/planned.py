@@ -15,6 +15,7 @@ from remat_magic.analysis.sites import SiteTable, identity
 from remat_magic.analysis.source import Spans
 from remat_magic.model import Plan, RematError
 from remat_magic.policies import Resolved, resolve
+from remat_magic.policies.table import DESTINATION, SOURCE
 
 
 class NamedPrograms:
@@ -63,12 +64,21 @@ class NamedPrograms:
         Raises:
             RematError: the program does not make the plan's values; says what differs.
         """
-        keys = tuple(sorted(value.key for value in plan.names))
+        keys = tuple(sorted((value.key, value.offloaded) for value in plan.names))
         known = self._selections.get((plan.policy, plan.at, plan.separately, keys))
         if known is None:
             naming = self.program(plan.at, plan.separately, remat3)
             names, notes = self._names(plan, naming)
-            policy = jax.checkpoint_policies.save_only_these_names(*sorted(names))
+            moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
+            kept = sorted({*names} - {*moved})
+            policy = jax.checkpoint_policies.save_only_these_names(*kept)
+            if moved:
+                policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+                    names_which_can_be_saved=kept,
+                    names_which_can_be_offloaded=moved,
+                    offload_src=SOURCE,
+                    offload_dst=DESTINATION,
+                )
             selection = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
             known = replace(selection, naming=naming, code=plan.code, notes=(*selection.notes, *notes))
             self._selections[plan.policy, plan.at, plan.separately, keys] = known

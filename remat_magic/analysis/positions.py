@@ -8,7 +8,7 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import type_text
 from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.naming import Naming
-from remat_magic.model import Plan, PlannedValue
+from remat_magic.model import Plan, PlannedValue, SourceSpan
 
 __all__ = ["Found", "find_again", "positions"]
 
@@ -31,8 +31,7 @@ def positions(naming: Naming, index: PrimalIndex) -> dict[str, Found]:
         place = index.place(value.eqn)
         source = place.source if place else None
         primitive = _compat.primitive_name(value.eqn) if value.output is not None else ""
-        where = (source.function, source.text.strip()) if source else ("", "")
-        lines[key] = (*where, primitive, value.output)
+        lines[key] = (*_place(source), primitive, value.output)
     counts: dict[_Line, int] = {}
     numbers: dict[str, int] = {}
     for key, line in lines.items():
@@ -68,9 +67,11 @@ def find_again(plan: Plan, naming: Naming, index: PrimalIndex) -> tuple[dict[str
 
 
 def _line(value: PlannedValue) -> _Line:
-    source = value.source
-    where = (source.function, source.text.strip()) if source else ("", "")
-    return (*where, value.primitive, value.output)
+    return (*_place(value.source), value.primitive, value.output)
+
+
+def _place(source: SourceSpan | None) -> tuple[str, str]:
+    return (source.function, source.text.strip()) if source else ("", "")
 
 
 def _times(count: int) -> str:

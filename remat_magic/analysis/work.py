@@ -18,6 +18,7 @@ An estimate: backends differ in what they fuse beyond this. ``tests/test_work.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,7 @@ from remat_magic.analysis.cost_table import BYTES, ELEMENTWISE, FLOPS, VIEWS, mo
 from remat_magic.analysis.trips import trip_count
 from remat_magic.model import Work
 
-__all__ = ["work"]
+__all__ = ["shares", "work"]
 
 _FUSIBLE = ELEMENTWISE | names(
     """
@@ -103,6 +104,26 @@ def work(
     return _merged(everything), _merged(again)
 
 
+def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, Work]:
+    """For every operation of a jaxpr, at any depth, its share of its kernel's work in one run; by ``id`` of equation.
+
+    What several operations of a kernel read is shared between them; what is written is the share of what makes it.
+    """
+    seen: list[list[_Node]] = []
+    program = _Program(live, None, seen=seen)
+    program.run(_compat.open_jaxpr(jaxpr))
+    for _ in program.records():  # tells of the kernels on the way
+        pass
+    found: dict[int, Work] = {}
+    for nodes in seen:
+        reads = [[*_reads([node])] for node in nodes]
+        readers = Counter(id(value) for mine in reads for value, _, _ in mine)
+        for node, mine in zip(nodes, reads, strict=True):
+            part = [(value, size // readers[id(value)], False) for value, size, _ in mine]
+            found[id(node.eqn)] = _record([node], part)
+    return found
+
+
 def _count(found: dict[Work, int | None], each: Work) -> None:
     key = Work(each.flops, each.bytes, each.dtype, each.unit, None if each.times is None else 1)
     if each.flops or each.bytes or not each.known:
@@ -121,11 +142,13 @@ class _Program:
         live: Callable[[Any], bool] | None,
         recomputing: Callable[[Any], bool] | None,
         known: dict[int, list[tuple[Work, Work | None]]] | None = None,
+        seen: list[list[_Node]] | None = None,
     ) -> None:
         self._live, self._recomputing = live, recomputing
         self._nodes: list[_Node] = []
         self._lumps: list[tuple[Work, Work | None]] = []
         self._known = {} if known is None else known  # bodies that several loops share
+        self._seen = seen
 
     def run(self, jaxpr: Any) -> None:
         """Take in a whole program: what it is given is in memory, and what it gives back is written."""
@@ -201,7 +224,7 @@ class _Program:
     def _body(self, jaxpr: Any) -> list[tuple[Work, Work | None]]:
         known = self._known.get(id(jaxpr))
         if known is None:
-            program = _Program(self._live, self._recomputing, self._known)
+            program = _Program(self._live, self._recomputing, self._known, self._seen)
             program.run(jaxpr)
             known = self._known[id(jaxpr)] = list(program.records())
         return known
@@ -244,6 +267,8 @@ class _Program:
         for found in reads.values():
             for value, _, _ in found:
                 value.written = True
+        if self._seen is not None:
+            self._seen += kernels.values()
         for key, nodes in kernels.items():
             whole = _record(nodes, reads[key])
             again = [node for node in nodes if node.again]

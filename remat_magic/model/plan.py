@@ -60,12 +60,17 @@ class PlannedValue:
 class Plan:
     """What to save within ``budget_bytes`` so that as little as possible is recomputed.
 
-    ``saved_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the report that JAX gives
-    for the plan; ``predicted_bytes`` and ``predicted_flops`` are what was reckoned before. No choice of ``names``
-    within the budget recomputes fewer FLOPs than ``bound``, where equal layers that share one body are decided
-    together, or one by one if ``separately``; a policy of JAX's that does better is taken instead: then ``names`` is
+    ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the
+    report that JAX gives for the plan; the ``predicted_*`` fields are what was reckoned before. ``of`` tells what the
+    budget is of: bytes "saved", or the estimated "peak". ``cost`` tells what is least: "flops", or "seconds" on
+    ``device``, where ``seconds`` are those of the report, recomputation and offloading together, and
+    ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be offloaded.
+
+    No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
+    ``bound_seconds`` where these are what is least, both as reckoned; equal layers that share one body are decided
+    together, or one by one if ``separately``. A policy of JAX's that does better is taken instead: then ``names`` is
     empty and ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where
-    only ``trace.function(plan)`` can apply it. ``fingerprint`` tells programs of other operations apart.
+    only ``plan.apply(function)`` can apply it. ``fingerprint`` tells programs of other operations apart.
     """
 
     function: str
@@ -86,13 +91,23 @@ class Plan:
     separately: bool = False
     fingerprint: str = ""
     solve_seconds: float = 0.0
+    of: str = "saved"
+    cost: str = "flops"
+    device: str = ""
+    host_bandwidth: float | None = None
+    offloaded_bytes: int = 0
+    seconds: float | None = None
+    predicted_offloaded_bytes: int | None = None
+    predicted_seconds: float | None = None
+    bound_seconds: float | None = None
 
     @property
     def gap(self) -> float:
-        """How much of the recomputation a better choice could spare at most: 0 is proven best."""
-        if self.recomputed_flops <= self.bound:
-            return 0.0
-        return (self.recomputed_flops - self.bound) / self.recomputed_flops
+        """How much of the cost a better choice could spare at most: 0 is proven best."""
+        cost, bound = float(self.recomputed_flops), float(self.bound)
+        if self.cost == "seconds":
+            cost, bound = self.predicted_seconds or 0.0, self.bound_seconds or 0.0
+        return 0.0 if cost <= bound else (cost - bound) / cost
 
     def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """``fun`` with the plan's checkpoint: the same values and gradients, with just the plan's values saved.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from remat_magic import devices
-from remat_magic.model import ComparisonRow, Difference, Measurement, RematError, Report, Residual
+from remat_magic.model import ComparisonRow, Difference, Measurement, Plan, RematError, Report, Residual
 from remat_magic.policies import OWN
 from remat_magic.tuning.sizes import parse_bytes
 from remat_magic.tuning.time import times
@@ -205,6 +205,7 @@ def compare(
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
     seen: dict[Any, int] = {}
+    plans: dict[str, Plan] = {}
     for policy in everything:
         try:
             report = trace.report(policy, at, namespace)
@@ -212,6 +213,8 @@ def compare(
             rows.append(ComparisonRow(_text(policy), "" if at is None else _text(at), error=str(error)))
             reports.append(None)
             continue
+        if isinstance(policy, Plan) and policy.names:
+            report = _told_apart(report, policy, plans)
         same = seen.setdefault(_essence(report), len(rows)) if policies is None else len(rows)
         if same < len(rows):
             if report.policy not in (rows[same].policy, *rows[same].same_as):
@@ -228,7 +231,21 @@ def _offered(trace: Any, namespace: Mapping[str, Any]) -> list[str]:
     return [choice.key for choice in trace.choices() if choice.meaning != OWN or choice.key in namespace]
 
 
+def _told_apart(report: Report, plan: Plan, plans: dict[str, Plan]) -> Report:
+    """The report of a plan under a key that no other of the ``plans`` compared has: its place is added, or a number."""
+    keys = [plan.policy]
+    if plan.policy in plans and plans[plan.policy].at != plan.at:
+        keys.append(f"{plan.policy} at {plan.at}")
+    for key in itertools.chain(keys, (f"{plan.policy} #{number}" for number in itertools.count(2))):
+        other = plans.setdefault(key, plan)
+        if (other.names, other.at, other.separately) == (plan.names, plan.at, plan.separately):
+            return report if key == report.policy else replace(report, policy=key)
+    raise AssertionError  # there is always a number
+
+
 def _text(given: Any) -> str:
+    if isinstance(given, Plan):
+        return given.policy
     return given if isinstance(given, str) else getattr(given, "__name__", None) or repr(given)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import TRANSPARENT, nbytes
@@ -21,7 +21,15 @@ from remat_magic.analysis.residuals import residuals, saved_values
 from remat_magic.analysis.trace import Dissection
 from remat_magic.tuning.copies import copies
 
-__all__ = ["Graph", "build"]
+__all__ = ["Figures", "Graph", "build"]
+
+
+class Figures(NamedTuple):
+    """What a choice comes to: bytes kept on the device, recomputed FLOPs, bytes moved to the host."""
+
+    saved_bytes: int
+    recomputed_flops: int
+    offloaded_bytes: int
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +44,7 @@ class Graph:
         leaves: for each node the intermediates that it reads which the policy has no say about (a checkpoint's inputs).
         leaf_bytes: the bytes of these, by number.
         copies: how many copies of its value saving a name keeps.
+        operations: the equations that a node recomputes, each with how often it runs.
     """
 
     flops: list[int] = field(default_factory=list)
@@ -45,13 +54,24 @@ class Graph:
     leaves: list[tuple[int, ...]] = field(default_factory=list)
     leaf_bytes: dict[int, int] = field(default_factory=dict)
     copies: dict[str, int] = field(default_factory=dict)
+    operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
+        return self.figures(chosen)[:2]
+
+    def figures(self, chosen: Collection[str], offloaded: Collection[str] = ()) -> Figures:
+        """What it comes to if just these names are saved, those ``offloaded`` among them in the host's memory."""
         nodes, gates = self._run(chosen)
         leaves = {leaf for node in nodes for leaf in self.leaves[node]}
-        saved = sum(size for size, _ in self.sizes(gates).values()) + sum(self.leaf_bytes[leaf] for leaf in leaves)
-        return saved, sum(self.flops[node] for node in nodes)
+        sizes = self.sizes(gates)
+        moved = sum(size for name, (size, _) in sizes.items() if name in offloaded)
+        saved = sum(size for size, _ in sizes.values()) - moved + sum(self.leaf_bytes[leaf] for leaf in leaves)
+        return Figures(saved, sum(self.flops[node] for node in nodes), moved)
+
+    def running(self, chosen: Collection[str]) -> list[int]:
+        """The nodes that run in the backward pass if just these names are saved."""
+        return self._run(chosen)[0]
 
     def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
         """For each name among gates the bytes that saving it takes for these, and how many values that is.
@@ -111,6 +131,7 @@ class _Builder:
             self._connect(scope, eqn.invars)
         # What leaves is needed: one more node, which reads it and costs nothing.
         self.graph.flops.append(0)
+        self.graph.operations.append(())
         self.graph.needed.append(True)
         self._connect(top, top.jaxpr.outvars)
         # JAX keeps some residuals that nothing reads.
@@ -140,9 +161,11 @@ class _Builder:
         if name is not None:
             self.graph.gates[len(self.graph.flops)] = (name, nbytes(eqn.outvars[0].aval), times or 1)
             self.graph.flops.append(0)
+            self.graph.operations.append(())
             self.graph.needed.append(False)
             return
         flops, again = 0, True
+        operations: list[tuple[Any, int]] = []
         for inner, leaf in _leaves(scope, eqn):
             if not self._found.live(leaf):
                 continue
@@ -150,9 +173,11 @@ class _Builder:
                 price = equation_cost(leaf)
                 runs = inner.nesting[1]
                 flops += 0 if price.uncosted or runs is None else price.flops * runs
+                operations.append((leaf, 1 if runs is None else runs))
             elif _compat.primitive_name(leaf) not in TRANSPARENT:
                 again = False
         self.graph.flops.append(flops)
+        self.graph.operations.append(tuple(operations))
         self.graph.needed.append(not again)
 
     # ------------------------------------------------------------------------------------------------------------ edges

@@ -1,0 +1,230 @@
+"""Plans for a peak, for seconds, with offloading, and several plans side by side."""
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+from benchmarks import named_models
+from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
+from programs import PROGRAMS
+
+import remat_magic as rm
+from remat_magic.model import Plan, PlannedValue, RematError
+from remat_magic.tuning.graph import build
+from remat_magic.tuning.objective import objective
+from remat_magic.tuning.planner import planner
+from remat_magic.tuning.solve import Problem
+from remat_magic.tuning.time import times
+
+# ---------------------------------------------------------------------------------------------------- keys of plans
+
+
+def test_plans_compared_have_keys_of_their_own():
+    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
+    trace = rm.trace(fun, *args)
+    budget = trace.preview("none", "sites").saved_bytes // 2
+    peak = int((trace.report("none", "sites").peak_bytes or 0) * 0.8)
+    plans = [
+        trace.plan(budget, "sites"),
+        trace.plan(budget, "function"),
+        trace.plan(budget, "sites", separately=True),
+        trace.plan(budget, "sites", cost="seconds", device="H100 SXM"),
+        trace.plan(peak, "sites", of="peak"),
+    ]
+    # Other choices for the same words, as plans of other sessions may be.
+    plans += [dataclasses.replace(plans[0], names=plans[0].names[:1]), dataclasses.replace(plans[1], policy="plan(9)")]
+    plans += [dataclasses.replace(plans[2], policy="plan(9)")]
+    found = trace.compare([*plans, plans[0]], device="H100 SXM")
+    keys = [row.policy for row in found.rows]
+    assert keys == [
+        f"plan({budget})",
+        f"plan({budget} at function)",
+        f"plan({budget}, one by one)",
+        f"plan({budget}, seconds on H100 SXM)",
+        f"plan(peak {peak})",
+        f"plan({budget}) #2",
+        "plan(9)",
+        "plan(9) at sites",
+        f"plan({budget})",
+    ]
+    for plan, key in zip(plans, keys, strict=False):
+        report = trace.report(plan)
+        row = found.row(key)
+        assert (row.at, row.saved_bytes, row.recomputed_flops) == (plan.at, report.saved_bytes, report.recomputed_flops)
+    assert found.difference(keys[0], keys[5]).residuals_only_in_a  # its other values
+    refused = trace.compare([plans[0]], at="function")
+    assert refused.rows[0].policy == keys[0]
+    assert "leave `at` out" in refused.rows[0].error
+
+
+# ---------------------------------------------------------------------------------------------------------- peaks
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("at", ["function", "sites"])
+def test_no_plan_exceeds_its_peak(model, at):
+    fun, args = MODELS[model]()
+    trace = rm.trace(fun, *args)
+    if at == "sites" and not trace.sites:
+        return
+    most = trace.report("none", at).peak_bytes
+    assert most is not None
+    for part in (0.9, 0.75):
+        try:
+            plan = trace.plan(part, at, of="peak")
+        except RematError as error:
+            least = int(str(error).split("the least found is ")[1].split()[0].replace(",", ""))
+            assert least > int(part * most)
+            continue
+        report = trace.report(plan)
+        assert (plan.peak_bytes, plan.recomputed_flops) == (report.peak_bytes, report.recomputed_flops)
+        assert plan.peak_bytes <= plan.budget_bytes == int(part * most)
+        assert plan.of == "peak"
+        assert plan.bound <= plan.recomputed_flops
+        for key in BUILT_IN:  # none of these fits and costs less
+            other = trace.report(key, at)
+            assert other.peak_bytes > plan.budget_bytes or other.recomputed_flops >= plan.recomputed_flops
+
+
+def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plans rests
+    for name in PROGRAMS:
+        for key in ("none", "dots_saveable", "nothing_saveable"):
+            try:
+                report = traced(name).report(key, "function")
+            except RematError as error:
+                assert "complex" in str(error)
+                continue
+            assert report.peak_bytes >= report.saved_bytes
+
+
+@pytest.mark.parametrize("name", ["three_layers", "scanned_relu", "scanned_checkpoint"])
+def test_a_small_plan_for_a_peak_against_all_choices(name):
+    trace = traced(name)
+    at = trace.default_at
+    names = Problem(build(trace.dissect(at))).names
+    choices = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
+    fingerprint = trace.dissect(at).naming.fingerprint
+    values = [tuple(PlannedValue(name, 0) for name in choice) for choice in choices if choice]
+    draft = Plan(trace.function_name, at, "test", 0, 0, 0, 0, fingerprint=fingerprint)
+    reports = [trace.report(dataclasses.replace(draft, names=each)) for each in values]
+    reports += [trace.report(key, at) for key in BUILT_IN]
+    for budget in sorted({report.peak_bytes for report in reports}):
+        best = min(report.recomputed_flops for report in reports if report.peak_bytes <= budget)
+        plan = trace.plan(budget, at, of="peak", gap=0.0)
+        assert plan.bound <= best  # a bound of all choices
+        assert plan.recomputed_flops == best  # the search is no proof, yet finds it in these
+    with pytest.raises(RematError, match=f"the least found is {min(report.peak_bytes for report in reports):,}"):
+        trace.plan(min(report.peak_bytes for report in reports) - 1, at, of="peak")
+
+
+# --------------------------------------------------------------------------------------- seconds, and the host's memory
+
+SLOW = rm.devices.Device("slow", {"f32": 1e9}, 1e8, 1e9, 10**9, 1e10, "invented: arithmetic so slow that a link pays")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_seconds_are_those_of_the_report(model):
+    fun, args = MODELS[model]()
+    trace = rm.trace(fun, *args)
+    for device in ("H100 SXM", "TPU v5e"):
+        least = trace.preview("nothing_saveable").saved_bytes
+        budget = int(least + 0.4 * (trace.preview("none").saved_bytes - least))
+        plan, fewest = trace.plan(budget, cost="seconds", device=device), trace.plan(budget)
+        assert (plan.cost, plan.device, plan.host_bandwidth) == ("seconds", device, None)
+        assert plan.seconds == times(trace.report(plan), device).extra
+        assert plan.seconds <= times(trace.report(fewest), device).extra  # what spares FLOPs takes no less time
+        assert plan.saved_bytes <= budget
+        assert plan.bound_seconds <= plan.predicted_seconds
+        assert 0 <= plan.gap <= 1
+
+
+def test_all_recomputation_in_seconds_is_near_the_reports():
+    for model, make in MODELS.items():
+        fun, args = make()
+        trace = rm.trace(fun, *args)
+        for device in ("H100 SXM", "TPU v5e", SLOW):
+            found = planner(trace, trace.default_at, False)
+            reckoned = found.problem(objective("seconds", device, None)).measure(())[1]
+            told = times(trace.report("nothing_saveable"), device).recomputed
+            # Nodes that recompute and differentiate at once count for their recomputation alone.
+            assert reckoned == pytest.approx(told, rel=0.35), model
+
+
+@pytest.mark.parametrize(("name", "at"), PLACES)
+def test_any_choice_that_is_offloaded_is_what_is_reckoned(name, at):
+    trace = traced(name)
+    if (at == "sites" and not trace.sites) or not as_reckoned(trace, at) or name in INEXACT:
+        return
+    found = planner(trace, at, False)
+    dice = random.Random(name)
+    for _ in range(2):
+        names = found.graph.used([name for name in found.parts.naming.values if dice.random() < 0.6])
+        moved = frozenset(name for name in names if dice.random() < 0.5)
+        if names:
+            report = trace.report(found.draft("test", 0, tuple(found.values(names, moved))))
+            assert found.graph.figures(names, moved) == (
+                report.saved_bytes,
+                report.recomputed_flops,
+                report.offloaded_bytes,
+            )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_offloaded_is_what_jax_offloads(model):
+    fun, args = MODELS[model]()
+    trace = rm.trace(fun, *args)
+    at = trace.default_at
+    least = trace.preview("nothing_saveable", at).saved_bytes
+    budget = int(least + 0.3 * (trace.preview("none", at).saved_bytes - least))
+    plan = trace.plan(budget, at, device=SLOW, offload=True)
+    assert plan.offloaded_bytes == plan.predicted_offloaded_bytes > 0
+    assert plan.offloaded_bytes == sum(value.nbytes for value in plan.names if value.offloaded)
+    assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
+    assert plan.saved_bytes <= budget
+    assert plan.host_bandwidth == SLOW.host_bandwidth
+    alone = trace.plan(budget, at, cost="seconds", device=SLOW)
+    assert plan.seconds < alone.seconds  # moving costs less than computing here
+    assert alone.offloaded_bytes == 0
+    # Written out and read, it does the same.
+    again = trace.report(Plan.from_json(plan.to_json()))
+    assert again.offloaded_bytes == plan.offloaded_bytes
+    # A slow link moves nothing.
+    assert trace.plan(budget, at, device=SLOW, offload=1.0).offloaded_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["three_layers", "named_tanh"])
+def test_a_small_plan_with_offloading_is_the_best_of_all_choices(name):
+    trace = traced(name)
+    found = planner(trace, "function", False)
+    least = objective("seconds", SLOW, 1e8)
+    problem = found.problem(least)
+    everything = []
+    for choice in itertools.product((None, False, True), repeat=len(problem.names)):
+        names = found.graph.used([name for name, kept in zip(problem.names, choice, strict=True) if kept is not None])
+        moved = {name for name, kept in zip(problem.names, choice, strict=True) if kept} & names
+        everything.append(problem.measure(names, moved))
+    for budget in sorted({saved for saved, _ in everything}):
+        solution = problem.solve(budget, 10.0, 0.0)
+        assert solution is not None
+        assert solution.saved_bytes <= budget
+        assert solution.cost == pytest.approx(min(cost for saved, cost in everything if saved <= budget), rel=1e-6)
+        assert solution.bound <= solution.cost * (1 + 1e-9)
+
+
+def test_what_plans_cannot_do_is_told():
+    trace = traced("three_layers")
+    with pytest.raises(RematError, match="nothing that a budget can be of"):
+        trace.plan(10, of="temperature")
+    with pytest.raises(RematError, match="nothing that a plan can make least"):
+        trace.plan(10, cost="money")
+    with pytest.raises(RematError, match="No device is called"):
+        trace.plan(10, cost="seconds", device="abacus")
+    unlinked = dataclasses.replace(SLOW, name="unlinked", host_bandwidth=None)
+    with pytest.raises(RematError, match="give offload= in bytes/s"):
+        trace.plan(10, device=unlinked, offload=True)
+    assert trace.plan(10, device=unlinked, offload="16 GB/s").host_bandwidth == 16e9
+    with pytest.raises(RematError, match="moves nothing"):
+        trace.plan(10, device=unlinked, offload=0)
+    with pytest.raises(RematError, match="no number of bytes"):
+        trace.plan(10, device=unlinked, offload="fast")
