@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from remat_magic.model import FileEdit, RematError
 from remat_magic.tuning.edit_source import Function, Source
 
-__all__ = ["Change", "Writer", "file_edit", "patched", "quoted"]
+__all__ = ["Change", "Writer", "code_with", "file_edit", "patched", "quoted"]
 
 Position = tuple[int, int]  # line from 1, column in characters from 0
 _WIDTH = 88
@@ -145,9 +145,9 @@ class Writer:
         indent = self.source.lines[start[0] - 1][: start[1]]
         rest = self.source.lines[end[0] - 1][end[1] :].strip()
         if indent.strip() or (rest and not rest.startswith("#")):
-            self.changes.append(Change(end, end, f"; {line}"))
+            self.changes.append(Change(end, end, f"; {line}", 10**8))
         else:
-            self._lines_at(end[0] + 1, f"{indent}{line}\n")
+            self._lines_at(end[0] + 1, f"{indent}{line}\n", -1)
 
     def add_first(self, body: Sequence[ast.stmt], index: int, line: str) -> None:
         """A statement before the ``index``-th of a body, or after its only one."""
@@ -163,9 +163,9 @@ class Writer:
             start = at, len(text) - len(text.lstrip())
         indent = self.source.lines[start[0] - 1][: start[1]]
         if indent.strip():
-            self.changes.append(Change(start, start, f"{line}; "))
+            self.changes.append(Change(start, start, f"{line}; ", -(10**8)))
         else:
-            self._lines_at(start[0], f"{indent}{line}\n")
+            self._lines_at(start[0], f"{indent}{line}\n", -1)
 
     def decorate(self, node: Function, line: str) -> None:
         """A decorator next to a definition, below those that it has."""
@@ -173,10 +173,14 @@ class Writer:
         text = self.source.lines[at - 1]
         self._lines_at(at, f"{text[: len(text) - len(text.lstrip())]}{line}\n")
 
+    def delete_lines(self, first: int, last: int) -> None:
+        """Take whole lines out."""
+        self.changes.append(Change((first, 0), (last + 1, 0), ""))
+
     def add_imports(self, lines: Sequence[str]) -> None:
         """Imports after those that the source begins with; in a cell without any, at the top, below magics."""
         if lines:
-            self._lines_at(_import_line(self.source), "".join(f"{line}\n" for line in lines), -1)
+            self._lines_at(_import_line(self.source), "".join(f"{line}\n" for line in lines), -2)
 
     def indent_of(self, node: ast.AST) -> str:
         """What the line that a node is on starts with."""
