@@ -18,10 +18,11 @@ from remat_magic.analysis.naming import is_given, name_everything
 from remat_magic.analysis.sites import own_checkpoint
 from remat_magic.model import Edit, EditedName, FileEdit, Plan, PlannedValue, RematError, Report, Residual, Site
 from remat_magic.policies import resolve
+from remat_magic.tuning.edit_closest import closest, grouped
 from remat_magic.tuning.edit_choice import Naming, Place, choose, names_in, places, suggested
 from remat_magic.tuning.edit_place import Imports, write_policy
 from remat_magic.tuning.edit_probe import PROBE, Candidate, body_start, candidates, is_probe, probe, probed
-from remat_magic.tuning.edit_sandbox import Setting
+from remat_magic.tuning.edit_sandbox import EditedCall, Setting
 from remat_magic.tuning.edit_text import Writer, code_with, file_edit
 from remat_magic.tuning.edit_values import Skeleton, Value, skeleton
 
@@ -141,24 +142,54 @@ class _Editor:
             self._probed = trace, {each.number: each for each in found}
         return self._probed
 
-    def _retraced(self, trees: Mapping[str, ast.Module], given: Mapping[str, Any]) -> Any:
-        return self._trace.retraced(self._setting.again(trees, given))
+    def _retraced(
+        self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], calls: Sequence[EditedCall] = ()
+    ) -> Any:
+        return self._trace.retraced(self._setting.again(trees, given, calls))
 
     # --------------------------------------------------------------------------------------------------------- an edit
 
     def edit(self, plan: Plan, sentences: Sequence[str]) -> Edit:
         """The edit of a plan."""
-        unnamed = list(sentences)
-        naming = Naming()
-        if plan.names:
-            named = self._named(plan.at, plan.separately)
-            if named.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= named.values.keys():
-                raise RematError(
-                    f"this plan was made for another program than {self._trace.function_name} as it was traced: make "
-                    "it anew with trace.plan()."
-                )
-            naming, more = self._chosen(plan, named)
-            unnamed += more
+        if not plan.names:
+            return self._written(plan, Naming(), sentences)
+        named, program, offered = self._programs(plan)
+        wanted = [value for each in plan.names for value in program.names.get(each.key, {})]
+        naming = choose(wanted, offered)
+        missing = set(naming.missing)
+        unnamed = [_why(each, program) for each in plan.names if missing & program.names.get(each.key, {}).keys()]
+        made = self._written(plan, naming, [*sentences, *unnamed])
+        return made if made.verified else replace(made, closest=self._closest(plan, named, program, offered))
+
+    def _closest(self, plan: Plan, named: Any, program: Skeleton, offered: Sequence[Place]) -> Edit | None:
+        if plan.separately:
+            named = self._named(plan.at, False)
+            program = skeleton(named.closed, self._within(self._trace, plan.at), is_given)
+        found = closest(self._trace, plan, grouped(program, named.values, offered))
+        if found is None:
+            return None
+        made = self._written(found[0], Naming([offered[number] for number in found[1]]), ())
+        return made if made.verified else None
+
+    def _programs(self, plan: Plan) -> tuple[Any, Skeleton, list[Place]]:
+        """The program with all its values named, and the places of the source that name some."""
+        named = self._named(plan.at, plan.separately)
+        if named.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= named.values.keys():
+            raise RematError(
+                f"this plan was made for another program than {self._trace.function_name} as it was traced: make it "
+                "anew with trace.plan()."
+            )
+        program = skeleton(named.closed, self._within(self._trace, plan.at), is_given)
+        trace, found = self._probe()
+        tried = skeleton(trace.index.closed, self._within(trace, plan.at), is_probe)
+        if program.operations != tried.operations:
+            raise RematError(
+                f"{self._trace.function_name} does not make the same program each time that it is traced, so no edit "
+                "of it can be verified: take out what depends on chance or on earlier calls."
+            )
+        return named, program, places(tried, found)
+
+    def _written(self, plan: Plan, naming: Naming, unnamed: Sequence[str]) -> Edit:
         text = _Text(self._trace, self._setting)
         names = tuple(text.name(place) for place in naming.places)
         if plan.names or plan.policy != "as_written":
@@ -173,47 +204,15 @@ class _Editor:
             planned_bytes=plan.saved_bytes,
             planned_flops=plan.recomputed_flops,
         )
-        return self._verified(made, plan, text.trees(), naming)
+        return self._verified(made, plan, text, naming)
 
-    def _chosen(self, plan: Plan, named: Any) -> tuple[Naming, list[str]]:
-        program = skeleton(named.closed, self._within(self._trace, plan.at), is_given)
-        trace, found = self._probe()
-        tried = skeleton(trace.index.closed, self._within(trace, plan.at), is_probe)
-        if program.operations != tried.operations:
-            raise RematError(
-                f"{self._trace.function_name} does not make the same program each time that it is traced, so no edit "
-                "of it can be verified: take out what depends on chance or on earlier calls."
-            )
-        wanted = [value for each in plan.names for value in program.names.get(each.key, {})]
-        naming = choose(wanted, places(tried, found))
-        missing = set(naming.missing)
-        sentences = [
-            self._why(each, program)
-            for each in plan.names
-            if missing & program.names.get(each.key, {}).keys()
-        ]
-        return naming, sentences
-
-    @staticmethod
-    def _why(value: PlannedValue, program: Skeleton) -> str:
-        types = dict.fromkeys(program.types[each] for each in program.names.get(value.key, {}))
-        what = f"{value.primitive or 'carried value'} {', '.join(types)}"
-        if value.source is None:
-            return f"{what} is made by no line of your source."
-        if not value.primitive:
-            return f"{what} is carried into the loop at {value.source.place}, where no variable of its own holds it."
-        return (
-            f"{what} is made inside `{value.source.expression}`, {value.source.place}, which gives another value: no "
-            "expression of the source has it."
-        )
-
-    def _verified(self, made: Edit, plan: Plan, trees: Mapping[str, ast.Module], naming: Naming) -> Edit:
+    def _verified(self, made: Edit, plan: Plan, text: _Text, naming: Naming) -> Edit:
         expected: Report = self._trace.report(plan if plan.names else plan.policy, plan.at)
         try:
-            traced: Report = self._retraced(trees, {}).report("as_written")
+            traced: Report = self._retraced(text.trees(), {}, text.calls).report("as_written")
         except Exception as error:  # noqa: BLE001 - whatever the user's own definitions raise when they are edited
-            text = str(error).partition("\n")[0].rstrip(".")
-            return replace(made, differences=(f"the edited text cannot be traced: {type(error).__name__}: {text}.",))
+            what = str(error).partition("\n")[0].rstrip(".")
+            return replace(made, differences=(f"the edited text cannot be traced: {type(error).__name__}: {what}.",))
         differences = _differences(expected, traced)
         return replace(
             made,
@@ -224,6 +223,20 @@ class _Editor:
         )
 
 
+def _why(value: PlannedValue, program: Skeleton) -> str:
+    """Why a value cannot be named."""
+    types = dict.fromkeys(program.types[each] for each in program.names.get(value.key, {}))
+    what = f"{value.primitive or 'carried value'} {', '.join(types)}"
+    if value.source is None:
+        return f"{what} is made by no line of your source."
+    if not value.primitive:
+        return f"{what} is carried into the loop at {value.source.place}, where no variable of its own holds it."
+    return (
+        f"{what} is made inside `{value.source.expression}`, {value.source.place}, which gives another value: no "
+        "expression of the source has it."
+    )
+
+
 class _Text:
     """The edited texts."""
 
@@ -232,6 +245,7 @@ class _Text:
         self._writers: dict[str, tuple[Writer, Imports]] = {}
         self._used = set(trace.names).union(*map(names_in, setting.sources.values()))
         self._static = _static(trace)
+        self.calls: list[EditedCall] = []
 
     def _writer(self, file: str) -> tuple[Writer, Imports]:
         if file not in self._writers:
@@ -274,7 +288,7 @@ class _Text:
                 return f"{start}.{code.removeprefix(prefix) or 'nothing_saveable'}"
             return write.names_call(f"{start}.save_only_these_names", names, indent, used)
 
-        write_policy(self._setting, self._writer, sites, None if plan.policy == "none" else text, self._static)
+        self.calls += write_policy(self._setting, self._writer, sites, None if plan.policy == "none" else text, self._static)
 
     def _changed(self) -> Iterable[tuple[Writer, Imports]]:
         for writer, imports in self._writers.values():

@@ -110,7 +110,7 @@ _OPERATORS: dict[type[ast.AST], str] = {
 
 def suggested(candidate: Candidate, used: set[str]) -> str:
     """A readable name for a place that is not among ``used``; it is added to them."""
-    base = re.sub(r"\W+", "_", _plain(candidate)).strip("_") or "value"
+    base = re.sub(r"[\W_]+", "_", _plain(candidate)).strip("_") or "value"
     name, number = base, 1
     while name in used:
         number += 1

@@ -11,14 +11,11 @@ import jax
 from jax import ad_checkpoint
 
 from remat_magic.model import RematError, Site
-from remat_magic.tuning.edit_sandbox import Setting, resolved
+from remat_magic.tuning.edit_sandbox import EditedCall, Setting, checkpoint_calls, is_checkpoint, resolved
 from remat_magic.tuning.edit_source import Function, Source, first_line
 from remat_magic.tuning.edit_text import Writer
 
 __all__ = ["Imports", "write_policy"]
-
-_CHECKPOINTS = (jax.checkpoint, jax.remat)
-
 
 class Imports:
     """What to call things of JAX's in one source, with the imports that this takes."""
@@ -85,8 +82,8 @@ def write_policy(
     sites: tuple[Site, ...],
     policy: PolicyText | None,
     static: tuple[int, ...],
-) -> None:
-    """Write a policy.
+) -> list[EditedCall]:
+    """Write a policy; return the calls of ``jax.checkpoint`` that were changed.
 
     Args:
         setting: the function with its sources.
@@ -100,10 +97,10 @@ def write_policy(
         RematError: the place is not in the user's source.
     """
     if sites:
-        for site in sites:
-            _at_site(setting, writer, site, policy)
-    elif policy is not None:
+        return [call for site in sites for call in _at_site(setting, writer, site, policy)]
+    if policy is not None:
         _around(setting, writer, policy, static)
+    return []
 
 
 def _around(
@@ -129,8 +126,9 @@ def _around(
 
 def _at_site(
     setting: Setting, writer: Callable[[str], tuple[Writer, Imports]], site: Site, policy: PolicyText | None
-) -> None:
+) -> list[EditedCall]:
     done = False
+    edited: list[EditedCall] = []
     for source, place in _decorators(setting, site):
         done = True
         write, imports = writer(source.file)
@@ -144,6 +142,7 @@ def _at_site(
             write.wrap(place, f"{partial}(", f", policy={text})")
     for source, call in () if done else _calls(setting, site):
         done = True
+        edited.append(EditedCall(source.file, checkpoint_calls(source.tree, setting.namespaces[source.file]).index(call), site))
         write, imports = writer(source.file)
         if policy is None:
             write.replace(call, source.segment(call.args[0]))
@@ -155,11 +154,7 @@ def _at_site(
             f"the jax.checkpoint of {site.function} cannot be found in source text of yours: it is applied by a "
             "library or under another name, so give it the policy by hand."
         )
-
-
-def _is_checkpoint(expression: ast.expr, space: Mapping[str, Any]) -> bool:
-    found = resolved(expression, space)
-    return any(found is each for each in _CHECKPOINTS)
+    return edited
 
 
 def _decorators(setting: Setting, site: Site) -> Iterator[tuple[Source, ast.expr]]:
@@ -173,13 +168,13 @@ def _decorators(setting: Setting, site: Site) -> Iterator[tuple[Source, ast.expr
         if isinstance(node, ast.Lambda) or node.name != site.function or first_line(node) != where.line:
             continue
         for decorator in node.decorator_list:
-            if _is_checkpoint(decorator, space):
+            if is_checkpoint(decorator, space):
                 yield source, decorator
             elif (
                 isinstance(decorator, ast.Call)
                 and decorator.args
                 and resolved(decorator.func, space) is functools.partial
-                and _is_checkpoint(decorator.args[0], space)
+                and is_checkpoint(decorator.args[0], space)
             ):
                 yield source, decorator
 
@@ -189,8 +184,8 @@ def _calls(setting: Setting, site: Site) -> Iterator[tuple[Source, ast.Call]]:
     every = [
         (source, node)
         for source in setting.sources.values()
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and node.args and _is_checkpoint(node.func, setting.namespaces[source.file])
+        for node in checkpoint_calls(source.tree, setting.namespaces[source.file])
+        if node.args
     ]
     named = [(source, call) for source, call in every if _is_of(call.args[0], site, source)]
     if named:

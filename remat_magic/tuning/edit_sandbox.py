@@ -12,7 +12,7 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
@@ -24,10 +24,10 @@ from remat_magic.analysis import signature
 from remat_magic.analysis.bodies import walk
 from remat_magic.analysis.signature import function_name
 from remat_magic.analysis.source import is_user_file
-from remat_magic.model import RematError
+from remat_magic.model import RematError, Site
 from remat_magic.tuning.edit_source import Function, Source, functions_of, read_source
 
-__all__ = ["Setting", "executed_codes"]
+__all__ = ["EditedCall", "Setting", "checkpoint_calls", "executed_codes", "is_checkpoint", "resolved"]
 
 _SCOPE = "__remat_magic_scope__"
 _DERIVATIVES = (jax.custom_jvp, jax.custom_vjp)
@@ -48,6 +48,15 @@ def executed_codes(closed: Any) -> set[CodeType]:
             if is_user_file(code.co_filename):
                 found.add(code)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class EditedCall:
+    """A call of ``jax.checkpoint`` that an edit changes: its number among those of its file, and the site it makes."""
+
+    file: str
+    number: int
+    site: Site
 
 
 @dataclass(eq=False)
@@ -109,17 +118,20 @@ class Setting:
                 return self.sources[file], self.sources[file].functions[number]
         return None
 
-    def again(self, trees: Mapping[str, ast.Module], given: Mapping[str, Any]) -> Any:
+    def again(
+        self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], calls: Sequence[EditedCall] = ()
+    ) -> Any:
         """The function, made from other trees of the same sources.
 
         Args:
             trees: by file name; a file that is not in it is as it was.
             given: names to put into every namespace.
+            calls: the calls of ``jax.checkpoint`` that are other in these trees.
 
         Raises:
             RematError: some definition cannot be executed again.
         """
-        return _Execution(self, trees, given).function()
+        return _Execution(self, trees, given, calls).function()
 
 
 def _module_of(file: str, source: Source) -> dict[str, Any]:
@@ -202,8 +214,14 @@ def _functions(fun: Any) -> Iterator[FunctionType]:
 
 
 class _Execution:
-    def __init__(self, setting: Setting, trees: Mapping[str, ast.Module], given: Mapping[str, Any]) -> None:
-        self._setting = setting
+    def __init__(
+        self,
+        setting: Setting,
+        trees: Mapping[str, ast.Module],
+        given: Mapping[str, Any],
+        calls: Sequence[EditedCall],
+    ) -> None:
+        self._setting, self._calls = setting, calls
         self._trees = {file: trees.get(file, source.tree) for file, source in setting.sources.items()}
         self._new_functions: dict[str, list[Function]] = {}
         for file, tree in self._trees.items():
@@ -244,6 +262,11 @@ class _Execution:
     def _execute(self, file: str, source: Source) -> None:
         old, space = self._space(file)
         ran = {id(source.functions[number]) for number in self._setting.numbers(file)}
+        # What makes a function that ran may have run as well, without an operation of its own.
+        for number in self._setting.numbers(file):
+            above: Any = source.functions[number]
+            while (above := source.enclosing(above)) is not None:
+                ran.add(id(above))
         for was, now in _paired(source.tree.body, self._trees[file].body):
             if was is None:
                 self._run(source, now, space)
@@ -349,6 +372,11 @@ class _Execution:
             return {key: self._remade(each) for key, each in value.items()}
         if isinstance(value, types.MethodType):
             raise self._refusal(value.__func__, "is a method, and the object would be of the class as it was")
+        if _is_wrapper(value):
+            inner = value.__wrapped__
+            call = next((call for call in self._calls if _makes(call, inner)), None)
+            if call is not None:
+                return self._called(call, self._remade(inner))
         layers = list(_layers(value))
         for levels, layer in enumerate(layers):
             if isinstance(layer, FunctionType) and layer.__code__ in self._setting.codes:
@@ -362,6 +390,26 @@ class _Execution:
         if inner is not None and isinstance(value, type(jax.jit(lambda: None))):
             return jax.jit(self._remade(inner))
         raise self._refusal(value, f"is held by an object of type {type(value).__name__}")
+
+    def _called(self, call: EditedCall, inner: Any) -> Any:
+        """What an edited call of ``jax.checkpoint`` makes of a function."""
+        source = self._setting.sources[call.file]
+        old, space = self._space(call.file)
+        now = checkpoint_calls(self._trees[call.file], old)
+        before = checkpoint_calls(source.tree, old)
+        if len(now) < len(before):  # the checkpoint was taken off
+            return inner
+        keywords: dict[str, Any] = {}
+        for keyword in now[call.number].keywords:
+            code = compile(ast.Expression(keyword.value), source.file, "eval", dont_inherit=True)
+            try:
+                keywords[keyword.arg or ""] = eval(code, space)  # noqa: S307 - an argument that the user, or the edit, wrote
+            except Exception as error:
+                raise RematError(
+                    f"the call of jax.checkpoint on {call.site.function} cannot be executed apart from your session: "
+                    f"{type(error).__name__}: {error}."
+                ) from error
+        return jax.checkpoint(inner, **keywords)
 
     def _refusal(self, value: Any, why: str) -> RematError:
         return RematError(
@@ -475,6 +523,39 @@ def _paired(old: list[ast.stmt], new: list[ast.stmt]) -> Iterator[tuple[ast.stmt
         for part in ("body", "orelse", "finalbody"):
             if not isinstance(was, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 yield from _paired(getattr(was, part, []), getattr(now, part, []))
+
+
+def is_checkpoint(expression: ast.expr, space: Mapping[str, Any]) -> bool:
+    """Whether an expression is ``jax.checkpoint`` itself, by whatever name."""
+    found = resolved(expression, space)
+    return found is jax.checkpoint or found is jax.remat
+
+
+def checkpoint_calls(tree: ast.AST, space: Mapping[str, Any]) -> list[ast.Call]:
+    """The calls of ``jax.checkpoint`` in the order of the text."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_checkpoint(node.func, space))
+    return sorted(calls, key=lambda call: (call.func.lineno, call.func.col_offset))
+
+
+def _is_wrapper(value: Any) -> bool:
+    """Whether a function is what ``jax.checkpoint`` returned."""
+    like = jax.checkpoint(_is_wrapper)
+    return (
+        isinstance(value, FunctionType)
+        and value.__code__ is like.__code__
+        and value.__closure__ is not None
+        and getattr(value.__closure__[0].cell_contents, "__code__", None)
+        is getattr((like.__closure__ or ())[0].cell_contents, "__code__", like)
+    )
+
+
+def _makes(call: EditedCall, inner: Any) -> bool:
+    code, where = getattr(inner, "__code__", None), call.site.source
+    return (
+        isinstance(code, CodeType)
+        and where is not None
+        and (code.co_filename, code.co_firstlineno) == (where.file, where.line)
+    )
 
 
 def _is_pure(value: ast.expr, space: Mapping[str, Any]) -> bool:
