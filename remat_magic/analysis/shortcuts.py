@@ -30,7 +30,9 @@ class Shortcuts:
         def _tracing(self) -> AbstractContextManager[None]: ...
 
         @property
-        def wrt(self) -> tuple[str, ...]: ...
+        def wrt(self) -> tuple[str, ...]:
+            """What is differentiated."""
+            ...
 
     def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
         """Measure several policies, each with its place, in the background.

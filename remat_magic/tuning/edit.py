@@ -16,15 +16,14 @@ from typing import Any
 from remat_magic import _compat
 from remat_magic.analysis.naming import is_given, name_everything
 from remat_magic.analysis.sites import own_checkpoint
-from remat_magic.model import Edit, EditedName, FileEdit, Plan, PlannedValue, RematError, Report, Residual, Site
-from remat_magic.policies import resolve
+from remat_magic.model import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
+from remat_magic.tuning.edit_choice import Naming, Place, choose, places
 from remat_magic.tuning.edit_closest import closest, grouped
-from remat_magic.tuning.edit_choice import Naming, Place, choose, names_in, places, suggested
-from remat_magic.tuning.edit_place import Imports, write_policy
-from remat_magic.tuning.edit_probe import PROBE, Candidate, body_start, candidates, is_probe, probe, probed
-from remat_magic.tuning.edit_sandbox import EditedCall, Setting
-from remat_magic.tuning.edit_text import Writer, code_with, file_edit
-from remat_magic.tuning.edit_values import Skeleton, Value, skeleton
+from remat_magic.tuning.edit_probe import PROBE, Candidate, candidates, is_probe, probe, probed
+from remat_magic.tuning.edit_sandbox import again
+from remat_magic.tuning.edit_setting import EditedCall, Setting
+from remat_magic.tuning.edit_values import Skeleton, skeleton
+from remat_magic.tuning.edit_written import Written
 
 __all__ = ["edit"]
 
@@ -88,15 +87,17 @@ class _Editor:
                 made = "" if value.output is None else _compat.primitive_name(value.eqn)
                 source = place.source if place else None
                 shape = tuple(value.aval.shape)
-                alike = row.dtype == _compat.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape
+                alike = (
+                    row.dtype == _compat.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape
+                )
                 if alike and any((made, source) == (origin.primitive, origin.source) for origin in row.origins):
                     keys[key] = PlannedValue(key, 0, name=value.name, source=source)
                     found = True
             if not found:
                 where = f", {row.source.place}" if row.source else ""
                 sentences.append(
-                    f"{row.type}, {row.primitive or 'a value'}{where}, is made only by the derivative, so no expression "
-                    "of the source computes it."
+                    f"{row.type}, {row.primitive or 'a value'}{where}, is made only by the derivative, so no "
+                    "expression of the source computes it."
                 )
         if not keys:
             report = self._trace.report("nothing_saveable", at)
@@ -145,7 +146,7 @@ class _Editor:
     def _retraced(
         self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], calls: Sequence[EditedCall] = ()
     ) -> Any:
-        return self._trace.retraced(self._setting.again(trees, given, calls))
+        return self._trace.retraced(again(self._setting, trees, given, calls))
 
     # --------------------------------------------------------------------------------------------------------- an edit
 
@@ -190,7 +191,7 @@ class _Editor:
         return named, program, places(tried, found)
 
     def _written(self, plan: Plan, naming: Naming, unnamed: Sequence[str]) -> Edit:
-        text = _Text(self._trace, self._setting)
+        text = Written(self._trace, self._setting)
         names = tuple(text.name(place) for place in naming.places)
         if plan.names or plan.policy != "as_written":
             text.policy(plan, tuple(dict.fromkeys(each.name for each in names)), self._sites(plan.at))
@@ -206,7 +207,7 @@ class _Editor:
         )
         return self._verified(made, plan, text, naming)
 
-    def _verified(self, made: Edit, plan: Plan, text: _Text, naming: Naming) -> Edit:
+    def _verified(self, made: Edit, plan: Plan, text: Written, naming: Naming) -> Edit:
         expected: Report = self._trace.report(plan if plan.names else plan.policy, plan.at)
         try:
             traced: Report = self._retraced(text.trees(), {}, text.calls).report("as_written")
@@ -235,87 +236,6 @@ def _why(value: PlannedValue, program: Skeleton) -> str:
         f"{what} is made inside `{value.source.expression}`, {value.source.place}, which gives another value: no "
         "expression of the source has it."
     )
-
-
-class _Text:
-    """The edited texts."""
-
-    def __init__(self, trace: Any, setting: Setting) -> None:
-        self._setting = setting
-        self._writers: dict[str, tuple[Writer, Imports]] = {}
-        self._used = set(trace.names).union(*map(names_in, setting.sources.values()))
-        self._static = _static(trace)
-        self.calls: list[EditedCall] = []
-
-    def _writer(self, file: str) -> tuple[Writer, Imports]:
-        if file not in self._writers:
-            source = self._setting.sources[file]
-            self._writers[file] = Writer(source), Imports(source, self._setting.namespaces[file])
-        return self._writers[file]
-
-    def name(self, place: Place) -> EditedName:
-        """Write the name of one place, unless it is there already."""
-        candidate = place.candidate
-        if candidate is None:
-            return EditedName(place.name, values=len(place.values), existing=True)
-        source, node = candidate.source, candidate.node
-        name = suggested(candidate, self._used)
-        write, imports = self._writer(source.file)
-        called, literal = imports.checkpoint_name(), write.literal(name)
-        shown: Any = node
-        if candidate.kind in ("expression", "argument"):
-            write.wrap(node, f"{called}(", f", {literal})")
-        else:
-            line = f"{candidate.name} = {called}({candidate.name}, {literal})"
-            body: Any = getattr(node, "body", None)
-            if body is None:
-                write.add_after(shown, line)
-            else:
-                write.add_first(body, body_start(node), line)
-        expression = source.segment(node) if candidate.kind in ("expression", "argument") else candidate.name
-        return EditedName(name, expression, source.span(node), len(place.values))
-
-    def policy(self, plan: Plan, names: tuple[str, ...], sites: tuple[Site, ...]) -> None:
-        """Write the policy."""
-        code = "" if plan.names else resolve(plan.policy).code
-        prefix = "jax.checkpoint_policies."
-        if not plan.names and plan.policy != "none" and not code.startswith(prefix):
-            raise RematError(f"{plan.policy} is a policy of your own: give it to jax.checkpoint by hand.")
-
-        def text(write: Writer, imports: Imports, indent: str, used: int) -> str:
-            start = f"{imports.jax()}.checkpoint_policies"
-            if not plan.names or not names:
-                return f"{start}.{code.removeprefix(prefix) or 'nothing_saveable'}"
-            return write.names_call(f"{start}.save_only_these_names", names, indent, used)
-
-        self.calls += write_policy(self._setting, self._writer, sites, None if plan.policy == "none" else text, self._static)
-
-    def _changed(self) -> Iterable[tuple[Writer, Imports]]:
-        for writer, imports in self._writers.values():
-            if writer.changes:
-                yield writer, imports
-
-    def files(self) -> tuple[FileEdit, ...]:
-        """What the user is to have."""
-        for writer, imports in self._changed():
-            writer.add_imports(imports.lines)
-            imports.lines = []
-        return tuple(file_edit(writer.source, writer.changes) for writer, _ in self._changed())
-
-    def trees(self) -> dict[str, ast.Module]:
-        """What Python makes of it; after ``files``."""
-        return {
-            writer.source.file: ast.parse(code_with(writer.source, writer.changes)) for writer, _ in self._changed()
-        }
-
-
-def _static(trace: Any) -> tuple[int, ...]:
-    """The numbers of the positional arguments that hold no array."""
-    by_number: dict[int, list[bool]] = {}
-    for leaf in trace.leaves:
-        if leaf.position is not None:
-            by_number.setdefault(leaf.position, []).append(leaf.is_array)
-    return tuple(number for number, arrays in sorted(by_number.items()) if not any(arrays))
 
 
 def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Plan:

@@ -11,11 +11,12 @@ import jax
 from jax import ad_checkpoint
 
 from remat_magic.model import RematError, Site
-from remat_magic.tuning.edit_sandbox import EditedCall, Setting, checkpoint_calls, is_checkpoint, resolved
+from remat_magic.tuning.edit_setting import EditedCall, Setting, checkpoint_calls, is_checkpoint, resolved
 from remat_magic.tuning.edit_source import Function, Source, first_line
 from remat_magic.tuning.edit_text import Writer
 
 __all__ = ["Imports", "write_policy"]
+
 
 class Imports:
     """What to call things of JAX's in one source, with the imports that this takes."""
@@ -114,7 +115,7 @@ def _around(
         )
     source, node = found
     write, imports = writer(source.file)
-    numbers = f", static_argnums={static if len(static) > 1 else f'({static[0]},)'}" if static else ""
+    numbers = f", static_argnums=({', '.join(map(str, static))},)" if static else ""
     indent = write.indent_of(node)
     checkpoint = f"{imports.jax()}.checkpoint"
     if isinstance(node, ast.Lambda):
@@ -142,7 +143,9 @@ def _at_site(
             write.wrap(place, f"{partial}(", f", policy={text})")
     for source, call in () if done else _calls(setting, site):
         done = True
-        edited.append(EditedCall(source.file, checkpoint_calls(source.tree, setting.namespaces[source.file]).index(call), site))
+        edited.append(
+            EditedCall(source.file, checkpoint_calls(source.tree, setting.namespaces[source.file]).index(call), site)
+        )
         write, imports = writer(source.file)
         if policy is None:
             write.replace(call, source.segment(call.args[0]))
@@ -168,9 +171,7 @@ def _decorators(setting: Setting, site: Site) -> Iterator[tuple[Source, ast.expr
         if isinstance(node, ast.Lambda) or node.name != site.function or first_line(node) != where.line:
             continue
         for decorator in node.decorator_list:
-            if is_checkpoint(decorator, space):
-                yield source, decorator
-            elif (
+            if is_checkpoint(decorator, space) or (
                 isinstance(decorator, ast.Call)
                 and decorator.args
                 and resolved(decorator.func, space) is functools.partial
@@ -239,5 +240,7 @@ def _undecorate(write: Writer, decorator: ast.expr) -> None:
     (first, column), (last, end) = source.start(decorator), source.end(decorator)
     before, after = source.lines[first - 1][:column], source.lines[last - 1][end:]
     if before.strip() != "@" or after.strip():
-        raise RematError(f"line {first} of {source.place} holds more than the decorator: take jax.checkpoint off by hand.")
+        raise RematError(
+            f"line {first} of {source.place} holds more than the decorator: take jax.checkpoint off by hand."
+        )
     write.delete_lines(first, last)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.core import ShapedArray, Tracer
 
 from remat_magic.tuning.edit_source import Function, Source
 
@@ -43,7 +44,7 @@ class Candidate:
 
 def probe(value: Any, number: int) -> Any:
     """The value, its arrays named by the number of the place; whatever holds no array that is traced is left alone."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return checkpoint_name(value, f"{_PREFIX}{number}") if _is_array(value) else value
     if type(value) in (tuple, list, dict) and any(map(_is_array, jax.tree.leaves(value))):
         return jax.tree.map(lambda leaf: probe(leaf, number), value)
@@ -52,7 +53,7 @@ def probe(value: Any, number: int) -> Any:
 
 def _is_array(value: Any) -> bool:
     # References to mutable arrays are traced as well, and are no values.
-    return isinstance(value, jax.core.Tracer) and type(jax.typeof(value)) is jax.core.ShapedArray
+    return isinstance(value, Tracer) and type(jax.typeof(value)) is ShapedArray
 
 
 def is_probe(name: str) -> bool:
@@ -108,7 +109,8 @@ def _places(node: ast.AST) -> Iterator[tuple[Kind, ast.AST, str]]:
     if isinstance(node, _LEFT_OUT):
         return
     if isinstance(node, ast.stmt):
-        yield from (("variable", node, name) for name in _bound(node))
+        for name in _bound(node):
+            yield "variable", node, name
     if isinstance(node, _VALUES) and not _is_super(node):
         if isinstance(getattr(node, "ctx", None), ast.Load | None):
             yield "expression", node, ""
@@ -183,11 +185,15 @@ class _Prober(ast.NodeTransformer):
         if not bound:
             return new
         after = [
-            _at(ast.Assign([_at(ast.Name(name, ast.Store()), node)], _call(_at(ast.Name(name, ast.Load()), node), n)), node)
+            _at(
+                ast.Assign([_at(ast.Name(name, ast.Store()), node)], _call(_at(ast.Name(name, ast.Load()), node), n)),
+                node,
+            )
             for name, n in bound
         ]
         if isinstance(new, ast.For | Function):
-            new.body[body_start(new) : body_start(new)] = after
+            body: Any = new.body
+            body[body_start(new) : body_start(new)] = after
             return new
         return [new, *after]
 
@@ -196,7 +202,7 @@ def body_start(node: Any) -> int:
     """The index of a body's first statement after its docstring."""
     first = node.body[0]
     documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return int(documented and isinstance(first.value.value, str) and not isinstance(node, ast.For))
+    return int(documented and isinstance(cast("Any", first.value).value, str) and not isinstance(node, ast.For))
 
 
 _Node = TypeVar("_Node", bound=ast.AST)

@@ -1,8 +1,8 @@
 """The user's source texts: what Python compiled, what stands in the file or cell, and which code is which function."""
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import io
 import linecache
