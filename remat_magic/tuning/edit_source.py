@@ -40,11 +40,18 @@ class Source:
     lines: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     parents: dict[int, ast.AST] = field(default_factory=dict)
+    _typed: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lines = self.code.split("\n")
+        written = re.split("\r\n|\r|\n", self.text.removeprefix("\ufeff"))[self.shift :]
+        self._typed = [i < len(written) and written[i] == line for i, line in enumerate(self.lines)]
         self.functions = functions_of(self.tree)
         self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def typed(self, line: int) -> bool:
+        """Whether a line of the compiled text is one that the user wrote; IPython translates others."""
+        return self._typed[line - 1] if line <= len(self._typed) else True
 
     @property
     def place(self) -> str:
@@ -175,14 +182,20 @@ def read_source(file: str, codes: set[CodeType]) -> Source:
         compiled = compile(tree, file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError:
         raise RematError(f"{what} has changed since it was run: run it again, and trace the function anew.") from None
-    known = {(each.co_name, each.co_firstlineno, each.co_code) for each in code_objects(compiled)}
+    known = set(map(_content, code_objects(compiled)))
     for each in codes:
-        if (each.co_name, each.co_firstlineno, each.co_code) not in known:
+        if _content(each) not in known:
             raise RematError(
                 f"{what} is no longer what {each.co_name} was compiled from: load it again, and trace the function "
                 "anew."
             )
     return Source(file, cell, text, code, shift, tree)
+
+
+def _content(code: CodeType) -> tuple[Any, ...]:
+    """What a code object does, and where it starts; functions inside it are compared for themselves."""
+    constants = tuple((type(each), repr(each)) for each in code.co_consts if not isinstance(each, CodeType))
+    return code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, constants
 
 
 def _file_text(file: str) -> str | None:

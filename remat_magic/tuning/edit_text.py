@@ -16,7 +16,7 @@ from remat_magic.tuning.edit_source import Function, Source
 __all__ = ["Change", "Writer", "code_with", "file_edit", "patched", "quoted"]
 
 Position = tuple[int, int]  # line from 1, column in characters from 0
-_WIDTH = 88
+_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ def file_edit(source: Source, changes: Sequence[Change]) -> FileEdit:
     parts = re.split("(\r\n|\r|\n)", source.text.removeprefix("\ufeff"))
     lines, ends = parts[::2], [*parts[1::2], ""]
     for change in changes:
-        for line in range(change.start[0], change.end[0] + 1):
-            written = lines[line - 1 + source.shift] if line - 1 + source.shift < len(lines) else ""
-            if written != (source.lines[line - 1] if line <= len(source.lines) else "") and change.start != change.end:
-                raise RematError(f"line {line} of {source.place} is in IPython's own syntax, which cannot be edited.")
-            if written != source.lines[line - 1] and change.start[1]:
-                raise RematError(f"line {line} of {source.place} is in IPython's own syntax, which cannot be edited.")
+        if change.start[1] or change.start != change.end:  # whole lines can be put anywhere
+            for line in range(change.start[0], change.end[0] + 1):
+                if not source.typed(line):
+                    raise RematError(
+                        f"line {line} of {source.place} is in IPython's own syntax, which cannot be edited."
+                    )
     return FileEdit(source.file, source.cell, source.text, mark + patched(lines, ends, changes, source.shift))
 
 
@@ -98,7 +98,8 @@ class Writer:
         self.source = source
         self.changes: list[Change] = []
         self.tokens = _tokens(source.code)
-        marks = [token.string.lstrip("rRbBuUfF")[:1] for token in self.tokens if token.type == tokenize.STRING]
+        strings = (token for token in self.tokens if token.type == tokenize.STRING and source.typed(token.start[0]))
+        marks = [token.string.lstrip("rRbBuUfF")[:1] for token in strings]
         self.quote = "'" if marks.count("'") > marks.count('"') else '"'
 
     def literal(self, text: str) -> str:
