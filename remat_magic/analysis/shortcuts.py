@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from remat_magic.model import GradientDifference, Measurement
 
 if TYPE_CHECKING:
-    from remat_magic.model import Advice, FrontierPoint, Plan
+    from contextlib import AbstractContextManager
+
+    from remat_magic.analysis.signature import Leaf, Signature
+    from remat_magic.analysis.trace import Trace
+    from remat_magic.model import Advice, Edit, FrontierPoint, Plan
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
@@ -17,6 +21,18 @@ __all__ = ["Shortcuts"]
 
 class Shortcuts:
     """Methods of ``Trace`` that import what they need when they are called."""
+
+    if TYPE_CHECKING:
+        _fun: Any
+        _signature: Signature
+        _has_aux: bool
+
+        def _tracing(self) -> AbstractContextManager[None]: ...
+
+        @property
+        def wrt(self) -> tuple[str, ...]:
+            """What is differentiated."""
+            ...
 
     def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
         """Measure several policies, each with its place, in the background.
@@ -85,3 +101,45 @@ class Shortcuts:
         from remat_magic.tuning.plan import frontier
 
         return frontier(cast("Any", self), points, at, **options)
+
+    def edit(self, choice: Any, at: Any = None) -> Edit:
+        """A plan, or a choice of residuals to keep, as an edit of the user's own source, verified by tracing that.
+
+        See :func:`remat_magic.tuning.edit.edit`.
+        """
+        from remat_magic.tuning.edit import edit
+
+        return edit(cast("Any", self), choice, at)
+
+    @property
+    def traced(self) -> Any:
+        """The function that was traced, as it was given."""
+        return self._fun
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All leaves of the arguments, static ones included."""
+        return self._signature.leaves
+
+    def retraced(self, fun: Any) -> Trace:
+        """A trace of another function with arguments of the same types, under the same settings.
+
+        Raises:
+            Exception: whatever ``fun`` itself raises.
+        """
+        from remat_magic.analysis.trace import Trace
+
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in self._signature.arrays]
+        args, kwargs = self._signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        with self._tracing():
+            return Trace(fun, args, kwargs, self.wrt, self._has_aux)
+
+
+def _of_type(aval: Any, sharding: Any) -> Any:
+    """A stand-in for an argument of a type."""
+    import jax
+
+    if isinstance(aval, jax.ShapeDtypeStruct):
+        return aval
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)

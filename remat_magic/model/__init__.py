@@ -9,6 +9,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 
 from __future__ import annotations
 
+from remat_magic.model.edit import Edit, EditedName, FileEdit
 from remat_magic.model.plan import Advice, FrontierPoint, Plan, PlannedValue
 from remat_magic.model.report import (
     Choice,
@@ -47,7 +48,10 @@ __all__ = [
     "Choice",
     "ComparisonRow",
     "Difference",
+    "Edit",
+    "EditedName",
     "Equation",
+    "FileEdit",
     "FrontierPoint",
     "GradientDifference",
     "Half",

@@ -1,0 +1,124 @@
+"""The best choice among what the source can name.
+
+A plan chooses among all values of a program, and many of these have no expression: they are made inside a library's
+function, or one expression makes the values of all layers. Here values that one place of the source names are chosen
+together, and those that none names cannot be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_magic.model import Plan, PlannedValue, Report
+from remat_magic.tuning.edit_choice import Place
+from remat_magic.tuning.edit_values import Skeleton, Value
+from remat_magic.tuning.graph import Graph, build
+from remat_magic.tuning.solve import Problem
+
+__all__ = ["closest", "grouped"]
+
+_ATTEMPTS = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Grouped(Graph):
+    """A graph whose gates are those that a place of the source opens; ``keys`` are the names of the gates' values."""
+
+    keys: dict[int, str] = field(default_factory=dict)
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of a graph, the sizes of the values of one place added."""
+        gates = list(gates)
+        groups = {self.keys[gate]: self.gates[gate][0] for gate in gates}
+        plain = Graph(gates={gate: (self.keys[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
+        found: dict[str, tuple[int, int]] = {}
+        for key, (size, times) in plain.sizes(gates).items():
+            bytes_before, times_before = found.get(groups[key], (0, 0))
+            found[groups[key]] = bytes_before + size, times_before + times
+        return found
+
+
+def grouped(program: Skeleton, keys: Iterable[str], offered: Sequence[Place]) -> dict[str, int]:
+    """For each value that a place of the source names the number of that place among ``offered``.
+
+    A place that names few values is preferred, and no two name one value.
+
+    Args:
+        program: the program with all its values named.
+        keys: these names, in the order of the program.
+        offered: the places.
+    """
+    best: dict[Value, str] = {}
+    for key in keys:
+        for value in program.names.get(key, {}):
+            known = best.get(value)
+            if known is None or len(program.names[key]) <= len(program.names[known]):
+                best[value] = key
+    assigned: dict[str, int] = {}
+    sizes = [sum(place.values.values()) for place in offered]
+    for number in sorted(range(len(offered)), key=lambda each: (sizes[each], offered[each].rank)):
+        asked = {value for value, yes in offered[number].values.items() if yes}
+        mine = {best[value] for value in asked if value in best}
+        if (
+            asked
+            and asked <= best.keys()
+            and mine.isdisjoint(assigned)
+            and all(program.names[key].keys() <= asked for key in mine)
+        ):
+            assigned.update(dict.fromkeys(mine, number))
+    return assigned
+
+
+def closest(trace: Any, plan: Plan, assigned: Mapping[str, int]) -> tuple[Plan, list[int]] | None:
+    """The plan of places within a plan's budget that recomputes least, and these places; None where there is none.
+
+    Args:
+        trace: the trace.
+        plan: the plan.
+        assigned: what ``grouped`` gave.
+    """
+    parts = trace.dissect(plan.at, False)
+    whole = build(parts)
+    graph = _Grouped(
+        whole.flops,
+        whole.needed,
+        {n: (str(assigned[gate[0]]), *gate[1:]) for n, gate in whole.gates.items() if gate[0] in assigned},
+        whole.reads,
+        whole.leaves,
+        whole.leaf_bytes,
+        whole.copies,
+        {n: gate[0] for n, gate in whole.gates.items() if gate[0] in assigned},
+    )
+    problem = Problem(graph)
+    limit = allowed = plan.budget_bytes or plan.saved_bytes
+    for _ in range(_ATTEMPTS):
+        solution = problem.solve(allowed, 10.0, 0.01)
+        if solution is None:
+            return None
+        chosen = graph.used(solution.names)
+        if not chosen:
+            return None
+        keys = [key for key in parts.naming.values if str(assigned.get(key)) in chosen]
+        report: Report = trace.report(_draft(trace, plan, keys, parts, None))
+        if report.saved_bytes <= limit:
+            return _draft(trace, plan, keys, parts, report), sorted({assigned[key] for key in keys})
+        allowed -= report.saved_bytes - limit
+        if allowed < 0:
+            return None
+    return None
+
+
+def _draft(trace: Any, plan: Plan, keys: Sequence[str], parts: Any, report: Report | None) -> Plan:
+    return Plan(
+        trace.function_name,
+        parts.at,
+        f"{plan.policy} in the source",
+        plan.budget_bytes,
+        report.saved_bytes if report else 0,
+        report.recomputed_flops if report else 0,
+        0,
+        tuple(PlannedValue(key, 0, name=parts.naming.values[key].name) for key in keys),
+        fingerprint=parts.naming.fingerprint,
+    )
