@@ -221,7 +221,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     assert report.forward.text == forward.pretty_print(use_color=False)
     total = len(outputs)
     residuals = list(forward.out_avals)
-    aux = trace._auxiliary
+    aux = trace._primal.auxiliary
     residuals = residuals[total + aux :]
     # Every byte is of one kind.
     assert report.saved_bytes + report.argument_bytes + report.constant_bytes + report.offloaded_bytes == sum(

@@ -13,9 +13,9 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from remat_magic import _compat
 from remat_magic.analysis import explain
 from remat_magic.analysis.selection import Selection
-from remat_magic.analysis.signature import abstract
 from remat_magic.analysis.sites import Rewriter
 from remat_magic.analysis.source import Spans
+from remat_magic.analysis.values import abstract
 
 
 def with_policy(

@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from remat_magic import _compat
-from remat_magic.analysis.halves import Forward
+from remat_magic.analysis.halves import Forward, no_cotangent, vjp_of
 from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.recompute import Recomputation
-from remat_magic.analysis.signature import is_inexact
+from remat_magic.analysis.values import is_inexact
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,22 +49,11 @@ def value_and_gradients(
     """
 
     def gradient(*arrays: Any) -> list[Any]:
-        def of_differentiated(*chosen: Any) -> Any:
-            values = list(arrays)
-            for position, value in zip(differentiated, chosen, strict=True):
-                values[position] = value
-            results = list(function(*values))
-            return results[:outputs], results[outputs:]
-
-        results, vjp, aux = jax.vjp(of_differentiated, *(arrays[position] for position in differentiated), has_aux=True)
-        return [*results, *aux, *vjp([_one(result) for result in results])]
+        results, vjp, aux = vjp_of(function, arrays, differentiated, outputs)
+        cotangents = [jnp.ones_like(result) if is_inexact(result) else no_cotangent(result) for result in results]
+        return [*results, *aux, *vjp(cotangents)]
 
     return gradient
-
-
-def _one(result: Any) -> Any:
-    """The cotangent of an output; one that is not inexact wants type float0, which is a NumPy dtype only."""
-    return jnp.ones_like(result) if is_inexact(result) else np.zeros(result.shape, jax.dtypes.float0)
 
 
 def input_type(aval: Any, sharding: Any = None) -> Any:

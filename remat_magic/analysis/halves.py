@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from remat_magic.analysis.signature import is_inexact
+from remat_magic.analysis.values import is_inexact
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +28,33 @@ class Forward:
     tree: Any
     residual_types: tuple[Any, ...]
     output_types: tuple[Any, ...]
+
+
+def vjp_of(
+    function: Callable[..., Sequence[Any]], arrays: Sequence[Any], differentiated: Sequence[int], outputs: int
+) -> tuple[list[Any], Callable[..., Any], list[Any]]:
+    """The outputs of a flat function, their VJP, and its auxiliary outputs: those after the first ``outputs``.
+
+    Args:
+        function: the function.
+        arrays: its arguments.
+        differentiated: the positions of those to differentiate; the others are closed over.
+        outputs: how many outputs have cotangents.
+    """
+
+    def of_differentiated(*chosen: Any) -> Any:
+        values = list(arrays)
+        for position, value in zip(differentiated, chosen, strict=True):
+            values[position] = value
+        results = list(function(*values))
+        return results[:outputs], results[outputs:]
+
+    return jax.vjp(of_differentiated, *(arrays[position] for position in differentiated), has_aux=True)
+
+
+def no_cotangent(output: Any) -> Any:
+    """The cotangent of an output that is not inexact: one of type float0, which is a NumPy dtype only."""
+    return np.zeros(output.shape, jax.dtypes.float0)
 
 
 def forward_half(
@@ -49,20 +76,12 @@ def forward_half(
     made: list[Any] = []
 
     def forward(*arrays: Any) -> list[Any]:
-        def of_differentiated(*chosen: Any) -> Any:
-            values = list(arrays)
-            for position, value in zip(differentiated, chosen, strict=True):
-                values[position] = value
-            results = list(function(*values))
-            return (results[:outputs], results[outputs:]) if auxiliary else results
-
-        chosen = [arrays[position] for position in differentiated]
-        results, vjp, *aux = jax.vjp(of_differentiated, *chosen, has_aux=bool(auxiliary))
+        results, vjp, aux = vjp_of(function, arrays, differentiated, outputs)
         # The leaves, not the VJP itself: make_jaxpr caches the tree of what it returns, and with it the backward
         # jaxpr, for as long as the process lives.
         leaves, tree = tree_flatten(vjp)
         made.append(tree)
-        return [*results, *(aux[0] if aux else ()), *leaves]
+        return [*results, *aux, *leaves]
 
     closed = jax.make_jaxpr(forward)(*types)
     out_types = closed.out_avals
@@ -87,9 +106,7 @@ def backward_half(half: Forward) -> Any:
     def backward(*values: Any) -> Any:
         leaves, given = values[:count], iter(values[count:])
         cotangents = [
-            # An output that is not inexact wants a cotangent of type float0, which is a NumPy dtype only.
-            next(given) if yes else np.zeros(aval.shape, jax.dtypes.float0)
-            for aval, yes in zip(half.output_types, inexact, strict=True)
+            next(given) if yes else no_cotangent(aval) for aval, yes in zip(half.output_types, inexact, strict=True)
         ]
         return jax.tree.leaves(tree_unflatten(half.tree, leaves)(cotangents))
 

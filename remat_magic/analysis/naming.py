@@ -13,7 +13,7 @@ from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import TRANSPARENT
-from remat_magic.analysis.signature import is_inexact
+from remat_magic.analysis.values import is_inexact
 
 __all__ = ["PREFIX", "Naming", "is_given", "name_everything"]
 

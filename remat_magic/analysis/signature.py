@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from remat_magic import units
 from remat_magic.analysis.bodies import nbytes, type_text
+from remat_magic.analysis.named_arrays import NamedArrays
+from remat_magic.analysis.values import abstract, is_inexact, sharding_of
 from remat_magic.model import RematError
 
 
@@ -45,75 +45,6 @@ def function_name(fun: Any) -> str:
     if name == "__call__":  # of a model's class: the class is what the user knows it by
         return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:-1]) or name
     return name
-
-
-def abstract(leaf: Any) -> Any:
-    """The abstract value of an array-like leaf, or None for a value that is no array.
-
-    Nothing is put on a device and the array is not kept: only its type matters to a trace.
-    """
-    if isinstance(leaf, (bool, int, str, bytes)) or leaf is None:
-        return None
-    if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "biufcV":
-        return None
-    if isinstance(leaf, (float, complex)):
-        return jax.typeof(leaf)
-    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-        return jax.typeof(leaf)
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
-        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _by_shape(leaf)
-    return None
-
-
-def sharding_of(leaf: Any) -> Any:
-    """Where a value is to stay: the sharding of a committed array or of a ``ShapeDtypeStruct``, else None."""
-    if isinstance(leaf, Tracer):  # traced within another trace: on no device yet
-        return None
-    if isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and getattr(leaf, "committed", False)):
-        return leaf.sharding
-    return None
-
-
-def _by_shape(leaf: Any) -> Any:
-    try:
-        return jax.typeof(leaf)
-    except TypeError:
-        pass
-    try:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    except Exception:  # noqa: BLE001 - has such attributes, and is no array all the same: a static value
-        return None
-
-
-def is_inexact(aval: Any) -> bool:
-    """Whether values of a type can be differentiated: real or complex floating point."""
-    dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """A key of a pytree's path, already written as ``jax.tree_util.keystr`` would write the whole."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class _Arrays:
-    """The arrays of one argument under their paths in it, so that JAX's messages call them as the user would."""
-
-    def __init__(self, paths: tuple[str, ...], values: Sequence[Any]) -> None:
-        self.paths, self.values = paths, values
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[_Path, Any]], tuple[str, ...]]:
-        return [(_Path(path), value) for path, value in zip(self.paths, self.values, strict=True)], self.paths
-
-    @classmethod
-    def tree_unflatten(cls, paths: tuple[str, ...], values: Sequence[Any]) -> _Arrays:
-        return cls(paths, values)
 
 
 class Signature:
@@ -258,22 +189,22 @@ class Signature:
         user's.
         """
 
-        def called(*args: _Arrays, **kwargs: _Arrays) -> Any:
+        def called(*args: NamedArrays, **kwargs: NamedArrays) -> Any:
             return flat(self.call(fun, jax.tree.leaves((args, kwargs))))
 
         cast("Any", called).__wrapped__ = fun
         called.__name__ = self.function
-        args: dict[int, _Arrays] = {}
-        kwargs: dict[str, _Arrays] = {}
+        args: dict[int, NamedArrays] = {}
+        kwargs: dict[str, NamedArrays] = {}
         for place, leaves in self._by_place().items():
             arrays = [leaf for leaf in leaves if leaf.is_array]
             paths = tuple(leaf.name.removeprefix(leaf.argument) for leaf in arrays)
-            packed = _Arrays(paths, [leaf.value for leaf in arrays])
+            packed = NamedArrays(paths, [leaf.value for leaf in arrays])
             if isinstance(place, int):
                 args[place] = packed
             else:
                 kwargs[place] = packed
-        filled = [args.get(number, _Arrays((), ())) for number in range(max(args, default=-1) + 1)]
+        filled = [args.get(number, NamedArrays((), ())) for number in range(max(args, default=-1) + 1)]
         return jax.make_jaxpr(called)(*filled, **kwargs)
 
     def _by_place(self) -> dict[int | str, list[Leaf]]:
@@ -332,25 +263,3 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
 
 def _within(name: str, prefix: int | str) -> bool:
     return isinstance(prefix, str) and (name == prefix or name.startswith((f"{prefix}[", f"{prefix}.")))
-
-
-def flatten_outputs(out: Any, has_aux: bool, function: str) -> tuple[list[Any], list[Any], Any]:
-    """The leaves of the outputs and of the auxiliary ones, with the tree of the whole.
-
-    Raises:
-        RematError: ``has_aux`` without a pair, or an output that is not an array.
-    """
-    aux: Any = ()
-    if has_aux:
-        if not isinstance(out, tuple) or len(out) != 2:
-            raise RematError(f"has_aux=True needs {function} to return a pair (output, auxiliary data).")
-        out, aux = out
-    leaves, tree = tree_flatten(out)
-    aux_leaves, aux_tree = tree_flatten(aux)
-    for leaf in leaves:
-        if abstract(leaf) is None and not isinstance(leaf, (bool, int)):
-            raise RematError(
-                f"{function} returns a {type(leaf).__name__}, which is not an array: return arrays, or set "
-                "has_aux=True and return it as auxiliary data."
-            )
-    return leaves, aux_leaves, (tree, aux_tree)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from remat_magic import _compat
-from remat_magic.analysis.signature import sharding_of
 from remat_magic.analysis.trace import Trace
+from remat_magic.analysis.values import sharding_of
 from remat_magic.model import RematError
 
 __all__ = ["arrays_for", "check", "shardings_for"]

@@ -1,0 +1,32 @@
+"""Types of values: their dtypes in short, PRNG keys, and the memory they live in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import dtypes
+
+
+def short_dtype(aval: Any) -> str:
+    """JAX's short form of a dtype ("f32", "key<fry>")."""
+    dtype = getattr(aval, "dtype", None)
+    return type(aval).__name__ if dtype is None else dtypes.short_dtype_name(dtype)
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of a type are PRNG keys."""
+    return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def zero_keys(aval: Any) -> Any:
+    """An array of PRNG keys of a type, made of zeros."""
+    impl = aval.dtype._impl
+    data = jax.numpy.zeros((*aval.shape, *impl.key_shape), jax.numpy.uint32)
+    return jax.random.wrap_key_data(data, impl=impl)
+
+
+def memory_space(aval: Any) -> str:
+    """The memory that values of a type live in; empty for the device's own."""
+    space = str(getattr(aval, "memory_space", "") or "").rsplit(".", 1)[-1].lower()
+    return "" if space in ("", "device", "any") else space
