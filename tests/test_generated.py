@@ -12,12 +12,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
+from hypothesis.errors import UnsatisfiedAssumption
 from jax._src import dtypes
 from jax._src.ad_checkpoint import saved_residuals
 
@@ -33,13 +35,14 @@ from tests import generated, generated_operations
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
 from tests.test_parity import types_of_ours
 
+_TALLY = os.environ.get("REMAT_TALLY", "")
 _MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))
 
 
 def examples(count: int):
     """How many programs a test tries; these are expensive, so fewer than Hypothesis would."""
     thorough = settings.get_current_profile_name() == "thorough"
-    return settings(
+    chosen = settings(
         max_examples=_MANY or (10 * count if thorough else count),
         # The fixture only sets a flag of JAX, which every example may share.
         suppress_health_check=[
@@ -54,6 +57,33 @@ def examples(count: int):
         phases=[Phase.generate] if _MANY > 100 else list(Phase),
         database=None,
     )
+
+    def decorate(test):
+        if _TALLY:
+            test.hypothesis.inner_test = _tallied(test.hypothesis.inner_test)
+        return chosen(test)
+
+    return decorate
+
+
+def _tallied(test):
+    """Writes a line for each program that is tried: for tests/tried.py, which counts them."""
+
+    @functools.wraps(test)
+    def counted(*args, **kwargs):
+        came_to = "failed"
+        try:
+            test(*args, **kwargs)
+            came_to = "passed"
+        except UnsatisfiedAssumption:
+            came_to = "discarded"
+            raise
+        finally:
+            remat3 = bool(getattr(jax.config, "jax_remat3", False))
+            with Path(_TALLY).open("a", encoding="utf-8") as file:
+                file.write(json.dumps([test.__name__, jax.__version__, remat3, came_to]) + "\n")
+
+    return counted
 
 
 def output_of(program: Program, fun=None):
