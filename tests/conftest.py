@@ -28,9 +28,18 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--programs N``: how many programs by chance each test of tests/test_generated.py tries."""
+    parser.addoption("--programs", type=int, default=0, metavar="N", help="programs by chance in each test, new ones")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let property tests repeat themselves exactly; tracing has no time limit of its own."""
     from hypothesis import settings
+
+    # Read when the tests' module is imported; workers of xdist inherit it.
+    if config.getoption("--programs"):
+        os.environ["REMAT_EXAMPLES"] = str(config.getoption("--programs"))
 
     settings.register_profile("remat", deadline=None, derandomize=bool(os.environ.get("CI")))
     settings.register_profile("thorough", settings.get_profile("remat"))

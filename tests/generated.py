@@ -5,11 +5,12 @@ branch, what a checkpoint is put around). Every step takes any values, since ope
 that it needs, so that any list of steps is a program, shrinks well, and runs on other shapes too. ``repr`` of a program
 can be pasted into a regression test.
 
-The operations stand one to a line or function in this file: it is the user's source of what is inspected.
+The single operations stand in tests/generated_operations.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -19,7 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
+from jax._src import config
 from jax.ad_checkpoint import checkpoint_name
+
+from tests import generated_operations as ops
+from tests.generated_operations import fit, floating, indices, like, predicate
 
 NAMES = ("a", "b", "c")
 P = jax.checkpoint_policies
@@ -43,6 +48,7 @@ POLICIES: dict[str, Any] = {
         P.dots_saveable, P.save_only_these_names("c")
     ),
 }
+NO_CHECKPOINT = "none"  # instead of a step's policy: nothing is put around its function
 ON_DEVICE = tuple(key for key in POLICIES if "offload" not in key)  # what can run on the CPU's one memory
 
 
@@ -57,6 +63,13 @@ class Step:
     other: Body | None = None
     policy: str = ""
 
+    @property
+    def site(self) -> str:
+        """The function that a checkpoint is put around here, by which its site goes; empty for other steps."""
+        if self.op == "checkpoint":
+            return ("first", "second", "<lambda>")[self.n % 3]
+        return "shared" if self.op == "shared" and self.n % 3 else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Body:
@@ -68,7 +81,10 @@ class Body:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function: the types of its arguments, how they and its results are packed, and what it does."""
+    """A function: the types of its arguments, how they and its results are packed, and what it does.
+
+    ``x64`` tells whether it is for 64-bit types, ``static`` whether it also takes arguments that are no arrays.
+    """
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
     body: Body
@@ -76,10 +92,45 @@ class Program:
     results: str = "scalar"
     decorator: str = ""
     has_aux: bool = False
+    x64: bool = False
+    static: bool = False
 
     def function(self) -> Callable[..., Any]:
         """The function itself."""
         return _decorated(functools.partial(_call, self), self.decorator)
+
+    def statics(self) -> dict[str, Any]:
+        """Keyword arguments that are no arrays, which the function takes or leaves."""
+        # jax.checkpoint knows static arguments by position only.
+        return STATICS if self.static and self.decorator not in POLICIES else {}
+
+    def settings(self) -> contextlib.AbstractContextManager[Any]:
+        """What it is to be traced under."""
+        return config.enable_x64(self.x64)
+
+    def under(self, policy: str | None, sites: Callable[[Step], bool], own: bool) -> Program:
+        """The program as if another policy (None: no checkpoint) had been written at some of its sites.
+
+        Args:
+            policy: the policy.
+            sites: of which checkpoint steps.
+            own: whether at the program's own decorator.
+        """
+
+        def changed(body: Body | None) -> Body | None:
+            if body is None:
+                return None
+            steps = []
+            for step in body.steps:
+                here = bool(step.site) and sites(step)
+                new = dataclasses.replace(step, body=changed(step.body), other=changed(step.other))
+                steps.append(dataclasses.replace(new, policy=policy or NO_CHECKPOINT) if here else new)
+            return dataclasses.replace(body, steps=tuple(steps))
+
+        body = changed(self.body)
+        assert body is not None
+        decorator = (policy or "") if own and self.decorator in POLICIES else self.decorator
+        return dataclasses.replace(self, body=body, decorator=decorator)
 
     def pack(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments."""
@@ -101,6 +152,9 @@ class Program:
         return self.pack([_value(shape, dtype, seed + i) for i, (shape, dtype) in enumerate(self.inputs)])
 
 
+STATICS: dict[str, Any] = {"mode": "text", "train": True, "how": jnp.sin, "nothing": None}
+
+
 def _type(shape: tuple[int, ...], dtype: str) -> Any:
     return jax.ShapeDtypeStruct(shape, jax.random.key(0).dtype if dtype == "key" else jnp.dtype(dtype))
 
@@ -112,192 +166,6 @@ def _value(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(rng.uniform(0.3, 0.9, shape)).astype(dtype)
     return jnp.asarray(rng.integers(0, 2, shape)).astype(dtype)
-
-
-# ----------------------------------------------------------------------------------------- bringing operands into shape
-
-
-def floating(x: Any) -> Any:
-    """The value as real floating point of its own width."""
-    if jnp.iscomplexobj(x):
-        return jnp.real(x)
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
-
-
-def fit(x: Any, shape: tuple[int, ...]) -> Any:
-    """The value in another shape: repeated, cut or padded."""
-    if x.shape == shape:
-        return x
-    size = int(np.prod(shape))
-    if x.size == size:
-        return jnp.reshape(x, shape)
-    if x.ndim == 0:
-        return jnp.broadcast_to(x, shape)
-    flat = jnp.ravel(x)[:size]
-    return jnp.reshape(jnp.pad(flat, (0, size - flat.size), constant_values=0.5), shape)
-
-
-def like(x: Any, other: Any) -> Any:
-    """The value in the shape and type of another."""
-    x = fit(x, other.shape)
-    if x.dtype == other.dtype:
-        return x
-    if jnp.issubdtype(other.dtype, jnp.floating):
-        x = floating(x)
-    elif not jnp.issubdtype(other.dtype, jnp.complexfloating):
-        x = jnp.real(x)
-    return x.astype(other.dtype)
-
-
-def rows(x: Any) -> Any:
-    """The value as a matrix."""
-    if x.ndim == 2:
-        return x
-    return jnp.reshape(x, (-1, x.shape[-1])) if x.ndim and x.size else fit(x, (2, 2))
-
-
-def filled(x: Any) -> Any:
-    """The value, or where it has no elements a vector."""
-    return x if x.size and x.ndim else fit(x, (3,))
-
-
-def indices(x: Any, size: int) -> Any:
-    """Integers below ``size`` that come from a value."""
-    return jax.lax.stop_gradient(jnp.abs(jnp.real(jnp.ravel(filled(x))[:3]) * 2).astype(jnp.int32) % max(size, 1))
-
-
-def predicate(x: Any) -> Any:
-    return jnp.real(jnp.sum(x)) > 0.7
-
-
-# ----------------------------------------------------------------------------------------------------------- operations
-
-_UNARY: tuple[Callable[[Any], Any], ...] = (
-    lambda x: jnp.sin(x),
-    lambda x: jnp.cos(x) * 2,
-    lambda x: jnp.tanh(x),
-    lambda x: jnp.exp(-jnp.abs(x)),
-    lambda x: jnp.log(1.5 + x * x),
-    lambda x: jax.nn.sigmoid(x),
-    lambda x: jax.lax.rsqrt(1 + x * x),
-    lambda x: jnp.sqrt(x * x + 1),
-    lambda x: jax.lax.integer_pow(x, 3),
-    lambda x: jnp.clip(x, -0.5, 0.75),
-    lambda x: jax.nn.relu(x),
-    lambda x: jax.nn.gelu(x),
-    lambda x: jax.nn.softmax(filled(x)),
-    lambda x: jax.nn.logsumexp(filled(x), axis=-1),
-    lambda x: jnp.where(x > 0, x, 0.1 * x),
-    lambda x: -x,
-    lambda x: jnp.abs(x),
-    lambda x: x,
-    lambda x: jax.lax.stop_gradient(x),
-    lambda x: jax.lax.erf(x),
-    lambda x: jnp.maximum(x, 0.2),
-    lambda x: x**2.5 if x.dtype != jnp.float16 else x,
-    lambda x: jnp.arctan2(x, 1 + x),
-    lambda x: jnp.expm1(-jnp.abs(x)) + jnp.log1p(jnp.abs(x)),
-    lambda x: jax.nn.silu(x),
-    lambda x: jax.lax.reduce_precision(x, 5, 4),
-    lambda x: jax.lax.optimization_barrier(x),
-    lambda x: jnp.round(x) + jnp.sign(x),
-)
-_BINARY: tuple[Callable[[Any, Any], Any], ...] = (
-    lambda x, y: x + y,
-    lambda x, y: x * y,
-    lambda x, y: x - y,
-    lambda x, y: x / (1.5 + y * y),
-    lambda x, y: jnp.maximum(x, y),
-    lambda x, y: jnp.where(x > y, jnp.sin(x), y),
-    lambda x, y: (1 + jnp.abs(x)) ** jnp.tanh(y),
-    lambda x, y: jnp.logaddexp(x, y),
-    lambda x, y: jnp.hypot(x + 2, y),
-)
-_SHAPED: tuple[Callable[[Any], Any], ...] = (
-    lambda x: jnp.sum(x),
-    lambda x: jnp.mean(filled(x), axis=0),
-    lambda x: jnp.max(filled(x), axis=-1),
-    lambda x: jnp.prod(filled(x)[:2] * 0.5, axis=0),
-    lambda x: jnp.var(filled(x)),
-    lambda x: jnp.ravel(x),
-    lambda x: rows(x).T,
-    lambda x: jnp.broadcast_to(x, (2, *x.shape)) if x.ndim < 3 else x[0],
-    lambda x: jnp.concatenate([filled(x), filled(x)], axis=0) if x.size < 40 else jnp.ravel(x)[:5],
-    lambda x: filled(x)[::2],
-    lambda x: jnp.flip(x),
-    lambda x: jnp.pad(x, 1) if x.size < 30 else jnp.ravel(x)[1:6],
-    lambda x: jnp.sort(filled(x), axis=-1),
-    lambda x: jnp.cumsum(filled(x), axis=0),
-    lambda x: jnp.cumprod(filled(x) * 0.9, axis=-1),
-    lambda x: jnp.tril(rows(x)),
-    lambda x: jnp.linalg.norm(filled(x) + 0.1),
-    lambda x: jnp.squeeze(x[None], 0),
-    lambda x: x[:0] if x.ndim else x,
-    lambda x: jax.lax.top_k(jnp.ravel(filled(x)), 1)[0],
-    lambda x: jnp.median(filled(x)),
-    lambda x: jnp.split(rows(x), [1], axis=0)[0],
-    lambda x: jax.lax.associative_scan(jnp.multiply, jnp.ravel(filled(x))[:6]),
-    lambda x: jnp.roll(filled(x), 1),
-)
-_TYPES = ("float32", "bfloat16", "float16", "float64", "complex64", "int32")
-
-
-def _dot(x: Any, y: Any, n: int) -> Any:
-    x, y = floating(x), floating(y)
-    if n % 5 == 0:
-        return jnp.einsum("bij,bjk->bik", fit(x, (2, 3, 2)), fit(y, (2, 2, 3)))
-    if n % 5 == 1:
-        return jnp.vdot(jnp.ravel(x), fit(y, (x.size,)))
-    if n % 5 == 2:
-        return jnp.einsum("ij,jk,kl->il", fit(x, (2, 3)), fit(y, (3, 2)), fit(x, (2, 2)))
-    if n % 5 == 3:
-        return jax.lax.dot_general(
-            fit(x, (2, 3)), fit(y, (2, 3)), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
-    x = rows(x)
-    return x @ fit(y, (x.shape[1], 3)).astype(x.dtype)
-
-
-def _convolution(x: Any, y: Any, n: int) -> Any:
-    x, y = fit(floating(x), (1, 5, 5, 2)), fit(floating(y), (2, 2, 2, 1 + n % 2))
-    return jax.lax.conv_general_dilated(
-        x, y.astype(x.dtype), (1 + n % 2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
-def _indexed(x: Any, y: Any, n: int) -> Any:
-    x = filled(x)
-    at = indices(y, x.shape[0])
-    if n % 5 == 0:
-        return jnp.take(x, at, axis=0)
-    if n % 5 == 1:
-        return x.at[at].add(like(y, x[: at.shape[0]])[0] if x.shape[0] >= at.shape[0] else x[at])
-    if n % 5 == 2:
-        return jax.lax.dynamic_slice_in_dim(x, at[0], 1, axis=0)
-    if n % 5 == 3:
-        return jax.lax.dynamic_update_slice_in_dim(x, like(y, x[:1]), at[0], axis=0)
-    return x.at[at].set(0)
-
-
-def _random(x: Any, key: Any, n: int) -> Any:
-    key = jax.random.fold_in(key, n)
-    if n % 3 == 0:
-        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / 0.7, 0)
-    if n % 3 == 1:
-        return x + jax.random.normal(key, x.shape, x.dtype)
-    return x * (jax.random.bits(key, x.shape, "uint32") % 3).astype(x.dtype)
-
-
-def _linear_algebra(x: Any, n: int) -> Any:
-    a = fit(floating(x), (2, 2)).astype(jnp.float32)
-    a = a @ a.T + 2 * jnp.eye(2, dtype=a.dtype)
-    if n % 4 == 0:
-        return jnp.linalg.cholesky(a)
-    if n % 4 == 1:
-        return jnp.linalg.solve(a, jnp.ones(2, a.dtype))
-    if n % 4 == 2:
-        return jnp.linalg.inv(a)
-    return jnp.abs(jnp.fft.fft(a))
 
 
 class Machine:
@@ -319,26 +187,32 @@ class Machine:
         n = step.n
         match step.op:
             case "unary":
-                return [_UNARY[n % len(_UNARY)](floating(x))]
+                return [ops.UNARY[n % len(ops.UNARY)](floating(x))]
             case "binary":
-                return [_BINARY[n % len(_BINARY)](floating(x), like(floating(y), floating(x)))]
+                return [ops.BINARY[n % len(ops.BINARY)](floating(x), like(floating(y), floating(x)))]
             case "product":  # of whatever type the operands are
                 return [x * like(y, x)]
             case "shaped":
-                return [_SHAPED[n % len(_SHAPED)](floating(x))]
+                return [ops.SHAPED[n % len(ops.SHAPED)](floating(x))]
             case "dot":
-                return [_dot(x, like(y, jnp.zeros(y.shape, floating(x).dtype)), n)]
+                return [ops.dot(x, like(y, jnp.zeros(y.shape, floating(x).dtype)), n)]
             case "convolution":
-                return [_convolution(x, y, n)]
+                return [ops.convolution(x, y, n)]
             case "indexed":
-                return [_indexed(x, y, n)]
+                return [ops.indexed(x, y, n)]
             case "random":
                 key = jax.random.key(n) if self._key is None else self._key
-                return [_random(floating(x), key, n)]
+                return [ops.random(floating(x), key, n)]
             case "algebra":
-                return [_linear_algebra(x, n)]
+                return [ops.linear_algebra(x, n)]
             case "type":
-                return [like(x, jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(_TYPES[n % len(_TYPES)])))]
+                return [
+                    like(x, jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(ops.TYPES[n % len(ops.TYPES)])))
+                ]
+            case "complex":
+                return [ops.complex_numbers(x, y, n)]
+            case "callback":
+                return [ops.callback(x, n)]
             case "constant":
                 return [x + like(jnp.asarray(np.arange(4.0, dtype=np.float32)), x)]
             case "name":
@@ -356,7 +230,21 @@ class Machine:
         return values[-2:] if step.n % 2 else []
 
     def _jit(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
-        return jax.jit(self._body(step.body, captured=self._captured(step, values)))(*operands)
+        inner = self._body(step.body, captured=self._captured(step, values))
+        return jax.jit(inner, inline=step.n % 5 == 4)(*operands)
+
+    def _shared(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
+        """One function called several times, which JAX traces once."""
+        inner = self._body(step.body, captured=self._captured(step, values))
+
+        def shared(*operands):
+            return [like(inner(*operands)[0], operands[0])]
+
+        bare = not step.site or step.policy == NO_CHECKPOINT
+        function = shared if bare else jax.checkpoint(shared, policy=POLICIES.get(step.policy))
+        function = jax.jit(function) if step.n % 3 != 1 else function
+        first = function(*operands)
+        return [*function(first[0], *operands[1:]), *first]
 
     def _scope(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         if step.n % 2:
@@ -374,6 +262,8 @@ class Machine:
             return inner(*operands)
 
         function = (first, second, inner)[step.n % 3]
+        if step.policy == NO_CHECKPOINT:
+            return function(*operands)
         return jax.checkpoint(function, policy=POLICIES[step.policy], prevent_cse=bool(step.n % 4))(*operands)
 
     def _vmap(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
@@ -381,33 +271,46 @@ class Machine:
         batched = jnp.stack([batched, batched * 2]) if step.n % 3 else fit(batched, (2, 3))
         inner = self._body(step.body, captured=self._captured(step, values))
         axes = (0, *(None for _ in others))
+        if step.n % 5 == 4:
+
+            def with_sum(*operands):
+                results = inner(*operands)
+                return [*results, jax.lax.psum(results[0], "lanes")]
+
+            return jax.vmap(with_sum, axes, out_axes=0, axis_name="lanes")(batched, *others)
         return jax.vmap(inner, axes, out_axes=0)(batched, *others)
 
     def _scan(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         carry, *others = operands
-        length = (1, 2, 3, 3, 0)[step.n % 5]
+        length = trips(step)
         inner = self._body(step.body, captured=self._captured(step, values))
+        alone = step.n % 4 == 3  # xs=None
 
         def layer(carry, x):
-            first, *rest = inner(carry, x)
-            return like(first, carry), rest or None
+            carry, count = carry
+            first, *rest = inner(carry, others[-1] if alone else x)
+            return (like(first, carry), count + 1), rest or None
 
         xs = jnp.stack([floating(others[-1])] * length) if length else jnp.zeros((0, 2), jnp.float32)
-        unroll = 2 if length == 3 and step.n % 2 else 1
-        carry, ys = jax.lax.scan(layer, carry, xs, reverse=bool(step.n % 3), unroll=unroll)
-        return [carry, *(ys or ())]
+        unroll: int | bool = 2 if length == 3 and step.n % 2 else step.n % 7 == 6
+        (carry, count), ys = jax.lax.scan(
+            layer, (carry, 0), None if alone else xs, length, reverse=bool(step.n % 3), unroll=unroll
+        )
+        return [carry, count, *(ys or ())]
 
     def _map(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         inner = self._body(step.body, captured=self._captured(step, values))
-        return list(jax.lax.map(lambda x: inner(x), jnp.stack([operands[0]] * 2)))
+        # In batches: one of a loop, and what is left over by itself.
+        batch, length = (2, 3) if step.n % 3 == 2 else (None, 2)
+        return list(jax.lax.map(lambda x: inner(x), jnp.stack([operands[0]] * length), batch_size=batch))
 
     def _fori(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         inner = self._body(step.body, captured=self._captured(step, values))
         return [jax.lax.fori_loop(0, 2 + step.n % 2, lambda i, c: like(inner(c * (i + 1))[0], c), operands[0])]
 
     def _while(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
-        """A loop of a length that only running it tells, on what is not differentiated."""
-        start = jax.lax.stop_gradient(operands[0])
+        """A loop of a length that only running it tells: JAX cannot go backward through it."""
+        start = operands[0] if step.n % 8 == 7 else jax.lax.stop_gradient(operands[0])
         inner = self._body(step.body)
 
         def more(carry):
@@ -427,6 +330,8 @@ class Machine:
             results = two(*operands)
             return [like(results[i % len(results)], kind) for i, kind in enumerate(types)]
 
+        if step.n % 6 == 5:  # without operands: all is captured
+            return jax.lax.cond(predicate(operands[0]), lambda: one(*operands), lambda: other(*operands))
         if step.n % 2:
             return jax.lax.cond(predicate(operands[0]), one, other, *operands)
         index = indices(operands[0], 3)[0]
@@ -469,16 +374,28 @@ class Machine:
         return custom(*operands)
 
     def _grad(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
+        """A derivative inside, one way or another."""
         inner = self._body(step.body)
+        x, others = floating(operands[0]), operands[1:]
+        if step.n % 4 == 1:
+            return jax.jvp(lambda x: inner(x, *others), (x,), (jnp.ones_like(x),))[1]
+        if step.n % 4 == 2:
+            results, push = jax.linearize(lambda x: inner(x, *others), x)
+            return [*results, *push(jnp.sin(x))]
 
         def scalar(x):
-            return sum(jnp.sum(floating(result).astype(jnp.float32)) for result in inner(x, *operands[1:]))
+            return sum(jnp.sum(floating(result).astype(jnp.float32)) for result in inner(x, *others))
 
-        return [jax.grad(scalar)(floating(operands[0]))]
+        return [jax.grad(scalar)(x)]
+
+
+def trips(step: Step) -> int:
+    """How often a scan's body runs."""
+    return (1, 2, 3, 3, 0)[step.n % 5]
 
 
 def _call(program: Program, *args: Any, **kwargs: Any) -> Any:
-    leaves = jax.tree.leaves((args, kwargs))
+    leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if hasattr(leaf, "dtype")]
     key = next((leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)), None)
     values = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
     results = Machine(None if key is None else jnp.ravel(key)[0]).run(program.body, values)
@@ -498,7 +415,7 @@ def _call(program: Program, *args: Any, **kwargs: Any) -> Any:
 
 def _decorated(fun: Callable[..., Any], decorator: str) -> Callable[..., Any]:
     if decorator == "jit":
-        return jax.jit(fun)
+        return jax.jit(fun, static_argnames=tuple(STATICS))
     if decorator in POLICIES:
         return jax.checkpoint(fun, policy=POLICIES[decorator])
     return fun
@@ -507,9 +424,9 @@ def _decorated(fun: Callable[..., Any], decorator: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------------- strategy
 
 _PLAIN = ("unary", "binary", "shaped", "dot", "name", "product")
-_RARE = ("convolution", "indexed", "random", "algebra", "type", "constant", "name tree")
-_NESTING = ("jit", "scope", "vmap", "scan", "map", "fori", "while", "custom_jvp", "custom_vjp", "grad")
-_numbers = st.integers(0, 30)
+_RARE = ("convolution", "indexed", "random", "algebra", "type", "constant", "name tree", "complex", "callback")
+_NESTING = ("jit", "shared", "scope", "vmap", "scan", "map", "fori", "while", "custom_jvp", "custom_vjp", "grad")
+_numbers = st.integers(0, 59)
 _backwards = st.one_of(st.just(0), st.integers(0, 6))
 
 
@@ -544,30 +461,37 @@ def steps(depth: int, without: frozenset[str] = frozenset()) -> st.SearchStrateg
     return st.one_of(plain, plain, rare, nested, branching, checkpoint)
 
 
-_shapes = st.sampled_from([(), (3,), (2, 3), (4, 4), (0, 3), (1,), (2, 2, 3)])
-_dtypes = ("float32", "float32", "float32", "bfloat16", "float16", "complex64", "int32", "bool", "key")
+_shapes = st.sampled_from([(), (3,), (2, 3), (4, 4), (0, 3), (1,), (2, 2, 3), (0,), (1, 1)])
+_dtypes = (
+    *("float32", "float32", "float32", "bfloat16", "float16", "complex64", "int32", "bool", "key"),
+    *("float64", "int8", "uint32"),
+)
 
 
 def programs(
-    depth: int = 3, dtypes: Sequence[str] = _dtypes, without: Sequence[str] = ()
+    depth: int = 4, dtypes: Sequence[str] = _dtypes, without: Sequence[str] = ()
 ) -> st.SearchStrategy[Program]:
     """Whole functions; the first argument can always be differentiated.
 
     Args:
-        depth: how deep loops, branches, calls and checkpoints nest.
+        depth: how deep loops, branches, calls and checkpoints nest at most.
         dtypes: of the arguments.
         without: operations that must not occur.
     """
     first = st.tuples(_shapes, st.sampled_from([d for d in dtypes if d.startswith(("float", "bf", "complex"))]))
     others = st.lists(st.tuples(_shapes, st.sampled_from(dtypes)), min_size=1, max_size=3)
+    # Few go all the way down: the deepest take many seconds to trace.
+    deep = st.sampled_from([each for each in (2, 2, 3, 3, 3, 4) if each <= depth])
     return st.builds(
         Program,
         st.tuples(first, others).map(lambda pair: (pair[0], *pair[1])),
-        bodies(depth, frozenset(without)),
+        deep.flatmap(lambda depth: bodies(depth, frozenset(without))),
         st.sampled_from(["flat", "flat", "dictionary", "keyword", "nested"]),
         st.sampled_from(["scalar", "scalar", "all", "dictionary", "twice", "input", "constant"]),
         st.sampled_from(["", "", "", "jit", *ON_DEVICE[:3]]),
         st.booleans(),
+        st.sampled_from([False, False, False, "float64" in dtypes]),
+        st.sampled_from([False, False, True]),
     )
 
 
@@ -576,7 +500,7 @@ def steps_in(body: Body | None, runs: int = 1) -> list[tuple[Step, int]]:
     found: list[tuple[Step, int]] = []
     for step in body.steps if body else ():
         found.append((step, runs))
-        times = {"scan": (1, 2, 3, 3, 0)[step.n % 5], "map": 2, "fori": 2 + step.n % 2}.get(step.op, 1)
+        times = {"scan": trips(step), "map": 2, "fori": 2 + step.n % 2, "shared": 2}.get(step.op, 1)
         found += steps_in(step.body, runs * times)
         found += steps_in(step.other, runs)
         if step.op == "cond" and not step.n % 2:  # a switch whose third branch is the first again

@@ -1,35 +1,48 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-By default some thirty programs, the same ones each time; ``REMAT_EXAMPLES=5000`` tries that many new ones in
-each test, ``--hypothesis-profile=thorough`` ten times the usual number.
+By default some forty programs, the same ones each time; ``--programs 5000`` tries that many new ones in each test
+(``--hypothesis-seed=1`` makes them the same again), ``--hypothesis-profile=thorough`` ten times the usual number.
 """
 
 from __future__ import annotations
 
 import functools
+import html.parser
+import json
 import os
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
+from hypothesis.errors import UnsatisfiedAssumption
+from jax._src import dtypes
 from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
 from remat_magic.analysis.bodies import nbytes
-from tests import generated
-from tests.generated import NAMES, ON_DEVICE, POLICIES, Program, programs, steps_in
+from remat_magic.model import Plan
+from remat_magic.views import advice as advice_views
+from remat_magic.views import html as html_views
+from remat_magic.views import text as text_views
+from remat_magic.views import timeline as timeline_views
+from remat_magic.views.rows import recomputed_rows, residual_rows
+from tests import generated, generated_operations
+from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
 from tests.test_parity import types_of_ours
 
+_TALLY = os.environ.get("REMAT_TALLY", "")
 _MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))
 
 
 def examples(count: int):
     """How many programs a test tries; these are expensive, so fewer than Hypothesis would."""
     thorough = settings.get_current_profile_name() == "thorough"
-    return settings(
+    chosen = settings(
         max_examples=_MANY or (10 * count if thorough else count),
         # The fixture only sets a flag of JAX, which every example may share.
         suppress_health_check=[
@@ -40,8 +53,37 @@ def examples(count: int):
         ],
         deadline=None,
         derandomize=not (_MANY or thorough),
+        # To make a failing program small takes minutes: in a long run, many failures are worth more than small ones.
+        phases=[Phase.generate] if _MANY > 100 else list(Phase),
         database=None,
     )
+
+    def decorate(test):
+        if _TALLY:
+            test.hypothesis.inner_test = _tallied(test.hypothesis.inner_test)
+        return chosen(test)
+
+    return decorate
+
+
+def _tallied(test):
+    """Writes a line for each program that is tried: for tests/tried.py, which counts them."""
+
+    @functools.wraps(test)
+    def counted(*args, **kwargs):
+        came_to = "failed"
+        try:
+            test(*args, **kwargs)
+            came_to = "passed"
+        except UnsatisfiedAssumption:
+            came_to = "discarded"
+            raise
+        finally:
+            remat3 = bool(getattr(jax.config, "jax_remat3", False))
+            with Path(_TALLY).open("a", encoding="utf-8") as file:
+                file.write(json.dumps([test.__name__, jax.__version__, remat3, came_to]) + "\n")
+
+    return counted
 
 
 def output_of(program: Program, fun=None):
@@ -64,7 +106,21 @@ def types_of_jax(fun, args, kwargs) -> Counter[str]:
 
 def traced(program: Program) -> rm.Trace:
     args, kwargs = program.shapes()
-    return rm.trace(program.function(), *args, has_aux=program.has_aux, **kwargs)
+    with program.settings():
+        return rm.trace(program.function(), *args, has_aux=program.has_aux, **kwargs, **program.statics())
+
+
+def output_types(program: Program):
+    """The leaves of what it returns, as types; no program for a test where JAX itself cannot trace it."""
+    args, kwargs = program.shapes()
+
+    def evaluate():
+        with program.settings():
+            return jax.eval_shape(output_of(program), *args, **kwargs)
+
+    found = outcome(evaluate)
+    assume(not isinstance(found, Exception))
+    return jax.tree.leaves(found)
 
 
 def is_sentence(error: Exception) -> bool:
@@ -83,29 +139,74 @@ def outcome(make):
         return error
 
 
+def compare_with_jax(program: Program, mine, listed: Program, policy=None) -> None:
+    """Hold a report against JAX's list of what a program saves, or against JAX's failure.
+
+    Args:
+        program: whose report it is.
+        mine: makes the report.
+        listed: the program that JAX is asked about.
+        policy: of a checkpoint around it.
+    """
+    args, kwargs = program.shapes()
+    fun = output_of(listed)
+    if policy:
+        fun = jax.checkpoint(fun, policy=POLICIES[policy])
+
+    def theirs():
+        with program.settings():
+            return types_of_jax(fun, args, kwargs)
+
+    expected, found = outcome(theirs), outcome(mine)
+    if isinstance(found, Exception):
+        note(str(found))
+        assert isinstance(found, rm.RematError)
+        assert is_sentence(found)
+        assert isinstance(expected, Exception), f"JAX lists {expected}"
+    elif not isinstance(expected, AssertionError):  # JAX's list asserts that no value is saved twice
+        assert not isinstance(expected, Exception), expected
+        assert types_of_ours(found) == expected
+
+
 @examples(10)
 @given(program=programs(), policy=_POLICY)
 def test_residuals_are_what_jax_lists(remat3, program, policy):
-    args, kwargs = program.shapes()
-    fun = output_of(program)
-    assume(not isinstance(outcome(lambda: jax.eval_shape(fun, *args, **kwargs)), Exception))
+    output_types(program)
     trace = traced(program)
-
-    def compare(mine, theirs):
-        expected, found = outcome(theirs), outcome(mine)
-        if isinstance(found, Exception):
-            note(str(found))
-            assert isinstance(found, rm.RematError)
-            assert is_sentence(found)
-            assert isinstance(expected, Exception), f"JAX lists {expected}"
-        elif not isinstance(expected, AssertionError):  # JAX's list asserts that no value is saved twice
-            assert not isinstance(expected, Exception), expected
-            assert types_of_ours(found) == expected
-
-    compare(lambda: trace.report("as_written", at="function"), lambda: types_of_jax(fun, args, kwargs))
+    compare_with_jax(program, lambda: trace.report("as_written", at="function"), program)
     if program.decorator not in POLICIES:
-        under = jax.checkpoint(fun, policy=POLICIES[policy])
-        compare(lambda: trace.report(POLICIES[policy], at="function"), lambda: types_of_jax(under, args, kwargs))
+        compare_with_jax(program, lambda: trace.report(POLICIES[policy], at="function"), program, policy)
+
+
+@examples(5)
+@given(
+    program=programs(without=("grad", "custom_jvp", "custom_vjp")),
+    policy=st.sampled_from([NO_CHECKPOINT, *sorted(POLICIES)]),
+    which=st.integers(0, 11),
+)
+def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy, which):
+    """The oracle is JAX's list of another program: the one that has the policy in its text, at these sites."""
+    output_types(program)
+    trace = traced(program)
+    assume(trace.sites)
+    site = trace.sites[which // 4 % len(trace.sites)]
+    own = site.function == "_call"
+    chosen = POLICIES.get(policy, policy)
+    match which % 4:
+        case 0:
+            written = program.under(_written(policy), lambda step: True, own=True)
+            at = "sites"
+        case 1 | 2:
+            written = program.under(_written(policy), lambda step: step.site == site.function, own=own)
+            at = site.key
+        case _:
+            written = program.under(_written(policy), lambda step: step.site == site.function, own=own)
+            chosen, at = "as_written", {site.key: chosen}
+    compare_with_jax(program, lambda: trace.report(chosen, at=at), written)
+
+
+def _written(policy: str) -> str | None:
+    return None if policy == NO_CHECKPOINT else policy
 
 
 def _count(jaxpr, wanted) -> int:
@@ -120,12 +221,9 @@ def _count(jaxpr, wanted) -> int:
 @examples(10)
 @given(program=programs(without=("grad",)), policy=_POLICY, which=st.integers(0, 2))
 def test_reports_hold_together(remat3, program, policy, which):
-    args, kwargs = program.shapes()
-    output = outcome(lambda: jax.eval_shape(output_of(program), *args, **kwargs))
-    assume(not isinstance(output, Exception))
+    outputs = output_types(program)
     trace = traced(program)
     steps = [*steps_in(program.body)]
-    outputs = jax.tree.leaves(output)
 
     # Names and sites are those that are written.
     named = {NAMES[step.n % 3] for step, _ in steps if step.op.startswith("name")}
@@ -133,7 +231,8 @@ def test_reports_hold_together(remat3, program, policy, which):
         NAMES[step.n % 3] for step, _ in steps if step.op == "custom_vjp" or (step.op == "custom_jvp" and step.n % 2)
     }
     assert named <= set(trace.names) <= named | revealed
-    written = sum(runs for step, runs in steps if step.op == "checkpoint") + (program.decorator in POLICIES)
+    written = sum(runs * (1 + (step.op == "shared")) for step, runs in steps if step.site)
+    written += program.decorator in POLICIES
     if not any(step.op in ("while", "scope") or step.op.startswith("custom") for step, _ in steps):
         assert sum(site.times for site in trace.sites) == written
 
@@ -158,7 +257,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     assert report.saved_bytes + report.argument_bytes + report.constant_bytes + report.offloaded_bytes == sum(
         row.nbytes for row in report.residuals
     )
-    files = {generated.__file__, __file__, *files}
+    files = {generated.__file__, generated_operations.__file__, __file__, *files}
     for row in report.residuals:
         assert row.nbytes >= 0
         assert (row.kind == "argument") <= (row.argument is not None)
@@ -206,6 +305,106 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
         assert report.recomputed_flops <= report.backward_flops
     for equation in report.recomputed:
         assert equation.times is None or equation.times >= 0
+    # What is recomputed is a value of the forward pass, so it cannot depend on a cotangent.
+    told = Counter((equation.primitive, equation.outputs) for equation in report.recomputed)
+    free = Counter(_free_of_cotangents(backward.jaxpr, [False] * len(residuals) + [True] * len(inexact))[1])
+    assert not told - free
+
+
+def _bodies_of(eqn) -> Iterator[tuple[object, list[int | None], bool]]:
+    """The jaxprs in an equation, which of its operands go into each input, and whether its outputs come from there."""
+    params = dict(eqn.params)
+    if "_prim" in params:  # jax_remat3
+        params = dict(getattr(params["_prim"], "params", {}))
+    if eqn.primitive.name == "cond":
+        for branch in params["branches"]:
+            yield branch, list(range(1, len(eqn.invars))), True
+        return
+    if eqn.primitive.name == "while":
+        condition, body = params["cond_nconsts"], params["body_nconsts"]
+        yield params["body_jaxpr"], list(range(condition, len(eqn.invars))), True
+        carried = range(condition + body, len(eqn.invars))
+        yield params["cond_jaxpr"], [*range(condition), *carried], False
+        return
+    for value in params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                same = len(getattr(inner, "jaxpr", inner).invars) == len(eqn.invars)
+                yield inner, list(range(len(eqn.invars))) if same else [], same
+
+
+def _free_of_cotangents(jaxpr, given: list[bool]) -> tuple[list[bool], list[tuple[str, tuple[str, ...]]]]:
+    """Which outputs depend on the inputs ``given``, and the operations at any depth that do not.
+
+    A walk of its own, which takes a dependence that it cannot follow for none.
+    """
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    tainted = {var for var, yes in zip(jaxpr.invars, given, strict=True) if yes}
+    free = []
+
+    def depends(atom) -> bool:
+        return not hasattr(atom, "val") and atom in tainted
+
+    for eqn in jaxpr.eqns:
+        reading = [depends(atom) for atom in eqn.invars]
+        name = primitive_of(eqn)
+        inside = list(_bodies_of(eqn))
+        if name == "optimization_barrier":
+            out = reading
+        elif name == "PrimalLeftTangentRight":
+            out = [reading[0]] * len(eqn.outvars)
+        elif inside:
+            loop = eqn.primitive.name in ("scan", "while")
+            while True:
+                out, found = [False] * len(eqn.outvars), []
+                for inner, operands, results in inside:
+                    size = len(getattr(inner, "jaxpr", inner).invars)
+                    entering = [reading[i] for i in operands] if operands else [False] * size
+                    leaving, more = _free_of_cotangents(inner, entering)
+                    found += more
+                    if results and len(leaving) == len(out):
+                        out = [one or two for one, two in zip(out, leaving, strict=True)]
+                # What a loop carries enters it again; more operands than that are constants, which come first.
+                carried = _carried(eqn) if loop else ()
+                again = [index for index, output in carried if out[output] and not reading[index]]
+                if not again:
+                    break
+                for index in again:
+                    reading[index] = True
+            free += found
+        else:
+            out = [any(reading)] * len(eqn.outvars)
+        if not inside and not any(reading):
+            free.append((name, tuple(short_type(var.aval) for var in eqn.outvars)))
+        if name == "PrimalLeftTangentRight" and not reading[0]:
+            free.append((name, tuple(short_type(var.aval) for var in eqn.outvars)))
+        tainted.update(var for var, yes in zip(eqn.outvars, out, strict=True) if yes)
+    return [depends(atom) for atom in jaxpr.outvars], free
+
+
+def _carried(eqn) -> list[tuple[int, int]]:
+    """Pairs of operand and output of a loop that are one carried value."""
+    if eqn.primitive.name == "while":
+        first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return [(first + i, i) for i in range(len(eqn.outvars))]
+    if "num_carry" in eqn.params:
+        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    else:
+        consts, carries = (len(list(part)) for part in eqn.params["ft_in"].unpack()[:2])
+    return [(consts + i, i) for i in range(carries)]
+
+
+def primitive_of(eqn) -> str:
+    made = eqn.params.get("_prim")
+    if made is None:
+        return eqn.primitive.name
+    return {"RematTraced": "checkpoint", "CheckpointName": "name", "CheckpointNameFwd": "name"}.get(
+        type(made).__name__, type(made).__name__
+    )
+
+
+def short_type(aval) -> str:
+    return f"{dtypes.short_dtype_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
 
 
 @examples(6)
@@ -215,8 +414,7 @@ def test_what_a_linear_program_cannot_hold_is_recomputed(remat2, program, policy
 
     Not under jax_remat3, which leaves dead code in its backward jaxprs that is no recomputation.
     """
-    args, kwargs = program.shapes()
-    assume(not isinstance(outcome(lambda: jax.eval_shape(output_of(program), *args, **kwargs)), Exception))
+    output_types(program)
     trace = traced(program)
     report = outcome(lambda: trace.report(POLICIES[policy], at="function"))
     if isinstance(report, Exception) or report.backward_error:
@@ -276,3 +474,119 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
 
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@examples(4)
+@given(
+    program=programs(depth=3, without=("grad", "callback")),
+    fraction=st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]),
+    place=st.sampled_from(["function", "sites", None]),
+    separately=st.booleans(),
+)
+def test_a_plan_does_what_it_predicts(remat3, program, fraction, place, separately):
+    output_types(program)
+    trace = traced(program)
+    at = "function" if place == "sites" and not trace.sites else place
+    plan = outcome(lambda: trace.plan(fraction, at, separately=separately, seconds=2.0))
+    if isinstance(plan, Exception):
+        assert isinstance(plan, rm.RematError), plan
+        assert is_sentence(plan)
+        return
+    assert plan.saved_bytes <= plan.budget_bytes
+    assert plan.bound <= plan.recomputed_flops
+    report = trace.report(plan)
+    assert (report.saved_bytes, report.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
+    if plan.predicted_bytes is not None and "otherwise than was reckoned" not in plan.status:
+        assert (plan.predicted_bytes, plan.predicted_flops) == (plan.saved_bytes, plan.recomputed_flops)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    # JAX saves just that when the plan is applied to the function itself.
+    args, kwargs = program.shapes()
+    applied = output_of(program, functools.partial(trace.function(plan), **program.statics()))
+
+    def listed():
+        with program.settings():
+            return types_of_jax(applied, args, kwargs)
+
+    expected = outcome(listed)
+    if not isinstance(expected, AssertionError):
+        assert not isinstance(expected, Exception), expected
+        assert types_of_ours(report) == expected
+
+
+class _Rows(html.parser.HTMLParser):
+    """The texts of the cells of each row of a table's body."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._inside = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "td":
+            self.rows[-1].append("")
+            self._inside = True
+
+    def handle_endtag(self, tag):
+        if tag == "td":
+            self._inside = False
+
+    def handle_data(self, data):
+        if self._inside:
+            self.rows[-1][-1] += data
+
+
+@examples(3)
+@given(program=programs(depth=3), policy=_POLICY)
+def test_everything_that_can_be_asked_is_answered(remat3, program, policy):
+    output_types(program)
+    trace = traced(program)
+    comparison = trace.compare(besides=[POLICIES[policy]])
+    assert [row for row in comparison.rows if row.error and not is_sentence(Exception(row.error))] == []
+    json.dumps(comparison.to_dict(), allow_nan=False)
+    assert "remat-comparison" in comparison._repr_html_()
+    for row in comparison.rows:
+        if row.error:
+            continue
+        chosen = POLICIES.get(row.policy, row.policy) if row.policy in trace_keys(trace) else POLICIES[policy]
+        report = trace.report(chosen, row.at)
+        assert (report.saved_bytes, report.peak_bytes) == (row.saved_bytes, row.peak_bytes)
+        views_agree(report)
+        advice = trace.advice(chosen, row.at)
+        assert all(each.sentence.endswith(".") and each.mend.endswith(".") for each in advice)
+        assert advice_views.advice_html(advice)
+        assert timeline_views.timeline_html(trace.timeline(chosen, row.at))
+    frontier = outcome(lambda: trace.frontier(4, seconds=0.2))
+    if isinstance(frontier, Exception):
+        assert isinstance(frontier, rm.RematError), frontier
+        assert is_sentence(frontier)
+    else:
+        assert all(point.saved_bytes <= point.budget_bytes for point in frontier)
+        assert all(point.bound <= point.recomputed_flops for point in frontier)
+
+
+def trace_keys(trace: rm.Trace) -> set[str]:
+    return {choice.key for choice in trace.choices()}
+
+
+def views_agree(report: rm.Report) -> None:
+    """Text and HTML have the same rows, and in them the same facts."""
+    text = " ".join(text_views.plain(report, width=3000).split())
+    parts = html_views.fragments(report)
+    rows = residual_rows(report)
+    shown = _Rows(parts["residuals"]).rows[1:] if rows else []
+    assert len(shown) == len(rows)
+    for row, cells in zip(rows, shown, strict=True):
+        for piece in (row.type, row.name, row.label, row.place, row.expression, row.path, *row.also):
+            assert any(piece in cell for cell in cells), (piece, cells)
+            assert " ".join(piece.split()) in text
+    again = recomputed_rows(report)
+    told = _Rows(parts["recomputed"]).rows[1:] if again else []
+    assert len(told) == len(again)
+    for row, cells in zip(again, told, strict=True):
+        for piece in (row.primitive, row.name, row.place, row.expression, row.path, *row.outputs):
+            assert any(piece in cell for cell in cells), (piece, cells)
+            assert " ".join(piece.split()) in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import ad
@@ -112,3 +113,15 @@ def test_the_line_of_a_checkpointed_library_function(remat2):
 
     report = rm.trace(loss, f32(4), f32(4)).report()
     assert all(row.source is not None for row in report.residuals if row.kind == "intermediate")
+
+
+def test_a_64_bit_type_without_64_bits():
+    """JAX traces such a ``ShapeDtypeStruct`` with 32 bits, and so it is shown and counted."""
+    wide = jax.ShapeDtypeStruct((4,), np.float64)
+    trace = rm.trace(lambda x: jnp.sin(x).sum(), wide)
+    assert trace.signature.split("(", 1)[1].startswith("x f32[4]")
+    assert [(leaf.value.dtype, leaf.value.shape) for leaf in trace.arguments] == [(jnp.float32, (4,))]
+    # What is held at the peak: x and its cosine forward; the cosine, the cotangent and the gradient backward.
+    narrow = rm.trace(lambda x: jnp.sin(x).sum(), f32(4))
+    assert trace.report().peak_bytes == narrow.report().peak_bytes
+    assert not trace.measure(inputs="random", runs=1).error

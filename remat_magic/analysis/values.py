@@ -27,8 +27,16 @@ def abstract(leaf: Any) -> Any:
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         return jax.typeof(leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
-        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _by_shape(leaf)
+        return _as_traced(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _by_shape(leaf))
     return None
+
+
+def _as_traced(aval: Any) -> Any:
+    """The type that JAX traces with: of 32 bits where 64 are not enabled."""
+    if not isinstance(aval, jax.ShapeDtypeStruct):
+        return aval
+    dtype = jax.dtypes.canonicalize_dtype(aval.dtype, allow_extended_dtype=True)
+    return aval if dtype == aval.dtype else aval.update(dtype=dtype)
 
 
 def sharding_of(leaf: Any) -> Any:
