@@ -32,6 +32,7 @@ class Primal:
         auxiliary: how many auxiliary ones.
         types: the types of the array leaves.
         arguments: their names.
+        has_aux: as given.
         index: where its operations stand.
         table: its checkpoint sites.
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
@@ -44,7 +45,7 @@ class Primal:
     def __init__(self, fun: Callable[..., Any], signature: Signature, has_aux: bool) -> None:
         self.signature = signature
         self.remat3 = _compat.remat3()
-        self._has_aux = has_aux
+        self.has_aux = has_aux
         self._x64 = _compat.x64()
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
         self._settings = _compat.thread_settings()
@@ -61,7 +62,7 @@ class Primal:
         self.function = _compat.as_function(self.closed)
 
     def _flat(self, output: Any) -> list[Any]:
-        leaves, aux, _ = flatten_outputs(output, self._has_aux, self.name)
+        leaves, aux, _ = flatten_outputs(output, self.has_aux, self.name)
         kept = [leaf for leaf in aux if abstract(leaf) is not None or isinstance(leaf, (bool, int))]
         self.outputs, self.auxiliary = len(leaves), len(kept)
         return [*leaves, *kept]

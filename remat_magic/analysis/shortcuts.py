@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from remat_magic.model import GradientDifference, Measurement
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from remat_magic.analysis.signature import Leaf, Signature
+    from remat_magic.analysis.primal import Primal
+    from remat_magic.analysis.signature import Leaf
     from remat_magic.analysis.trace import Trace
     from remat_magic.model import Advice, Edit, FrontierPoint, Plan
     from remat_magic.tuning.compare import Comparison
@@ -24,10 +23,7 @@ class Shortcuts:
 
     if TYPE_CHECKING:
         _fun: Any
-        _signature: Signature
-        _has_aux: bool
-
-        def _tracing(self) -> AbstractContextManager[None]: ...
+        _primal: Primal
 
         @property
         def wrt(self) -> tuple[str, ...]:
@@ -119,7 +115,7 @@ class Shortcuts:
     @property
     def leaves(self) -> tuple[Leaf, ...]:
         """All leaves of the arguments, static ones included."""
-        return self._signature.leaves
+        return self._primal.signature.leaves
 
     def retraced(self, fun: Any) -> Trace:
         """A trace of another function with arguments of the same types, under the same settings.
@@ -129,10 +125,11 @@ class Shortcuts:
         """
         from remat_magic.analysis.trace import Trace
 
-        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in self._signature.arrays]
-        args, kwargs = self._signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
-        with self._tracing():
-            return Trace(fun, args, kwargs, self.wrt, self._has_aux)
+        primal = self._primal
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in primal.signature.arrays]
+        args, kwargs = primal.signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        with primal.tracing():
+            return Trace(fun, args, kwargs, self.wrt, primal.has_aux)
 
 
 def _of_type(aval: Any, sharding: Any) -> Any:

@@ -4,11 +4,12 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inspected import LOAD, Widget, write_notebook
 from lab import NotebookPage, Server
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from remat_magic import units
 
@@ -55,7 +56,7 @@ def widget(notebook: NotebookPage, lab: Server) -> Widget:
 
 
 @pytest.fixture
-def reports(widget: Widget) -> dict:
+def reports(widget: Widget) -> dict[str, Any]:
     """The reports as Python has them."""
     return json.loads(widget.notebook.outputs(2).inner_text())
 
@@ -80,7 +81,7 @@ def action(widget: Widget, name: str) -> Locator:
     return widget.root.get_by_role("button", name=name, exact=True)
 
 
-# ------------------------------------------------------------------------------------------------------------ the tables
+# ----------------------------------------------------------------------------------------------------------- the tables
 
 
 def test_rows_are_sorted(widget: Widget) -> None:
@@ -94,7 +95,7 @@ def test_rows_are_sorted(widget: Widget) -> None:
     assert column(widget, 4) == sorted(column(widget, 4), key=str.casefold)
 
 
-def test_the_totals_follow_the_search(widget: Widget, reports: dict) -> None:
+def test_the_totals_follow_the_search(widget: Widget, reports: dict[str, Any]) -> None:
     made = reports["as_written"]["rows"]
     everything = sum(row["nbytes"] for row in made)
     expect(summary(widget)).to_have_text(f"{len(made)} values, {units.nbytes(everything)}")
@@ -111,7 +112,7 @@ def test_the_totals_follow_the_search(widget: Widget, reports: dict) -> None:
         assert "tanh" in text
 
 
-def test_rows_are_grouped_and_folded(widget: Widget, reports: dict) -> None:
+def test_rows_are_grouped_and_folded(widget: Widget, reports: dict[str, Any]) -> None:
     widget.root.get_by_label("Group by").first.select_option("operation")
     heads = widget.part("residuals").locator(".remat-grouprow")
     made = reports["as_written"]["rows"]
@@ -132,7 +133,7 @@ def test_rows_are_grouped_and_folded(widget: Widget, reports: dict) -> None:
         assert text != "sin"
 
 
-def test_a_table_is_copied_as_it_is_shown(widget: Widget, reports: dict) -> None:
+def test_a_table_is_copied_as_it_is_shown(widget: Widget, reports: dict[str, Any]) -> None:
     page, made = widget.notebook.page, reports["as_written"]["rows"]
     action(widget, "Copy TSV").first.click()
     expect(widget.status).to_have_text("Copied.")
@@ -151,7 +152,7 @@ def test_a_table_is_copied_as_it_is_shown(widget: Widget, reports: dict) -> None
 # ----------------------------------------------------------------------------------------------------------- the source
 
 
-def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, reports: dict) -> None:
+def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, reports: dict[str, Any]) -> None:
     widget.tab("Source").click()
     number = widget.part("lines").get_by_role("button", name=f"line {LAYER_LINE}", exact=True)
     number.click()
@@ -191,7 +192,7 @@ def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
 # --------------------------------------------------------------------------------------------------------- the programs
 
 
-def test_programs_are_copied_to_the_byte(widget: Widget, reports: dict) -> None:
+def test_programs_are_copied_to_the_byte(widget: Widget, reports: dict[str, Any]) -> None:
     page = widget.notebook.page
     widget.tab("Jaxprs").click()
     expect(widget.part("jaxprs").locator("pre")).to_have_count(2)
@@ -222,9 +223,9 @@ def test_keys_move_through_a_program_and_mark_its_variables(widget: Widget) -> N
     widget.tab("Jaxprs").click()
     pane = widget.part("jaxprs").locator("pre").first
     pane.focus()
+    here = pane.locator(".remat-here")
     for _ in range(40):
         page.keyboard.press("ArrowDown")
-        here = pane.locator(".remat-here")
         if "= dot_general" in here.inner_text() and "data-hides" not in here.inner_html():
             break
     expect(here).to_have_count(1)
@@ -267,10 +268,10 @@ def test_the_panes_scroll_together(widget: Widget) -> None:
     assert right.evaluate("pane => pane.scrollTop") == stays
 
 
-# ------------------------------------------------------------------------------------------------- one choice and another
+# ----------------------------------------------------------------------------------------------- one choice and another
 
 
-def test_two_choices_are_compared_wherever_there_is_a_number(widget: Widget, reports: dict) -> None:
+def test_two_choices_are_compared_wherever_there_is_a_number(widget: Widget, reports: dict[str, Any]) -> None:
     a, b = reports["as_written"], reports["dots_saveable"]
     action(widget, "Pin").click()
     expect(action(widget, "Pin")).to_have_attribute("aria-pressed", "true")
@@ -297,13 +298,13 @@ def test_two_choices_are_compared_wherever_there_is_a_number(widget: Widget, rep
     counts = [panes.nth(index).locator(".remat-l:has(em)").count() for index in (0, 1)]
     only = [panes.nth(index).locator(".remat-only").count() for index in (0, 1)]
     assert counts[0] - only[0] == counts[1] - only[1]  # what both have
-    expect(summary(widget, "jaxprs")).to_contain_text(f"backward +{only[1]} −{only[0]}")
+    expect(summary(widget, "jaxprs")).to_contain_text(f"backward +{only[1]} \N{MINUS SIGN}{only[0]}")
     widget.root.get_by_label("vs", exact=True).select_option("")
     expect(widget.part("jaxprs").locator(".remat-only")).to_have_count(0)
     expect(widget.totals.locator(".remat-change")).to_have_count(0)
 
 
-def test_a_policy_never_seen_can_be_compared_with(widget: Widget, reports: dict) -> None:
+def test_a_policy_never_seen_can_be_compared_with(widget: Widget, reports: dict[str, Any]) -> None:
     widget.root.get_by_label("vs", exact=True).select_option("nothing_saveable")
     change = reports["as_written"]["saved"] - reports["nothing_saveable"]["saved"]
     expect(widget.totals.locator('[data-total="saved"]')).to_contain_text(f"+{units.nbytes(change)} vs A")
@@ -333,7 +334,7 @@ def test_choices_are_undone_and_done_again(widget: Widget) -> None:
     expect(widget.policy).to_have_value("nothing_saveable")
 
 
-# ------------------------------------------------------------------------------------------------------------ many names
+# ----------------------------------------------------------------------------------------------------------- many names
 
 MANY = """\
 %%remat
@@ -365,10 +366,10 @@ def test_many_names_are_set_together(notebook: NotebookPage, lab: Server) -> Non
     expect(widget.totals).to_contain_text("saved 160 B")  # five of eight floats
 
 
-# --------------------------------------------------------------------------------------------------------------- numbers
+# -------------------------------------------------------------------------------------------------------------- numbers
 
 
-def test_the_browser_writes_numbers_as_python_does(browser) -> None:
+def test_the_browser_writes_numbers_as_python_does(browser: Browser) -> None:
     page = browser.new_page()
     drawn = random.Random(0)
     numbers = [sign * drawn.randrange(10**power) for power in range(1, 16) for sign in (1, -1) for _ in range(200)]
