@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from remat_magic.devices import Device
@@ -35,8 +36,8 @@ def plan(
 
     Args:
         trace: what ``remat_magic.trace`` gave.
-        budget: in bytes: a number, a text like ``"2 GiB"``, or as a float from 0 to 1 the fraction of what there is
-            without a checkpoint there.
+        budget: in bytes: a number, a text like ``"2 GiB"``, or as a float from 0 to 1 (or a text like ``"30%"``) the
+            fraction of what there is without a checkpoint there.
         at: one place or all sites, as for ``trace.report``.
         of: what the budget is of: ``"saved"`` bytes, or the estimated ``"peak"`` (``Report.peak_bytes``), for which
             plans of several saved bytes are tried.
@@ -107,6 +108,9 @@ def frontier(
 
 
 def _budget(budget: int | float | str, most: int) -> int:
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget) if isinstance(budget, str) else None
+    if percent is not None:
+        budget = min(float(percent[1]) / 100, 1.0)
     if isinstance(budget, float) and 0.0 <= budget <= 1.0:
         return int(budget * most)
     return parse_bytes(budget, "budget")

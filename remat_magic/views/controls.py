@@ -10,7 +10,7 @@ from remat_magic.model import Choice, Site, SourceSpan
 from . import format as fmt
 from .cells import KEYS
 from .html import title_html
-from .tools import ID, button, compare_tools, name_tools, program_tools, select, table_tools
+from .tools import ID, button, compare_tools, name_tools, plan_tools, program_tools, select, table_tools
 
 __all__ = ["frame"]
 
@@ -22,6 +22,7 @@ _TABS = (
     ("memory", "Memory"),
     ("advice", "Advice"),
     ("compare", "Compare"),
+    ("plan", "Plan"),
 )
 
 
@@ -36,7 +37,7 @@ def _at(span: SourceSpan | None) -> str:
 
 
 # The parts of the panels that have several.
-_PARTS = {"compare": ("comparison", "gradients")}
+_PARTS = {"compare": ("comparison", "gradients"), "plan": ("frontier", "planned")}
 
 
 def _panel(key: str, text: str, tools: str) -> str:
@@ -95,6 +96,7 @@ def frame(
         "recomputed": table_tools("recomputed"),
         "jaxprs": program_tools(),
         "compare": compare_tools(devices, has_inputs),
+        "plan": plan_tools(),
     }
     panels = "".join(_panel(key, text, tools.get(key, "")) for key, text in _TABS)
     differentiated = f' <small class="remat-wrt">differentiated: {escape(", ".join(wrt))}</small>' if wrt else ""

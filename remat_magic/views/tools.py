@@ -7,7 +7,7 @@ from html import escape
 
 from .cells import KEYS
 
-__all__ = ["ID", "button", "compare_tools", "name_tools", "program_tools", "select", "table_tools"]
+__all__ = ["ID", "button", "compare_tools", "name_tools", "plan_tools", "program_tools", "select", "table_tools"]
 
 # Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
 ID = "__remat__"
@@ -111,4 +111,19 @@ def compare_tools(devices: Sequence[str], has_inputs: bool) -> str:
         f'<button type="button" data-action="cancel" hidden {KEYS}>Cancel</button>'
         f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress>'
         f"{_copies('comparison')}</div>"
+    )
+
+
+def plan_tools() -> str:
+    """What a budget is set by: a slider over the frontier, or a text."""
+    kinds = [("saved", "saved bytes"), ("peak", "estimated peak")]
+    return (
+        '<div class="remat-tools"><span class="remat-field remat-wide">'
+        f'<label for="{ID}budget">Budget</label> '
+        f'<input type="range" id="{ID}budget" data-control="budget" min="0" max="0" value="0" disabled '
+        f'aria-describedby="{ID}stop" {KEYS}></span>'
+        f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
+        f'<span class="remat-field"><label for="{ID}typed">or</label> '
+        f'<input type="search" id="{ID}typed" data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}>'
+        f"</span>{select('of', 'of', kinds)}{button('plan', 'Plan')}</div>"
     )

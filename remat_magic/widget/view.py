@@ -13,13 +13,15 @@ from IPython.core.getipython import get_ipython
 from rich.console import Console
 
 from remat_magic import devices
-from remat_magic.model import RematError, Report
+from remat_magic.model import Plan, RematError, Report
 from remat_magic.views import controls, html, text
+from remat_magic.views import plan as plans
 
 from .ahead import Ahead
 from .between import between
 from .channel import Channel
 from .comparing import Comparing
+from .planning import Planning
 from .rendered import Kept, Rendered
 from .worker import Worker
 
@@ -82,7 +84,7 @@ class RematWidget(Channel):
         self._namespace = namespace if namespace is not None else {}
         first: Report = trace.preview(policy, trace.default_at if at is None else at, self._namespace)
         self._trace = trace
-        self._asked = {first.policy: policy}
+        self._asked: dict[str, Any] = {first.policy: policy}
         self._title = title
         self._apply = apply
         self._choosing = threading.RLock()
@@ -96,6 +98,7 @@ class RematWidget(Channel):
         self._bodies_worker = Worker[_Wish](self._send_bodies)
         self._peek_worker = Worker[_Wish](self._peek)
         self._comparing = Comparing(trace, self._send_live, self._arguments, inputs)
+        self._planning = Planning(trace, self._send_live, self._choose_plan)
         self._kept = Kept(self._rendered)
         self._between = between(get_ipython()) if _kernel() else None
         super().__init__(
@@ -134,6 +137,12 @@ class RematWidget(Channel):
         return self._opened().report(*self._arguments(self.policy, self.at))
 
     @property
+    def plan(self) -> Plan | None:
+        """The plan that is shown, to be saved or applied elsewhere; None where the choice is no plan."""
+        asked = self._asked.get(self.policy)
+        return asked if isinstance(asked, Plan) else None
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The inspected function with the current choice applied.
 
@@ -151,6 +160,7 @@ class RematWidget(Channel):
         self._bodies_worker.post(None)
         self._peek_worker.post(None)
         self._comparing.close()
+        self._planning.close()
         layout = self.layout
         super().close()
         layout.close()
@@ -167,7 +177,7 @@ class RematWidget(Channel):
             raise RematError(_CLOSED)
         return self._trace
 
-    def _arguments(self, policy: str, at: str) -> tuple[str, str, Mapping[str, Any]]:
+    def _arguments(self, policy: str, at: str) -> tuple[Any, str, Mapping[str, Any]]:
         """What the trace takes: a shown key need not be a text that it reads ("my_policy #2")."""
         return self._asked.get(policy, policy), at, self._namespace
 
@@ -242,6 +252,7 @@ class RematWidget(Channel):
 
     def _render(self, report: Report) -> dict[str, Any]:
         meanings = {choice.key: choice.meaning for choice in self._opened().choices()}
+        meanings |= {key: plans.plan_meaning(asked) for key, asked in self._asked.items() if isinstance(asked, Plan)}
         return self._rendered.view(report, meanings)
 
     def _publish(self, report: Report, serial: int) -> None:
@@ -291,6 +302,8 @@ class RematWidget(Channel):
                 self._choose(_names_policy(content["names"]), str(content["at"]), serial)
             case "jaxprs":
                 self._bodies_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))
+            case "frontier" | "plan":
+                self._planning.handle(content)
             case "peek":
                 self._peek_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))
             case "apply":
@@ -303,6 +316,15 @@ class RematWidget(Channel):
             self._serial = max(serial, self._serial + 1)
             wish = self._wished = _Wish(policy, at, self._serial)
         self._want(wish)
+
+    def _choose_plan(self, plan: Plan, serial: int) -> None:
+        """Show a plan like any other policy, unless something newer is wished for."""
+        if self._trace is None or serial < self._serial:
+            return
+        report: Report = self._trace.preview(plan, plan.at, self._namespace)
+        if plan.names:
+            self._asked[report.policy] = plan
+        self._choose(report.policy, report.at, serial)
 
     def _on_apply(self) -> None:
         apply = self._apply

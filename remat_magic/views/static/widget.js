@@ -120,7 +120,9 @@ function render({ model, el }) {
   /** What was chosen, oldest first, and which of it is shown. @type {{policy: string, at: string}[]} */
   let history = [];
   let moment = -1;
-  const asked = { aside: "", compare: "", beside: "", peek: "" };
+  /** The budgets of the slider at the place that is shown. @type {{budget: number, text: string}[]} */
+  let stops = [];
+  const asked = { aside: "", compare: "", beside: "", peek: "", frontier: "" };
   const arrangements = { residuals: arrangement(), recomputed: arrangement() };
   const panes = programs(part("jaxprs"), { onLine: tellLine, onFilled: markPicked, onPick: pickLineOf });
   /** @type {{column: string, descending: boolean} | null} */
@@ -215,6 +217,11 @@ function render({ model, el }) {
       }
       asked.compare = key;
       asked.beside = policy;
+    } else if (tab === "plan" && asked.frontier !== at) {
+      asked.frontier = at;
+      one('[data-control="budget"]').disabled = true;
+      part("stop").textContent = "Working out the frontier…";
+      model.send({ type: "frontier", at });
     }
   }
 
@@ -300,7 +307,8 @@ function render({ model, el }) {
     select(view);
     part("totals").innerHTML = view.parts.totals;
     part("notes").innerHTML = view.parts.notes;
-    part("code").textContent = view.code || "as it is written: nothing to paste";
+    const plain = view.policy.startsWith("plan(") ? "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it" : "";
+    part("code").textContent = view.code || plain || "as it is written: nothing to paste";
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
     for (const name of ["residuals", "recomputed", "lines"]) {
@@ -324,6 +332,22 @@ function render({ model, el }) {
     if (tab === "jaxprs") fillPrograms();
     if (view.complete) fillPanels();
     markChosen();
+  }
+
+  /** The stop that the slider is at, in words and in the picture. */
+  function tellStop() {
+    const number = Number(one('[data-control="budget"]').value);
+    part("stop").textContent = stops[number]?.text ?? "";
+    one('[data-control="budget"]').setAttribute("aria-valuetext", stops[number]?.text ?? "");
+    for (const stop of part("frontier").querySelectorAll("[data-stop]")) {
+      stop.classList.toggle("remat-at", Number(stop.dataset.stop) === number);
+    }
+  }
+
+  /** @param {number | string} budget */
+  function plan(budget) {
+    ask({ type: "plan", budget, of: typeof budget === "number" ? "saved" : one('[data-control="of"]').value, at: shown?.at });
+    part("planned").classList.add("remat-stale");
   }
 
   // One line of the source.
@@ -548,6 +572,26 @@ function render({ model, el }) {
         part("comparison").classList.remove("remat-stale");
         say(message.error, true);
       }
+    } else if (message.type === "frontier") {
+      if (asked.frontier !== message.at) return;
+      stops = message.stops ?? [];
+      const slider = one('[data-control="budget"]');
+      slider.disabled = !stops.length;
+      slider.max = String(Math.max(0, stops.length - 1));
+      slider.value = String(Math.floor(stops.length / 2));
+      place("frontier", message.html ?? "");
+      tellStop();
+      if (message.error) {
+        asked.frontier = "";
+        say(message.error, true);
+      }
+    } else if (message.type === "plan") {
+      part("planned").classList.remove("remat-stale");
+      if (message.html) place("planned", message.html);
+      if (message.error && message.serial >= store.clock) {
+        root.setAttribute("aria-busy", "false");
+        say(message.error, true);
+      }
     } else if (message.type === "peek") {
       // Only where it failed; else the view itself has come.
       asked.peek = "";
@@ -588,8 +632,10 @@ function render({ model, el }) {
       panes.setTogether(target.checked);
     } else if (target.dataset.control === "beside") {
       root.classList.toggle("remat-beside", target.checked);
-    } else if (target.dataset.control === "inputs") {
-      // Read when something is measured.
+    } else if (target.dataset.control === "budget") {
+      plan(stops[Number(target.value)]?.budget ?? 0);
+    } else if (["inputs", "of", "typed"].includes(target.dataset.control ?? "")) {
+      // Read when something is measured or planned.
     } else if (target.dataset.control) {
       const policy = one('[data-control="policy"]').value;
       ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
@@ -605,7 +651,8 @@ function render({ model, el }) {
 
   root.addEventListener("input", (event) => {
     const target = /** @type {HTMLInputElement} */ (event.target);
-    if (target.dataset.find === "names") {
+    if (target.dataset.control === "budget") tellStop();
+    else if (target.dataset.find === "names") {
       const pattern = glob(target.value);
       for (const name of all(".remat-name")) name.hidden = !pattern.test(name.querySelector("code").textContent);
     } else if (target.dataset.find) {
@@ -641,6 +688,10 @@ function render({ model, el }) {
         return model.send({ type: "apply", serial: store.clock });
       case "pin":
         return pin(button.getAttribute("aria-pressed") === "true" || !shown ? null : { policy: shown.policy, at: shown.at });
+      case "plan": {
+        const typed = one('[data-control="typed"]').value.trim();
+        return plan(typed || (stops[Number(one('[data-control="budget"]').value)]?.budget ?? 0));
+      }
       case "undo":
         return travel(-1);
       case "redo":

@@ -1,0 +1,149 @@
+"""The frontier of budget against recomputation, and what a plan saves, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from remat_magic.model import FrontierPoint, Plan, PlannedValue, Report
+
+from . import format as fmt
+from .cells import table, td, what_html
+from .rows import place
+from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
+
+__all__ = ["frontier_svg", "plan_html", "plan_meaning", "point_text"]
+
+_STYLE = (
+    f".remat-svg .remat-bound{{fill:{colours['accent']};fill-opacity:.12;stroke:none}}"
+    f".remat-svg .remat-plans{{fill:none;stroke:{colours['accent']};stroke-width:1.5}}"
+    f".remat-svg .remat-stop{{fill:{colours['back']};stroke:{colours['accent']}}}"
+    f".remat-svg .remat-stop.remat-at{{fill:{colours['accent']};stroke-width:4}}"
+    f".remat-svg .remat-known{{stroke:{colours['dim']};stroke-width:1.5}}"
+    f".remat-svg .remat-label{{paint-order:stroke;stroke:{colours['back']};stroke-width:3px}}"
+)
+
+
+def point_text(point: FrontierPoint, forward_flops: int | None) -> str:
+    """What can be had within a budget, as one line."""
+    share = f", {fmt.percent(point.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
+    least = f"; never less than {fmt.flops(point.bound)}" if point.bound < point.recomputed_flops else "; proven least"
+    return f"{fmt.nbytes(point.budget_bytes)}: {fmt.flops(point.recomputed_flops)} again{share}{least}"
+
+
+def frontier_svg(points: Sequence[FrontierPoint], known: Sequence[Report] = (), width: int = 680) -> str:
+    """The least recomputation for each budget, with the policies that are known already.
+
+    Args:
+        points: by budget, as reckoned.
+        known: complete reports at the same place.
+        width: in pixels.
+    """
+    height = 260
+    title = "Budget of saved bytes against recomputed FLOPs"
+    if not points:
+        words = [text(12, 24, "There is nothing to choose here.", class_="remat-axis")]
+        return picture(identifier(title), width, 40, title, "Nothing to show.", words, "")
+    most_x = max(*(point.budget_bytes for point in points), *(report.saved_bytes for report in known), 1)
+    most_y = max(*(point.recomputed_flops for point in points), *(report.recomputed_flops for report in known), 1)
+    across, upward = ticks(most_x), ticks(most_y)
+    frame = Frame(84, 34, width - 26, height - 46, across[-1], upward[-1])
+    places = [(frame.x(point.budget_bytes), frame.y(point.recomputed_flops)) for point in points]
+    # In steps: a budget between two has the plan of the smaller one at least, and the bound of the larger one at most.
+    plans = f"M{places[0][0]:.1f},{places[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in places[1:])
+    bounds = f"M{places[0][0]:.1f},{frame.bottom:.1f}" + "".join(
+        f"V{frame.y(point.bound):.1f}H{x:.1f}" for point, (x, _) in zip(points[1:], places[1:], strict=True)
+    )
+    parts = [
+        frame.vertical_axis(upward, "recomputed FLOPs", lambda mark: fmt.flops(round(mark))),
+        frame.horizontal_axis(across, "saved bytes", lambda mark: fmt.nbytes(round(mark))),
+        element("path", d=f"{bounds}V{frame.bottom:.1f}z", class_="remat-bound"),
+        element("path", d=plans, class_="remat-plans"),
+        *(
+            element("circle", cx=x, cy=y, r=4, class_="remat-stop", data_stop=number)
+            for number, (x, y) in enumerate(places)
+        ),
+        *_known(known, frame),
+        text(
+            frame.right,
+            frame.top - 16,
+            "○ a plan   \N{MULTIPLICATION SIGN} a policy   shaded: nothing is possible",
+            text_anchor="end",
+            class_="remat-axis",
+            aria_hidden="true",
+        ),
+    ]
+    description = (
+        f"{fmt.count(len(points), 'budget')}, from {point_text(points[0], None)} to {point_text(points[-1], None)}."
+    )
+    return picture(identifier(title, points), width, height, title, description, parts, _STYLE)
+
+
+def _known(known: Sequence[Report], frame: Frame) -> list[str]:
+    """A cross and a label for each policy; of those at one place only the first."""
+    parts, taken = list[str](), list[tuple[float, float]]()
+    for report in known:
+        x, y = frame.x(report.saved_bytes), frame.y(report.recomputed_flops)
+        inside = element(
+            "title",
+            escape(
+                f"{report.policy}: {fmt.nbytes(report.saved_bytes)} saved, {fmt.flops(report.recomputed_flops)} again"
+            ),
+        )
+        inside += element("path", d=f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", class_="remat-known")
+        if all(abs(x - other) > 60 or abs(y - above) > 12 for other, above in taken):
+            end = x > (frame.left + frame.right) / 2
+            label = truncate(report.policy, 34)
+            anchor = "end" if end else "start"
+            inside += text(x - 8 if end else x + 8, y - 6, label, text_anchor=anchor, class_="remat-label")
+            taken.append((x, y))
+        parts.append(element("g", inside))
+    return parts
+
+
+def plan_meaning(plan: Plan) -> str:
+    """What a plan does, one line."""
+    peak = "an estimated peak" if plan.of == "peak" else "saved bytes"
+    return f"Recompute as little as possible within {fmt.nbytes(plan.budget_bytes)} of {peak}."
+
+
+def plan_html(plan: Plan) -> str:
+    """What a plan saves, how good it is, and what to do with it."""
+    again = fmt.flops(plan.recomputed_flops)
+    share = (
+        f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)" if plan.forward_flops else ""
+    )
+    least = (
+        f"at most {fmt.percent(round(plan.gap * 10_000), 10_000)} above the least possible"
+        if plan.gap
+        else "proven best"
+    )
+    facts = [
+        f"Saves {fmt.nbytes(plan.saved_bytes)} of {fmt.nbytes(plan.budget_bytes)}",
+        f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
+        f"recomputes {again}{share}, {least}",
+        f"solved in {fmt.seconds(plan.solve_seconds)}",
+    ]
+    status = f'<p class="remat-empty">{escape(plan.status)}</p>' if plan.status else ""
+    return f"<p>{escape('; '.join(filter(None, facts)))}.</p>{status}{_values(plan.names)}"
+
+
+def _values(values: Sequence[PlannedValue]) -> str:
+    rows = list[str]()
+    for value in sorted(values, key=lambda value: -value.nbytes):
+        times = f' <span class="remat-times">x{value.times}</span>' if value.times > 1 else ""
+        code = f" <code>{escape(value.source.expression)}</code>" if value.source else ""
+        where = f'<span class="remat-place">{escape(fmt.location(value.source))}</span>{code}' if value.source else ""
+        path = f' <small class="remat-path">in {escape(place(value.path))}</small>' if value.path else ""
+        cells = [
+            td("num", fmt.nbytes(value.nbytes), fmt.exact(value.nbytes, "bytes")),
+            td("type", f"<code>{escape(value.type)}</code>{times}"),
+            td("kind", "offload" if value.offloaded else "save"),
+            td("what", what_html(value.primitive, value.name or "")),
+            td("source", where + path),
+        ]
+        rows.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
+    if not rows:
+        return '<p class="remat-empty">A policy of JAX\'s own does it: no value needs a name.</p>'
+    heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source")]
+    return table("Values that the plan keeps", heads, rows)

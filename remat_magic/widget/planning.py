@@ -1,0 +1,94 @@
+"""The Plan panel: the frontier of budgets, and plans for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic.model import Plan, RematError
+from remat_magic.views import plan as views
+
+from .worker import Worker
+
+__all__ = ["Planning"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the panel asks for; ``budget`` is bytes, or a text that the reader typed."""
+
+    kind: str
+    at: str
+    budget: int | str = ""
+    of: str = "saved"
+    serial: int = 0
+
+
+class Planning:
+    """Answers the panel's messages, on threads of its own, by HTML that goes through ``send``.
+
+    Args:
+        trace: the inspected function.
+        send: sends a message to the browser, from any thread.
+        choose: shows a plan like any other policy: the plan, and the serial of the wish.
+    """
+
+    def __init__(self, trace: Any, send: Callable[[dict[str, Any]], None], choose: Callable[[Plan, int], None]) -> None:
+        self._trace = trace
+        self._send = send
+        self._choose = choose
+        # Two, so that a slider that moves on does not wait for the frontier.
+        self._drawer = Worker[_Request](self._work)
+        self._planner = Worker[_Request](self._work)
+
+    def handle(self, content: Mapping[str, Any]) -> None:
+        """Take a message of the browser; nothing is solved on the calling thread."""
+        kind, budget = str(content["type"]), content.get("budget", "")
+        request = _Request(
+            kind,
+            str(content["at"]),
+            budget if isinstance(budget, int) else str(budget),
+            str(content.get("of") or "saved"),
+            int(content.get("serial", 0)),
+        )
+        (self._drawer if kind == "frontier" else self._planner).post(request)
+
+    def close(self) -> None:
+        """Let go of the trace."""
+        self._trace = None
+        self._drawer.post(None)
+        self._planner.post(None)
+
+    def _work(self, request: _Request) -> None:
+        trace = self._trace
+        if trace is None:
+            return
+        try:
+            if request.kind == "frontier":
+                self._frontier(trace, request)
+            else:
+                self._plan(trace, request)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            sentence = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+            self._answer(request, error=sentence)
+
+    def _answer(self, request: _Request, **content: Any) -> None:
+        if self._trace is not None:
+            self._send({"type": request.kind, "at": request.at, "serial": request.serial, **content})
+
+    def _frontier(self, trace: Any, request: _Request) -> None:
+        points = trace.frontier(at=request.at)
+        known = [trace.cached(choice.key, request.at) for choice in trace.choices()]
+        complete = [report for report in known if report is not None and report.complete and not report.backward_error]
+        forward = next((report.forward_flops for report in complete), None)
+        self._answer(
+            request,
+            html=views.frontier_svg(points, complete),
+            stops=[{"budget": point.budget_bytes, "text": views.point_text(point, forward)} for point in points],
+        )
+
+    def _plan(self, trace: Any, request: _Request) -> None:
+        plan = trace.plan(request.budget, request.at, of=request.of)
+        self._choose(plan, request.serial)
+        self._answer(request, html=views.plan_html(plan))
