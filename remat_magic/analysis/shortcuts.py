@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from remat_magic.model import GradientDifference, Measurement
 
 if TYPE_CHECKING:
-    from remat_magic.model import Advice, FrontierPoint, Plan
+    from remat_magic.model import Advice, FrontierPoint, Plan, WhatIf
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
@@ -68,6 +68,15 @@ class Shortcuts:
         from remat_magic.tuning.plan import plan
 
         return plan(cast("Any", self), budget, at, **options)
+
+    def what_if(self, policy: Any = "as_written", at: Any = None, **options: Any) -> tuple[WhatIf, ...]:
+        """For each residual, and each recomputed value, what it alone would change to recompute it, or to save it.
+
+        See :func:`remat_magic.tuning.what_if.what_if` for the options.
+        """
+        from remat_magic.tuning.what_if import what_if
+
+        return what_if(cast("Any", self), policy, at, **options)
 
     def advice(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None

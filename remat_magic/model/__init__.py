@@ -40,6 +40,7 @@ from remat_magic.model.tuning import (
     Timeline,
     Times,
 )
+from remat_magic.model.what_if import WhatIf
 
 __all__ = [
     "Advice",
@@ -71,5 +72,6 @@ __all__ = [
     "Timeline",
     "Times",
     "Unit",
+    "WhatIf",
     "Work",
 ]
