@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from remat_magic.analysis.primal import Primal
     from remat_magic.analysis.signature import Leaf
     from remat_magic.analysis.trace import Trace
-    from remat_magic.model import Advice, Edit, FrontierPoint, Plan
+    from remat_magic.model import Advice, Edit, FrontierPoint, Plan, WhatIf
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
@@ -80,6 +80,15 @@ class Shortcuts:
         from remat_magic.tuning.plan import plan
 
         return plan(cast("Any", self), budget, at, **options)
+
+    def what_if(self, policy: Any = "as_written", at: Any = None, **options: Any) -> tuple[WhatIf, ...]:
+        """For each residual, and each recomputed value, what it alone would change to recompute it, or to save it.
+
+        See :func:`remat_magic.tuning.what_if.what_if` for the options.
+        """
+        from remat_magic.tuning.what_if import what_if
+
+        return what_if(cast("Any", self), policy, at, **options)
 
     def advice(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None

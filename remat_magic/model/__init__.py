@@ -42,6 +42,7 @@ from remat_magic.model.tuning import (
     Timeline,
     Times,
 )
+from remat_magic.model.what_if import WhatIf
 
 __all__ = [
     "Advice",
@@ -77,5 +78,6 @@ __all__ = [
     "Timeline",
     "Times",
     "Unit",
+    "WhatIf",
     "Work",
 ]

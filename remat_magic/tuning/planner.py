@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import type_text
-from remat_magic.analysis.positions import positions
+from remat_magic.analysis.positions import find_again, positions
 from remat_magic.analysis.trace import Dissection
 from remat_magic.model import Plan, PlannedValue, RematError, Report
 from remat_magic.policies import resolve
+from remat_magic.tuning.answers import answered
 from remat_magic.tuning.graph import Graph, build
 from remat_magic.tuning.objective import Objective
 from remat_magic.tuning.solve import Problem, Solution
@@ -49,6 +50,7 @@ class Planner:
     separately: bool
     most: int
     _problems: dict[Any, Problem] = field(default_factory=dict)
+    _every: dict[str, PlannedValue] = field(default_factory=dict)
 
     @property
     def at(self) -> str:
@@ -117,19 +119,18 @@ class Planner:
                 others.append(key)
         return alike, others
 
-    def names_of(self, key: Any, saved: int) -> tuple[frozenset[str], bool]:
+    def names_of(self, key: str, saved: int) -> tuple[frozenset[str], bool]:
         """The names of what a policy saves, and whether these take just the bytes that JAX then saves."""
-        policy = key if callable(key) else resolve(key).policy
-        names = self.graph.used(frozenset(self._answered(policy)) if callable(policy) else frozenset())
-        return names, callable(policy) and self.graph.predict(names)[0] == saved
+        plain = callable(resolve(key).policy)
+        names = self.graph.used(answered(self.trace, self.parts, resolve(key))) if plain else frozenset[str]()
+        return names, plain and self.graph.predict(names)[0] == saved
 
-    def _answered(self, policy: Any) -> Iterator[str]:
-        """The names of the values that a policy saves when it is asked about the operations that make them."""
-        for name, value in self.parts.naming.values.items():
-            if value.output is not None:
-                types = [atom.aval for atom in value.eqn.invars]
-                if policy(value.eqn.primitive, *types, **value.eqn.params) is True:
-                    yield name
+    def keys_of(self, plan: Plan) -> frozenset[str]:
+        """The names of a plan's values here, which a program that has changed since may give other numbers."""
+        keys = frozenset(value.key for value in plan.names)
+        if plan.fingerprint == self.parts.naming.fingerprint:
+            return keys
+        return frozenset(find_again(plan, self.parts.naming, self.parts.index)[0].values())
 
     def draft(self, text: str, budget: int, values: tuple[PlannedValue, ...]) -> Plan:
         """A plan that saves some values, with no figures yet."""
@@ -166,10 +167,19 @@ class Planner:
         made = replace(made, names=values, separately=self.separately, fingerprint=draft.fingerprint)
         return replace(made, code=self._code(report, values))
 
-    def values(self, names: frozenset[str], offloaded: frozenset[str] = frozenset()) -> Iterator[PlannedValue]:
-        """The values that names are given to, in the order of the program."""
-        named = self.parts.naming.values
+    def values(self, names: Collection[str], offloaded: Collection[str] = ()) -> Iterator[PlannedValue]:
+        """The values that names are given to, as far as they are read, in the order of the program."""
         sizes = self.graph.sizes(self.graph.used_gates(names))
+        return self._values(sizes, offloaded)
+
+    def every_value(self) -> dict[str, PlannedValue]:
+        """All values that could be saved, by name, each with its bytes where nothing else is saved."""
+        if not self._every:
+            self._every.update((value.key, value) for value in self._values(self.graph.sizes(self.graph.gates), ()))
+        return self._every
+
+    def _values(self, sizes: Mapping[str, tuple[int, int]], offloaded: Collection[str]) -> Iterator[PlannedValue]:
+        named = self.parts.naming.values
         where = positions(self.parts.naming, self.parts.index) if sizes else {}
         for key in (name for name in named if name in sizes):
             made = named[key]

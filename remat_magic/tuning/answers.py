@@ -1,0 +1,79 @@
+"""Which of a program's values a policy saves: what it says when it is asked about the operations that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.ad_checkpoint import Saveable
+
+from remat_magic import _compat
+from remat_magic.analysis.bodies import bodies
+from remat_magic.analysis.naming import NamedValue
+from remat_magic.analysis.sites import own_checkpoint
+from remat_magic.analysis.trace import Dissection
+from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
+
+__all__ = ["answered"]
+
+_Around = tuple[tuple[str, Any], ...]  # the checkpoints around an operation, outermost first: site and policy
+
+
+def answered(trace: Any, parts: Dissection, resolved: Resolved) -> frozenset[str]:
+    """The names of the values that a policy saves at the place that parts are of.
+
+    What a policy says of operations that only the derivative has (the cosine of a sine) shows in no name.
+    """
+    policy, values = resolved.policy, parts.naming.values
+    if policy is not AS_WRITTEN and policy is not NO_CHECKPOINT:
+        return frozenset(name for name, value in values.items() if _saves(policy, value))
+    taken_off = frozenset[str]()
+    if policy is NO_CHECKPOINT:
+        own = own_checkpoint(trace.index.closed)
+        at_function = frozenset() if own is None else frozenset({trace.site_of(own)})
+        every = frozenset(site.key for site in trace.sites)
+        taken_off = {"function": at_function, "sites": every}.get(parts.at, frozenset({parts.at}))
+    around = _checkpoints(trace)
+    found: set[str] = set()
+    for name, value in values.items():
+        sites = around.get(id(_compat.traceback_of(value.eqn)), ())
+        written = [policy for key, policy in sites if key not in taken_off]
+        # Without jax_remat3 the outermost checkpoint decides for those inside.
+        if not written or _saves(written[0], value):
+            found.add(name)
+    return frozenset(found)
+
+
+def _checkpoints(trace: Any) -> Mapping[int, _Around]:
+    """The checkpoints around each operation of the primal program, by the identity of its traceback."""
+    found: dict[int, _Around] = {}
+
+    def visit(jaxpr: Any, around: _Around) -> None:
+        for eqn in jaxpr.eqns:
+            found.setdefault(id(_compat.traceback_of(eqn)), around)
+            inside = around
+            if _compat.is_checkpoint(eqn):
+                inside = (*around, (trace.site_of(eqn), _compat.checkpoint_policy(eqn)))
+            for body in bodies(eqn):
+                visit(body.jaxpr, inside)
+
+    visit(_compat.open_jaxpr(trace.index.closed), ())
+    return found
+
+
+def _saves(policy: Any, value: NamedValue) -> bool:
+    """Whether a policy saves a value, by its operation or by the name that the program gives it."""
+    if policy is None or value.output is None:
+        return False
+    eqn = value.eqn
+    if _yes(policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)):
+        return True
+    if value.name is None:
+        return False
+    made = eqn.outvars[value.output]
+    named = _compat.name_equation(eqn, made, made, value.name)
+    return _yes(policy(named.primitive, made.aval, **named.params))
+
+
+def _yes(answer: Any) -> bool:
+    return answer is True or answer is Saveable

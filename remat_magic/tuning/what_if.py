@@ -1,0 +1,144 @@
+"""What if: for each value that a policy saves, or does not, what the other choice would change, by itself."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remat_magic import devices
+from remat_magic.model import Plan, PlannedValue, RematError, WhatIf
+from remat_magic.policies import resolve
+from remat_magic.tuning.answers import answered
+from remat_magic.tuning.flips import Flip, Flips
+from remat_magic.tuning.objective import Objective
+from remat_magic.tuning.planner import Planner, planner
+
+__all__ = ["what_if"]
+
+
+def what_if(
+    trace: Any,
+    policy: Any = "as_written",
+    at: Any = None,
+    *,
+    device: str | devices.Device | None = None,
+    by: str = "flops",
+    separately: bool = False,
+    namespace: Mapping[str, Any] | None = None,
+) -> tuple[WhatIf, ...]:
+    """For each residual that could be recomputed, and each recomputed value that could be saved: what that changes.
+
+    Reckoned on the graph that plans are made on, all in one go; each plan, applied, does what is said of it. What could
+    be saved comes first, that which spares most for each byte leading; then what could be recomputed, that whose bytes
+    spare least leading.
+
+    Args:
+        trace: what ``remat_magic.trace`` gave.
+        policy: as for ``trace.report``, a plan included.
+        at: one place, or all sites.
+        device: whose seconds are estimated; by default the one that JAX runs on, if it is known.
+        by: what ranks: ``"flops"`` or ``"seconds"``.
+        separately: for equal layers that share one body one by one, not together.
+        namespace: where policies of one's own are looked up by name.
+
+    Raises:
+        RematError: no such policy, place or device; no backward half; or JAX does otherwise than is reckoned here (a
+            checkpoint inside another under jax_remat3), so that nothing can be said.
+    """
+    if by not in ("flops", "seconds"):
+        raise RematError(f"by={by!r} is nothing to rank by: choose 'flops' or 'seconds'.")
+    chosen = devices.default() if device is None else devices.get(device)
+    if by == "seconds" and chosen is None:
+        raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
+    if isinstance(policy, Plan):
+        at, separately = policy.at, policy.separately if policy.names else separately
+    found = planner(trace, at, separately)
+    report = trace.report(policy, found.at if not isinstance(policy, Plan) else None, namespace)
+    if report.backward_error:
+        raise RematError(report.backward_error)
+    names = _names(found, policy, namespace)
+    costs = None if chosen is None else Objective(chosen).costs(found.graph, found.parts.backward).nodes
+    flips = Flips(found.graph, names, costs)
+    base = _Base(found, flips, report.policy)
+    against = policy if isinstance(policy, Plan) else report.policy
+    if (flips.base.saved_bytes, flips.base.recomputed_flops) != (report.saved_bytes, report.recomputed_flops):
+        # What the policy keeps no choice of names does: compare with the nearest.
+        against = base.plan(flips.base, f"{report.policy}, by value") if flips.base.used else "nothing_saveable"
+        told = trace.report(against, None if isinstance(against, Plan) else found.at)
+        if (told.saved_bytes, told.recomputed_flops) != (flips.base.saved_bytes, flips.base.recomputed_flops):
+            raise RematError(
+                f"JAX saves or recomputes otherwise at {found.at!r} than is reckoned for {report.policy}, so that the "
+                "effect of single values is not known: choose at='sites', or one site."
+            )
+    rows = [base.row(name, chosen, against) for name in (*flips.base.used, *flips.recomputed)]
+    return tuple(sorted(rows, key=lambda row: _rank(row, by)))
+
+
+def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:
+    worth = row.flops_per_byte if by == "flops" or row.seconds_per_byte is None else row.seconds_per_byte
+    if row.change == "save":
+        return 0, -worth, -abs(row.saved_bytes), row.value.key
+    return 1, worth, -abs(row.saved_bytes), row.value.key
+
+
+def _names(found: Planner, policy: Any, namespace: Mapping[str, Any] | None) -> frozenset[str]:
+    if isinstance(policy, Plan) and policy.names:
+        return found.keys_of(policy)
+    if isinstance(policy, Plan):
+        policy = policy.policy
+    trace = found.trace
+    resolved = resolve(policy, trace.names, namespace, trace.function_name)
+    return answered(trace, found.parts, resolved)
+
+
+class _Base:
+    """The choice that the others differ from, and the plans that these are."""
+
+    def __init__(self, found: Planner, flips: Flips, policy: str) -> None:
+        self._found, self._flips, self._policy = found, flips, policy
+        self._order = {name: i for i, name in enumerate(found.parts.naming.values)}
+        self._values = found.every_value()
+        self._used = sorted(flips.base.used, key=self._order.__getitem__)
+        self._kept = [self._values[name] for name in self._used]
+
+    def row(self, name: str, device: devices.Device | None, against: str | Plan) -> WhatIf:
+        """What flipping a name changes."""
+        base, flip, value = self._flips.base, self._flips.flip(name), self._values[name]
+        saving = name not in self._flips.chosen
+        sign = "+" if saving else "-"
+        what = value.name or value.primitive or "carry"
+        where = f" {value.source.place}" if value.source else ""
+        return WhatIf(
+            "save" if saving else "recompute",
+            value,
+            flip.saved_bytes - base.saved_bytes,
+            flip.recomputed_flops - base.recomputed_flops,
+            None if device is None else flip.seconds - base.seconds,
+            "" if device is None else device.name,
+            self.plan(flip, f"{self._policy} {sign} {what}{where}"),
+            against,
+        )
+
+    def plan(self, flip: Flip, text: str) -> Plan:
+        """The plan of a choice, with what is reckoned of it for its figures."""
+        used = self._flips.base.used
+        values: list[PlannedValue] = self._kept
+        if flip.used != used:
+            gone, new = used - flip.used, flip.used - used
+            values = [value for value in values if value.key not in gone] if gone else list(values)
+            for name in new:
+                where = bisect.bisect(values, self._order[name], key=lambda value: self._order[value.key])
+                values.insert(where, self._values[name])
+        draft = self._found.draft(text, flip.saved_bytes, tuple(values))
+        if not values:
+            draft = replace(draft, policy="nothing_saveable", fingerprint="")
+        return replace(
+            draft,
+            saved_bytes=flip.saved_bytes,
+            recomputed_flops=flip.recomputed_flops,
+            predicted_bytes=flip.saved_bytes,
+            predicted_flops=flip.recomputed_flops,
+            status="What one value changes, as reckoned.",
+        )

@@ -1,0 +1,175 @@
+"""What one value alone changes: what is reckoned in bulk is what JAX does when it is tried."""
+
+import itertools
+import json
+import random
+import time
+
+import pytest
+from benchmarks import models, named_models
+from hypothesis import assume, given
+from plan_helpers import MODELS, PLACES, as_reckoned, traced
+
+import remat_magic as rm
+from remat_magic.model import Plan, RematError
+from remat_magic.tuning.flips import Flips
+from remat_magic.tuning.planner import planner
+from tests.generated import programs
+from tests.test_generated import examples, outcome
+from tests.test_generated import traced as traced_by_chance
+
+POLICIES = ("as_written", "none", "dots_saveable", "nothing_saveable", "everything_saveable")
+
+
+def told(trace, policy, at):
+    report = trace.report(policy, None if isinstance(policy, Plan) else at)
+    return report.saved_bytes, report.recomputed_flops
+
+
+def is_what_jax_does(trace, at, row):
+    """Trace both sides: the differences must be the ones told."""
+    saved, flops = told(trace, row.against, at)
+    after = told(trace, row.plan if row.plan.names else row.plan.policy, at)
+    return (after[0] - saved, after[1] - flops) == (row.saved_bytes, row.recomputed_flops)
+
+
+@pytest.mark.parametrize(("name", "at"), PLACES)
+def test_differences_are_what_jax_does(name, at):
+    trace = traced(name)
+    if (at == "sites" and not trace.sites) or not as_reckoned(trace, at) or name == "complex_numbers":
+        return
+    dice = random.Random(name + at)
+    for policy in dice.sample(POLICIES, 2):
+        rows = trace.what_if(policy, at, device="H100 SXM")
+        for row in dice.sample(rows, min(2, len(rows))):
+            assert is_what_jax_does(trace, at, row), (policy, row)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_of_a_plan_too(model):
+    fun, args = MODELS[model]()
+    trace = rm.trace(fun, *args)
+    at = trace.default_at
+    least = trace.preview("nothing_saveable").saved_bytes
+    plan = trace.plan(int(least + 0.5 * (trace.preview("none").saved_bytes - least)), separately=True)
+    rows = trace.what_if(plan, device="H100 SXM")
+    assert {row.value.key for row in rows if row.change == "recompute"} == {value.key for value in plan.names}
+    assert all(row.against is plan for row in rows)
+    for row in random.Random(model).sample(rows, 4):
+        assert is_what_jax_does(trace, at, row)
+
+
+@examples(6)
+@given(program=programs())
+def test_by_chance(remat3, program):
+    trace = outcome(lambda: traced_by_chance(program))
+    assume(isinstance(trace, rm.Trace))
+    at = trace.default_at
+    rows = outcome(lambda: trace.what_if("dots_saveable", at, device="H100 SXM"))
+    if isinstance(rows, Exception):
+        assert isinstance(rows, RematError), rows
+        return
+    for row in random.Random(0).sample(rows, min(2, len(rows))):
+        assert is_what_jax_does(trace, at, row), row
+
+
+@pytest.mark.parametrize("name", ["three_layers", "named_tanh", "attention", "nested_scan", "binary8"])
+def test_all_at_once_is_one_by_one(name):
+    found = planner(traced(name), "function", False)
+    names = list(found.every_value())
+    dice = random.Random(name)
+    for _ in range(3):
+        chosen = {name for name in names if dice.random() < 0.4}
+        seconds = [float(i) for i in range(len(found.graph.flops))]
+        flips = Flips(found.graph, chosen, seconds)
+        for name in [None, *names]:
+            choice = chosen ^ {name} if name else chosen
+            flip = flips.flip(name) if name else flips.base
+            assert (flip.saved_bytes, flip.recomputed_flops) == found.graph.predict(choice)
+            assert flip.used == found.graph.used(choice)
+            assert flip.seconds == sum(found.graph.running(choice))  # node i takes i seconds
+        assert flips.base.used | flips.recomputed <= set(names)
+
+
+def test_every_value_has_its_say():
+    """Each choice of a small program, traced: a residual is dropped, a recomputed value saved, and nothing else."""
+    trace = traced("named_tanh")
+    for policy in ("nothing_saveable", "dots_saveable"):
+        rows = trace.what_if(policy, "function", device="H100 SXM")
+        report = trace.report(policy, "function")
+        dropped = [row for row in rows if row.change == "recompute"]
+        assert sum(row.value.nbytes for row in dropped) == report.saved_bytes
+        assert {row.value.primitive for row in rows if row.change == "save"} <= {e.primitive for e in report.recomputed}
+        for row in rows:
+            assert is_what_jax_does(trace, "function", row)
+            assert (row.value.key in {v.key for v in row.plan.names}) == (row.change == "save")
+            assert row.against == policy
+            assert row.value.source is not None
+            assert row.plan.policy.startswith(f"{policy} {'+' if row.change == 'save' else '-'} ")
+
+
+def test_names_of_the_program_are_residuals_too():
+    trace = traced("named_tanh")
+    rows = trace.what_if("save_only_these_names('h')", "function", device="H100 SXM")
+    assert [row.value.name for row in rows if row.change == "recompute"] == ["h"]
+
+
+def test_sites_keep_what_they_are_written_to_keep():
+    trace = traced("scanned_checkpoint")  # dots_saveable in a scan of six
+    rows = trace.what_if("as_written", "sites", device="H100 SXM")
+    assert [(row.value.primitive, row.value.times) for row in rows if row.change == "recompute"] == [("dot_general", 6)]
+    assert {row.against for row in rows} == {"as_written"}
+    written = trace.report("as_written", "sites")
+    assert sum(row.value.nbytes for row in rows if row.change == "recompute") + 96 == written.saved_bytes  # the carries
+
+
+def test_the_best_comes_first():
+    fun, args = named_models.transformer(2, 64, 32, 2, scanned=True)
+    trace = rm.trace(fun, *args)
+    for by in ("flops", "seconds"):
+        rows = trace.what_if("dots_with_no_batch_dims_saveable", device="H100 SXM", by=by)
+        kinds = [row.change for row in rows]
+        assert kinds == sorted(kinds, reverse=True)  # what to save, then what to recompute
+        for change, sign in (("save", -1), ("recompute", 1)):
+            worth = [
+                sign * (row.flops_per_byte if by == "flops" else row.seconds_per_byte)
+                for row in rows
+                if row.change == change
+            ]
+            assert worth == sorted(worth)
+        # What follows a matmul (a sum, a transposition) spares more than the matmul's own result, then no longer read.
+        assert rows[0].saved_bytes == 0
+        assert rows[0].recomputed_flops < 0 if by == "flops" else rows[0].seconds < 0
+
+
+def test_twelve_blocks_in_a_second():
+    fun, args = models.transformer(12)
+    trace = rm.trace(fun, *args)
+    planner(trace, None, False)  # as for the first plan: JAX's own tracing
+    trace.report("nothing_saveable")
+    began = time.process_time()  # on a busy machine the clock tells nothing
+    rows = trace.what_if("nothing_saveable", device="H100 SXM")
+    assert time.process_time() - began < 1.5
+    assert len(rows) > 500
+
+
+def test_plans_of_single_changes_can_be_kept():
+    trace = traced("attention")
+    rows = trace.what_if("dots_saveable", "function", device="H100 SXM")
+    for row in itertools.islice(rows, 3):
+        again = Plan.from_dict(json.loads(json.dumps(row.plan.to_dict())))
+        assert told(trace, again, "function") == (row.plan.saved_bytes, row.plan.recomputed_flops)
+
+
+def test_what_cannot_be_said():
+    trace = traced("three_layers")
+    with pytest.raises(RematError, match="nothing to rank by"):
+        trace.what_if(by="size")
+    with pytest.raises(RematError, match="No device is called"):
+        trace.what_if(device="abacus")
+    with pytest.raises(RematError, match="no checkpoint site"):
+        trace.what_if(at="layer")
+    with pytest.raises(RematError, match="is not a policy"):
+        trace.what_if("everything")
+    with pytest.raises(RematError, match="one place"):
+        traced("scanned_checkpoint").what_if("none", {"layer": "none"})
