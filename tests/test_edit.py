@@ -6,20 +6,23 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
-import jax
+import jax.numpy as jnp
 import pytest
 from benchmarks import models, named_models
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic.model import Edit, RematError
+from remat_magic import _compat
+from remat_magic.model import PlannedValue, RematError
 
 pytest_plugins = ("magic_fakes",)
 _count = itertools.count()
 
 HEAD = "import jax\nimport jax.numpy as jnp\n"
 SQUARE = f32(4, 4), f32(4)
+NAMED = 'jax.checkpoint_policies.save_only_these_names("sin_dot")'
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def module(tmp_path, monkeypatch):
     def write(text, name=None, head=HEAD):
         name = name or f"edited_{next(_count)}"
         path = tmp_path / f"{name}.py"
-        path.write_bytes(text if isinstance(text, bytes) else (head + text).encode())
+        path.write_bytes(text if isinstance(text, bytes) else (head + dedent(text)).encode())
         spec = importlib.util.spec_from_file_location(name, path)
         made = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, made)
@@ -62,7 +65,7 @@ def added(edit):
 
 
 def applies(edit, tmp_path):
-    """Whether ``patch`` makes the new text of the old one with the diff."""
+    """``patch`` makes the new text of the old one with the diff."""
     for file in edit.files:
         (tmp_path / "patched").write_bytes(file.old.encode())
         (tmp_path / "diff").write_bytes(file.diff().encode())
@@ -75,7 +78,13 @@ def applies(edit, tmp_path):
 
 
 def test_an_assigned_value_is_called_as_its_variable(module):
-    made = module("\n\ndef f(w, x):\n    q = x @ w\n    return jnp.sin(q).sum()\n")
+    made = module(
+        """
+        def f(w, x):
+            q = x @ w
+            return jnp.sin(q).sum()
+        """
+    )
     edit = kept(made.f, SQUARE, "x @ w")
     assert added(edit)[0] == [
         "from jax.ad_checkpoint import checkpoint_name",
@@ -87,36 +96,55 @@ def test_an_assigned_value_is_called_as_its_variable(module):
     assert [name.name for name in edit.names] == ["q"]
 
 
-# The text of f's body, the expression to keep, and the line that it becomes.
+# The text of f's body, the expression to keep, and what becomes of that.
 FORMS = {
-    "inside another": ("return jnp.sin(x @ w).sum()", "x @ w", 'return jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum()'),
+    "inside another": ("return jnp.sin(x @ w).sum()", "x @ w", '(checkpoint_name(x @ w, "sin_dot")).sum()'),
     "returned": ("return x @ w @ x * x", "x @ w @ x", 'return checkpoint_name(x @ w @ x, "f_dot") * x'),
-    "in brackets": ("return jnp.sum((x@w)**2)", "x@w", 'return jnp.sum((checkpoint_name(x@w, "sum_dot"))**2)'),
+    "in brackets": ("return jnp.sum((x@w)**2)", "x@w", 'jnp.sum((checkpoint_name(x@w, "sum_dot"))**2)'),
     "next to a keyword": ("return-(x @ w) @ x", "x @ w", 'return-(checkpoint_name(x @ w, "f_dot")) @ x'),
     "beginning at a keyword": (
         "return-jnp.exp(x @ w) @ jnp.exp(-x)if x.ndim else-x",
         "-jnp.exp(x @ w)",
         'return checkpoint_name(-jnp.exp(x @ w), "f_neg") @ jnp.exp(-x)if x.ndim else-x',
     ),
-    "walrus": ("return ((y := x @ w) * jnp.sin(y)).sum()", "x @ w", 'return ((y := checkpoint_name(x @ w, "y")) * jnp.sin(y)).sum()'),
+    "a walrus": ("return ((y := x @ w) * jnp.sin(y)).sum()", "x @ w", '((y := checkpoint_name(x @ w, "y")) * jnp'),
     "in a comprehension": (
         "return sum(jnp.sin(v @ w).sum() for v in (x, 2 * x))",
         "v @ w",
         'return sum(jnp.sin(checkpoint_name(v @ w, "sin_dot")).sum() for v in (x, 2 * x))',
     ),
-    "a lambda": (
+    "in a lambda": (
         "return (lambda v: jnp.sin(v @ w).sum())(x)",
         "v @ w",
         'return (lambda v: jnp.sin(checkpoint_name(v @ w, "sin_dot")).sum())(x)',
     ),
-    "a keyword argument": ("return jnp.sum(a=jnp.sin(x @ w))", "x @ w", 'return jnp.sum(a=jnp.sin(checkpoint_name(x @ w, "sin_dot")))'),
-    "a dictionary": ("return {'att': x @ w}['att'] @ x * x", "x @ w", "return {'att': checkpoint_name(x @ w, 'att')}['att'] @ x * x"),
-    "a comment after it": ("y = x @ w  # 'so'\n    return jnp.sin(y).sum()", "x @ w", 'y = checkpoint_name(x @ w, "y")  # \'so\''),
-    "characters of two bytes": ("ß = 'é'; y = jnp.sin(x @ w); return y.sum()", "x @ w", "ß = 'é'; y = jnp.sin(checkpoint_name(x @ w, 'sin_dot')); return y.sum()"),
-    "a conditional": ("return jnp.sin(x @ w if x.ndim else x).sum()", "x @ w", 'return jnp.sin(checkpoint_name(x @ w, "sin_dot") if x.ndim else x).sum()'),
-    "an attribute": ("return jnp.sin(w.T @ x).sum()", "w.T @ x", 'return jnp.sin(checkpoint_name(w.T @ x, "sin_dot")).sum()'),
-    "a variable that is used": ("sin_dot = 1\n    return jnp.sin(x @ w).sum() * sin_dot", "x @ w", 'return jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum() * sin_dot'),
-}  # fmt: skip
+    "a keyword argument": (
+        "return jnp.sum(a=jnp.sin(x @ w))",
+        "x @ w",
+        'return jnp.sum(a=jnp.sin(checkpoint_name(x @ w, "sin_dot")))',
+    ),
+    "a dictionary": (
+        "return {'att': x @ w}['att'] @ x * x",
+        "x @ w",
+        "return {'att': checkpoint_name(x @ w, 'att')}['att'] @ x * x",
+    ),
+    "a comment": (
+        "y = x @ w  # 'so'\n    return jnp.sin(y).sum()",
+        "x @ w",
+        "y = checkpoint_name(x @ w, \"y\")  # 'so'",
+    ),
+    "characters of two bytes": (
+        "ß = 'é'; y = jnp.sin(x @ w); return y.sum()",
+        "x @ w",
+        "ß = 'é'; y = jnp.sin(checkpoint_name(x @ w, 'sin_dot')); return y.sum()",
+    ),
+    "a conditional": (
+        "return jnp.sin(x @ w if x.ndim else x).sum()",
+        "x @ w",
+        'return jnp.sin(checkpoint_name(x @ w, "sin_dot") if x.ndim else x).sum()',
+    ),
+    "an attribute": ("return jnp.sin(w.T @ x).sum()", "w.T @ x", '(checkpoint_name(w.T @ x, "sin_dot"))'),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -125,43 +153,55 @@ def test_expressions_are_wrapped_where_they_stand(module, tmp_path, form):
     made = module(f"\n\ndef f(w, x):\n    {body}\n")
     edit = kept(made.f, SQUARE, expression)
     new = edit.apply_text()
-    assert f"    {line}\n" in new
+    assert line in new
     assert edit.verified, edit.differences
-    # Nothing but the edit: without what was added the text is the old one.
+    # Two imports and a decorator; all other lines stay lines.
     assert len(new.split("\n")) == len(edit.files[0].old.split("\n")) + 3
     applies(edit, tmp_path)
 
 
 def test_an_expression_of_several_lines_keeps_its_lines(module):
-    made = module("\n\ndef f(w, x):\n    y = (\n        x  # left\n        @ w\n    )\n    return jnp.sin(y).sum()\n")
+    made = module(
+        """
+        def f(w, x):
+            y = (
+                x  # left
+                @ w
+            )
+            return jnp.sin(y).sum()
+        """
+    )
     trace = rm.trace(made.f, *SQUARE)
-    (row,) = (row for row in trace.report("dots_saveable").residuals if row.kind == "intermediate")
-    edit = trace.edit([row])
+    edit = trace.edit([row for row in trace.report("dots_saveable").residuals if row.kind == "intermediate"])
     assert '    y = (\n        checkpoint_name(x  # left\n        @ w, "y")\n    )\n' in edit.apply_text()
     assert edit.verified
 
 
 def test_a_chain_of_methods_over_several_lines(module):
-    body = "    y = (\n        (x @ w)\n        .reshape(2, 2)\n        .sum(0)\n    )\n    return jnp.sin(jnp.sin(y)).sum()\n"
-    made = module(f"\n\ndef f(w, x):\n{body}")
+    made = module(
+        """
+        def f(w, x):
+            y = (
+                (x @ w)
+                .reshape(2, 2)
+                .sum(0)
+            )
+            return (y * y).sum()
+        """
+    )
     trace = rm.trace(made.f, *SQUARE)
-    found = [row for row in trace.report("everything_saveable").residuals if row.primitive == "reduce_sum"]
-    planned = trace.edit(found) if found else trace.edit(trace.plan(8))
-    assert planned.verified or planned.closest
+    edit = trace.edit([row for row in trace.report("none").residuals if row.shape == (2,)])
+    assert [name.name for name in edit.names] == ["y"]
+    assert '.sum(0), "y")\n    )\n' in edit.apply_text()
+    assert edit.verified
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("indent", ["    ", "\t", " "])
+@pytest.mark.parametrize("indent", ["    ", "\t"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_line_ends_tabs_and_marks_stay(module, end, indent, mark):
-    lines = [
-        *HEAD.splitlines(),
-        "def f(w, x):",
-        f"{indent}y = jnp.sin(x @ w)  # ü",
-        f"{indent}y += x",
-        f"{indent}return y.sum()",
-        "",
-    ]
+    body = ["y = jnp.sin(x @ w)  # ü", "y += x", "return y.sum()"]
+    lines = [*HEAD.splitlines(), "def f(w, x):", *(indent + line for line in body), ""]
     made = module((mark + end.join(lines)).encode())
     edit = kept(made.f, SQUARE, "x @ w")
     new = edit.apply_text()
@@ -171,106 +211,172 @@ def test_line_ends_tabs_and_marks_stay(module, end, indent, mark):
     assert edit.verified
 
 
-def test_an_augmented_assignment_gets_a_statement_of_its_own(module):
-    made = module("\n\ndef f(w, x):\n    x += x @ w\n    return (x * x).sum()\n")
+@pytest.mark.parametrize(
+    ("statement", "new"),
+    [
+        ("x += x @ w", 'x += x @ w\n    x = checkpoint_name(x, "x")\n    return'),
+        ("x += x @ w  # why", 'x += x @ w  # why\n    x = checkpoint_name(x, "x")\n    return'),
+        ("if True: x += x @ w", 'if True: x += x @ w; x = checkpoint_name(x, "x")\n    return'),
+    ],
+)
+def test_an_augmented_assignment_gets_a_statement_of_its_own(module, statement, new):
+    made = module(f"\n\ndef f(w, x):\n    {statement}\n    return (x * x).sum()\n")
     edit = kept(made.f, SQUARE, "x += x @ w")
-    assert '    x += x @ w\n    x = checkpoint_name(x, "x")\n    return' in edit.apply_text()
+    assert f"    {new}" in edit.apply_text()
     assert edit.verified
-    made = module("\n\ndef f(w, x):\n    if True: x += x @ w\n    return (x * x).sum()\n")
-    edit = kept(made.f, SQUARE, "x += x @ w")
-    assert '    if True: x += x @ w; x = checkpoint_name(x, "x")\n    return' in edit.apply_text()
-    assert edit.verified
+
+
+def test_what_is_added_to_a_variable_is_not_called_as_it(module):
     made = module("\n\ndef f(w, x):\n    x += x @ w\n    return jnp.sin(x).sum()\n")
-    edit = kept(made.f, SQUARE, "x @ w")
-    assert '    x += checkpoint_name(x @ w, "x_dot")\n' in edit.apply_text()
+    assert '    x += checkpoint_name(x @ w, "x_dot")\n' in kept(made.f, SQUARE, "x @ w").apply_text()
 
 
 def test_one_of_several_variables_of_an_assignment(module):
-    text = "\n\ndef f(w, x):\n    a, b = jnp.split(x @ w, 2)\n    return (jnp.sin(a) * jnp.cos(b)).sum()\n"
-    made = module(text)
+    made = module(
+        """
+        def f(w, x):
+            a, b = jnp.split(x @ w, [3])
+            return (a * a).sum() + b.sum()
+        """
+    )
     trace = rm.trace(made.f, *SQUARE)
-    found = [row for row in trace.report("everything_saveable").residuals if row.primitive in ("slice", "split")]
-    edit = trace.edit(trace.plan(8))
-    assert edit.verified or edit.closest
-    assert found == [] or trace.edit(found).verified
+    edit = trace.edit([row for row in trace.report("none").residuals if row.shape == (3,)])
+    # The call gives both, and only one is wanted.
+    assert '    a, b = jnp.split(x @ w, [3])\n    a = checkpoint_name(a, "a")\n' in edit.apply_text()
+    assert edit.verified
 
 
 def test_a_carried_value_is_named_in_the_body_of_the_loop(module):
     made = module(
-        "\n\ndef f(ws, x):\n    def step(c, w):\n        '''One.'''\n        return jnp.sin(w @ c), None\n\n"
-        "    return jax.lax.scan(step, x, ws)[0].sum()\n"
+        """
+        def f(ws, x):
+            def step(c, w):
+                '''One.'''
+                return jnp.sin(w @ c), None
+
+            return jax.lax.scan(step, x, ws)[0].sum()
+        """
     )
     trace = rm.trace(made.f, f32(8, 4, 4), f32(4))
-    (row,) = (row for row in trace.report("none").residuals if row.shape == (8, 4) and row.primitive == "sin")
-    plan = trace.plan(0.9)
-    edit = trace.edit(plan)
+    naming = trace.dissect("function").naming
+    (key,) = (key for key, value in naming.values.items() if value.output is None)
+    draft = dataclasses.replace(two_layers(module)[1], names=(PlannedValue(key, 128),), fingerprint=naming.fingerprint)
+    edit = trace.edit(draft)
+    assert "        '''One.'''\n        c = checkpoint_name(c, 'c')\n" in edit.apply_text()
     assert edit.verified
-    del row
 
 
 def test_the_function_may_be_a_lambda_or_made_by_another(module):
     made = module(
-        "\nf = lambda w, x: jnp.sin(x @ w).sum()\n\n\ndef make(scale):\n    def g(w, x, *, s=scale):\n        return jnp.sin(s * x @ w).sum() * scale\n    return g\n\n\ng = make(2.0)\n"
+        """
+        f = lambda w, x: jnp.sin(x @ w).sum()
+
+        def make(scale):
+            def g(w, x, *, s=scale):
+                return jnp.sin(s * x @ w).sum() * scale
+            return g
+
+        g = make(2.0)
+        """
     )
     edit = kept(made.f, SQUARE, "x @ w")
-    assert (
-        'f = jax.checkpoint(lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum(), policy=' in edit.apply_text()
-    )
+    assert 'f = jax.checkpoint(lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum(), ' in edit.apply_text()
     assert edit.verified
     edit = kept(made.g, SQUARE, "s * x @ w")
     assert edit.verified
     assert added(edit)[0][2:] == [
-        '    @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
+        f"    @partial(jax.checkpoint, policy={NAMED})",
         '        return jnp.sin(checkpoint_name(s * x @ w, "sin_dot")).sum() * scale',
     ]
 
 
 def test_static_arguments_stay_static(module):
     made = module(
-        "\n\ndef f(kind, w, x, flag):\n    y = x @ w\n    return (jnp.sin(y) if kind == 'sin' and flag else y).sum()\n"
+        """
+        def f(kind, w, x, flag):
+            y = x @ w
+            return (jnp.sin(y) if kind == "sin" and flag else y).sum()
+        """
     )
-    trace = rm.trace(made.f, "sin", *SQUARE, True)
-    edit = trace.edit(rows(trace, "x @ w"))
+    edit = kept(made.f, ("sin", *SQUARE, True), "x @ w")
     assert "static_argnums=(0, 3,))" in edit.diff()
     assert edit.verified
 
 
-# ------------------------------------------------------------------------------------------------- checkpoints as written
+CLASS = """
+class Base:
+    def mix(self, v):
+        return v @ self.w
 
+
+@jax.tree_util.register_pytree_node_class
+class Model(Base):
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        self.seen = self.mix(x)
+        return jnp.sin(self.seen).sum()
+
+    def tree_flatten(self):
+        return (self.w,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+def f(model, x):
+    return model(x) * 2
+"""
+
+
+def test_methods_of_objects(module):
+    made = module(CLASS)
+    model, held = made.Model(SQUARE[0]), made.Model(jnp.ones((4, 4)))
+    before = dict(vars(made))
+    for fun, args in (
+        (made.f, (model, SQUARE[1])),
+        (made.Model.__call__, (model, SQUARE[1])),
+        (held.__call__, SQUARE[1:]),
+        (held, SQUARE[1:]),
+    ):
+        edit = kept(fun, args, "v @ self.w")
+        assert 'return checkpoint_name(v @ self.w, "mix_dot")' in edit.apply_text()
+        assert edit.verified, edit.differences
+    assert dict(vars(made)) == before
+    assert type(model) is type(held) is made.Model
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints as written
+
+BODY = "\ndef block(w, x):\n    return jnp.sin(x @ w)\n"
 SITES = {
-    "decorator": (
-        "@jax.checkpoint\ndef block(w, x):\n    return jnp.sin(x @ w)\n",
-        '@partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
-    ),
-    "another name": (
-        "from jax import remat as r\n@r\ndef block(w, x):\n    return jnp.sin(x @ w)\n",
-        '@partial(r, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
-    ),
+    "decorator": (f"@jax.checkpoint{BODY}", f"@partial(jax.checkpoint, policy={NAMED})"),
+    "another name": (f"from jax import remat as r\n@r{BODY}", f"@partial(r, policy={NAMED})"),
     "decorator with arguments": (
-        "import functools\n@functools.partial(jax.checkpoint, prevent_cse=False)\ndef block(w, x):\n    return jnp.sin(x @ w)\n",
-        '@functools.partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
+        f"import functools\n@functools.partial(jax.checkpoint, prevent_cse=False){BODY}",
+        f"@functools.partial(jax.checkpoint, prevent_cse=False, policy={NAMED})",
     ),
-    "policy and comma": (
-        "import functools\n@functools.partial(\n    jax.checkpoint,\n    prevent_cse=False,  # why\n)\ndef block(w, x):\n    return jnp.sin(x @ w)\n",
-        '    prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names("sin_dot")  # why',
+    "comma and comment": (
+        f"import functools\n@functools.partial(\n    jax.checkpoint,\n    prevent_cse=False,  # why\n){BODY}",
+        f"    prevent_cse=False, policy={NAMED}  # why",
     ),
     "another policy": (
-        "from functools import partial\n@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)\ndef block(w, x):\n    return jnp.sin(x @ w)\n",
-        '@partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
+        f"from functools import partial\n@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable){BODY}",
+        f"@partial(jax.checkpoint, policy={NAMED})",
     ),
     "call": (
-        "def _block(w, x):\n    return jnp.sin(x @ w)\n\nblock = jax.checkpoint(_block)\n",
-        'block = jax.checkpoint(_block, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
+        f"{BODY.replace('block', '_block')}\nblock = jax.checkpoint(_block)\n",
+        f"block = jax.checkpoint(_block, policy={NAMED})",
     ),
     "lambda": (
         "block = jax.checkpoint((lambda w, x: jnp.sin(x @ w)),)\n",
-        'block = jax.checkpoint((lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot"))), policy=jax.checkpoint_policies.save_only_these_names(\n    "sin_dot",\n))',
+        'block = jax.checkpoint((lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot"))), '
+        'policy=jax.checkpoint_policies.save_only_these_names(\n    "sin_dot",\n))',
     ),
-    "jit around": (
-        "@jax.jit\n@jax.checkpoint\ndef block(w, x):\n    return jnp.sin(x @ w)\n",
-        '@partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))',
-    ),
-}  # fmt: skip
+    "jit around": (f"@jax.jit\n@jax.checkpoint{BODY}", f"@partial(jax.checkpoint, policy={NAMED})"),
+}
 
 
 @pytest.mark.parametrize("form", SITES)
@@ -285,20 +391,28 @@ def test_the_policy_of_a_checkpoint_is_set_where_it_is_applied(module, tmp_path,
 
 def test_a_checkpoint_inside_a_function_that_made_the_traced_one(module):
     made = module(
-        "\n\ndef block(w, x):\n    y = x @ w\n    return jnp.sin(y)\n\n\ndef make(site):\n    one = jax.checkpoint(block) if site else block\n\n"
-        "    def f(w, x):\n        return one(w, one(w, x)).sum()\n\n    return f\n"
+        """
+        def block(w, x):
+            y = x @ w
+            return jnp.sin(y)
+
+        def make(site):
+            one = jax.checkpoint(block) if site else block
+
+            def f(w, x):
+                return one(w, one(w, x)).sum()
+
+            return f
+        """
     )
     edit = kept(made.make(True), SQUARE, "x @ w", at="sites")
-    assert (
-        'one = jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names("y")) if site' in edit.diff()
-    )
+    policy = 'policy=jax.checkpoint_policies.save_only_these_names("y")'
+    assert f"one = jax.checkpoint(block, {policy}) if site else block\n" in edit.diff()
     assert edit.verified
 
 
-def test_a_policy_without_names_and_none(module):
-    made = module(
-        "@jax.checkpoint\ndef block(w, x):\n    return jnp.sin(x @ w)\n\n\ndef f(w, x):\n    return block(w, x).sum()\n"
-    )
+def test_policies_without_names_and_none(module):
+    made = module(f"@jax.checkpoint{BODY}\n\ndef f(w, x):\n    return block(w, x).sum()\n")
     trace = rm.trace(made.f, *SQUARE)
     edit = trace.edit("dots_saveable")
     assert "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)\n" in edit.diff()
@@ -307,71 +421,90 @@ def test_a_policy_without_names_and_none(module):
     assert added(edit) == ([], ["@jax.checkpoint"])
     assert edit.verified
     assert trace.edit("as_written").files == ()
+    assert trace.edit("none", "function").files == ()
 
 
 def test_names_that_are_there_are_kept_and_no_new_one_is_like_them(module):
     made = module(
-        'from jax.ad_checkpoint import checkpoint_name as named\n\n\ndef f(w, x):\n    a = named(x @ w, "it\'s \\"q\\"")\n'
-        "    sin_dot = named(jnp.cos(a), 'sin_dot')\n    return jnp.sin(sin_dot @ w).sum()\n"
+        """
+        from jax.ad_checkpoint import checkpoint_name as named
+
+        def f(w, x):
+            a = named(x @ w, "it's \\"q\\"")
+            sin_dot = named(jnp.cos(a), "sin_dot")
+            return jnp.sin(sin_dot @ w).sum()
+        """
     )
-    trace = rm.trace(made.f, *SQUARE)
-    edit = trace.edit(rows(trace, "x @ w", "sin_dot @ w"))
+    edit = kept(made.f, SQUARE, "x @ w", "sin_dot @ w")
     assert [(name.name, name.existing) for name in edit.names] == [('it\'s "q"', True), ("sin_dot_2", False)]
     assert 'named(sin_dot @ w, "sin_dot_2")' in edit.diff()
     assert "import checkpoint_name\n" not in edit.diff()
-    assert edit.verified
     assert repr('it\'s "q"') in edit.diff()
+    assert edit.verified
 
 
 def test_a_variable_of_the_same_name_is_in_nobodys_way(module):
     made = module(
-        "\npartial = 3\n\n\ndef f(w, x):\n    checkpoint_name = x @ w\n    return jnp.sin(checkpoint_name).sum() * partial\n"
+        """
+        partial = 3
+
+        def f(w, x):
+            checkpoint_name = x @ w
+            return jnp.sin(checkpoint_name).sum() * partial
+        """
     )
     edit = kept(made.f, SQUARE, "x @ w")
-    assert "import checkpoint_name as checkpoint_name_" in edit.diff()
-    assert "import partial as partial_" in edit.diff()
+    assert "import checkpoint_name as checkpoint_name_\n" in edit.diff()
+    assert "import partial as partial_\n" in edit.diff()
     assert edit.verified
 
 
 def test_many_names_go_over_several_lines(module):
     body = "".join(f"    a_rather_long_name_{i} = jnp.sin(x @ w)\n    x = a_rather_long_name_{i}\n" for i in range(6))
-    made = module(f"\n\ndef f(w, x):\n{body}    return x.sum()\n")
-    edit = kept(made.f, SQUARE, "x @ w")
+    edit = kept(module(f"\n\ndef f(w, x):\n{body}    return x.sum()\n").f, SQUARE, "x @ w")
     assert edit.verified
-    assert max(map(len, edit.apply_text().split("\n"))) < 100
+    assert max(map(len, edit.apply_text().split("\n"))) <= 100
+    assert len(edit.names) == len({name.name for name in edit.names}) == 6
 
 
-# ------------------------------------------------------------------------------------------------------- imports
-
-
-def test_imports_go_after_those_that_are_there(module):
-    text = '"""Doc."""\nfrom __future__ import annotations\nimport jax, os; import sys\nimport jax.numpy as jnp\n\nA = 1\n\n\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n'
-    edit = kept(module(text, head="").f, SQUARE, "x @ w")
-    assert (
-        "import jax.numpy as jnp\nfrom jax.ad_checkpoint import checkpoint_name\nfrom functools import partial\n\nA"
-        in edit.apply_text()
-    )
+@pytest.mark.parametrize(
+    ("text", "new"),
+    [
+        (
+            '"""A."""\nfrom __future__ import annotations\nimport jax.numpy as jnp\nimport jax; import sys\nA = 1\n',
+            "import jax; import sys\nfrom jax.ad_checkpoint import checkpoint_name\nfrom functools import partial\nA",
+        ),
+        (
+            '"""Doc."""\nif True:\n    import jax.numpy as jnp\n',
+            '"""Doc."""\nfrom jax.ad_checkpoint import checkpoint_name\nimport jax\nfrom functools import partial\nif',
+        ),
+        (
+            "#!/usr/bin/python\n# -*- coding: utf-8 -*-\njnp = __import__('jax').numpy\n",
+            "# -*- coding: utf-8 -*-\nfrom jax.ad_checkpoint import checkpoint_name\nimport jax\n",
+        ),
+    ],
+)
+def test_imports_go_after_those_that_are_there(module, text, new):
+    edit = kept(module(f"{text}\n\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n", head="").f, SQUARE, "x @ w")
+    assert new in edit.apply_text()
     assert edit.verified
-    text = '"""Doc."""\n\ndef f(w, x):\n    import jax.numpy as jnp\n    return jnp.sin(x @ w).sum()\n'
-    edit = kept(module(text, head="").f, SQUARE, "x @ w")
-    assert edit.apply_text().startswith('"""Doc."""\nfrom jax.ad_checkpoint import checkpoint_name\nimport jax\n')
-    assert edit.verified
-    assert isinstance(edit, Edit)
 
 
-# -------------------------------------------------------------------------------------------------- several files
+# ------------------------------------------------------------------------------------------- several files, and others'
 
 
 def test_each_file_has_its_edit(module, tmp_path):
     helper = module("\n\ndef layer(w, x):\n    return jnp.sin(x @ w)\n", "edited_helper")
     made = module(
-        "import edited_helper\nfrom edited_helper import layer\n\n\ndef f(w, x):\n    return (layer(w, x) + edited_helper.layer(w, 2 * x) @ w).sum()\n"
+        """
+        import edited_helper
+        from edited_helper import layer
+
+        def f(w, x):
+            return (layer(w, x) + edited_helper.layer(w, 2 * x) @ w).sum()
+        """
     )
-    edit = (
-        kept(made.f, SQUARE, "x @ w", "layer(w, x) + edited_helper.layer(w, 2 * x) @ w")
-        if False
-        else kept(made.f, SQUARE, "x @ w")
-    )
+    edit = kept(made.f, SQUARE, "x @ w")
     assert {file.file for file in edit.files} == {helper.__file__, made.__file__}
     assert edit.verified, edit.differences
     assert edit.apply_text(helper.__file__) != edit.apply_text(made.__file__)
@@ -380,33 +513,6 @@ def test_each_file_has_its_edit(module, tmp_path):
     with pytest.raises(RematError, match="it has no text for 7"):
         edit.apply_text(7)
     applies(edit, tmp_path)
-
-
-def test_a_helper_of_several_calls_names_all_and_says_so(module):
-    made = module(
-        "\n\ndef dense(w, x):\n    return x @ w\n\n\ndef f(w, x):\n    q = dense(w, x)\n    k = dense(w, jnp.sin(q))\n    return jnp.sin(k).sum()\n"
-    )
-    trace = rm.trace(made.f, *SQUARE)
-    (key,) = [value.key for value in trace.plan(16).names][:1]
-    plan = dataclasses.replace(trace.plan(16), names=tuple(v for v in trace.plan(16).names if v.key == key))
-    edit = trace.edit(plan)
-    # The helper's own expression would name both; the call that gives just one is wrapped.
-    assert edit.verified
-    assert len(edit.names) == 1
-    assert edit.names[0].name in ("q", "k")
-
-
-def test_library_code_is_never_edited(module):
-    made = module("\n\ndef f(w, x):\n    return jax.nn.gelu(x @ w).sum()\n")
-    trace = rm.trace(made.f, *SQUARE)
-    edit = (
-        trace.edit(trace.plan(1.0))
-        if trace.plan(1.0).names
-        else trace.edit([r for r in trace.report("none").residuals])
-    )
-    assert {file.file for file in edit.files} <= {made.__file__}
-    assert edit.verified or edit.unnamed
-    assert all(sentence.endswith(".") for sentence in (*edit.unnamed, *edit.differences))
 
 
 def two_layers(module):
@@ -418,36 +524,113 @@ def two_layers(module):
     return trace, plan
 
 
-# ------------------------------------------------------------------------------------------------------- no side effects
+def test_where_a_helper_is_called_twice_the_call_is_named_that_is_wanted(module):
+    made = module(
+        """
+        def dense(w, x):
+            return x @ w
+
+        def f(w, x):
+            q = dense(w, x)
+            k = dense(w, jnp.sin(q))
+            return jnp.sin(k).sum()
+        """
+    )
+    trace = rm.trace(made.f, *SQUARE)
+    plan = trace.plan(16)
+    edit = trace.edit(plan)
+    assert len(plan.names) == len(edit.names) == 1
+    assert edit.names[0].name in ("q", "k")
+    assert edit.verified
+
+
+def test_what_names_more_than_the_plan_says_so_and_offers_another(module):
+    made = module(
+        """
+        def f(w, x):
+            for _ in range(3):
+                x = jnp.sin(x @ w)
+            return x.sum()
+        """
+    )
+    trace = rm.trace(made.f, *SQUARE)
+    plan = trace.plan(32)
+    edit = trace.edit(plan)
+    assert not edit.verified
+    assert edit.saved_bytes == 48 > plan.saved_bytes
+    assert "f32[4] is saved 4 times by the edited text, and 3 times by the plan." in edit.differences  # x among them
+    assert "executed for 1 other value besides" in edit.differences[-1]
+
+
+def test_library_code_is_never_edited(module):
+    made = module("\n\ndef f(w, x):\n    return jax.nn.gelu(x @ w).sum()\n")
+    trace = rm.trace(made.f, *SQUARE)
+    edit = trace.edit([row for row in trace.report("none").residuals if row.kind == "intermediate"])
+    assert {file.file for file in edit.files} == {made.__file__}
+    assert edit.unnamed
+    assert all(sentence.endswith(".") for sentence in (*edit.unnamed, *edit.differences))
+    assert edit.closest is None or edit.closest.verified
+
+
+def test_formatted_strings_are_left_alone(module):
+    made = module(
+        """
+        def f(w, x):
+            held = []
+            f"{held.append(x @ w)}"
+            return jnp.sin(jnp.sin(held[0]) @ w).sum()
+        """
+    )
+    trace = rm.trace(made.f, *SQUARE)
+    edit = trace.edit(trace.plan(16))
+    assert 'f"{held.append(x @ w)}"' in edit.apply_text()
+    assert edit.verified or "inside a formatted string" in edit.unnamed[0]
+
+
+# ------------------------------------------------------------------------------------------------------ no side effects
 
 
 def test_nothing_of_the_session_changes(module, tmp_path):
     made = module(
-        "\nRAN = []\nREGISTRY = {}\n\n\ndef register(f):\n    REGISTRY[f.__name__] = f\n    return f\n\n\nRAN.append(1)\nprint(end='')\n\n\n"
-        "@register\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n\n\nTABLE = {'f': f}\nRAN.append(len(RAN))\n"
+        """
+        RAN = []
+        REGISTRY = {}
+
+        def register(f):
+            REGISTRY[f.__name__] = f
+            return f
+
+        RAN.append(1)
+
+        @register
+        def f(w, x):
+            return jnp.sin(x @ w).sum()
+
+        TABLE = {"f": f}
+        RAN.append(len(RAN))
+        """
     )
-    before = dict(vars(made)), list(made.RAN), dict(made.REGISTRY), Path(made.__file__).read_text()
-    code = made.f.__code__
-    edit = kept(made.f, SQUARE, "x @ w")
-    assert edit.verified
-    assert (dict(vars(made)), made.RAN, made.REGISTRY, Path(made.__file__).read_text()) == before
-    assert made.f.__code__ is code
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".py") == [f"{made.__name__}.py"]
+
+    def state():
+        text = Path(made.__file__).read_text()
+        return dict(vars(made)), list(made.RAN), dict(made.REGISTRY), made.f.__code__, text
+
+    before = state()
+    assert kept(made.f, SQUARE, "x @ w").verified
+    assert state() == before
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".py"] == [f"{made.__name__}.py"]
 
 
 def test_a_file_that_has_changed_is_refused(module):
-    made = module("\n\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n")
-    trace = rm.trace(made.f, *SQUARE)
-    plan = trace.plan(16)
-    with open(made.__file__, "a") as file:
-        file.write("# more\n")
+    trace, plan = two_layers(module)
+    path = Path(trace.traced.__code__.co_filename)
+    old = path.read_text()
+    path.write_text(f"{old}# more\n")
     assert trace.edit(plan).verified  # the function is the same
-    with open(made.__file__, "w") as file:
-        file.write(HEAD + "\n\ndef f(w, x):\n    return jnp.cos(x @ w).sum()\n")
+    path.write_text(old.replace("sin", "cos"))
     with pytest.raises(RematError, match=r"is no longer what f was compiled from: load it again"):
         trace.edit(plan)
-    with open(made.__file__, "w") as file:
-        file.write("def (")
+    path.write_text("def (")
     with pytest.raises(RematError, match="has changed since it was run"):
         trace.edit(plan)
 
@@ -457,28 +640,34 @@ def test_what_has_no_source_is_refused():
     exec("import jax.numpy as jnp\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n", space)
     trace = rm.trace(space["f"], *SQUARE)
     with pytest.raises(RematError, match=r"the source of f is not available \(<string>\)"):
-        trace.edit(trace.plan(16))
-    trace = rm.trace(jax.numpy.sin, f32())
+        trace.edit("nothing_saveable")
+    trace = rm.trace(jnp.sin, f32())
     with pytest.raises(RematError, match="nothing to edit"):
         trace.edit("nothing_saveable")
 
 
 def test_what_is_given_must_be_a_choice(module):
-    made = module("\n\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n")
-    trace = rm.trace(made.f, *SQUARE)
+    trace, plan = two_layers(module)
     with pytest.raises(RematError, match="not of int"):
         trace.edit(3)
-    plan = two_layers(module)[1]
     with pytest.raises(RematError, match="the plan is for at='function'"):
         trace.edit(plan, "sites")
-    other = rm.trace(PROGRAMS["named_tanh"][0], *PROGRAMS["named_tanh"][1])
+    fun, args = PROGRAMS["named_tanh"]
     with pytest.raises(RematError, match="made for another program"):
-        other.edit(plan)
+        rm.trace(fun, *args).edit(plan)
 
 
 def test_a_function_that_differs_from_trace_to_trace_is_refused(module):
     made = module(
-        "\nN = [0]\n\n\ndef f(w, x):\n    N[0] += 1\n    for _ in range(N[0]):\n        x = jnp.sin(x @ w)\n    return x.sum()\n"
+        """
+        N = [0]
+
+        def f(w, x):
+            N[0] += 1
+            for _ in range(N[0]):
+                x = jnp.sin(x @ w)
+            return x.sum()
+        """
     )
     trace = rm.trace(made.f, *SQUARE)
     found = rows(trace, "x @ w")
@@ -513,33 +702,35 @@ def test_cells(cells):
     assert (again.saved_bytes, again.recomputed_flops) == (edit.saved_bytes, edit.recomputed_flops)
 
 
-def test_a_cell_under_the_magic_keeps_it(cells, monkeypatch):
+def test_a_cell_under_the_magic_keeps_it(cells, engine):
     cells.ok("import jax", "import jax.numpy as jnp", "w, x = jnp.ones((4, 4)), jnp.ones(4)")
     cells.ok("%%remat --args 'w, x'", "@jax.checkpoint", "def f(w, x):", "    return jnp.sin(x @ w).sum()")
-    trace = rm.trace(cells.ns["f"], *SQUARE)
-    edit = trace.edit(rows(trace, "x @ w"))
+    edit = kept_now(cells.ns["f"], "x @ w")
     assert edit.apply_text() == (
         "%%remat --args 'w, x'\nfrom jax.ad_checkpoint import checkpoint_name\nfrom functools import partial\n"
-        '@partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sin_dot"))\n'
+        f"@partial(jax.checkpoint, policy={NAMED})\n"
         'def f(w, x):\n    return jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum()'
     )
     assert edit.verified
 
 
-def test_a_line_of_ipythons_own_is_not_edited(cells):
+def kept_now(fun, expression):
+    """As ``kept``, where ``rm.trace`` is the fake engine's."""
+    from remat_magic.analysis.trace import trace
+
+    traced = trace(fun, *SQUARE)
+    return traced.edit(rows(traced, expression))
+
+
+def test_lines_of_ipythons_own_stay_as_they_are(cells):
     cells.ok("import jax", "import jax.numpy as jnp")
     cells.ok("def f(w, x):", "    here = %pwd", "    return jnp.sin(x @ w).sum()")
-    trace = rm.trace(cells.ns["f"], *SQUARE)
-    edit = trace.edit(rows(trace, "x @ w"))
+    edit = kept(cells.ns["f"], SQUARE, "x @ w")
     assert "    here = %pwd\n" in edit.apply_text()
     assert edit.verified
 
 
 # ------------------------------------------------------------------------------------------------------------- models
-
-
-def small_transformer(**options):
-    return models.transformer(2, **options)
 
 
 @pytest.fixture
@@ -569,8 +760,13 @@ def planned(trace):
                 continue
 
 
+def nested(trace, plan):
+    """Under jax_remat3 a checkpoint inside another keeps its own policy, as no plan of the outer reckons."""
+    return bool(_compat.remat3() and trace.sites and plan.at == "function")
+
+
 def holds(trace, plan):
-    """What an edit says is complete: it is the plan, or every difference is listed, and what is offered is verified."""
+    """What an edit says is complete: it is the plan or every difference is listed, and what is offered is verified."""
     edit = trace.edit(plan)
     assert (edit.planned_bytes, edit.planned_flops) == (plan.saved_bytes, plan.recomputed_flops)
     if edit.verified:
@@ -578,11 +774,10 @@ def holds(trace, plan):
         assert not edit.differences
     else:
         assert edit.differences
-    closest = edit.closest
-    if closest is not None:
-        assert closest.verified
-        assert closest.saved_bytes <= plan.budget_bytes
-        assert not closest.unnamed
+    if edit.closest is not None:
+        assert edit.closest.verified
+        assert edit.closest.saved_bytes <= plan.budget_bytes
+        assert not edit.closest.unnamed
     return edit
 
 
@@ -592,7 +787,7 @@ def test_models(model, small):
     trace = rm.trace(fun, *args)
     for plan in planned(trace):
         edit = holds(trace, plan)
-        assert edit.verified or edit.closest
+        assert edit.verified or edit.closest or nested(trace, plan)
 
 
 # Why no edit is the plan: its values are one layer's of several, or made inside a library's function.
@@ -610,5 +805,5 @@ def test_programs(name):
                 trace.edit(plan)
             continue
         edit = holds(trace, plan)
-        assert edit.verified or name in PARTLY
+        assert edit.verified or name in PARTLY or nested(trace, plan)
     assert before == PROGRAMS

@@ -158,7 +158,7 @@ class _Editor:
         wanted = [value for each in plan.names for value in program.names.get(each.key, {})]
         naming = choose(wanted, offered)
         missing = set(naming.missing)
-        unnamed = [_why(each, program) for each in plan.names if missing & program.names.get(each.key, {}).keys()]
+        unnamed = [self._why(each, program) for each in plan.names if missing & program.names.get(each.key, {}).keys()]
         made = self._written(plan, naming, [*sentences, *unnamed])
         return made if made.verified else replace(made, closest=self._closest(plan, named, program, offered))
 
@@ -207,6 +207,23 @@ class _Editor:
         )
         return self._verified(made, plan, text, naming)
 
+    def _why(self, value: PlannedValue, program: Skeleton) -> str:
+        """Why a value cannot be named."""
+        types = dict.fromkeys(program.types[each] for each in program.names.get(value.key, {}))
+        what = f"{value.primitive or 'carried value'} {', '.join(types)}"
+        where = value.source
+        if where is None:
+            return f"{what} is made by no line of your source."
+        if not value.primitive:
+            return f"{what} is carried into the loop at {where.place}, where no variable of its own holds it."
+        source = self._setting.sources.get(where.file)
+        if source is not None and source.is_formatted(where.line, where.column):
+            return f"{what} is made inside a formatted string, {where.place}: assign it to a variable before."
+        return (
+            f"{what} is made inside `{where.expression}`, {where.place}, which gives another value: no expression of "
+            "the source has it."
+        )
+
     def _verified(self, made: Edit, plan: Plan, text: Written, naming: Naming) -> Edit:
         expected: Report = self._trace.report(plan if plan.names else plan.policy, plan.at)
         try:
@@ -222,20 +239,6 @@ class _Editor:
             saved_bytes=traced.saved_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
-
-
-def _why(value: PlannedValue, program: Skeleton) -> str:
-    """Why a value cannot be named."""
-    types = dict.fromkeys(program.types[each] for each in program.names.get(value.key, {}))
-    what = f"{value.primitive or 'carried value'} {', '.join(types)}"
-    if value.source is None:
-        return f"{what} is made by no line of your source."
-    if not value.primitive:
-        return f"{what} is carried into the loop at {value.source.place}, where no variable of its own holds it."
-    return (
-        f"{what} is made inside `{value.source.expression}`, {value.source.place}, which gives another value: no "
-        "expression of the source has it."
-    )
 
 
 def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Plan:

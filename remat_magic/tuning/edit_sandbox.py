@@ -20,8 +20,9 @@ from remat_magic.analysis.signature import function_name
 from remat_magic.analysis.source import is_user_file
 from remat_magic.model import RematError
 from remat_magic.tuning.edit_definitions import is_pure, paired, with_decorators, with_given_defaults
+from remat_magic.tuning.edit_objects import converted, converting
 from remat_magic.tuning.edit_setting import EditedCall, Setting, checkpoint_calls, held, layers
-from remat_magic.tuning.edit_source import Function, Source, functions_of
+from remat_magic.tuning.edit_source import Function, Source, first_line, functions_of
 
 __all__ = ["again"]
 
@@ -72,7 +73,19 @@ class _Execution:
             for file, source in self._setting.sources.items():
                 self._execute(file, source)
             self._replace_imported()
-        return self._remade(self._setting.fun)
+        fun = self._setting.fun
+        classes = {old: new for old, new in self._made.values() if isinstance(old, type) and isinstance(new, type)}
+        if not classes:
+            return self._remade(fun)
+        inner = fun.__func__ if isinstance(fun, types.MethodType) else None
+        if inner is not None and not isinstance(fun.__self__, type):
+            owner = converted(fun.__self__, classes)
+            new = getattr(owner, inner.__name__, None)
+            if new is None:
+                raise self._refusal(inner, "is a method under another name")
+            return converting(new, classes)
+        owner = converted(fun, classes)
+        return converting(self._remade(fun) if owner is fun else owner, classes)
 
     def _space(self, file: str) -> tuple[dict[str, Any], dict[str, Any]]:
         old = self._setting.namespaces[file]
@@ -111,7 +124,9 @@ class _Execution:
                     if isinstance(old.get(name), _DERIVATIVES):  # its rules stay with it
                         continue
                     self._run(source, self._definition(file, was, now, old.get(name)), space)
-                case ast.ClassDef(name) if any(id(node) in ran for node in ast.walk(was)):
+                case ast.ClassDef(name) if any(id(node) in ran for node in ast.walk(was)) or self._inherits(
+                    old.get(name)
+                ):
                     self._run(source, now, space)
                 case ast.Assign([ast.Name(name)], value) if self._makes_function(old.get(name), value, old):
                     self._run(source, now, space)
@@ -119,12 +134,14 @@ class _Execution:
                     continue
             self._note(old.get(name), space.get(name))
 
+    def _inherits(self, old: Any) -> bool:
+        """Whether a class has the methods of one that is defined again."""
+        return isinstance(old, type) and any(id(base) in self._made for base in old.__mro__[1:])
+
     def _definition(self, file: str, was: Any, now: Any, old: Any) -> ast.stmt:
         """A definition without the decorators that only take note of the function."""
-        if isinstance(old, FunctionType) and self._setting.codes.get(old.__code__) == (
-            file,
-            self._setting.sources[file].functions.index(was),
-        ):
+        code = old.__code__ if isinstance(old, FunctionType) else None
+        if code and (code.co_filename, code.co_name, code.co_firstlineno) == (file, was.name, first_line(was)):
             return with_decorators(now, len(now.decorator_list) - len(was.decorator_list))
         return now
 

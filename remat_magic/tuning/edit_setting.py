@@ -112,7 +112,8 @@ class Setting:
             function = getattr(layer, "__func__", layer)
             code = getattr(function, "__code__", None)
             if not isinstance(code, CodeType) and not isinstance(layer, type):
-                code = getattr(vars(type(layer)).get("__call__"), "__code__", None)
+                own = (vars(kind).get("__call__") for kind in type(layer).__mro__)
+                code = getattr(next((call for call in own if call is not None), None), "__code__", None)
             if code in self.codes:
                 file, number = self.codes[code]
                 return self.sources[file], self.sources[file].functions[number]

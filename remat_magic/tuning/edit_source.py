@@ -18,7 +18,7 @@ from typing import Any
 from remat_magic.analysis.source import cell_number
 from remat_magic.model import RematError, SourceSpan
 
-__all__ = ["Function", "Source", "code_objects", "read_source"]
+__all__ = ["Function", "Source", "code_objects", "first_line", "functions_of", "read_source"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -99,6 +99,13 @@ class Source:
         while above is not None and not isinstance(above, Function):
             above = self.parents.get(id(above))
         return above
+
+    def is_formatted(self, line: int, column: int) -> bool:
+        """Whether a position is inside a formatted string, where nothing is edited."""
+        return any(
+            isinstance(node, ast.JoinedStr) and self.start(node) <= (line, column) < self.end(node)
+            for node in ast.walk(self.tree)
+        )
 
     def number_of(self, code: CodeType) -> int | None:
         """Which of ``functions`` a code object is of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from types import FunctionType, MethodType
 from typing import Any
 
 from remat_magic.model import EditedName, FileEdit, Plan, RematError, Site
@@ -24,7 +25,10 @@ class Written:
         self._setting = setting
         self._writers: dict[str, tuple[Writer, Imports]] = {}
         self._used = set(trace.names).union(*map(names_in, setting.sources.values()))
-        self._static = _static(trace)
+        # The object of a method is no argument of the call that was traced.
+        fun = trace.traced
+        bound = isinstance(fun, MethodType) or not (isinstance(fun, FunctionType) or hasattr(fun, "__wrapped__"))
+        self._static = tuple(number + bound for number in _static(trace))
         self.calls: list[EditedCall] = []
 
     def _writer(self, file: str) -> tuple[Writer, Imports]:
