@@ -97,7 +97,7 @@ class Problem:
                     rows.append(((*mine, (kept[leaf], -1.0)), limit))
                 elif leaf in kept:
                     low[kept[leaf]] = 1.0
-        self._bounds = _bounds(low, np.ones(size))
+        self._bounds = _bounds(low, np.ones(size)) if size else None  # scipy 1.18 knows no bounds of nothing
         entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
         entries += [(len(rows), column, amounts[column] / self._byte_unit) for column in np.flatnonzero(amounts)]
         where, columns, factors = zip(*entries, strict=True) if entries else ((), (), ())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
+from .format import escape
 from .rows import RecomputedRow, ResidualRow
 
 __all__ = ["KEYS", "code_html", "table", "td", "what_html", "where_html"]

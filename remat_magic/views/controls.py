@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from remat_magic.model import Choice, Site, SourceSpan
 
 from . import format as fmt
 from .cells import KEYS
+from .format import escape
 from .html import title_html
 
 __all__ = ["ID", "frame"]
@@ -28,7 +29,7 @@ _TABS = (
 
 
 def _select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
-    items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
+    items = "".join(f'<option value="{html.escape(value)}">{escape(text)}</option>' for value, text in options)
     described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
     return (
         f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
@@ -49,8 +50,9 @@ def _at(span: SourceSpan | None) -> str:
 def _names(names: Sequence[str]) -> str:
     groups = list[str]()
     for number, name in enumerate(names):
+        value = html.escape(name)
         radios = "".join(
-            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{escape(name)}" {KEYS}>'
+            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{value}" {KEYS}>'
             f"<span>{state}</span></label>"
             for state in ("save", "offload", "recompute")
         )

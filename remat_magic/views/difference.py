@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import Difference, Equation, Report, Residual
 
 from . import format as fmt
 from .cells import table, td, what_html, where_html
+from .format import escape
 from .rows import recomputed_rows, residual_rows
 
 __all__ = ["difference_html"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from html import escape
 from pathlib import Path
 
 from remat_magic.model import Report
 
 from . import format as fmt
 from .cells import KEYS, code_html, table, td, what_html, where_html
+from .format import escape
 from .lines import lines_html
 from .program import chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals

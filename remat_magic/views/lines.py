@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 
 from remat_magic.model import Report, SourceSpan
 
 from . import format as fmt
 from .cells import table, td
+from .format import escape
 
 __all__ = ["LineRow", "line_rows", "lines_html"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from remat_magic.model import Program, ProgramLine
 
 from . import format as fmt
 from .cells import KEYS
+from .format import escape
 from .rows import residual_words
 
 __all__ = ["CHUNK", "chunks", "pane"]

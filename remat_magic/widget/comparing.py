@@ -8,6 +8,7 @@ from typing import Any
 
 from remat_magic.model import Measurement, RematError
 from remat_magic.views import advice, compare, difference, gradients, timeline
+from remat_magic.wording import one_line, text_of
 
 from .worker import Worker
 
@@ -108,7 +109,8 @@ class Comparing:
                 case other:
                     raise AssertionError(other)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            sentence = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+            known = isinstance(error, RematError)
+            sentence = str(error) if known else f"{type(error).__name__}: {one_line(text_of(error))}"
             self._answer(request, error=sentence)
 
     def _answer(self, request: _Request, **content: Any) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from remat_magic import devices
 from remat_magic.model import RematError, Report
 from remat_magic.views import controls, html, text
+from remat_magic.wording import one_line, printable, text_of
 
 from .ahead import Ahead
 from .between import between
@@ -121,7 +122,7 @@ class RematWidget(Channel):
         if self._trace is None:
             return "RematWidget(closed)"
         place = "" if self.at == "function" else f", at={self.at!r}"
-        return f"RematWidget({self._trace.function_name}, policy={self.policy!r}{place})"
+        return f"RematWidget({printable(self._trace.function_name)}, policy={self.policy!r}{place})"
 
     @property
     def report(self) -> Report:
@@ -365,4 +366,4 @@ def _names_policy(names: Mapping[str, str]) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {one_line(text_of(error))}"

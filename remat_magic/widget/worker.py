@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -31,9 +32,12 @@ class Worker(Generic[_T]):
             self._letter = request
             if request is None or self._thread is not None:
                 return
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread = thread
-        thread.start()
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                self._thread.start()
+            except BaseException:  # no thread to be had, or an interrupt: the next request tries again
+                self._thread = None
+                raise
 
     def join(self, timeout: float = 10) -> None:
         """Wait until nothing is left to do, at most ``timeout`` seconds."""
@@ -48,4 +52,7 @@ class Worker(Generic[_T]):
                 if request is None:
                     self._thread = None
                     return
-            self._work(request)
+            try:
+                self._work(request)
+            except Exception:  # what a reader can see ``work`` tells itself; the next request must find a thread
+                logging.getLogger("remat_magic").exception("a request of the browser failed")
