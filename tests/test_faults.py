@@ -488,7 +488,7 @@ def test_an_interrupted_trace_asks_jax_under_another_number():
     """An entry of JAX's caches that was begun and not ended is never asked for again."""
     trace = rm.trace(loss, *SHAPES)
     before = trace._primal._generation
-    with pytest.raises(KeyboardInterrupt), trace._primal.tracing():
+    with contextlib.suppress(KeyboardInterrupt), trace._primal.tracing():
         assert config.jax_xla_profile_version.value == before
         raise KeyboardInterrupt
     with trace._primal.tracing():
