@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import traceback
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from IPython.core.error import UsageError
 
 from .line import NameKind, Options
 from .model import RematError
+from .wording import one_line, printable, text_of
 
 if TYPE_CHECKING:
     from .apply import Rebinding
@@ -49,7 +51,7 @@ class Inspection:
         try:
             callee = recognise(fun, args, kwargs)
         except RematError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(printable(str(error))) from None
         return self._inspect(callee)
 
     def function(self, fun: Any, /) -> Any:
@@ -70,7 +72,7 @@ class Inspection:
                 raise RematError(f"`{self.options.expression}` is a {type(fun).__name__}: name a function or a call.")
             callee = recognise(fun, args, kwargs)
         except RematError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(printable(str(error))) from None
         return self._inspect(replace(callee, notes=(note, *callee.notes) if note else callee.notes))
 
     def defined(self, defined: list[str], assigned: list[str]) -> Any:
@@ -81,7 +83,7 @@ class Inspection:
         try:
             fun = choose(self.session.namespace, defined, assigned)
         except RematError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(printable(str(error))) from None
         return self.function(fun)
 
     def _inspect(self, callee: Callee) -> Any:
@@ -98,8 +100,11 @@ class Inspection:
             notes = " ".join(callee.notes)
             return session.present(trace, policy.key, self.options, rebinding, notes, _with_values(callee))
         except RematError as error:
-            raise UsageError(str(error)) from None
-        except KeyboardInterrupt:
+            raise UsageError(printable(str(error))) from None
+        except KeyboardInterrupt as interrupt:
+            # IPython keeps the last error and with it these frames, which hold a model, and JAX's settings in force
+            # where the interrupt came between two steps of a `with`.
+            traceback.clear_frames(interrupt.__traceback__)
             raise UsageError("tracing was interrupted, and nothing was inspected: run the cell again.") from None
 
     def _trace(self, callee: Callee) -> Any:
@@ -178,11 +183,11 @@ def _matching(patterns: tuple[str, ...], trace: Any) -> list[str]:
 
 
 def _name(callee: Callee) -> str:
-    return getattr(callee.fun, "__name__", type(callee.fun).__name__)
+    return printable(str(getattr(callee.fun, "__name__", type(callee.fun).__name__)))
 
 
 def _misfit(callee: Callee, raised: BaseException) -> str:
-    text = " ".join(str(raised).split())
+    text = one_line(text_of(raised))
     if "static argument" in text:  # of jax.jit, given a float: a float is traced unless wrt says otherwise
         return (
             f"`{_name(callee)}` is jitted with a static argument that is a float here, and floats are differentiated: "

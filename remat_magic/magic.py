@@ -29,6 +29,7 @@ from .inspection import Inspection
 from .line import Options, parse
 from .model import RematError
 from .session import Session
+from .wording import printable
 
 __all__ = ["RematMagics", "load", "unload"]
 
@@ -142,7 +143,7 @@ class RematMagics(Magics):
                 # Which checkpoint names the function has is not known yet: those that are asked for will do.
                 policies.resolve(options.policy, names, self.session.namespace)
             except RematError as error:
-                raise UsageError(str(error)) from None
+                raise UsageError(printable(str(error))) from None
         return options
 
     def inspect(self, line: str) -> Inspection:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .model import RematError
+from .wording import printable
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -98,9 +99,9 @@ class Session:
 
         def apply() -> None:
             try:
-                print(rebinding.apply(function, policy))  # noqa: T201
+                print(printable(rebinding.apply(function, policy)))  # noqa: T201
             except RematError as error:
-                self.shell.show_usage_error(error)
+                self.shell.show_usage_error(printable(str(error)))
 
         idle = between(self.shell)
         if idle is not None:
@@ -113,7 +114,7 @@ class Session:
 
         report = trace.report(policy, options.at, self.namespace)
         if title:
-            print(title)  # noqa: T201
+            print(printable(title))  # noqa: T201
         if sys.stdout.isatty():
             Console(file=sys.stdout, force_jupyter=False).print(text.render(report))
         else:  # a notebook or a pipe, which tells no width

@@ -19,13 +19,14 @@ PACKAGE = Path(_spec.origin).parent
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "model": (set(), set()),
     "units": (set(), set()),
+    "wording": (set(), set()),
     "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
     "policies": ({"model", "_compat"}, {"jax"}),
     "devices": ({"model"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
-    "analysis": ({"model", "units", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": ({"model", "units", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
-    "views": ({"model", "units"}, {"rich", "pygments", "IPython"}),
-    "widget": ({"model", "views", "devices"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
+    "analysis": ({"model", "wording", "units", "_compat", "policies"}, {"jax", "numpy"}),
+    "tuning": ({"model", "wording", "units", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
+    "views": ({"model", "wording", "units"}, {"rich", "pygments", "IPython"}),
+    "widget": ({"model", "wording", "views", "devices"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
 }
 
 # Conveniences that point against the direction: imported in the function that is called, never with the module.

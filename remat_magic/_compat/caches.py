@@ -11,6 +11,7 @@ from jax._src import config
 from jax._src.interpreters import partial_eval as pe
 
 from remat_magic._compat.jaxprs import open_jaxpr, pretty
+from remat_magic._compat.settings import set_locally
 
 _generations = itertools.count(0x52454D41)  # far from any profile version that a user sets
 
@@ -27,11 +28,10 @@ def tracing(generation: int, use_remat3: bool, x64: bool) -> Iterator[None]:
     ``jax_xla_profile_version`` is part of the key of every trace cache and means nothing to tracing itself, so that
     nested functions that the user has redefined are traced anew while the user's own entries stay as they are.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(config.jax_xla_profile_version(generation))
-        if hasattr(config, "remat3"):
-            stack.enter_context(config.remat3(use_remat3))
-        stack.enter_context(config.enable_x64(x64))
+    wanted: list[tuple[Any, Any]] = [(config.jax_xla_profile_version, generation), (config.enable_x64, x64)]
+    if hasattr(config, "remat3"):
+        wanted.append((config.remat3, use_remat3))
+    with set_locally(wanted):
         yield
 
 

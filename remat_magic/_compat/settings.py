@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -55,19 +55,34 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
     @contextlib.contextmanager
     def in_force() -> Iterator[None]:
-        before = [(item, item.swap_local(value)) for item, value in made]
         resources = mesh.thread_resources
         old = (resources.stack, resources.env)
-        resources.stack = [*resources.stack, *meshes]
-        resources.env = resources.stack[-1]
         try:
-            yield
+            with set_locally(made):
+                resources.stack = [*resources.stack, *meshes]
+                resources.env = resources.stack[-1]
+                yield
         finally:
             resources.stack, resources.env = old
-            for item, value in reversed(before):
-                item.set_local(value)
 
     return in_force
+
+
+@contextlib.contextmanager
+def set_locally(wanted: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Give settings of JAX other values in this thread; an interrupt between any two leaves all as they were.
+
+    Args:
+        wanted: pairs of a setting and its value.
+    """
+    before = [(item, item.get_local()) for item, _ in wanted]
+    try:
+        for item, value in wanted:
+            item.set_local(value)
+        yield
+    finally:
+        for item, value in before:
+            item.set_local(value)
 
 
 def default_device() -> Any:

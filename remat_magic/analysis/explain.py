@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from remat_magic.analysis.residuals import Saved, needed_by, residuals, saved_va
 from remat_magic.analysis.work import work
 from remat_magic.model import LiveValue, Program, RematError, Report, Residual, SourceSpan, Timeline
 from remat_magic.model import Recomputation as RecomputationKind
+from remat_magic.wording import one_line, text_of
 
 
 def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequence[str]) -> Report:
@@ -156,8 +156,13 @@ def failures(function: str, policy: str) -> Iterator[None]:
         raise RematError(_sentence(function, policy, error)) from error
 
 
+def is_passing(error: Exception) -> bool:
+    """Whether a failure says nothing about the program, and asking again may succeed: no memory, or no stack."""
+    return isinstance(error.__cause__, (MemoryError, RecursionError))
+
+
 def _sentence(function: str, policy: str, error: Exception) -> str:
-    text = re.sub(r"\s+", " ", str(error)).strip()
+    text = one_line(text_of(error), 4000)
     if "Effects not supported" in text:
         effects = text.rsplit(":", 1)[-1].strip()
         return (

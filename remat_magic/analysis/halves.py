@@ -114,26 +114,29 @@ def backward_half(half: Forward) -> Any:
     return jax.make_jaxpr(backward)(*half.residual_types, *types)
 
 
-_pauses = 0
+_pauses: set[object] = set()
 _pause_lock = threading.Lock()
+_was_on = True
 
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
     """Pause the garbage collector: a retrace makes only objects that live, and collecting doubles its time.
 
-    Counted, so that traces in several threads do not turn it back on under each other.
+    The last to end turns it back on, so that traces in several threads do not do so under each other. An interrupt
+    between any two steps leaves it as it was found.
     """
-    global _pauses
-    with _pause_lock:
-        _pauses += 1
-        mine = _pauses == 1 and gc.isenabled()
-        if mine:
-            gc.disable()
+    global _was_on
+    mine = object()
     try:
+        with _pause_lock:
+            if not _pauses:
+                _was_on = gc.isenabled()
+            _pauses.add(mine)
+            gc.disable()
         yield
     finally:
         with _pause_lock:
-            _pauses -= 1
-            if mine:
+            _pauses.discard(mine)
+            if not _pauses and _was_on:
                 gc.enable()

@@ -94,8 +94,14 @@ class Primal:
             remat3: jax_remat3, where it is to be other than it was.
         """
         used = self.remat3 if remat3 is None else remat3
-        with self._settings(), _compat.tracing(self._generation, used, self._x64):
-            yield
+        try:
+            with self._settings(), _compat.tracing(self._generation, used, self._x64):
+                yield
+        except (KeyboardInterrupt, MemoryError, RecursionError):
+            # What is broken off can stay in JAX's caches as begun (jaxlib of 0.10 and 0.12), and asking for the same
+            # again then raises "RecursionError: Recursively calling": ask under another number from now on.
+            self._generation = _compat.new_generation()
+            raise
 
     def tracing_again(self) -> contextlib.AbstractContextManager[None]:
         """Trace the function for other arguments, with the settings of whoever calls it but for jax_remat3."""

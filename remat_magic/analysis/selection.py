@@ -15,6 +15,7 @@ from remat_magic.analysis.sites import SiteTable, identity, own_checkpoint
 from remat_magic.analysis.source import Spans
 from remat_magic.model import RematError
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
+from remat_magic.wording import one_line, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +161,18 @@ def _guard(policy: Any, key: str) -> Any:
         try:
             answer = policy(prim, *args, **params)
         except Exception as error:
+            said = f" ({text})" if (text := one_line(text_of(error))) else ""
             raise RematError(
-                f"the policy {key} raised {type(error).__name__} when asked about {prim}: {error}; a policy is called "
+                f"the policy {key} raised {type(error).__name__}{said} when asked about {prim}; a policy is called "
                 "as policy(primitive, *types, **parameters) and returns True to save."
             ) from error
         if isinstance(answer, _ANSWERS):
             return answer
         if callable(answer):
             raise RematError(f"the policy {key} returned a function: it is a factory, so call it and pass its result.")
+        given = one_line(text_of(answer, repr), 100)
         raise RematError(
-            f"the policy {key} returned {answer!r} for {prim}: it must return True or False (or Saveable, Recompute or "
+            f"the policy {key} returned {given} for {prim}: it must return True or False (or Saveable, Recompute or "
             "Offloadable of jax.ad_checkpoint)."
         )
 

@@ -22,6 +22,7 @@ from remat_magic.analysis.shortcuts import Shortcuts
 from remat_magic.analysis.signature import Leaf, Signature
 from remat_magic.analysis.sources import source_texts
 from remat_magic.model import Choice, Plan, Program, RematError, Report, Site, Timeline
+from remat_magic.wording import printable
 
 __all__ = ["Dissection", "Trace", "trace"]
 
@@ -151,7 +152,9 @@ class Trace(Shortcuts):
         bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
         try:
             revealed = _names_in(self._retraces.forward(bare).closed)
-        except Exception:  # noqa: BLE001 - not differentiable: the report will say so
+        except Exception as error:
+            if explain.is_passing(error):
+                raise
             revealed = ()
         return found, tuple(name for name in revealed if name not in found)
 
@@ -289,6 +292,8 @@ class Trace(Shortcuts):
                 try:
                     backward = self._retraces.backward(selection)
                 except RematError as error:
+                    if explain.is_passing(error):
+                        raise
                     known = explain.without_backward(first, half, self.index, str(error))
                 else:
                     known = explain.full(first, half, backward, self.index)
@@ -359,7 +364,7 @@ class Trace(Shortcuts):
             self._retraces.clear()
 
     def __repr__(self) -> str:
-        return f"<Trace of {self.signature}>"
+        return f"<Trace of {printable(self.signature)}>"
 
 
 def _names_in(closed: Any) -> tuple[str, ...]:

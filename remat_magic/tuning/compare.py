@@ -14,6 +14,7 @@ from remat_magic.model import ComparisonRow, Difference, Measurement, Plan, Rema
 from remat_magic.policies import OWN
 from remat_magic.tuning.sizes import parse_bytes
 from remat_magic.tuning.time import times
+from remat_magic.wording import printable
 
 __all__ = ["Comparison", "compare"]
 
@@ -55,7 +56,7 @@ class Comparison:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"<Comparison of {len(self.rows)} policies for {self.function}>"
+        return f"<Comparison of {len(self.rows)} policies for {printable(self.function)}>"
 
     def __rich__(self) -> Any:
         from remat_magic.views.compare import render

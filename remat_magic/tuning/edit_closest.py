@@ -89,7 +89,8 @@ def closest(trace: Any, plan: Plan, assigned: Mapping[str, int]) -> tuple[Plan, 
         whole.leaves,
         whole.leaf_bytes,
         whole.copies,
-        {n: gate[0] for n, gate in whole.gates.items() if gate[0] in assigned},
+        whole.operations,
+        keys={n: gate[0] for n, gate in whole.gates.items() if gate[0] in assigned},
     )
     problem = Problem(graph)
     limit = allowed = plan.budget_bytes or plan.saved_bytes

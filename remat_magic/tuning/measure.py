@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import jax
 
-from remat_magic import _compat
+from remat_magic import _compat, wording
 from remat_magic.analysis.trace import Trace
 from remat_magic.model import Measurement, RematError
 from remat_magic.tuning.disagree import findings
@@ -192,7 +191,7 @@ def sentence(doing: str, error: BaseException) -> str:
     """One sentence on what failed."""
     if isinstance(error, RematError):
         return str(error)
-    text = re.sub(r"\s+", " ", str(error)).strip()
+    text = wording.one_line(wording.text_of(error), 4000)
     if "RESOURCE_EXHAUSTED" in text or "ut of memory" in text or isinstance(error, MemoryError):
         return f"out of memory: the device could not {doing}; choose a policy that saves less, or smaller inputs."
     first = text.split(". ")[0].rstrip(".")

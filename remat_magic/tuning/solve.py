@@ -151,7 +151,8 @@ class Problem:
         self._cost = cost / self._unit
 
         rows, low = columns.rows()
-        self._bounds = _bounds(low, np.ones(columns.size))
+        # scipy 1.18 knows no bounds of nothing.
+        self._bounds = _bounds(low, np.ones(columns.size)) if columns.size else None
         entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
         entries += [(len(rows), column, amounts[column] / self._byte_unit) for column in np.flatnonzero(amounts)]
         where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())

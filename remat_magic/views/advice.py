@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import Advice
 
 from . import format as fmt
+from .format import escape
 
 __all__ = ["advice_html"]
 

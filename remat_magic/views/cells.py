@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from html import escape
 
+from .format import escape
 from .link import linked
 from .rows import RecomputedRow, ResidualRow
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from remat_magic.model import ComparisonRow
 
 from . import format as fmt
 from .cells import KEYS
+from .format import escape
 from .html import style
 from .plots import pareto_svg, same_text
+from .shown import Text
 
 __all__ = ["comparison_html", "comparison_panel", "comparison_table", "render"]
 
@@ -203,7 +204,8 @@ def comparison_table(
         also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_as)
         name = f"<code>{escape(row.policy)}</code>"
         if live:
-            name = f'<button type="button" class="remat-link" data-policy="{escape(row.policy)}" {KEYS}>{name}</button>'
+            value = html.escape(row.policy)
+            name = f'<button type="button" class="remat-link" data-policy="{value}" {KEYS}>{name}</button>'
         front = '<span class="remat-front" title="on the front" aria-label="on the front" role="img">◆</span>'
         # In the row itself, so that it stays with it when the table is sorted.
         failed = f"<br><small>{escape(row.error)}</small>" if row.error and row.peak_bytes is not None else ""
@@ -211,7 +213,7 @@ def comparison_table(
         cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
             cells = f'<td colspan="{len(columns)}">{escape(row.error)}</td>'
-        body.append(f'<tr class="remat-row" data-same="{escape(same_text(row))}"{current}>{head}{cells}</tr>')
+        body.append(f'<tr class="remat-row" data-same="{html.escape(same_text(row))}"{current}>{head}{cells}</tr>')
     return (
         f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function))}</caption><thead>'
         f'<tr><th scope="col" rowspan="2">policy</th>{groups}</tr>'

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import Choice, Site, SourceSpan
 
 from . import format as fmt
 from .cells import KEYS
+from .format import escape
 from .html import title_html
 from .tools import ID, button, compare_tools, name_tools, plan_tools, program_tools, select, table_tools
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import html
+
 from remat_magic.model import SourceSpan
 from remat_magic.units import flops, nbytes
+from remat_magic.wording import printable
 
-__all__ = ["count", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
+__all__ = ["count", "escape", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
+
+
+def escape(text: str) -> str:
+    """Text for HTML and SVG, to be read: what would not be seen there is written out, as in a terminal.
+
+    For values that a script sends back, ``html.escape`` alone leaves them as they are.
+    """
+    return html.escape(printable(text))
 
 
 def seconds(number: float | None) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import GradientDifference
+
+from .format import escape
 
 __all__ = ["gradients_html"]
 

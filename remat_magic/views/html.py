@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from html import escape
 from math import inf
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from remat_magic.model import Report
 
 from . import format as fmt
 from .cells import KEYS, code_html, row_html, table, td, what_html, where_html
+from .format import escape
 from .program import chunks, live_chunks, pane
 from .rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
 from .source import source_html

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import FrontierPoint, Plan, PlannedValue, Report
 
 from . import format as fmt
 from .cells import table, td, what_html
+from .format import escape
 from .rows import place
 from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from remat_magic.model import ComparisonRow
 
 from . import format as fmt
+from .format import escape
 from .svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
 __all__ = ["pareto_svg", "same_text"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import Program, ProgramLine
 
 from . import format as fmt
 from .cells import KEYS
+from .format import escape
 from .link import linked
 from .rows import VARIABLE
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import pairwise
 
 from remat_magic.model import Report, SourceSpan, SourceText
 
 from . import format as fmt
 from .cells import KEYS
+from .format import escape
 from .highlight import COMMENT, Word, split_lines, words
 from .lines import Costs, LineRow, expressions, line_rows
 from .link import line_key, linked
@@ -296,7 +296,7 @@ def _code(text: str, found: Sequence[Word], marks: Sequence[_Mark]) -> str:
             pieces.append(opened[-1].tag)
         while word < len(found) and found[word][1] <= start:
             word += 1
-        piece = escape(text[start:end], quote=False)
+        piece = escape(text[start:end])
         if word < len(found) and found[word][0] <= start:
             piece = f'<span class="remat-h{found[word][2]}">{piece}</span>'
         pieces.append(piece)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from .format import escape
 
 __all__ = ["Frame", "colours", "element", "identifier", "picture", "text", "text_width", "ticks", "truncate"]
 
@@ -27,9 +29,12 @@ colours = {
 
 
 def element(name: str, content: str = "", /, **attributes: object) -> str:
-    """An element; ``content`` is markup already, attributes are escaped (``_`` in their names is ``-``)."""
+    """An element; ``content`` is markup already, attributes are escaped (``_`` in their names is ``-``).
+
+    What a script reads, ``data_*``, it reads as it is.
+    """
     given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{(html.escape if key.startswith("data_") else escape)(_number(value))}"'
         for key, value in attributes.items()
         if value is not None
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from io import StringIO
 
+import rich.text
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from remat_magic.model import Program, Report
 
 from . import format as fmt
 from .rows import recomputed_rows, residual_rows, residual_words, totals
+from .shown import Text
 
 __all__ = ["plain", "render"]
 
@@ -61,7 +62,7 @@ def plain(report: Report, width: int = 100, title: str = "") -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def _parts(report: Report, compare: Report | None, width: int) -> Iterator[Text | Table]:
+def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.text.Text | Table]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from html import escape
 
 from remat_magic.model import LiveValue, Moment, Timeline
 
 from . import format as fmt
+from .format import escape
 from .svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
 __all__ = ["timeline_html", "timeline_svg"]

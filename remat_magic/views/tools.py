@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from .cells import KEYS
+from .format import escape
 
 __all__ = ["ID", "button", "compare_tools", "name_tools", "plan_tools", "program_tools", "select", "table_tools"]
 
@@ -20,7 +21,7 @@ _MANY_NAMES = 6
 
 def select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
     """A dropdown with its label; options are pairs of value and text."""
-    items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
+    items = "".join(f'<option value="{html.escape(value)}">{escape(text)}</option>' for value, text in options)
     described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
     return (
         f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
@@ -30,7 +31,7 @@ def select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
 
 def button(action: str, text: str, **more: str) -> str:
     """A button for one action of the script, with more attributes."""
-    extra = "".join(f' {name.replace("_", "-")}="{escape(value)}"' for name, value in more.items())
+    extra = "".join(f' {name.replace("_", "-")}="{html.escape(value)}"' for name, value in more.items())
     return f'<button type="button" data-action="{action}"{extra} {KEYS}>{escape(text)}</button>'
 
 
@@ -40,8 +41,9 @@ def name_tools(names: Sequence[str]) -> str:
         return ""
     groups = list[str]()
     for number, name in enumerate(names):
+        key = html.escape(name)
         radios = "".join(
-            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{escape(name)}" {KEYS}>'
+            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{key}" {KEYS}>'
             f"<span>{state}</span></label>"
             for state in _STATES
         )

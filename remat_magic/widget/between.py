@@ -102,9 +102,14 @@ class Between:
             self._busy = False
             queue, self._queue = self._queue, []
         self._loop = _running_loop() or self._loop
-        for action in queue:
-            action()
-        self._schedule(_DELAY)
+        try:
+            while queue:
+                queue.pop(0)()
+        finally:
+            if queue:  # one has raised, which IPython tells; the others wait for the next cell
+                with self._lock:
+                    self._queue[:0] = queue
+            self._schedule(_DELAY)
 
     def _put_first(self, widget: _Kept) -> None:
         self._ahead = [weakref.ref(widget), *(other for other in self._ahead if other() not in (None, widget))]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.model import Measurement, RematError
+from remat_magic.model import Measurement
 from remat_magic.views import advice, compare, gradients, timeline
 
-from .worker import Worker
+from .worker import Worker, sentence_of
 
 __all__ = ["Comparing"]
 
@@ -105,8 +105,7 @@ class Comparing:
                 case other:
                     raise AssertionError(other)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            sentence = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
-            self._answer(request, error=sentence)
+            self._answer(request, error=sentence_of(error))
 
     def _answer(self, request: _Request, **content: Any) -> None:
         if self._trace is not None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.model import Plan, RematError
+from remat_magic.model import Plan
 from remat_magic.views import plan as views
 
-from .worker import Worker
+from .worker import Worker, sentence_of
 
 __all__ = ["Planning"]
 
@@ -70,8 +70,7 @@ class Planning:
             else:
                 self._plan(trace, request)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            sentence = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
-            self._answer(request, error=sentence)
+            self._answer(request, error=sentence_of(error))
 
     def _answer(self, request: _Request, **content: Any) -> None:
         if self._trace is not None:

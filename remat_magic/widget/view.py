@@ -16,6 +16,7 @@ from remat_magic import devices
 from remat_magic.model import Plan, RematError, Report
 from remat_magic.views import controls, html, text
 from remat_magic.views import plan as plans
+from remat_magic.wording import printable
 
 from .ahead import Ahead
 from .between import between
@@ -23,7 +24,7 @@ from .channel import Channel
 from .comparing import Comparing
 from .planning import Planning
 from .rendered import Kept, Rendered
-from .worker import Worker
+from .worker import Worker, sentence_of
 
 __all__ = ["RematWidget"]
 
@@ -125,7 +126,7 @@ class RematWidget(Channel):
         if self._trace is None:
             return "RematWidget(closed)"
         place = "" if self.at == "function" else f", at={self.at!r}"
-        return f"RematWidget({self._trace.function_name}, policy={self.policy!r}{place})"
+        return f"RematWidget({printable(self._trace.function_name)}, policy={self.policy!r}{place})"
 
     @property
     def report(self) -> Report:
@@ -246,7 +247,7 @@ class RematWidget(Channel):
             if self._wanted(wish):
                 self._settle(self._good, wish)
                 self._publish(self._good, wish.serial)
-                self._say(_sentence(error), error=True)
+                self._say(sentence_of(error), error=True)
 
     # The browser.
 
@@ -279,7 +280,7 @@ class RematWidget(Channel):
         try:
             report: Report = trace.report(*self._arguments(wish.policy, wish.at))
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": _sentence(error)})
+            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
         else:
             self._send_view({**self._render(report), "policy": wish.policy, "at": wish.at})
 
@@ -335,7 +336,7 @@ class RematWidget(Channel):
             try:
                 self._say(apply(self))
             except Exception as error:  # noqa: BLE001 -- shown to the reader, who pressed the button
-                self._say(_sentence(error), error=True)
+                self._say(sentence_of(error), error=True)
 
         if self._between is None:
             act()
@@ -400,7 +401,3 @@ def _names_policy(names: Mapping[str, str]) -> str:
     save = [name for name, state in names.items() if state == "save"]
     offload = [name for name, state in names.items() if state == "offload"]
     return f"names(save={save!r}, offload={offload!r})"
-
-
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"

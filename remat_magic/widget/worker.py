@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Worker"]
+from remat_magic.model import RematError
+from remat_magic.wording import one_line, text_of
+
+__all__ = ["Worker", "sentence_of"]
 
 
 _T = TypeVar("_T")
@@ -31,9 +35,12 @@ class Worker(Generic[_T]):
             self._letter = request
             if request is None or self._thread is not None:
                 return
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread = thread
-        thread.start()
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                self._thread.start()
+            except BaseException:  # no thread to be had, or an interrupt: the next request tries again
+                self._thread = None
+                raise
 
     def join(self, timeout: float = 10) -> None:
         """Wait until nothing is left to do, at most ``timeout`` seconds."""
@@ -48,4 +55,12 @@ class Worker(Generic[_T]):
                 if request is None:
                     self._thread = None
                     return
-            self._work(request)
+            try:
+                self._work(request)
+            except Exception:  # what a reader can see ``work`` tells itself; the next request must find a thread
+                logging.getLogger("remat_magic").exception("a request of the browser failed")
+
+
+def sentence_of(error: Exception) -> str:
+    """What an error says to the reader: its own sentence where it is ours."""
+    return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {one_line(text_of(error))}"

@@ -1,0 +1,743 @@
+"""What goes wrong while something is worked out leaves nothing behind: the next question is answered as if nothing had.
+
+An interrupt comes at any moment. Here it is raised by the calls themselves: every function of the package (and some of
+JAX's) is wrapped, the calls are counted in a first run, and then one run for each of some moments is interrupted there,
+before or after the call. ``REMAT_FAULTS=200`` tries that many moments of each operation instead of a few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import gc
+import importlib
+import inspect
+import logging
+import os
+import pkgutil
+import random
+import sys
+import threading
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from IPython.core.error import UsageError
+from jax._src import config, core
+from jax.ad_checkpoint import checkpoint_name
+
+import remat_magic as rm
+from remat_magic.analysis import halves, retraces
+from remat_magic.model import RematError
+from remat_magic.tuning import measure as measuring
+from remat_magic.widget import RematWidget
+from remat_magic.widget import view as view_module
+from remat_magic.widget.worker import Worker
+from tests.magic_fakes import cells, shell  # noqa: F401 - fixtures
+from tests.programs import f32
+from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views  # noqa: F401 - fixtures
+
+MOMENTS = int(os.environ.get("REMAT_FAULTS", "0")) or 2
+P = jax.checkpoint_policies
+
+
+def loss(w, x):
+    @jax.checkpoint
+    def layer(x):
+        return checkpoint_name(jnp.tanh(w @ x), "h")
+
+    x, _ = jax.lax.scan(lambda c, _: (layer(c), None), x, None, length=2)
+    return jnp.sin(layer(x)).sum()
+
+
+SHAPES = f32(4, 4), f32(4)
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    return rng.uniform(size=(4, 4)).astype(np.float32), rng.uniform(size=4).astype(np.float32)
+
+
+# ------------------------------------------------------------------------------------------ an interrupt comes
+
+
+class Moments:
+    """Counts the calls of what is wrapped, and raises at one of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.at = -1
+        self.raised = False
+
+    def pass_one(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.raised = True
+            raise KeyboardInterrupt
+
+    def of_ours(self, function):
+        """A method of a context manager that is a generator: wrapped for the package's own."""
+        mine = self.wrapped(function)
+
+        def either(manager, *args):
+            code = getattr(manager.gen, "gi_code", None)
+            return (mine if code and code.co_filename.startswith(PACKAGE) else function)(manager, *args)
+
+        return either
+
+    def wrapped(self, function):
+        @functools.wraps(function)
+        def counted(*args, **kwargs):
+            if threading.current_thread() is not threading.main_thread():
+                return function(*args, **kwargs)  # Python gives interrupts to the main thread alone
+            self.pass_one()
+            result = function(*args, **kwargs)
+            self.pass_one()
+            return result
+
+        # Of no file of the user's, or it would be a line of what is inspected.
+        counted.__code__ = counted.__code__.replace(co_filename=rm.__file__)
+        return counted
+
+
+PACKAGE = os.path.dirname(rm.__file__)
+
+
+def _package_modules() -> list[types.ModuleType]:
+    names = [found.name for found in pkgutil.walk_packages(rm.__path__, "remat_magic.")]
+    return [rm, *map(importlib.import_module, names)]
+
+
+@contextlib.contextmanager
+def counted(moments: Moments):
+    """Every function and method of the package wrapped, and the ways into JAX."""
+    patch = pytest.MonkeyPatch()
+    modules = _package_modules()
+    known: dict[int, types.FunctionType] = {}
+
+    def wrapper(function):
+        return known.setdefault(id(function), moments.wrapped(function))
+
+    for module in modules:
+        for value in list(vars(module).values()):
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                for name, member in list(vars(value).items()):
+                    if isinstance(member, types.FunctionType) and not name.startswith("__"):
+                        patch.setattr(value, name, moments.wrapped(member))
+                    elif isinstance(member, property) and member.fget is not None and not member.fset:
+                        patch.setattr(value, name, property(moments.wrapped(member.fget), doc=member.__doc__))
+    # Also where a module imported the function of another.
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType) and (value.__module__ or "").startswith("remat_magic"):
+                patch.setattr(module, name, wrapper(value))
+    for owner, name in ((jax, "make_jaxpr"), (jax, "vjp"), (jax, "checkpoint"), (jax.tree_util, "tree_flatten")):
+        patch.setattr(owner, name, moments.wrapped(getattr(owner, name)))
+    manager = contextlib._GeneratorContextManager  # between the two steps of a `with`
+    for name in ("__enter__", "__exit__"):
+        patch.setattr(manager, name, moments.of_ours(getattr(manager, name)))
+    lowered = jax.stages.Lowered
+    patch.setattr(lowered, "compile", moments.wrapped(lowered.compile))
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+@functools.cache
+def _undisturbed() -> dict[tuple[str, str], rm.Report]:
+    trace = rm.trace(loss, *SHAPES)
+    return {key: trace.report(*key) for key in QUESTIONS}
+
+
+QUESTIONS = (("as_written", "sites"), ("dots_saveable", "function"), ("save_only_these_names('h')", "sites"))
+_WATCHED = [config.jax_xla_profile_version, config.enable_x64, *([config.remat3] if hasattr(config, "remat3") else [])]
+
+
+def state() -> list[object]:
+    """What an interrupt must not leave otherwise: settings of this thread, the collector, JAX's own tracing."""
+    gc.collect()
+    return [*(item.get_local() for item in _WATCHED), gc.isenabled(), set(halves._pauses), core.trace_state_clean()]
+
+
+def essence(report: rm.Report) -> tuple[object, ...]:
+    """What a report says but for who shares a body with whom: an interrupt can cost JAX the sharing of one."""
+    rows = [dataclasses.replace(row, needed_by=()) for row in report.residuals]
+    numbers = (report.forward_flops, report.backward_flops, report.recomputed_flops, report.complete)
+    return rows, report.recomputed, numbers, report.backward_error, report.notes, report.sites
+
+
+def check_trace(trace: rm.Trace) -> None:
+    """It answers as one that was never interrupted, and another thread may ask."""
+    free = []
+    other = threading.Thread(target=lambda: free.append(trace.lock.acquire(timeout=1) and trace.lock.release() is None))
+    other.start()
+    other.join()
+    assert free == [True], "the lock is held"
+    for key, expected in _undisturbed().items():
+        assert essence(trace.report(*key)) == essence(expected)
+
+
+OPERATIONS = {
+    "report": lambda trace: [trace.report(*key) for key in QUESTIONS],
+    "compare": lambda trace: trace.compare(["none", "dots_saveable"], "sites").to_dict(),
+    "plan": lambda trace: trace.plan(0.5, "sites").to_dict(),
+    "advice": lambda trace: trace.advice("save_only_these_names('h')", "sites"),
+    "timeline": lambda trace: trace.timeline("dots_saveable", "function"),
+    "function": lambda trace: trace.function("dots_saveable", "sites")(*arrays()),
+    "measure": lambda trace: trace.measure("dots_saveable", "function", inputs="random", runs=1).error,
+    "frontier": lambda trace: trace.frontier(3, "sites", seconds=0.1),
+}
+
+
+def chosen(count: int, name: str) -> list[int]:
+    """Moments all over an operation, its first and its last among them."""
+    drawn = random.Random(name).sample(range(1, count + 1), min(count, MOMENTS))
+    return sorted({1, count, *drawn})
+
+
+def interrupted(moments: Moments, at: int, act) -> None:
+    moments.count, moments.at, moments.raised = 0, at, False
+    try:
+        with counted(moments):
+            act()
+    except KeyboardInterrupt:
+        pass
+    assert moments.raised, "the interrupt was swallowed, or never came"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_interrupt_at_any_moment(name, remat3):
+    _undisturbed.cache_clear()
+    act = OPERATIONS[name]
+    before = state()
+    moments = Moments()
+    trace = rm.trace(loss, *SHAPES)
+    expected = act(rm.trace(loss, *SHAPES))
+    with counted(moments):
+        act(trace)
+    for at in chosen(moments.count, name):
+        trace = rm.trace(loss, *SHAPES)
+        interrupted(moments, at, lambda: act(trace))  # noqa: B023 - called at once
+        assert state() == before, f"at moment {at}"
+        again = act(trace)
+        if name == "plan":  # the seconds that it took to solve
+            again["solve_seconds"] = expected["solve_seconds"]
+        if name != "report":  # which check_trace holds against the undisturbed ones
+            assert np.all(again == expected), f"at moment {at}"
+        check_trace(trace)
+
+
+def test_an_interrupt_while_tracing(remat3):
+    _undisturbed.cache_clear()
+    before = state()
+    moments = Moments()
+    with counted(moments):
+        rm.trace(loss, *SHAPES)
+    for at in chosen(moments.count, "trace"):
+        interrupted(moments, at, lambda: rm.trace(loss, *SHAPES))
+        assert state() == before, f"at moment {at}"
+        check_trace(rm.trace(loss, *SHAPES))
+
+
+def test_an_interrupt_of_a_widget():
+    """Assigning a policy, which is what the dropdown does."""
+    _undisturbed.cache_clear()
+    moments = Moments()
+
+    def choose(widget):
+        widget.policy = "none"
+        widget.at = "function"
+        return widget.report
+
+    expected = choose(RematWidget(rm.trace(loss, *SHAPES)))
+    with counted(moments):
+        choose(RematWidget(rm.trace(loss, *SHAPES)))
+    for at in chosen(moments.count, "widget"):
+        made = []
+
+        def act():
+            made.append(RematWidget(rm.trace(loss, *SHAPES)))  # noqa: B023 - called at once
+            choose(made[0])  # noqa: B023
+
+        interrupted(moments, at, act)
+        for widget in made:
+            assert widget.report.policy == widget.policy
+            assert choose(widget) == expected
+            check_trace(widget._trace)
+            widget.close()
+
+
+def test_an_interrupt_of_a_cell(cells):  # noqa: F811
+    """One sentence; the session, its names and JAX's settings are as before, and the cell can be run again."""
+    cells.ok("import jax, jax.numpy as jnp", "x = jnp.ones(3)", "def wave(x): return jnp.sum(jnp.sin(x))")
+    cell = ("%%remat --text", "wave(x)")
+    cells.ok(*cell)
+    expected = cells.out
+    before = state()
+    moments = Moments()
+    with counted(moments):
+        cells.ok(*cell)
+    for at in chosen(moments.count, "cell"):
+        moments.count, moments.at, moments.raised = 0, at, False
+        error = None
+        with counted(moments):
+            try:
+                result = cells.run(*cell)
+            except KeyboardInterrupt:  # within IPython's own work on the text, which passes it on
+                pass
+            else:
+                error = result.error_in_exec or result.error_before_exec
+        if isinstance(error, UsageError):
+            assert "interrupted" in str(error), error
+        else:
+            assert isinstance(error, KeyboardInterrupt | None), error
+        cells.ok(*cell)
+        assert cells.out == expected, f"after moment {at}"
+        assert state() == before, f"after moment {at}"
+    assert [type(each).__name__ for each in cells.shell.ast_transformers].count("CellTransformer") == 1
+
+
+def test_signals_while_it_works():
+    """Real ones, at moments that nobody chose."""
+    if not hasattr(__import__("signal"), "setitimer"):
+        pytest.skip("no timers here")
+    import signal
+
+    def strike(_number, _frame):
+        raise KeyboardInterrupt
+
+    _undisturbed.cache_clear()
+    trace = rm.trace(loss, *SHAPES)
+    start = time.perf_counter()
+    OPERATIONS["report"](rm.trace(loss, *SHAPES))
+    whole = time.perf_counter() - start
+    before = state()
+    usual = signal.signal(signal.SIGALRM, strike)
+    try:
+        for moment in range(1, 1 + max(6, MOMENTS)):
+            trace = None
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, whole * moment / (1 + max(6, MOMENTS)))
+                trace = rm.trace(loss, *SHAPES)
+                OPERATIONS["report"](trace)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert state() == before
+            check_trace(trace or rm.trace(loss, *SHAPES))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+
+
+# ------------------------------------------------------------------------------------------ policies that misbehave
+
+
+class Raises:
+    """A policy that raises at its n-th question, once."""
+
+    def __init__(self, n, error):
+        self.n, self.error, self.asked = n, error, 0
+
+    def __call__(self, prim, *args, **params):
+        self.asked += 1
+        if self.asked == self.n:
+            raise self.error
+        return prim.name == "dot_general"
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("error", [ValueError("no\n\n  good"), ZeroDivisionError(), RecursionError("deep")])
+def test_a_policy_that_raises_at_the_nth_question(n, error, remat2):
+    trace = rm.trace(loss, *SHAPES)
+    mood = Raises(n, error)
+
+    def moody(*args, **params):
+        return mood(*args, **params)
+
+    with pytest.raises(RematError) as raised:
+        trace.report(moody, "sites")
+    text = str(raised.value)
+    assert type(error).__name__ in text
+    assert "moody" in text
+    assert "\n" not in text
+    assert text.endswith(".")
+    # It raises no more: the answer is that of a policy that never did.
+    found, expected = trace.report(moody, "sites"), trace.report(P.dots_saveable, "sites")
+    assert [row.type for row in found.residuals] == [row.type for row in expected.residuals]
+    _undisturbed.cache_clear()
+    check_trace(trace)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, "yes", 1, 0.5, [], np.array([True, False]), jnp.ones(3), "x\ny\x1b[31m" * 1000, object(), np.True_, {}],
+    ids=lambda answer: type(answer).__name__,
+)
+def test_a_policy_that_returns_nonsense(answer, remat2):
+    trace = rm.trace(loss, *SHAPES)
+    with pytest.raises(RematError) as raised:
+        trace.report(lambda *_, **__: answer, "sites")
+    text = str(raised.value)
+    assert "it must return True or False" in text
+    assert "\n" not in text
+    assert len(text) < 600
+    _undisturbed.cache_clear()
+    check_trace(trace)
+
+
+def test_a_policy_without_a_representation(remat2):
+    """What goes wrong in telling what went wrong is no reason to tell nothing."""
+
+    class Odd:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    with pytest.raises(RematError, match="it must return True or False"):
+        rm.trace(loss, *SHAPES).report(lambda *_, **__: Odd(), "sites")
+
+
+# ------------------------------------------------------------------------------------------ memory runs out
+
+
+def _exhausted():
+    from jax.errors import JaxRuntimeError
+
+    return JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1234567890 bytes.\n  [details]")
+
+
+@pytest.mark.parametrize("error", [_exhausted(), MemoryError()])
+def test_memory_runs_out_while_compiling(error, monkeypatch):
+    trace = rm.trace(loss, *SHAPES)
+    usual, calls = measuring.compile_for_memory, []
+
+    def compile_for_memory(lowered, platform):
+        calls.append(platform)
+        if len(calls) == 1:
+            raise error
+        return usual(lowered, platform)
+
+    monkeypatch.setattr(measuring, "compile_for_memory", compile_for_memory)
+    found = trace.measure("dots_saveable", "sites", inputs="random", runs=1)
+    assert found.error.startswith("out of memory: the device could not compile loss under dots_saveable;")
+    assert found.error.endswith(".")
+    assert "\n" not in found.error
+    assert found.temp_bytes is None
+    assert found.run_seconds is None
+    again = trace.measure("dots_saveable", "sites", inputs="random", runs=1)
+    assert not again.error
+    assert again.run_seconds is not None
+    _undisturbed.cache_clear()
+    check_trace(trace)
+
+
+def test_one_of_several_runs_out_of_memory(monkeypatch):
+    """The others are measured."""
+    trace = rm.trace(loss, *SHAPES)
+    usual, calls = measuring.compile_for_memory, []
+
+    def compile_for_memory(lowered, platform):
+        calls.append(platform)
+        if len(calls) == 2:
+            raise _exhausted()
+        return usual(lowered, platform)
+
+    monkeypatch.setattr(measuring, "compile_for_memory", compile_for_memory)
+    job = trace.measuring([("none", "sites"), ("dots_saveable", "sites"), ("nothing_saveable", "sites")])
+    assert job.wait(60)
+    assert [bool(result.error) for result in job.results] == [False, True, False]
+    assert "out of memory" in job.results[1].error
+    comparison = trace.compare(["none", "dots_saveable"], "sites", measurements=job.results)
+    assert "out of memory" in comparison.row("dots_saveable").error
+    assert comparison.row("dots_saveable").peak_bytes is not None  # the estimate stands
+
+
+def test_memory_runs_out_while_tracing(monkeypatch):
+    """A retrace that fails is told as such, and the next one is made anew."""
+    trace = rm.trace(loss, *SHAPES)
+    usual = jax.vjp
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "vjp", lambda *args, **kwargs: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(RematError, match="MemoryError"):
+            trace.report("none", "sites")
+    assert jax.vjp is usual
+    _undisturbed.cache_clear()
+    check_trace(trace)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("Recursively calling <weakref>")])
+def test_a_backward_half_that_fails_in_passing(error, monkeypatch):
+    """It is no property of the function, so no report says that there is none, and the next question is answered.
+
+    The second is what jaxlib raises for ever where an interrupt broke off what one of its caches was asked for.
+    """
+    trace = rm.trace(loss, *SHAPES)
+    with monkeypatch.context() as patch:
+        patch.setattr(retraces, "backward_half", lambda half: (_ for _ in ()).throw(error))
+        with pytest.raises(RematError, match=type(error).__name__):
+            trace.report("none", "sites")
+    assert trace.report("none", "sites").complete
+    assert not trace.report("none", "sites").backward_error
+
+
+def test_an_interrupted_trace_asks_jax_under_another_number():
+    """An entry of JAX's caches that was begun and not ended is never asked for again."""
+    trace = rm.trace(loss, *SHAPES)
+    before = trace._primal._generation
+    with contextlib.suppress(KeyboardInterrupt), trace._primal.tracing():
+        assert config.jax_xla_profile_version.value == before
+        raise KeyboardInterrupt
+    with trace._primal.tracing():
+        assert config.jax_xla_profile_version.value != before
+
+
+# ------------------------------------------------------------------------------------------ threads
+
+
+def in_threads(*acts, timeout=60):
+    """Run all at once; what one raises is raised here."""
+    start, errors = threading.Barrier(len(acts)), []
+
+    def run(act):
+        start.wait()
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        assert not thread.is_alive(), "a thread waits for ever"
+    if errors:
+        raise errors[0]
+
+
+def test_one_trace_from_eight_threads():
+    trace = rm.trace(loss, *SHAPES)
+    keys = [*_undisturbed(), ("none", "sites"), ("everything_saveable", "function")]
+    found: dict[tuple[str, str], list[rm.Report]] = {key: [] for key in keys}
+
+    def ask(seed):
+        order = keys * 3
+        random.Random(seed).shuffle(order)
+        for key in order:
+            found[key].append(trace.report(*key))
+            trace.timeline(*key)
+
+    in_threads(*(functools.partial(ask, seed) for seed in range(8)))
+    for key, reports in found.items():
+        assert len(reports) == 24
+        assert all(report is reports[0] for report in reports)  # made once
+        assert reports[0] == _undisturbed().get(key, reports[0])
+    assert gc.isenabled()
+
+
+def test_the_collector_is_off_until_the_last_retrace_has_ended():
+    first, second = halves.without_gc(), halves.without_gc()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_the_collector_stays_off_where_the_user_turned_it_off():
+    gc.disable()
+    try:
+        with halves.without_gc():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_two_widgets_toggled_from_two_threads(browser):  # noqa: F811
+    """Of one trace, by message and by assignment."""
+    trace = rm.trace(loss, *SHAPES)
+    one, two = RematWidget(trace), RematWidget(trace)
+    keys = ["none", "dots_saveable", "nothing_saveable", "everything_saveable"]
+
+    def toggle(widget, seed):
+        for number, key in enumerate(random.Random(seed).choices(keys, k=12)):
+            if number % 2:
+                widget.policy = key
+            else:
+                content = {"type": "choose", "policy": key, "at": "sites", "serial": number}
+                widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+        widget.policy = keys[seed]
+
+    in_threads(lambda: toggle(one, 0), lambda: toggle(two, 1), lambda: toggle(one, 0))
+    for widget, seed in ((one, 0), (two, 1)):
+        widget._worker.join()
+        assert widget.policy == keys[seed]
+        assert widget.report == trace.report(keys[seed], widget.at)
+        assert views(widget)[-1] == (keys[seed], True)
+        widget.close()
+
+
+def test_a_widget_closed_while_its_worker_runs(browser, caplog):  # noqa: F811
+    """Nothing is sent any more, no thread stays, and no exception is left to a log."""
+    trace = FakeTrace(slow=0.2)
+    widget = RematWidget(trace)
+    content = {"type": "choose", "policy": "none", "at": "function", "serial": 1}
+    channel = widget.comm
+    channel.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+    for kind in ("jaxprs", "memory", "advice"):
+        message = {"type": kind, "policy": "none", "at": "function"}
+        channel.callback({"content": {"data": {"method": "custom", "content": message}}, "buffers": []})
+    workers = [widget._worker, widget._bodies_worker, widget._comparing._others, widget._comparing._comparer]
+    time.sleep(0.05)
+    sent = len(channel.sent)
+    widget.close()
+    for worker in workers:
+        worker.join()
+        assert worker._thread is None or not worker._thread.is_alive()
+    assert not [message for message in channel.sent[sent:] if message.get("method") == "custom"]
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    with pytest.raises(RematError, match="closed"):
+        _ = widget.report
+
+
+def test_a_request_that_fails_leaves_the_thread_to_the_next(caplog):
+    done = []
+
+    def work(request):
+        if request == "bad":
+            raise OSError("the connection is gone")
+        done.append(request)
+
+    worker = Worker(work)
+    for request in ("bad", "good"):
+        worker.post(request)
+        worker.join()
+    assert done == ["good"]
+    assert worker._thread is None
+    assert "a request of the browser failed" in caplog.text
+
+
+def test_no_thread_to_be_had(monkeypatch):
+    """As in a container at its limit: said once, and tried again with the next request."""
+    done = []
+    worker = Worker(done.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no thread")))
+        with pytest.raises(RuntimeError):
+            worker.post("one")
+    worker.post("two")
+    worker.join()
+    assert done == ["two"]
+
+
+def test_a_browser_that_sends_nonsense(browser):  # noqa: F811
+    """Messages come from outside: whatever they hold, the widget goes on."""
+    widget = RematWidget(FakeTrace())
+    for content in (
+        {},
+        {"type": "choose"},
+        {"type": "choose", "policy": None, "at": 7},
+        {"type": "choose", "policy": "none", "at": "function", "serial": "x"},
+        {"type": "names", "names": ["a"], "at": "function"},
+        {"type": "names", "names": {"a": {"b": 1}}, "at": "function"},
+        {"type": "jaxprs"},
+        {"type": "compare", "device": "nonsense"},
+        {"type": "nonsense"},
+        [],
+        None,
+        "text",
+    ):
+        with contextlib.suppress(Exception):  # ipywidgets logs what a handler raises
+            widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+        widget._worker.join()
+        widget._bodies_worker.join()
+    tell(widget, type="choose", policy="dots_saveable", at="function", serial=99)
+    assert views(widget)[-1] == ("dots_saveable", True)
+    assert not messages(widget, "nonsense")
+    widget.close()
+
+
+# ------------------------------------------------------------------------------------------ cells
+
+
+def test_a_cell_with_await(cells):  # noqa: F811
+    cells.ok("import asyncio, jax, jax.numpy as jnp", "def wave(x): return jnp.sum(jnp.sin(x))")
+    cells.ok(
+        "%%remat --text",
+        "async def later():",
+        "    await asyncio.sleep(0)",
+        "    return jnp.ones(3)",
+        "x = await later()",
+        "wave(await later())",
+    )
+    assert "cos" in cells.out
+    assert cells.ns["x"].shape == (3,)
+
+
+def test_a_cell_that_raises_leaves_all_as_it_was(cells):  # noqa: F811
+    cells.ok("import jax, jax.numpy as jnp", "x = jnp.ones(3)", "def wave(x): return jnp.sum(jnp.sin(x))")
+    cells.ok("%%remat --text", "wave(x)")
+    expected, before = cells.out, state()
+    for bad in (
+        ("%%remat --text", "def bad(x): raise ValueError('mine')", "bad(x)"),
+        ("%%remat --text", "1 / 0", "wave(x)"),
+        ("%%remat --text", "wave(x", ""),
+        ("%%remat --text -p nonsense", "wave(x)"),
+        ("%%remat --text", "wave(undefined)"),
+        ("%%remat --text", "def leak(x): globals()['kept'] = x; return kept.sum() @ 3", "leak(x)"),
+        ("%%remat --text", "raise SystemExit(3)", "wave(x)"),
+    ):
+        result = cells.run(*bad)
+        assert not result.success, bad
+        assert state() == before, bad
+        cells.ok("%%remat --text", "wave(x)")
+        assert cells.out == expected, bad
+    cells.ok("y = jax.jit(wave)(x)")
+    assert float(cells.ns["y"]) == pytest.approx(3 * np.sin(1))
+
+
+def test_an_action_that_raises_between_cells_does_not_lose_the_others(shell):  # noqa: F811
+    from remat_magic.widget.between import Between
+
+    done = []
+    idle = Between(shell)
+    idle._before()
+    idle.soon(lambda: 1 / 0)
+    idle.soon(lambda: done.append("second"))
+    with pytest.raises(ZeroDivisionError):
+        idle._after()
+    assert done == []
+    idle._before()
+    idle._after()
+    assert done == ["second"]
+    idle.stop()
+
+
+def test_in_an_event_loop_of_ones_own():
+    """As in a server: nothing here starts or needs a loop."""
+
+    async def work():
+        trace = await asyncio.to_thread(rm.trace, loss, *SHAPES)
+        reports = await asyncio.gather(*(asyncio.to_thread(trace.report, *key) for key in QUESTIONS))
+        return dict(zip(QUESTIONS, reports, strict=True))
+
+    _undisturbed.cache_clear()
+    assert asyncio.run(work()) == _undisturbed()
+
+
+def test_the_moments_are_those_of_the_package():
+    """The counting itself: without it all of the above would pass."""
+    moments = Moments()
+    with counted(moments):
+        rm.trace(loss, *SHAPES).report()
+    assert moments.count > 100
+    assert not hasattr(rm.trace, "__wrapped__")
+    assert inspect.isfunction(sys.modules["remat_magic.analysis.trace"].trace)
+    assert view_module.RematWidget is RematWidget
+    assert FakeComm is not None

@@ -1,0 +1,480 @@
+"""Strings from anywhere are shown as text and are nothing else; no code but the user's own runs, and nothing goes out.
+
+Names, source lines, exceptions and types come from libraries, files and other people's notebooks. Each attack string
+goes wherever a record, or a real function, can hold one; what comes out is parsed, and whatever element or attribute
+is not on the list below is a failure.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import html.parser
+import io
+import json
+import linecache
+import re
+import socket
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from plot_records import rows, timeline
+from rich.console import Console
+from views_records import small
+
+import remat_magic as rm
+from remat_magic import devices
+from remat_magic.model import Advice, Choice, Difference, GradientDifference, Measurement, RematError, Site
+from remat_magic.views import advice, compare, controls, difference, gradients, plots
+from remat_magic.views import html as html_views
+from remat_magic.views import text as text_views
+from remat_magic.views import timeline as timeline_views
+from remat_magic.widget import RematWidget
+from remat_magic.wording import one_line, printable
+from tests.magic_fakes import cells, shell  # noqa: F401 - fixtures
+from tests.test_architecture import PACKAGE, modules
+from tests.test_widget import browser  # noqa: F401 - a fixture
+
+ATTACKS = {
+    "image": "<img src=x onerror=alert(1)>",
+    "script": "\"><script>alert(1)</script>",
+    "single quote": "' onmouseover='alert(1)",
+    "style": "</style><svg onload=alert(1)>",
+    "end of code": "</code></pre></td></table><iframe src=//evil.example>",
+    "address": "javascript:alert(1)",
+    "entities": "&#x3c;b&#x3e; &lt;i&gt; &amp;amp;",
+    "comment": "<!-- --><![CDATA[ ]]>",
+    "template": "${alert(1)} {{7*7}} `alert(1)` __remat__",
+    "null": "a\x00<b\x00>",
+    "direction": "a\u202e\u2066 gnp.exe\u2069\u200b",
+    "terminal": "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m",
+    "lines": "one\ntwo\r\nthree\u2028four",
+    "markup of rich": "[red]x[/red] [link=https://evil.example]y[/link] :skull:",
+    "format": "%s {0} {name!r} %n",
+    "half of a pair": "\ud800x",
+}  # fmt: skip
+LONG = "<b>x</b>" * 12_500  # 100 kB
+
+# What the package itself writes. HTML, then SVG.
+ELEMENTS = {
+    *("div", "span", "p", "b", "i", "u", "small", "code", "pre", "h4", "br", "ul", "ol", "li", "section"),
+    *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script"),
+    *("label", "select", "option", "optgroup", "button", "input", "progress"),
+    *("svg", "title", "desc", "g", "path", "rect", "circle", "line", "text", "tspan", "defs", "use", "pattern"),
+}
+VOID = frozenset(("br", "input"))
+ATTRIBUTES = re.compile(
+    r"class|id|style|title|for|name|type|value|max|min|role|scope|colspan|rowspan|tabindex|hidden|open|disabled|checked"
+    r"|data-[a-z-]+|aria-[a-z]+|xmlns|viewbox|width|height|x|y|x1|x2|y1|y2|cx|cy|r|d|href|text-anchor|fill|stroke|stroke-dasharray"
+    r"|patternunits|patterntransform|transform|points"
+)
+STYLES = re.compile(
+    r"(width: ?[\d.]+%|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
+    r"|white-space: pre|overflow: auto|(; ?))+"
+)
+
+
+class Page(html.parser.HTMLParser):
+    """Parses strictly: known elements and attributes only, each closed in its turn, nothing left over."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.text = ""
+        self.values: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in ELEMENTS, tag
+        for name, value in attrs:
+            assert ATTRIBUTES.fullmatch(name), (tag, name)
+            self.values.append(value or "")
+            if name == "style":
+                assert STYLES.fullmatch(value), value
+            if name == "href":
+                assert re.fullmatch(r"#remat-[0-9a-z-]+", value), value
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if not self._open or self._open[-1] not in ("style", "script"):
+            self.text += data
+
+    def handle_comment(self, data):
+        raise AssertionError(f"a comment: {data!r}")
+
+    handle_decl = handle_pi = unknown_decl = handle_comment
+
+    def holds(self, attack: str) -> bool:
+        """Whether a reader finds the string as it is, but for what cannot be seen."""
+        return printable(attack) in self.text or any(printable(attack) in value for value in self.values)
+
+
+def infected(record, attack):
+    """A record with the string wherever it holds any text; what is one of a few words stays."""
+    if isinstance(record, tuple):
+        return tuple(infected(each, attack) for each in record)
+    if not dataclasses.is_dataclass(record):
+        return record
+    changes = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        kind = str(field.type)
+        if isinstance(value, str) or (value is None and kind.startswith("str")):
+            changes[field.name] = attack if kind.startswith("str") else value
+        elif isinstance(value, tuple) and "tuple[str" in kind:
+            changes[field.name] = tuple(
+                tuple(attack if isinstance(part, str) else part for part in each) if isinstance(each, tuple) else attack
+                for each in value or ((attack,) if kind == "tuple[str, ...]" else ())
+            )
+        else:
+            changes[field.name] = infected(value, attack)
+    found = dataclasses.replace(record, **changes)
+    if {"column", "end_column"} <= changes.keys():  # a span covers its whole text
+        found = dataclasses.replace(found, column=0, end_column=len(attack), line=1, end_line=1, cell=None)
+    return found
+
+
+def report_of(attack, **changes):
+    report = infected(small(), attack)
+    return dataclasses.replace(report, backward_error="", **changes)
+
+
+def pages(attack: str):
+    """Everything that is made of records, by name."""
+    report = report_of(attack)
+    failing = dataclasses.replace(report, backward_error=attack)
+    some = tuple(infected(row, attack) for row in rows())
+    measured = tuple(
+        dataclasses.replace(row, measured_bytes=1, measured_temp_bytes=1, measured_seconds=1.0, measured_flops=1.0)
+        for row in some
+    )
+    residuals, recomputed = report.residuals, report.recomputed
+    yield "report", html_views.report_html(report, [report, failing])
+    for name, part in html_views.fragments(report).items():
+        yield f"part {name}", part
+    for name, part in html_views.fragments(failing).items():
+        yield f"part {name} of a failure", part
+    yield "jaxprs", html_views.jaxprs(report)
+    for name, chunks in html_views.lazy_chunks(report).items():
+        yield from ((f"chunk of {name}", chunk) for chunk in chunks)
+    yield "comparison", compare.comparison_html(some, function=attack, device=attack, source=attack, notes=(attack,))
+    yield "panel", compare.comparison_panel(measured, attack, attack, attack, attack, (attack,), live=True)
+    yield "front", plots.pareto_svg(some, attack)
+    yield "timeline", timeline_views.timeline_html(infected(timeline(), attack))
+    yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", report.residuals[1].source),))
+    yield (
+        "gradients",
+        gradients.gradients_html(
+            (
+                GradientDifference(attack, attack, 1.0, attack, (1,), 1.0, attack),
+                GradientDifference(attack, attack, error=attack),
+            )
+        ),
+    )
+    yield (
+        "difference",
+        difference.difference_html(Difference(attack, attack, residuals, residuals, recomputed, recomputed)),
+    )
+    yield "frame", controls.frame(
+        title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
+        sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),
+        function=attack, can_apply=True, devices=(attack,), has_inputs=True,
+    )  # fmt: skip
+
+
+# Pages that hold no text of that kind when all their names are alike, or that show a part of it alone.
+_WITHOUT = ("part totals", "chunk of", "part totals of a failure")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_records_are_shown_as_text(name):
+    attack = ATTACKS[name]
+    for where, page in pages(attack):
+        parsed = Page(page)
+        assert parsed.holds(attack) or where.startswith(_WITHOUT), where
+        if attack.startswith("<"):
+            assert attack not in page, where
+
+
+def test_strings_of_100_kilobytes():
+    """They are shown whole, or cut, in time that does not grow with their square."""
+    parsed = [Page(page) for _, page in pages(LONG) if len(page) < 4_000_000]  # a report repeats them many times over
+    assert sum(page.holds(LONG) for page in parsed) > 3
+    trace = rm.trace(lambda x: checkpoint_name(jnp.sin(x), LONG).sum(), np.ones(3, np.float32))
+    assert trace.names == (LONG,)
+    with pytest.raises(RematError) as raised:
+        trace.report(LONG)
+    assert len(str(raised.value)) < 4 * len(LONG)
+    with pytest.raises(RematError):
+        trace.report("none", at=LONG)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_terminals_get_no_escapes(name):
+    attack = ATTACKS[name]
+    report = report_of(attack)
+    file = io.StringIO()
+    console = Console(file=file, force_jupyter=False, force_terminal=True, color_system=None, width=200)
+    console.print(text_views.render(report, title=attack))
+    some = tuple(infected(row, attack) for row in rows())
+    console.print(compare.render(some, function=attack, device=attack, source=attack, notes=(attack,)))
+    for shown in (file.getvalue(), text_views.plain(report, title=attack)):
+        assert printable(shown) == shown
+        assert "evil.example" not in shown or attack.count("evil.example")
+        assert "\N{SKULL}" not in shown
+    flat = "".join(text_views.plain(report, 5000).split())
+    assert "".join(printable(attack).split()) in flat
+
+
+def test_what_is_printable():
+    text = "a\tb\nc é 漢 🙂 \N{ARABIC LETTER BEH}"  # of any language
+    assert printable(text) == text
+    assert printable("\x1b[0m\x00\u202e\ud800") == "\\x1b[0m\\x00\\u202e\\ud800"
+    assert one_line("a\n  b\x1b" + "c" * 999, 10) == "a b\\x1bcc…"
+
+
+# -------------------------------------------------------------------------------- through the engine itself
+
+
+def hostile(attack):
+    """A function whose every name, file and line is the string."""
+    source = (
+        "def loss(params, **others):\n    value = checkpoint_name(jnp.sin(params[KEY]), KEY); "
+        + repr(attack)
+        + (
+            "\n    return (jax.checkpoint(inner)(value) + sum(o.sum() for o in others.values())).sum()\n"
+            "def inner(x): return jnp.tanh(jnp.cos(x))\n"
+        )
+    )
+    namespace = {"jax": jax, "jnp": jnp, "checkpoint_name": checkpoint_name, "KEY": attack}
+    file = attack.replace("\x00", "0").encode("utf-8", "replace").decode()  # Python itself takes no others
+    exec(compile(source, file, "exec"), namespace)
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    for function in (namespace["loss"], namespace["inner"]):
+        function.__name__ = function.__qualname__ = attack
+    return namespace["loss"], ({attack: np.ones(3, np.float32)},), {attack: np.ones(2, np.float32)}
+
+
+def strings_of(value):
+    """Every string in a message."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from strings_of(key)
+            yield from strings_of(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from strings_of(each)
+
+
+# The keys of a message whose values the script takes for HTML; it puts all others into `textContent` or `value`.
+_HTML = ("_frame", "parts", "jaxprs", "bodies", "html", "frame")
+
+
+def markup_of(message):
+    if isinstance(message, dict):
+        for key, value in message.items():
+            if key in _HTML and not isinstance(value, (bool, int)):
+                yield from strings_of([*value.values()] if isinstance(value, dict) else value)
+            else:
+                yield from markup_of(value)
+    elif isinstance(message, (list, tuple)):
+        for each in message:
+            yield from markup_of(each)
+
+
+REAL = ("image", "script", "terminal", "null", "direction", "markup of rich")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F811
+    attack = ATTACKS[name]
+    fun, args, kwargs = hostile(attack)
+    trace = rm.trace(fun, *args, **kwargs)
+    assert trace.names == (attack,)
+    assert trace.sites
+
+    def policy(prim, *_, **__):
+        raise ValueError(attack)
+
+    policy.__name__ = policy.__qualname__ = attack
+    slow = devices.Device(attack, {"f32": 1e12}, 1e12, 1e12, None, None, attack)
+    monkeypatch.setitem(devices._KNOWN, attack, slow)
+    widget = RematWidget(trace, title=attack, apply=lambda _: attack, namespace={"mine": policy}, inputs=(args, kwargs))
+    channel = widget.comm
+
+    def tell(**content):
+        channel.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+        for worker in (widget._worker, widget._bodies_worker, widget._comparing._comparer, widget._comparing._others):
+            worker.join(60)
+
+    at = trace.default_at
+    for policy_key in ("none", "dots_saveable", "mine"):
+        tell(type="choose", policy=policy_key, at=at, serial=1)
+    tell(type="names", names={attack: "save"}, at=at, serial=9)
+    for kind in ("jaxprs", "memory", "advice", "compare", "difference"):
+        tell(type=kind, policy="none", at=at, against="dots_saveable")
+    tell(type="compare", policy="none", at=at, device=attack)
+    tell(type="apply")
+    sent = [*channel.sent, {"_frame": widget._frame, "_view": widget._view}]
+    kept = widget._rendered.kept(trace.report("none", at))
+    checked = 0
+    for markup in (*markup_of(sent), kept["text/html"], trace.compare(device=slow)._repr_html_()):
+        Page(markup)
+        checked += 1
+    assert checked > 20
+    assert printable(kept["text/plain"]) == kept["text/plain"]
+    json.dumps(sent, allow_nan=False)
+    # What the reader chooses comes back as it was.
+    assert widget.policy == f"save_only_these_names({attack!r})"
+    with pytest.raises(RematError) as raised:
+        trace.report(policy, "function")
+    assert "\n" not in str(raised.value)
+    for text in (repr(trace), repr(widget), repr(trace.compare(["none"]))):
+        assert printable(text) == text
+    widget.close()
+
+
+@pytest.mark.parametrize("name", ["terminal", "direction", "null"])
+def test_a_hostile_function_in_a_terminal(name, cells):  # noqa: F811
+    attack = ATTACKS[name]
+    fun, args, kwargs = hostile(attack)
+    cells.ns.update(fun=fun, args=args, kwargs=kwargs)
+    cells.ok("%remat --text fun(*args, **kwargs)")
+    assert printable(cells.out) == cells.out
+
+    def bad(prim, *_, **__):
+        raise ValueError(attack)
+
+    bad.__name__ = attack
+    cells.ns["bad"] = bad
+    cells.run("%remat --text -p bad fun(*args, **kwargs)")
+    assert cells.err
+    assert printable(cells.err) == cells.err
+
+
+def test_a_measurement_of_a_hostile_function():
+    fun, args, kwargs = hostile(ATTACKS["image"])
+    found = rm.trace(fun, *args, **kwargs).measure("dots_saveable", inputs=(args, kwargs), runs=1)
+    assert not found.error
+    assert isinstance(found, Measurement)
+
+
+# -------------------------------------------------------------------------------- what code runs, what goes out
+
+# Everything that makes code of text, reads objects of bytes, starts programs, opens connections or writes files.
+# Who may, and why.
+ALLOWED = {
+    ("magic.py", "eval"): "the call that the user wrote after %remat, and the statements of the user's own cell",
+    ("magic.py", "compile"): "likewise",
+    ("target.py", "eval"): "the arguments that the user wrote in --args",
+    ("target.py", "compile"): "likewise",
+    ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
+}
+CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}
+METHODS = {"write_text", "write_bytes", "unlink", "rmdir", "mkdir", "rename", "system", "popen", "loads_pickle"}
+MODULES = {
+    *(
+        "pickle",
+        "marshal",
+        "shelve",
+        "dill",
+        "cloudpickle",
+        "subprocess",
+        "socket",
+        "ssl",
+        "http",
+        "urllib",
+        "requests",
+    ),
+    *("ftplib", "smtplib", "webbrowser", "ctypes", "importlib", "runpy", "codeop", "tempfile", "shutil"),
+}
+
+
+def risky(module):
+    """What a module uses of the above."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in CALLS:
+                yield node.func.id
+            if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+                yield node.func.attr
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names if alias.name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in MODULES:
+            yield (node.module or "").split(".")[0]
+
+
+def test_no_code_but_the_users_runs():
+    found = {(str(module.relative_to(PACKAGE)), used) for module in modules() for used in risky(module)}
+    assert found - ALLOWED.keys() == set()
+    assert ALLOWED.keys() - found == set()  # no permission that nobody needs
+
+
+def test_the_check_sees_what_it_is_for(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("import pickle, os\nfrom urllib.request import urlopen\neval('1')\nopen('x')\nos.system('ls')\n")
+    assert set(risky(bad)) == {"pickle", "urllib", "eval", "open", "system"}
+
+
+def test_scripts_and_styles_ask_for_nothing():
+    """The browser's part makes no code of text either, and loads nothing from anywhere."""
+    files = [path for path in (PACKAGE / "views" / "static").iterdir() if path.suffix in (".js", ".css")]
+    assert len(files) >= 3
+    for path in files:
+        text = re.sub(
+            r"/\*.*?\*/|//.*", "", path.read_text(encoding="utf-8"), flags=re.DOTALL if path.suffix == ".css" else 0
+        )
+        used = (
+            r"\beval\b|new Function|\bimport\b|fetch\(|XMLHttpRequest|WebSocket|document\.write|https?:|url\(|@import"
+        )
+        assert re.findall(used, text) == []
+
+
+def test_only_what_is_html_is_taken_for_html():
+    """``innerHTML`` takes what Python has rendered; names and sentences go into ``textContent``."""
+    script = (PACKAGE / "views" / "static" / "widget.js").read_text(encoding="utf-8")
+    taken = re.findall(r"innerHTML = ([^;]+);", script)
+    known = r"(model\.get\(\"_frame\"\).*|chunks\[next\]|view\.jaxprs|html|view\.parts(\.\w+|\[\w+\])|\"\")"
+    assert [each for each in taken if not re.fullmatch(known, each)] == []
+    assert "insertAdjacentHTML" not in script
+    assert "outerHTML" not in script
+
+
+def test_nothing_goes_over_the_network(monkeypatch, browser):  # noqa: F811
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection is opened")
+
+    for name in ("socket", "create_connection", "getaddrinfo", "create_server"):
+        monkeypatch.setattr(socket, name, refuse)
+
+    def loss(w, x):
+        return jnp.sin(jax.checkpoint(lambda x: jnp.tanh(w @ x))(x)).sum()
+
+    arrays = np.ones((3, 3), np.float32), np.ones(3, np.float32)
+    trace = rm.trace(loss, *arrays)
+    comparison = trace.compare(device=devices.names()[0])
+    assert comparison.rows
+    assert trace.plan(0.5)
+    assert trace.measure(inputs="random", runs=1).error == ""
+    assert all(not found.error for found in trace.check_gradients(["dots_saveable"], inputs="random"))
+    widget = RematWidget(trace)
+    widget.policy = "dots_saveable"
+    widget._worker.join()
+    assert widget.report.policy == "dots_saveable"
+    widget.close()
