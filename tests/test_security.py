@@ -27,8 +27,18 @@ from views_records import small
 
 import remat_magic as rm
 from remat_magic import devices
-from remat_magic.model import Advice, Choice, Difference, GradientDifference, Measurement, RematError, Site
-from remat_magic.views import advice, compare, controls, difference, gradients, plots
+from remat_magic.model import (
+    Advice,
+    Choice,
+    FrontierPoint,
+    GradientDifference,
+    Measurement,
+    Plan,
+    PlannedValue,
+    RematError,
+    Site,
+)
+from remat_magic.views import advice, compare, controls, gradients, plan, plots
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
@@ -162,7 +172,7 @@ def pages(attack: str):
         dataclasses.replace(row, measured_bytes=1, measured_temp_bytes=1, measured_seconds=1.0, measured_flops=1.0)
         for row in some
     )
-    residuals, recomputed = report.residuals, report.recomputed
+    source = report.residuals[1].source
     yield "report", html_views.report_html(report, [report, failing])
     for name, part in html_views.fragments(report).items():
         yield f"part {name}", part
@@ -175,7 +185,7 @@ def pages(attack: str):
     yield "panel", compare.comparison_panel(measured, attack, attack, attack, attack, (attack,), live=True)
     yield "front", plots.pareto_svg(some, attack)
     yield "timeline", timeline_views.timeline_html(infected(timeline(), attack))
-    yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", report.residuals[1].source),))
+    yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
     yield (
         "gradients",
         gradients.gradients_html(
@@ -185,10 +195,10 @@ def pages(attack: str):
             )
         ),
     )
-    yield (
-        "difference",
-        difference.difference_html(Difference(attack, attack, residuals, residuals, recomputed, recomputed)),
-    )
+    value = PlannedValue(attack, 1, type=attack, primitive=attack, name=attack, source=source, path=(attack,))
+    yield "plan", plan.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
+    yield "frontier", plan.frontier_svg([FrontierPoint(1, 1, 1, 1), FrontierPoint(2, 2, 0, 0)], [report])
+    yield "page", html_views.page_html(report, [report])
     yield "frame", controls.frame(
         title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
         sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),
@@ -327,7 +337,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
     for policy_key in ("none", "dots_saveable", "mine"):
         tell(type="choose", policy=policy_key, at=at, serial=1)
     tell(type="names", names={attack: "save"}, at=at, serial=9)
-    for kind in ("jaxprs", "memory", "advice", "compare", "difference"):
+    for kind in ("jaxprs", "memory", "advice", "compare"):
         tell(type=kind, policy="none", at=at, against="dots_saveable")
     tell(type="compare", policy="none", at=at, device=attack)
     tell(type="apply")

@@ -19,7 +19,7 @@ An estimate: backends differ in what they fuse beyond this. ``tests/test_work.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,7 @@ def work(
         _count(everything, each)
         if is_again is not None:
             _count(again, is_again)
+    program.close()
     return _merged(everything), _merged(again)
 
 
@@ -121,6 +122,7 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, W
         for node, mine in zip(nodes, reads, strict=True):
             part = [(value, size // readers[id(value)], False) for value, size, _ in mine]
             found[id(node.eqn)] = _record([node], part)
+    _release(node for nodes in seen for node in nodes)
     return found
 
 
@@ -227,6 +229,8 @@ class _Program:
             program = _Program(self._live, self._recomputing, self._known, self._seen)
             program.run(jaxpr)
             known = self._known[id(jaxpr)] = list(program.records())
+            if self._seen is None:
+                program.close()
         return known
 
     # ------------------------------------------------------------------------------------------------ single equations
@@ -275,9 +279,17 @@ class _Program:
             part = _record(again, [read for read in reads[key] if read[2]]) if again else None
             yield whole, part
         yield from self._lumps
-        for node in self._nodes:  # nodes and values hold each other, which only the garbage collector would free
-            node.makes.clear()
+
+    def close(self) -> None:
+        """Let go of the nodes, once their records are made."""
+        _release(self._nodes)
         self._nodes.clear()
+
+
+def _release(nodes: Iterable[_Node]) -> None:
+    """Nodes and their values hold each other, which only the garbage collector would free."""
+    for node in nodes:
+        node.makes.clear()
 
 
 def _flops(eqn: Any, name: str) -> int | None:
