@@ -49,7 +49,7 @@ class Primal:
         self._x64 = _compat.x64()
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
         self._settings = _compat.thread_settings()
-        self._generation = _compat.new_generation()
+        self._generation = _compat.Generation()
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         self.outputs = self.auxiliary = 0
