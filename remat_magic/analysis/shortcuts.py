@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from remat_magic import _compat
 from remat_magic.model import GradientDifference, Measurement
 
 if TYPE_CHECKING:
-    from remat_magic.model import Advice, FrontierPoint, Plan, WhatIf
+    from remat_magic.analysis.trace import Trace
+    from remat_magic.model import Advice, FrontierPoint, Loop, Plan, WhatIf
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
@@ -17,6 +19,37 @@ __all__ = ["Shortcuts"]
 
 class Shortcuts:
     """Methods of ``Trace`` that import what they need when they are called."""
+
+    if TYPE_CHECKING:  # what a Trace has
+        lock: Any
+        index: Any
+        _tracing: Any
+        _signature: Any
+        _outputs: int
+        _auxiliary: int
+
+    def variant(self, change: Callable[[Any], Any]) -> Trace:
+        """A trace of a changed program; ``change`` gives for the primal jaxpr one of the same arguments and outputs."""
+        from remat_magic.analysis.trace import Trace
+
+        with self.lock, self._tracing():
+            evaluate, outputs = _compat.as_function(change(self.index.closed)), self._outputs
+
+            def program(*arrays: Any) -> Any:
+                results = evaluate(*arrays)
+                return (results[:outputs], results[outputs:]) if self._auxiliary else results
+
+            types = tuple(leaf.value for leaf in self._signature.arrays)
+            return Trace(program, types, {}, tuple(self._signature.differentiated), bool(self._auxiliary))
+
+    def loops(self, **options: Any) -> tuple[Loop, ...]:
+        """For each scan what nesting it under ``jax.checkpoint`` would save and recompute, with the code that does it.
+
+        See :func:`remat_magic.tuning.loops.loops`.
+        """
+        from remat_magic.tuning.loops import loops
+
+        return loops(cast("Any", self), **options)
 
     def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
         """Measure several policies, each with its place, in the background.
