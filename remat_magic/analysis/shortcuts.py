@@ -122,6 +122,15 @@ class Shortcuts:
 
         return advise(cast("Any", self), policy, at, namespace)
 
+    def plan_bound(self, budget: Any, at: Any = None, **options: Any) -> FrontierPoint:
+        """A bound on what plans within a budget recompute, quick enough for a slider.
+
+        See :func:`remat_magic.tuning.bound.plan_bound` for the options.
+        """
+        from remat_magic.tuning.bound import plan_bound
+
+        return plan_bound(cast("Any", self), budget, at, **options)
+
     def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
         """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""
         from remat_magic.tuning.plan import frontier
