@@ -190,6 +190,8 @@ def test_what_is_offloaded_is_what_jax_offloads(model):
     # Written out and read, it does the same.
     again = trace.report(Plan.from_json(plan.to_json()))
     assert again.offloaded_bytes == plan.offloaded_bytes
+    applied = rm.trace(plan.apply(fun), *args).report("as_written")
+    assert (applied.offloaded_bytes, applied.saved_bytes) == (plan.offloaded_bytes, plan.saved_bytes)
     # A slow link moves nothing.
     assert trace.plan(budget, at, device=SLOW, offload=1.0).offloaded_bytes == 0
 
