@@ -3,9 +3,10 @@
 import dataclasses
 import itertools
 import random
+import time
 
 import pytest
-from benchmarks import named_models
+from benchmarks import models, named_models
 from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
 from programs import PROGRAMS
 
@@ -189,6 +190,8 @@ def test_what_is_offloaded_is_what_jax_offloads(model):
     # Written out and read, it does the same.
     again = trace.report(Plan.from_json(plan.to_json()))
     assert again.offloaded_bytes == plan.offloaded_bytes
+    applied = rm.trace(plan.apply(fun), *args).report("as_written")
+    assert (applied.offloaded_bytes, applied.saved_bytes) == (plan.offloaded_bytes, plan.saved_bytes)
     # A slow link moves nothing.
     assert trace.plan(budget, at, device=SLOW, offload=1.0).offloaded_bytes == 0
 
@@ -228,3 +231,56 @@ def test_what_plans_cannot_do_is_told():
         trace.plan(10, device=unlinked, offload=0)
     with pytest.raises(RematError, match="no number of bytes"):
         trace.plan(10, device=unlinked, offload="fast")
+
+
+# ------------------------------------------------------------------------------------------------- bounds for a slider
+
+
+@pytest.mark.parametrize("name", ["three_layers", "named_tanh", "scanned_relu", "attention", "nested_scan"])
+def test_a_bound_is_the_linear_programmes(name):
+    trace = traced(name)
+    problem = planner(trace, "function", False).problem()
+    most = problem.measure(problem.names)[0]
+    choices = itertools.chain.from_iterable(itertools.combinations(problem.names, k) for k in range(5))
+    measured = [problem.measure(choice) for choice in itertools.islice(choices, 2000)]
+    for i in range(12):
+        point = trace.plan_bound(i * most // 11, "function")
+        bound, _ = problem.relax(point.budget_bytes)
+        assert bound is not None
+        # Of the whole, for which the solver's tolerance is meant.
+        assert point.bound == pytest.approx(bound, rel=1e-6, abs=1e-6 * problem.measure(())[1] + 1)
+        assert all(point.bound <= cost for saved, cost in measured if saved <= point.budget_bytes)
+        assert point.saved_bytes <= point.budget_bytes
+        assert (point.saved_bytes, point.recomputed_flops) in [(0, problem.measure(())[1]), *measured] or (
+            len(problem.names) > 4
+        )
+
+
+def test_a_slider_does_not_wait():
+    fun, args = models.transformer(12)
+    trace = rm.trace(fun, *args)
+    most = planner(trace, None, False).most
+    trace.plan_bound(0.5)
+    spent, points = [], []
+    for i in range(40):
+        began = time.process_time()  # on a busy machine the clock tells nothing
+        points.append(trace.plan_bound(i * most // 39))
+        spent.append(time.process_time() - began)
+    assert max(spent) < 0.1
+    assert sorted(spent)[20] < 0.05
+    bounds = [point.bound for point in points]
+    assert bounds == sorted(bounds, reverse=True)
+    known = [point.recomputed_flops for point in points]
+    assert known == sorted(known, reverse=True)
+    assert all(point.bound <= point.recomputed_flops for point in points)
+
+
+def test_fifteen_hundred_values_within_a_hundredth():
+    fun, args = models.transformer(17)
+    trace = rm.trace(fun, *args)
+    found = planner(trace, None, True)
+    assert found.problem().size[1] >= 1500
+    least = found.graph.predict(())[0]
+    solution = found.problem().solve(int(least + 0.3 * (found.most - least)), 30.0, 0.01)  # 10 s on an idle machine
+    assert solution is not None
+    assert solution.cost - solution.bound <= 0.01 * solution.cost

@@ -114,6 +114,23 @@ def test_names_of_the_program_are_residuals_too():
     assert [row.value.name for row in rows if row.change == "recompute"] == ["h"]
 
 
+def test_policies_of_ones_own():
+    def products(prim, *_, **params):
+        return prim.name == "dot_general"
+
+    trace = traced("named_tanh")
+    rows = trace.what_if(products, "function", device="H100 SXM")
+    by_name = trace.what_if("mine", "function", device="H100 SXM", namespace={"mine": products})
+    theirs = trace.what_if("dots_saveable", "function", device="H100 SXM")
+    for mine in (rows, by_name):
+        # Only the plan can be looked up in another session, and that is what they are compared with.
+        assert all(isinstance(row.against, Plan) for row in mine)
+        assert [(row.change, row.value, row.saved_bytes, row.recomputed_flops) for row in mine] == [
+            (row.change, row.value, row.saved_bytes, row.recomputed_flops) for row in theirs
+        ]
+        assert all(is_what_jax_does(trace, "function", row) for row in mine)
+
+
 def test_sites_keep_what_they_are_written_to_keep():
     trace = traced("scanned_checkpoint")  # dots_saveable in a scan of six
     rows = trace.what_if("as_written", "sites", device="H100 SXM")

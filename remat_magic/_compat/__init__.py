@@ -5,6 +5,7 @@ Checked on jax 0.10.2 and 0.12.0.1. Each branch says which version it is for and
 
 from remat_magic._compat.caches import Generation, tracing
 from remat_magic._compat.checkpoints import (
+    NAME_PRIMITIVE,
     checkpoint_body,
     checkpoint_name_of,
     checkpoint_policy,
@@ -44,6 +45,7 @@ from remat_magic._compat.types import is_key, memory_space, short_dtype, zero_ke
 
 __all__ = [
     "JAX_VERSION",
+    "NAME_PRIMITIVE",
     "Generation",
     "as_function",
     "checkpoint_body",

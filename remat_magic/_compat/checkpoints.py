@@ -15,6 +15,7 @@ _RematTraced = getattr(ad_checkpoint, "RematTraced", None)
 _NAMES_HIGH = tuple(
     cls for name in ("CheckpointName", "CheckpointNameFwd") if (cls := getattr(ad_checkpoint, name, None)) is not None
 )
+NAME_PRIMITIVE: Any = ad_checkpoint.name_p  # what policies are asked about a named value with, under jax_remat3 too
 _call_hi: Any = getattr(ad_checkpoint, "call_hi_primitive_p", None)
 _PrimalLeft = getattr(ad_checkpoint, "PrimalLeftTangentRight", None)
 

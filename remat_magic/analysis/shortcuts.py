@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from remat_magic import _compat
 from remat_magic.model import GradientDifference, Measurement
 
 if TYPE_CHECKING:
     from remat_magic.analysis.primal import Primal
     from remat_magic.analysis.signature import Leaf
     from remat_magic.analysis.trace import Trace
-    from remat_magic.model import Advice, Edit, FrontierPoint, Plan, WhatIf
+    from remat_magic.model import Advice, Edit, FrontierPoint, Loop, Plan, WhatIf
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
@@ -22,6 +23,7 @@ class Shortcuts:
     """Methods of ``Trace`` that import what they need when they are called."""
 
     if TYPE_CHECKING:
+        lock: Any
         _fun: Any
         _primal: Primal
 
@@ -29,6 +31,30 @@ class Shortcuts:
         def wrt(self) -> tuple[str, ...]:
             """What is differentiated."""
             ...
+
+    def variant(self, change: Callable[[Any], Any]) -> Trace:
+        """A trace of a changed program; ``change`` gives for the primal jaxpr one of the same arguments and outputs."""
+        from remat_magic.analysis.trace import Trace
+
+        primal = self._primal
+        with self.lock, primal.tracing():
+            evaluate, outputs = _compat.as_function(change(primal.closed)), primal.outputs
+
+            def program(*arrays: Any) -> Any:
+                results = evaluate(*arrays)
+                return (results[:outputs], results[outputs:]) if primal.auxiliary else results
+
+            types = tuple(leaf.value for leaf in primal.signature.arrays)
+            return Trace(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary))
+
+    def loops(self, **options: Any) -> tuple[Loop, ...]:
+        """For each scan what nesting it under ``jax.checkpoint`` would save and recompute, with the code that does it.
+
+        See :func:`remat_magic.tuning.loops.loops`.
+        """
+        from remat_magic.tuning.loops import loops
+
+        return loops(cast("Any", self), **options)
 
     def measuring(self, choices: Sequence[tuple[Any, Any]], **options: Any) -> Measuring:
         """Measure several policies, each with its place, in the background.
@@ -100,6 +126,15 @@ class Shortcuts:
         from remat_magic.tuning.advice import advise
 
         return advise(cast("Any", self), policy, at, namespace)
+
+    def plan_bound(self, budget: Any, at: Any = None, **options: Any) -> FrontierPoint:
+        """A bound on what plans within a budget recompute, quick enough for a slider.
+
+        See :func:`remat_magic.tuning.bound.plan_bound` for the options.
+        """
+        from remat_magic.tuning.bound import plan_bound
+
+        return plan_bound(cast("Any", self), budget, at, **options)
 
     def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
         """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""

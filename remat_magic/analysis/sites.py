@@ -138,10 +138,12 @@ class Rewriter:
 
     Args:
         choose: for a checkpoint equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
+        instead: for an equation of any kind a jaxpr of the same operands and results to put in its place, or None.
     """
 
-    def __init__(self, choose: Callable[[Any], Any]) -> None:
+    def __init__(self, choose: Callable[[Any], Any], instead: Callable[[Any], Any] | None = None) -> None:
         self._choose = choose
+        self._instead = instead or (lambda _: None)
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, jaxpr: Any) -> Any:
@@ -153,8 +155,12 @@ class Rewriter:
         eqns: list[Any] = []
         renamed: dict[Any, Any] = {}
         for eqn in old.eqns:
+            other = self._instead(eqn)
             if renamed and any(not _compat.is_literal(atom) and atom in renamed for atom in eqn.invars):
                 eqn = eqn.replace(invars=[_rename(renamed, atom) for atom in eqn.invars])
+            if other is not None:
+                _splice(eqn, other, eqns, renamed)
+                continue
             if _compat.is_checkpoint(eqn):
                 policy = self._choose(eqn)
                 body = self(_compat.checkpoint_body(eqn))

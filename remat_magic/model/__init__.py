@@ -10,6 +10,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 from __future__ import annotations
 
 from remat_magic.model.edit import Edit, EditedName, FileEdit
+from remat_magic.model.loops import Loop, Nesting
 from remat_magic.model.plan import Advice, FrontierPoint, Plan, PlannedValue
 from remat_magic.model.report import (
     Choice,
@@ -58,8 +59,10 @@ __all__ = [
     "Half",
     "Kind",
     "LiveValue",
+    "Loop",
     "Measurement",
     "Moment",
+    "Nesting",
     "Origin",
     "Parameter",
     "Plan",

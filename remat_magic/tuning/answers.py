@@ -70,9 +70,7 @@ def _saves(policy: Any, value: NamedValue) -> bool:
         return True
     if value.name is None:
         return False
-    made = eqn.outvars[value.output]
-    named = _compat.name_equation(eqn, made, made, value.name)
-    return _yes(policy(named.primitive, made.aval, **named.params))
+    return _yes(policy(_compat.NAME_PRIMITIVE, value.aval, name=value.name))
 
 
 def _yes(answer: Any) -> bool:

@@ -12,7 +12,7 @@ from remat_magic.tuning.peak import within_peak
 from remat_magic.tuning.planner import Asked, Planner, planner
 from remat_magic.tuning.sizes import parse_bytes
 
-__all__ = ["frontier", "plan"]
+__all__ = ["budget_bytes", "frontier", "plan"]
 
 
 def plan(
@@ -62,9 +62,9 @@ def plan(
         most = trace.report("none", found.at).peak_bytes
         if most is None:
             raise RematError(f"the peak of {trace.function_name} is not known: give a budget of saved bytes.")
-        limit = _budget(budget, most)
+        limit = budget_bytes(budget, most)
         return within_peak(found, Asked(_text(trace, found, limit, least, of), limit, least, of), seconds, gap)
-    limit = _budget(budget, found.most)
+    limit = budget_bytes(budget, found.most)
     made = found.within(Asked(_text(trace, found, limit, least, of), limit, least), limit, seconds, gap)
     if made is None:
         keeps = trace.preview("nothing_saveable", found.at).saved_bytes
@@ -107,7 +107,8 @@ def frontier(
     )
 
 
-def _budget(budget: int | float | str, most: int) -> int:
+def budget_bytes(budget: int | float | str, most: int) -> int:
+    """The bytes of a budget, of which ``most`` is the whole."""
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget) if isinstance(budget, str) else None
     if percent is not None:
         budget = min(float(percent[1]) / 100, 1.0)

@@ -205,6 +205,22 @@ class Problem:
             return None, ()
         return self._least(found.fun, budget), found.x[self._first : self._first + len(self.names)]
 
+    def priced(self, price: float) -> tuple[float, frozenset[str]]:
+        """The linear programme without a budget, where each byte costs ``price``: its least cost, and what it saves.
+
+        For each budget this cost less ``price * budget`` is a bound (Lagrange's): no choice within it costs less.
+        """
+        if not len(self._cost):
+            return self._always, frozenset()
+        found = milp(
+            self._cost + price * self._amounts / self._unit,
+            bounds=self._bounds,
+            constraints=_constraint(self._matrix[:-1], -np.inf, self._limits[:-1]),
+        )
+        chosen = found.x[self._first : self._first + len(self.names)] > 0.5
+        names = self.graph.used({name for name, yes in zip(self.names, chosen, strict=True) if yes})
+        return (found.fun - _PRECISION) * self._unit + self._always, names
+
     def solve(self, budget: int, seconds: float, gap: float) -> Solution | None:
         """The best choice that the solver finds, None where the budget is too small (or the time)."""
         began = time.perf_counter()

@@ -63,8 +63,9 @@ def what_if(
     flips = Flips(found.graph, names, costs)
     base = _Base(found, flips, report.policy)
     against = policy if isinstance(policy, Plan) else report.policy
-    if (flips.base.saved_bytes, flips.base.recomputed_flops) != (report.saved_bytes, report.recomputed_flops):
-        # What the policy keeps no choice of names does: compare with the nearest.
+    same = (flips.base.saved_bytes, flips.base.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
+    if not same or not (isinstance(policy, Plan) or _is_key(trace, report.policy)):
+        # What the policy keeps no choice of names does, or only its object stands for it: compare with the nearest.
         against = base.plan(flips.base, f"{report.policy}, by value") if flips.base.used else "nothing_saveable"
         told = trace.report(against, None if isinstance(against, Plan) else found.at)
         if (told.saved_bytes, told.recomputed_flops) != (flips.base.saved_bytes, flips.base.recomputed_flops):
@@ -91,6 +92,15 @@ def _names(found: Planner, policy: Any, namespace: Mapping[str, Any] | None) -> 
     trace = found.trace
     resolved = resolve(policy, trace.names, namespace, trace.function_name)
     return answered(trace, found.parts, resolved)
+
+
+def _is_key(trace: Any, key: str) -> bool:
+    """Whether a policy's key says by itself which it is, and not by a name in the user's program."""
+    try:
+        resolve(key, trace.names, None, trace.function_name)
+    except RematError:
+        return False
+    return True
 
 
 class _Base:
