@@ -186,7 +186,7 @@ def check_trace(trace: rm.Trace) -> None:
 OPERATIONS = {
     "report": lambda trace: [trace.report(*key) for key in QUESTIONS],
     "compare": lambda trace: trace.compare(["none", "dots_saveable"], "sites").to_dict(),
-    "plan": lambda trace: trace.plan(0.5, "sites").to_dict(),
+    "plan": lambda trace: trace.plan(0.8, "sites").to_dict(),
     "advice": lambda trace: trace.advice("save_only_these_names('h')", "sites"),
     "timeline": lambda trace: trace.timeline("dots_saveable", "function"),
     "function": lambda trace: trace.function("dots_saveable", "sites")(*arrays()),

@@ -66,14 +66,15 @@ def stale_traces(generation: int, top: Callable[..., Any], closed: Any) -> list[
             fresh_keys.append((function, context, args, kwargs))
         elif function is top:
             users[id(function), args] = (function, args, kwargs)
-    with config.no_tracing(True):
+    # Not JAX's own context managers, which an interrupt can leave without putting anything back.
+    with set_locally([(config.no_tracing, True)]):
         for function, _, args, kwargs in fresh_keys:
-            with config.jax_xla_profile_version(usual):
+            with set_locally([(config.jax_xla_profile_version, usual)]):
                 try:
                     old = cache(function, *args, **dict(kwargs))[0]
                 except Exception:  # noqa: BLE001 - not in the user's cache: nothing old to be wrong about
                     continue
-            with config.jax_xla_profile_version(generation):
+            with set_locally([(config.jax_xla_profile_version, generation)]):
                 try:
                     fresh = cache(function, *args, **dict(kwargs))[0]
                 except Exception:  # noqa: BLE001 - evicted meanwhile
