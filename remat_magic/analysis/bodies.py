@@ -7,7 +7,7 @@ One description for scan, while, cond, jit, checkpoint, custom derivatives and t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,36 +128,45 @@ def label_of(eqn: Any) -> str:
     return name
 
 
+def _checkpoint(eqn: Any) -> tuple[Body, ...]:
+    if not _compat.is_checkpoint(eqn):  # another primitive in 0.12's one call primitive
+        return _calls(eqn)
+    jaxpr = _compat.checkpoint_body(eqn)
+    return (_call(eqn, jaxpr, _compat.function_name(jaxpr)[0]),)
+
+
+def _custom_derivative(eqn: Any) -> tuple[Body, ...]:
+    return _named_call(eqn, "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr")
+
+
+def _calls(eqn: Any) -> tuple[Body, ...]:
+    """Whatever jaxprs stand in the parameters, each taken for a call."""
+    name = eqn.primitive.name
+    label = "" if name in _UNNAMED_CALLS else name
+    found: list[Body] = []
+    for value in _compat.high_params(eqn).values():
+        if _compat.is_jaxpr(value):
+            found.append(_call(eqn, value, label))
+        elif isinstance(value, (tuple, list)):
+            found += [_call(eqn, item, label) for item in value if _compat.is_jaxpr(item)]
+    return tuple(found)
+
+
+_READ_BY: dict[str, Callable[[Any], tuple[Body, ...]]] = {
+    **dict.fromkeys(["remat2", "checkpoint", "remat", "call_hi_primitive"], _checkpoint),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    **dict.fromkeys(["jit", "pjit"], lambda eqn: _named_call(eqn, "jaxpr")),
+    **dict.fromkeys(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"], _custom_derivative),
+    "custom_linear_solve": _linear_solve,
+    "pallas_call": lambda eqn: (),
+}
+
+
 def bodies(eqn: Any) -> tuple[Body, ...]:
     """The jaxprs inside an equation, none for an ordinary operation (and for kernels, which are one operation)."""
-    name = eqn.primitive.name
-    if not eqn.params:
-        return ()
-    if _compat.is_checkpoint(eqn):
-        jaxpr = _compat.checkpoint_body(eqn)
-        return (_call(eqn, jaxpr, _compat.function_name(jaxpr)[0]),)
-    if name == "scan":
-        return _scan(eqn)
-    if name == "while":
-        return _while(eqn)
-    if name == "cond":
-        return _cond(eqn)
-    if name in ("jit", "pjit"):
-        return _named_call(eqn, "jaxpr")
-    if name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
-        return _named_call(eqn, "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr")
-    if name == "custom_linear_solve":
-        return _linear_solve(eqn)
-    if name == "pallas_call":
-        return ()
-    label = "" if name in _UNNAMED_CALLS else name
-    found = [
-        _call(eqn, value, label)
-        for parameter in _compat.high_params(eqn).values()
-        for value in (parameter if isinstance(parameter, (tuple, list)) else (parameter,))
-        if _compat.is_jaxpr(value)
-    ]
-    return tuple(found)
+    return _READ_BY.get(eqn.primitive.name, _calls)(eqn) if eqn.params else ()
 
 
 def multiply(times: int | None, more: int | None) -> int | None:
@@ -182,7 +191,7 @@ def nbytes(aval: Any) -> int:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None:
         return 0
-    return math.prod(int(size) for size in shape) * int(dtype.itemsize)
+    return math.prod(map(int, shape)) * int(dtype.itemsize)
 
 
 def type_text(aval: Any) -> str:

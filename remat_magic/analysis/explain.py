@@ -12,7 +12,7 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import type_text
 from remat_magic.analysis.cost import equation_cost, jaxpr_cost
 from remat_magic.analysis.flow import Scope, makers
-from remat_magic.analysis.halves import Forward, without_gc
+from remat_magic.analysis.halves import Forward
 from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.liveness import Held, held_at_peak, peak
 from remat_magic.analysis.program import program
@@ -40,7 +40,6 @@ def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) 
     return program(half.closed, index, marked)
 
 
-@without_gc()
 def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Report:
     """The report of both halves."""
     saved = saved_values(half.closed, half.outputs)
@@ -69,7 +68,7 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
-        peak_bytes=peak(half.closed, backward, half.outputs).bytes,
+        peak_bytes=peak(half.closed, backward, half.outputs, found.live).bytes,
         complete=True,
         forward_work=ahead_work,
         backward_work=back_work,

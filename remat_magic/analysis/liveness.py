@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import Body, bodies, nbytes
@@ -67,24 +67,25 @@ class Held:
     residual: bool = False
 
 
-def peak(forward: Any, backward: Any, outputs: int) -> Peak:
+def peak(forward: Any, backward: Any, outputs: int, live: Liveness | None = None) -> Peak:
     """The estimated peak of a function and its gradient.
 
     Args:
         forward: a closed jaxpr whose outputs are the function's own and then the residuals.
         backward: a closed jaxpr whose inputs are the residuals, in that order, and then the cotangents.
         outputs: how many outputs the function itself has.
+        live: which equations of ``backward`` matter, where that is known.
 
     Raises:
         ValueError: ``backward`` takes fewer inputs than there are residuals.
     """
-    highest = max(timeline(forward, backward, outputs), key=lambda moment: moment.bytes)
+    highest = max(timeline(forward, backward, outputs, live), key=lambda moment: moment.bytes)
     return Peak(highest.bytes, (highest.half, highest.index))
 
 
-def timeline(forward: Any, backward: Any, outputs: int) -> tuple[Moment, ...]:
+def timeline(forward: Any, backward: Any, outputs: int, live: Liveness | None = None) -> tuple[Moment, ...]:
     """What is held while each equation runs, in order; arguments and errors are those of ``peak``."""
-    program, kept, saved = _both_halves(forward, backward, outputs)
+    program, kept, saved = _both_halves(forward, backward, outputs, live)
     return tuple(moment for moment, _ in program.sweep(kept, saved))
 
 
@@ -93,13 +94,15 @@ def held_at_peak(forward: Any, backward: Any, outputs: int) -> tuple[tuple[Momen
 
     What a result is written over is left out, so that the bytes of what is held add up to the moment's.
     """
-    program, kept, saved = _both_halves(forward, backward, outputs)
+    program, kept, saved = _both_halves(forward, backward, outputs, None)
     swept = list(program.sweep(kept, saved))
     at = max(range(len(swept)), key=lambda index: swept[index][0].bytes)
     return tuple(moment for moment, _ in swept), tuple(step.eqn for _, step in swept), program.held(at, kept, saved)
 
 
-def _both_halves(forward: Any, backward: Any, outputs: int) -> tuple[_Program, set[int], set[int]]:
+def _both_halves(
+    forward: Any, backward: Any, outputs: int, live: Liveness | None
+) -> tuple[_Program, set[int], set[int]]:
     """The program of both halves, the buffers kept to the end, and those of the residuals."""
     first, second = _compat.open_jaxpr(forward), _compat.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
@@ -109,20 +112,19 @@ def _both_halves(forward: Any, backward: Any, outputs: int) -> tuple[_Program, s
 
     arguments = [program.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
     env = program.enter(forward, arguments)
-    program.run_all(first, env, "forward")
+    program.run_all(first, env, "forward", Liveness(first))
     results = [program.at(env, atom) for atom in first.outvars]
     saved = results[outputs:]
 
     cotangents = [program.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
     program.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
     env = program.enter(backward, [*saved, *cotangents])
-    program.run_all(second, env, "backward")
+    program.run_all(second, env, "backward", live or Liveness(second))
     gradients = [program.at(env, atom) for atom in second.outvars]
     return program, {*results[:outputs], *gradients}, set(saved)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):  # thousands are made for each report, and a frozen dataclass takes thrice as long
     """Something that happens at once: what it reads and makes, what may be written over, and what it needs inside."""
 
     where: tuple[Half, int]
@@ -140,6 +142,7 @@ class _Program:
         self.steps: list[_Step] = []
         self._sizes: list[int] = [0]
         self._what: dict[int, Held] = {}
+        self._made: dict[int, tuple[Any, Any]] = {}  # the type of what an equation makes, and the equation
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
@@ -178,9 +181,9 @@ class _Program:
 
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def run_all(self, jaxpr: Any, env: dict[Any, int], half: Half) -> None:
+    def run_all(self, jaxpr: Any, env: dict[Any, int], half: Half, live: Liveness) -> None:
         """Append the steps of a whole jaxpr."""
-        self._live = Liveness(jaxpr)
+        self._live = live
         for index, eqn in enumerate(jaxpr.eqns):
             self._run(eqn, env, (half, index), jaxpr.outvars)
 
@@ -197,7 +200,8 @@ class _Program:
             self._inline(eqn, inside[0], env, where)
             return
         operands = [self.at(env, atom) for atom in eqn.invars]
-        makes = [self.buffer(var.aval, Held(0, var.aval, eqn)) for var in eqn.outvars]
+        makes = [self.buffer(var.aval) for var in eqn.outvars]
+        self._made.update((number, (var.aval, eqn)) for number, var in zip(makes, eqn.outvars, strict=True))
         env.update(zip(eqn.outvars, makes, strict=True))
         need = max((self._inner_peak(eqn, body) for body in inside), default=0)
         if inside and inside[0].kind != "loop":  # what leaves a branch is the equation's result already
@@ -274,7 +278,11 @@ class _Program:
         alive = (alive | self._permanent) - {*_reused(steps[at], dying, self._sizes), _NOTHING}
         saved = residuals - self._permanent
         found = [
-            replace(self._what.get(number, Held(0)), bytes=self._sizes[number], residual=number in saved)
+            replace(
+                self._what.get(number) or Held(0, *self._made.get(number, ())),
+                bytes=self._sizes[number],
+                residual=number in saved,
+            )
             for number in sorted(alive)
         ]
         inside = steps[at].inside

@@ -59,6 +59,11 @@ class _Tagger:
         self._printed: dict[Any, dict[str, int]] = {}
         self._named_by: dict[Any, Any] = {}
 
+    def close(self) -> None:
+        """Let go of the copies: their variables hold the tagger, which only the garbage collector would free."""
+        for held in (self._copies, self._done, self._printed, self._named_by):
+            held.clear()
+
     def _tell(self, var: Any, row: int, name: str, context: Any) -> None:
         self._printed.setdefault(context, {}).setdefault(name, row)
         self._named_by[var] = context
@@ -207,6 +212,7 @@ def program(
         texts = _compat.pretty(tagger.tag(closed, top, 0), source_map).split("\n")
         if len(texts) == len(source_map):
             break
+        tagger.close()
     named = tagger.printed(residuals)
     lines: list[ProgramLine] = []
     seen: set[int] = set()
@@ -243,4 +249,5 @@ def program(
             )
         )
         lines += [ProgramLine(line, place.source, path=place.path, equation=token.number) for line in more]
+    tagger.close()
     return Program(tuple(lines), tagger.count)

@@ -23,6 +23,7 @@ class Liveness:
 
     def __init__(self, jaxpr: Any) -> None:
         self._live: set[int] = set()
+        self._marked: dict[tuple[int, tuple[bool, ...]], list[bool]] = {}  # bodies that several calls share
         self._mark(jaxpr, [True] * len(jaxpr.outvars))
 
     def __call__(self, eqn: Any) -> bool:
@@ -42,6 +43,13 @@ class Liveness:
                     needed.add(operand)
         return [var in needed for var in jaxpr.invars]
 
+    def _mark_body(self, jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
+        key = (id(jaxpr), tuple(wanted))
+        known = self._marked.get(key)
+        if known is None:
+            known = self._marked[key] = self._mark(jaxpr, wanted)
+        return known
+
     def _operands(self, eqn: Any, outputs: Sequence[bool]) -> list[bool]:
         if _compat.is_primal_left(eqn):
             return [True] + [False] * (len(eqn.invars) - 1)
@@ -50,7 +58,7 @@ class Liveness:
         inside = bodies(eqn)
         if not inside or any(None in body.operands for body in inside):
             for body in inside:
-                self._mark(body.jaxpr, [True] * len(body.jaxpr.outvars))
+                self._mark_body(body.jaxpr, [True] * len(body.jaxpr.outvars))
             return [True] * len(eqn.invars)
         read = [False] * len(eqn.invars)
         entering = {operand for body in inside for operand in body.operands}
@@ -64,7 +72,7 @@ class Liveness:
             if all(result is None for result in body.results):  # a loop's condition
                 wanted = [True] * len(wanted)
             while True:
-                used = self._mark(body.jaxpr, wanted)
+                used = self._mark_body(body.jaxpr, wanted)
                 more = [out for out, carried in body.carries if used[carried] and not wanted[out]]
                 if not more:
                     break
@@ -85,11 +93,15 @@ class Recomputation:
         self.top = Scope(_compat.open_jaxpr(backward))
         self.live = Liveness(self.top.jaxpr)
         self._index = index
-        self._forward: dict[int, list[tuple[Scope, Any]]] = {}
+        # By the identity of the equation, since a body that several calls share does the same in each.
+        self._forward: dict[int, dict[int, tuple[Scope, Any]]] = {}
         for scope, eqn in _leaves(Scope(_compat.open_jaxpr(forward))):
-            self._forward.setdefault(id(_compat.traceback_of(eqn)), []).append((scope, eqn))
+            self._forward.setdefault(id(_compat.traceback_of(eqn)), {}).setdefault(id(eqn), (scope, eqn))
         self.equations = tuple(self._find(self.top, False, 0))
-        self._kinds = {id(eqn): self._ran_forward(scope, eqn) for scope, eqn in self.equations}
+        self._kinds: dict[int, bool] = {}
+        for scope, eqn in self.equations:
+            if id(eqn) not in self._kinds:
+                self._kinds[id(eqn)] = self._ran_forward(scope, eqn)
 
     def __call__(self, eqn: Any) -> bool:
         """Whether an equation of the backward jaxpr is recomputation."""
@@ -125,8 +137,8 @@ class Recomputation:
         return (id(scope), id(eqn)) in self._tainted
 
     def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
-        candidates = self._forward.get(id(_compat.traceback_of(eqn)), ())
-        return any(_same_operation(scope, eqn, there, other) for there, other in candidates)
+        candidates = self._forward.get(id(_compat.traceback_of(eqn)), {})
+        return any(_same_operation(scope, eqn, there, other) for there, other in candidates.values())
 
     def records(self, cost: Any = None) -> tuple[Equation, ...]:
         """The recomputed operations as plain data.

@@ -12,6 +12,7 @@ from remat_magic.analysis import explain
 from remat_magic.analysis.applied import with_policy
 from remat_magic.analysis.bodies import type_text, walk
 from remat_magic.analysis.gradient import Gradient
+from remat_magic.analysis.halves import without_gc
 from remat_magic.analysis.index import PrimalIndex
 from remat_magic.analysis.notes import function_notes, remat3_asks_little
 from remat_magic.analysis.primal import Primal
@@ -254,6 +255,7 @@ class Trace(Shortcuts):
 
     # ----------------------------------------------------------------------------------------------------- the reports
 
+    @without_gc()
     def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
         """The report of the forward half alone (``complete`` is False), or the full one where it is known."""
         with self.lock:
@@ -265,6 +267,7 @@ class Trace(Shortcuts):
                 )
             return known
 
+    @without_gc()
     def report(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
         """What a policy does: residuals, recomputation, both halves.
 

@@ -250,6 +250,9 @@ class _Program:
             part = _record(again, [read for read in reads[key] if read[2]]) if again else None
             yield whole, part
         yield from self._lumps
+        for node in self._nodes:  # nodes and values hold each other, which only the garbage collector would free
+            node.makes.clear()
+        self._nodes.clear()
 
 
 def _flops(eqn: Any, name: str) -> int | None:
