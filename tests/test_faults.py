@@ -186,7 +186,7 @@ def check_trace(trace: rm.Trace) -> None:
 OPERATIONS = {
     "report": lambda trace: [trace.report(*key) for key in QUESTIONS],
     "compare": lambda trace: trace.compare(["none", "dots_saveable"], "sites").to_dict(),
-    "plan": lambda trace: trace.plan(0.5, "sites").to_dict(),
+    "plan": lambda trace: trace.plan(0.8, "sites").to_dict(),
     "advice": lambda trace: trace.advice("save_only_these_names('h')", "sites"),
     "timeline": lambda trace: trace.timeline("dots_saveable", "function"),
     "function": lambda trace: trace.function("dots_saveable", "sites")(*arrays()),
@@ -303,6 +303,8 @@ def test_an_interrupt_of_a_cell(cells):  # noqa: F811
     assert [type(each).__name__ for each in cells.shell.ast_transformers].count("CellTransformer") == 1
 
 
+# One that comes within a callback of the garbage collector (hypothesis has one, JAX another) is lost there.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_signals_while_it_works():
     """Real ones, at moments that nobody chose."""
     if not hasattr(__import__("signal"), "setitimer"):

@@ -78,6 +78,12 @@ def _tallied(test):
         except UnsatisfiedAssumption:
             came_to = "discarded"
             raise
+        except Exception as error:
+            with Path(f"{_TALLY}.failed").open(
+                "a", encoding="utf-8"
+            ) as file:  # at once: the run may not come to an end
+                file.write(f"{test.__name__}: {type(error).__name__}: {error}\n{kwargs!r}\n\n")
+            raise
         finally:
             remat3 = bool(getattr(jax.config, "jax_remat3", False))
             with Path(_TALLY).open("a", encoding="utf-8") as file:

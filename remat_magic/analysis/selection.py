@@ -163,7 +163,7 @@ def _guard(policy: Any, key: str) -> Any:
         except Exception as error:
             said = f" ({text})" if (text := one_line(text_of(error))) else ""
             raise RematError(
-                f"the policy {key} raised {type(error).__name__}{said} when asked about {prim}; a policy is called "
+                f"the policy {key} raised {type(error).__name__} when asked about {prim}{said}; a policy is called "
                 "as policy(primitive, *types, **parameters) and returns True to save."
             ) from error
         if isinstance(answer, _ANSWERS):

@@ -127,7 +127,7 @@ class _Editor:
 
     def _named(self, at: str, separately: bool) -> Any:
         trace = self._trace
-        with _compat.tracing(_compat.new_generation(), trace.remat3, _compat.x64()):
+        with _compat.tracing(_compat.Generation(), trace.remat3, _compat.x64()):
             return name_everything(trace.index.closed, self._within(trace, at), separately)
 
     def _probe(self) -> tuple[Any, dict[int, Candidate]]:
