@@ -57,7 +57,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(fun):
         raise RematError(f"a plan is applied to a function, not to {type(fun).__name__}: {fun!r}.")
     name = getattr(fun, "__name__", "") or type(fun).__name__
-    generation = _compat.new_generation()
+    generation = _compat.Generation()
 
     def rewrite(closed: Any) -> tuple[Any, Any]:
         spans = Spans()
