@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import gc
 import importlib
 import inspect
+import io
 import logging
 import os
 import pkgutil
@@ -469,6 +471,47 @@ def test_memory_runs_out_while_tracing(monkeypatch):
     assert jax.vjp is usual
     _undisturbed.cache_clear()
     check_trace(trace)
+
+
+@pytest.mark.parametrize("fails", ["write", "flush", "replace"])
+def test_the_disk_is_full(fails, tmp_path, monkeypatch):
+    """One sentence of the system's, and no half file: neither the plan, nor what was to become it."""
+    plan_file = pytest.importorskip("remat_magic.model.plan_file", reason="no plan files here")
+    plan = rm.trace(loss, *SHAPES).plan(0.8, "sites")
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    before = path.read_bytes()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full(io.StringIO):
+        """A file that takes a little and then no more."""
+
+        def write(self, text):
+            if fails == "write":
+                raise full
+            return super().write(text)
+
+        def close(self):
+            if fails == "flush" and not self.closed:
+                super().close()
+                raise full
+            super().close()
+
+    def open_full(name, *args, **kwargs):
+        open(name, "w").close()
+        return Full()
+
+    with monkeypatch.context() as patch:
+        if fails == "replace":
+            patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(full))
+        else:
+            patch.setattr(plan_file, "open", open_full, raising=False)
+        with pytest.raises((OSError, RematError)) as raised:
+            plan.save(path)
+    assert "\n" not in str(raised.value)
+    assert "No space left" in str(raised.value)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("Recursively calling <weakref>")])

@@ -309,8 +309,11 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     # Of a conditional the halves count the worst branch, and the operations that are recomputed are those of all.
     if not report.uncosted and "branches=" not in report.backward.text:
         assert report.recomputed_flops <= report.backward_flops
+    assert report.forward_flops >= 0
+    assert report.backward_flops >= 0
     for equation in report.recomputed:
         assert equation.times is None or equation.times >= 0
+        assert equation.flops is None or equation.flops >= 0
     # What is recomputed is a value of the forward pass, so it cannot depend on a cotangent.
     told = Counter((equation.primitive, equation.outputs) for equation in report.recomputed)
     free = Counter(_free_of_cotangents(backward.jaxpr, [False] * len(residuals) + [True] * len(inexact))[1])

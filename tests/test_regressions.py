@@ -125,3 +125,22 @@ def test_a_64_bit_type_without_64_bits():
     narrow = rm.trace(lambda x: jnp.sin(x).sum(), f32(4))
     assert trace.report().peak_bytes == narrow.report().peak_bytes
     assert not trace.measure(inputs="random", runs=1).error
+
+
+@pytest.mark.parametrize("total", [jnp.sum, lambda x: jnp.max(x, initial=0.0), lambda x: jnp.prod(x, axis=0).sum()])
+def test_a_reduction_of_nothing_costs_nothing(total, remat3):
+    """N - 1 operations of n elements, which are not -1 of none."""
+    trace = rm.trace(lambda w, x: total(w) + jnp.sin(x), f32(0, 3), f32())
+    assert trace.report("none", "function").forward_flops >= 0
+    again = trace.report("nothing_saveable", "function").recomputed
+    assert all(equation.flops is None or equation.flops >= 0 for equation in again)
+    plan = trace.plan(1.0, "function")
+    assert type(plan).from_dict(plan.to_dict()) == plan
+
+
+def test_a_plan_where_there_is_nothing_to_choose(remat3):
+    """A solver without variables, whose empty bounds scipy 1.18 refuses."""
+    trace = rm.trace(lambda x: (x * 2.0).sum(), f32(3))
+    plan = trace.plan(1.0, "function")
+    assert (plan.saved_bytes, plan.recomputed_flops, plan.gap) == (0, 0, 0.0)
+    assert trace.frontier(2, "function")

@@ -167,7 +167,7 @@ def _per_element(eqn: Any, jaxpr: Any, times: int) -> Cost:
 
 def _reduce(eqn: Any) -> Cost:
     """The computation for each element that is reduced away."""
-    return _per_element(eqn, eqn.params["jaxpr"], _size(eqn.invars[0]) - _size(eqn.outvars[0]))
+    return _per_element(eqn, eqn.params["jaxpr"], max(_size(eqn.invars[0]) - _size(eqn.outvars[0]), 0))
 
 
 def _reduce_window(eqn: Any) -> Cost:

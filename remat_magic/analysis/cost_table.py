@@ -63,8 +63,8 @@ def _integer_pow(eqn: Any) -> int:
 
 
 def _reduction(eqn: Any) -> int:
-    """N - 1 operations to bring n elements down to one."""
-    return _size(eqn.invars[0]) - _size(eqn.outvars[0])
+    """N - 1 operations to bring n elements down to one, none where there are none."""
+    return max(_size(eqn.invars[0]) - _size(eqn.outvars[0]), 0)
 
 
 def _cumulative(eqn: Any) -> int:
@@ -76,7 +76,7 @@ def _cumulative(eqn: Any) -> int:
 
 def _window(eqn: Any) -> int:
     """W - 1 operations for each window of w elements, padding included, as XLA counts."""
-    return _size(eqn.outvars[0]) * (math.prod(eqn.params["window_dimensions"]) - 1)
+    return _size(eqn.outvars[0]) * max(math.prod(eqn.params["window_dimensions"]) - 1, 0)
 
 
 def _scatter_selected(eqn: Any) -> int:
