@@ -186,10 +186,12 @@ def read_source(file: str, codes: set[CodeType]) -> Source:
         code, shift = re.sub("\r\n?", "\n", text.removeprefix("\ufeff")), 0
     try:
         tree = ast.parse(code)
-        compiled = compile(tree, file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        # IPython compiles a cell statement by statement, and Python writes other code for a name whose import it sees.
+        parts = [tree] if cell is None else [tree, *(ast.Module([each], []) for each in tree.body)]
+        compiled = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
     except SyntaxError:
         raise RematError(f"{what} has changed since it was run: run it again, and trace the function anew.") from None
-    known = set(map(_content, code_objects(compiled)))
+    known = {_content(each) for part in compiled for each in code_objects(part)}
     for each in codes:
         if _content(each) not in known:
             raise RematError(

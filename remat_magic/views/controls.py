@@ -37,7 +37,7 @@ def _at(span: SourceSpan | None) -> str:
 
 
 # The parts of the panels that have several.
-_PARTS = {"compare": ("comparison", "gradients"), "plan": ("frontier", "planned")}
+_PARTS = {"compare": ("comparison", "gradients"), "plan": ("frontier", "planned", "found")}
 
 
 def _panel(key: str, text: str, tools: str) -> str:

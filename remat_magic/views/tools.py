@@ -127,5 +127,6 @@ def plan_tools() -> str:
         f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
         f'<span class="remat-field"><label for="{ID}typed">or</label> '
         f'<input type="search" id="{ID}typed" data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}>'
-        f"</span>{select('of', 'of', kinds)}{button('plan', 'Plan')}</div>"
+        f"</span>{select('of', 'of', kinds)}{button('plan', 'Plan')}"
+        f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
     )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.model import Plan
+from remat_magic.model import Plan, WhatIf
+from remat_magic.views import choosing
 from remat_magic.views import plan as views
 
 from .worker import Worker, sentence_of
@@ -16,12 +17,14 @@ __all__ = ["Planning"]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the panel asks for; ``budget`` is bytes, or a text that the reader typed."""
+    """What the panel asks for; ``budget`` is bytes, or a text that the reader typed, ``flip`` a row of the what-ifs."""
 
     kind: str
+    policy: str
     at: str
     budget: int | str = ""
     of: str = "saved"
+    flip: int = 0
     serial: int = 0
 
 
@@ -32,12 +35,21 @@ class Planning:
         trace: the inspected function.
         send: sends a message to the browser, from any thread.
         choose: shows a plan like any other policy: the plan, and the serial of the wish.
+        arguments: what the trace takes for a shown policy: the policy, where, and the namespace.
     """
 
-    def __init__(self, trace: Any, send: Callable[[dict[str, Any]], None], choose: Callable[[Plan, int], None]) -> None:
+    def __init__(
+        self,
+        trace: Any,
+        send: Callable[[dict[str, Any]], None],
+        choose: Callable[[Plan, int], None],
+        arguments: Callable[[str, str], tuple[Any, Any, Mapping[str, Any]]],
+    ) -> None:
         self._trace = trace
         self._send = send
         self._choose = choose
+        self._arguments = arguments
+        self._flips: tuple[WhatIf, ...] = ()
         # Two, so that a slider that moves on does not wait for the frontier.
         self._drawer = Worker[_Request](self._work)
         self._planner = Worker[_Request](self._work)
@@ -47,9 +59,11 @@ class Planning:
         kind, budget = str(content["type"]), content.get("budget", "")
         request = _Request(
             kind,
+            str(content.get("policy", "")),
             str(content["at"]),
             budget if isinstance(budget, int) else str(budget),
             str(content.get("of") or "saved"),
+            int(content.get("flip", 0)),
             int(content.get("serial", 0)),
         )
         (self._drawer if kind == "frontier" else self._planner).post(request)
@@ -57,6 +71,7 @@ class Planning:
     def close(self) -> None:
         """Let go of the trace."""
         self._trace = None
+        self._flips = ()
         self._drawer.post(None)
         self._planner.post(None)
 
@@ -65,10 +80,25 @@ class Planning:
         if trace is None:
             return
         try:
-            if request.kind == "frontier":
-                self._frontier(trace, request)
-            else:
-                self._plan(trace, request)
+            match request.kind:
+                case "frontier":
+                    self._frontier(trace, request)
+                case "plan":
+                    self._plan(trace, request)
+                case "flip":
+                    self._choose(self._flips[request.flip].plan, request.serial)
+                case "what-if":
+                    policy, at, namespace = self._arguments(request.policy, request.at)
+                    self._flips = trace.what_if(policy, None if isinstance(policy, Plan) else at, namespace=namespace)
+                    self._answer(request, html=choosing.what_if_html(self._flips))
+                case "loops":
+                    self._answer(request, html=choosing.loops_html(trace.loops()))
+                case "edit":
+                    policy, at, _ = self._arguments(request.policy, request.at)
+                    found = trace.edit(policy, None if isinstance(policy, Plan) else at)
+                    self._answer(request, html=choosing.edit_html(found))
+                case other:
+                    raise AssertionError(other)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._answer(request, error=sentence_of(error))
 

@@ -99,7 +99,7 @@ class RematWidget(Channel):
         self._bodies_worker = Worker[_Wish](self._send_bodies)
         self._peek_worker = Worker[_Wish](self._peek)
         self._comparing = Comparing(trace, self._send_live, self._arguments, inputs)
-        self._planning = Planning(trace, self._send_live, self._choose_plan)
+        self._planning = Planning(trace, self._send_live, self._choose_plan, self._arguments)
         self._kept = Kept(self._rendered)
         self._between = between(get_ipython()) if _kernel() else None
         super().__init__(
@@ -303,7 +303,7 @@ class RematWidget(Channel):
                 self._choose(_names_policy(content["names"]), str(content["at"]), serial)
             case "jaxprs":
                 self._bodies_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))
-            case "frontier" | "plan":
+            case "frontier" | "plan" | "flip" | "what-if" | "loops" | "edit":
                 self._planning.handle(content)
             case "peek":
                 self._peek_worker.post(_Wish(str(content["policy"]), str(content["at"]), serial))

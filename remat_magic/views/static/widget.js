@@ -592,6 +592,13 @@ function render({ model, el }) {
         root.setAttribute("aria-busy", "false");
         say(message.error, true);
       }
+    } else if (["flip", "what-if", "loops", "edit"].includes(message.type)) {
+      part("found").classList.remove("remat-stale");
+      if (message.html) {
+        place("found", message.html);
+        part("found").scrollIntoView({ block: "nearest" });
+      }
+      say(message.error ?? "", Boolean(message.error));
     } else if (message.type === "peek") {
       // Only where it failed; else the view itself has come.
       asked.peek = "";
@@ -667,8 +674,9 @@ function render({ model, el }) {
     if (policy?.dataset.policy !== undefined) return choose(policy.dataset.policy);
     const button = target.closest("button");
     if (!button) return;
-    const { tab: name, pick: line, sort: column, action } = button.dataset;
+    const { tab: name, pick: line, sort: column, flip, action } = button.dataset;
     if (name) open(name);
+    else if (flip !== undefined) ask({ type: "flip", flip: Number(flip), at: shown?.at });
     else if (line) pick(line);
     else if (column !== undefined) sort(column, sorted?.column === column ? !sorted?.descending : false);
     else if (action) act(action, button);
@@ -692,6 +700,14 @@ function render({ model, el }) {
         const typed = one('[data-control="typed"]').value.trim();
         return plan(typed || (stops[Number(one('[data-control="budget"]').value)]?.budget ?? 0));
       }
+      case "what-if":
+      case "loops":
+      case "edit":
+        say("Working it out…");
+        part("found").classList.add("remat-stale");
+        return model.send({ type: action, policy: shown?.policy, at: shown?.at });
+      case "copy-diff":
+        return copied(part("found").querySelector(".remat-diff")?.textContent ?? "");
       case "undo":
         return travel(-1);
       case "redo":

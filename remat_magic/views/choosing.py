@@ -1,0 +1,112 @@
+"""What helps to choose beyond plans: single values the other way, loops nested, and the edit of one's own source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat_magic.model import Edit, Loop, Nesting, WhatIf
+
+from . import format as fmt
+from .cells import KEYS, table, td, what_html
+from .format import escape
+from .rows import place
+
+__all__ = ["edit_html", "loops_html", "what_if_html"]
+
+# Beyond these the exchange is a bad one, and the list a burden.
+_ROWS = 40
+
+
+def what_if_html(rows: Sequence[WhatIf]) -> str:
+    """For each value what it would change to keep it, or to recompute it; each row's button does it."""
+    if not rows:
+        return '<p class="remat-empty">No single value can be saved or recomputed instead.</p>'
+    body = list[str]()
+    for number, row in enumerate(rows[:_ROWS]):
+        value = row.value
+        times = f' <span class="remat-times">x{value.times}</span>' if value.times > 1 else ""
+        code = f" <code>{escape(value.source.expression)}</code>" if value.source else ""
+        where = f'<span class="remat-place">{escape(fmt.location(value.source))}</span>{code}' if value.source else ""
+        path = f' <small class="remat-path">in {escape(place(value.path))}</small>' if value.path else ""
+        bytes_, flops = row.saved_bytes, row.recomputed_flops
+        seconds = "" if row.seconds is None else f"{'+' if row.seconds > 0 else ''}{fmt.seconds(row.seconds)}"
+        button = f'<button type="button" class="remat-link" data-flip="{number}" {KEYS}>{escape(row.change)}</button>'
+        cells = [
+            td("kind", button),
+            td("what", what_html(value.primitive, value.name or "")),
+            td("type", f"<code>{escape(value.type)}</code>{times}"),
+            td("num", fmt.signed(fmt.nbytes(bytes_), bytes_), fmt.exact(bytes_, "bytes")),
+            td("num", fmt.signed(fmt.flops(flops), flops), fmt.exact(flops, "FLOPs")),
+            td("num", seconds),
+            td("source", where + path),
+        ]
+        body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
+    heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
+             ("Estimated", "num"), ("Source", "source")]  # fmt: skip
+    more = f'<p class="remat-empty">and {len(rows) - _ROWS} more.</p>' if len(rows) > _ROWS else ""
+    device = f", times on {rows[0].device}" if rows[0].device else ""
+    told = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(device)}.</p>'
+    return told + table("Single values the other way", heads, body).replace("remat-stacks", "remat-plain", 1) + more
+
+
+def loops_html(loops: Sequence[Loop]) -> str:
+    """Each scan as it stands and nested under checkpoints, with the code."""
+    if not loops:
+        return '<p class="remat-empty">There is no scan of four steps or more.</p>'
+    return "".join(map(_loop, loops))
+
+
+def _loop(loop: Loop) -> str:
+    where = f' <span class="remat-place">{escape(fmt.location(loop.source))}</span>' if loop.source else ""
+    head = f"<h4>scan of <code>{escape(loop.function)}</code> x{loop.length:,}{where}</h4>"
+    if loop.error:
+        return f'{head}<p class="remat-empty">{escape(loop.error)}</p>'
+    heads = [("How", "kind"), ("Segment", "num"), ("Saved", "num"), ("Recomputed", "num"), ("Peak", "num"),
+             ("Code", "what")]  # fmt: skip
+    rows = [_nesting(each) for each in (loop.as_written, *loop.nested)]
+    return head + table(f"Ways to run the scan of {loop.function}", heads, rows).replace(
+        "remat-stacks", "remat-plain", 1
+    )
+
+
+def _nesting(way: Nesting) -> str:
+    peak = "" if way.peak_bytes is None else fmt.nbytes(way.peak_bytes)
+    code = f"<details><summary {KEYS}>code</summary><pre>{escape(way.code)}</pre></details>" if way.code else ""
+    cells = [
+        td("kind", escape(way.kind.replace("_", " "))),
+        td("num", f"{way.segment:,}"),
+        td("num", fmt.nbytes(way.saved_bytes), fmt.exact(way.saved_bytes, "bytes")),
+        td("num", fmt.flops(way.recomputed_flops), fmt.exact(way.recomputed_flops, "FLOPs")),
+        td("num", peak),
+        td("what", code),
+    ]
+    return f'<tr class="remat-row">{"".join(cells)}</tr>'
+
+
+def edit_html(edit: Edit) -> str:
+    """The edit of the user's own source that does what is chosen, and whether JAX agrees."""
+    best = edit if edit.verified or edit.closest is None else edit.closest
+    told = list[str]()
+    if best is not edit:
+        told.append(
+            "The source cannot name just these values; this edit is the best within the same budget whose every value "
+            "has an expression."
+        )
+    if best.verified:
+        told.append("Verified: the edited source, traced, saves just what it is to save.")
+    told += [*best.differences, *edit.unnamed]
+    saved = "" if best.saved_bytes is None else f"It saves {fmt.nbytes(best.saved_bytes)}"
+    if saved and best.recomputed_flops is not None:
+        saved += f" and recomputes {fmt.flops(best.recomputed_flops)}"
+    if saved:
+        told.append(f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}.")
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
+    diff = best.diff()
+    if not diff:
+        return f'<ul class="remat-findings">{sentences}</ul><p class="remat-empty">Nothing is to be edited.</p>'
+    copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
+    return (
+        f'<ul class="remat-findings">{sentences}</ul>{copy}'
+        f'<pre class="remat-program remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
+        f"{escape(diff)}</pre>"
+    )
