@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-from jax._src import config, pjit, util
+from jax._src import ad_checkpoint, config, pjit, util
 from jax._src.interpreters import partial_eval as pe
 
 __all__ = ["Generation", "tracing", "user_traces"]
 
-# Both have an entry for each function and setting, for as long as the function lives: jnp.where and the like for ever.
-# The first has no limit; the second has 2,048 entries, of which the user's would be pushed out. What else JAX caches
-# hangs on the jaxprs in these two, weakly (measured on 0.10.2 and 0.12.0.1).
-_CACHES: tuple[tuple[Any, str], ...] = ((pe, "trace_to_jaxpr"), (pjit, "_infer_params_cached"))
+_weakly = functools.partial(util.weakref_lru_cache, maxsize=None)
+
+# What holds the jaxprs of an inspection that is over, and how to make another of it (measured on 0.10.2 and 0.12.0.1).
+# What else JAX caches hangs on the jaxprs in these, weakly.
+_CACHES: tuple[tuple[Any, str, Callable[[Callable[..., Any]], Any]], ...] = (
+    # An entry for each function and setting while the function lives, which jnp.where and the like do for ever. The
+    # first has no limit; the others have 2,048 entries, of which the user's would be pushed out.
+    (pe, "trace_to_jaxpr", _weakly),
+    (ad_checkpoint, "_trace_to_jaxpr", _weakly),
+    (pjit, "_infer_params_cached", _weakly),
+    # With jax_remat3 the tree of what a function returns holds a VJP, and its jaxprs.
+    (pjit, "_check_and_canonicalize_out_shardings", functools.cache),
+)
 
 _numbers = itertools.count(0x52454D41)  # far from any profile version that a user sets
 _in_force = threading.local()  # .generation: that of this thread, if it traces for an inspection
@@ -58,7 +68,7 @@ class Generation:
         """A cache of the same function as one of JAX's."""
         own = self._own.get(id(cache))
         if own is None:
-            own = self._own[id(cache)] = util.weakref_lru_cache(_cached_function(cache), maxsize=None)
+            own = self._own[id(cache)] = _MAKERS[id(cache)](_cached_function(cache))
         return own
 
     @property
@@ -68,12 +78,20 @@ class Generation:
 
 
 def _cached_function(cache: Any) -> Callable[..., Any]:
-    """The function that a cache is of, which 0.10.2 keeps nowhere else."""
-    return next(held for held in gc.get_referents(cache) if type(held) is FunctionType and held.__name__ != "<lambda>")
+    """The function that a cache is of; JAX's own kinds of cache do not say."""
+    known = getattr(cache, "__wrapped__", None)
+    held = (each for each in gc.get_referents(cache) if type(each) is FunctionType)
+    return known or next(each for each in held if each.__name__ != "<lambda>")
 
 
-_JAX_OWN = {name: getattr(module, name) for module, name in _CACHES}
-_CHOOSERS = {name: _Chooser(cache) for name, cache in _JAX_OWN.items()}
+_JAX_OWN = [getattr(module, name) for module, name, _ in _CACHES]
+_MAKERS = {id(cache): make for cache, (_, _, make) in zip(_JAX_OWN, _CACHES, strict=True)}
+_CHOOSERS = [_Chooser(cache) for cache in _JAX_OWN]
+
+
+def _install(caches: Sequence[Any]) -> None:
+    for cache, (module, name, _) in zip(caches, _CACHES, strict=True):
+        setattr(module, name, cache)
 
 
 @contextlib.contextmanager
@@ -84,8 +102,7 @@ def _own_caches(generation: Generation) -> Iterator[None]:
     with _lock:
         _tracing_now += 1
         if _tracing_now == 1:
-            for module, name in _CACHES:
-                setattr(module, name, _CHOOSERS[name])
+            _install(_CHOOSERS)
     _in_force.generation = generation
     try:
         yield
@@ -94,8 +111,7 @@ def _own_caches(generation: Generation) -> Iterator[None]:
         with _lock:
             _tracing_now -= 1
             if _tracing_now == 0:
-                for module, name in _CACHES:
-                    setattr(module, name, _JAX_OWN[name])
+                _install(_JAX_OWN)
 
 
 @contextlib.contextmanager
