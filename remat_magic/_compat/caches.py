@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-from jax._src import config, pjit, util
+from jax._src import ad_checkpoint, config, pjit, util
 from jax._src.interpreters import partial_eval as pe
 
 from remat_magic._compat.settings import set_locally
 
 __all__ = ["Generation", "tracing", "user_traces"]
 
-# Both have an entry for each function and setting, for as long as the function lives: jnp.where and the like for ever.
-# The first has no limit; the second has 2,048 entries, of which the user's would be pushed out. What else JAX caches
-# hangs on the jaxprs in these two, weakly (measured on 0.10.2 and 0.12.0.1).
-_CACHES: tuple[tuple[Any, str], ...] = ((pe, "trace_to_jaxpr"), (pjit, "_infer_params_cached"))
+_weakly = functools.partial(util.weakref_lru_cache, maxsize=None)
+
+# What holds the jaxprs of an inspection that is over, and how to make another of it (measured on 0.10.2 and 0.12.0.1).
+# What else JAX caches hangs on the jaxprs in these, weakly.
+_KNOWN: tuple[tuple[Any, str, Callable[[Callable[..., Any]], Any]], ...] = (
+    # An entry for each function and setting while the function lives, which jnp.where and the like do for ever. The
+    # first has no limit; the others have 2,048 entries, of which the user's would be pushed out.
+    (pe, "trace_to_jaxpr", _weakly),
+    (ad_checkpoint, "_trace_to_jaxpr", _weakly),
+    (pjit, "_infer_params_cached", _weakly),
+    # With jax_remat3 the tree of what a function returns holds a VJP, and its jaxprs.
+    (pjit, "_check_and_canonicalize_out_shardings", functools.cache),
+)
+
+_CACHES = [known for known in _KNOWN if hasattr(known[0], known[1])]  # a newer JAX may have others
 
 _numbers = itertools.count(0x52454D41)  # far from any profile version that a user sets
 _in_force = threading.local()  # .generation: that of this thread, if it traces for an inspection
 _lock = threading.Lock()
-_tracing_now = 0
+_tracing_now: set[object] = set()  # one for each inspection that is being traced
 
 user_traces: Any = pe.trace_to_jaxpr
 """JAX's own cache of traces, which has the user's."""
@@ -62,8 +74,7 @@ class Generation:
         if own is None:
             function = _cached_function(cache)
             # In a JAX that keeps it elsewhere, the inspection's traces stay in JAX's cache, under their own number.
-            own = cache if function is None else util.weakref_lru_cache(function, maxsize=None)
-            self._own[id(cache)] = own
+            own = self._own[id(cache)] = cache if function is None else _MAKERS[id(cache)](function)
         return own
 
     @property
@@ -73,35 +84,39 @@ class Generation:
 
 
 def _cached_function(cache: Any) -> Callable[..., Any] | None:
-    """The function that a cache is of, which 0.10.2 keeps nowhere else; None where it is not found."""
-    held = (each for each in gc.get_referents(cache) if type(each) is FunctionType and each.__name__ != "<lambda>")
-    return next(held, None)
+    """The function that a cache is of, None where it is not found; JAX's own kinds of cache do not say."""
+    known = getattr(cache, "__wrapped__", None)
+    held = (each for each in gc.get_referents(cache) if type(each) is FunctionType)
+    return known or next((each for each in held if each.__name__ != "<lambda>"), None)
 
 
-_JAX_OWN = {name: getattr(module, name) for module, name in _CACHES}
-_CHOOSERS = {name: _Chooser(cache) for name, cache in _JAX_OWN.items()}
+_JAX_OWN = [getattr(module, name) for module, name, _ in _CACHES]
+_MAKERS = {id(cache): make for cache, (_, _, make) in zip(_JAX_OWN, _CACHES, strict=True)}
+_CHOOSERS = [_Chooser(cache) for cache in _JAX_OWN]
+
+
+def _install(caches: Sequence[Any]) -> None:
+    for cache, (module, name, _) in zip(caches, _CACHES, strict=True):
+        setattr(module, name, cache)
 
 
 @contextlib.contextmanager
 def _own_caches(generation: Generation) -> Iterator[None]:
-    """Have JAX use a generation's caches in this thread."""
-    global _tracing_now
+    """Have JAX use a generation's caches in this thread; an interrupt between any two steps leaves JAX its own."""
     before = getattr(_in_force, "generation", None)
-    with _lock:
-        _tracing_now += 1
-        if _tracing_now == 1:
-            for module, name in _CACHES:
-                setattr(module, name, _CHOOSERS[name])
-    _in_force.generation = generation
+    mine = object()
     try:
+        with _lock:
+            _tracing_now.add(mine)
+            _install(_CHOOSERS)
+        _in_force.generation = generation
         yield
     finally:
         _in_force.generation = before
         with _lock:
-            _tracing_now -= 1
-            if _tracing_now == 0:
-                for module, name in _CACHES:
-                    setattr(module, name, _JAX_OWN[name])
+            _tracing_now.discard(mine)
+            if not _tracing_now:
+                _install(_JAX_OWN)
 
 
 @contextlib.contextmanager
