@@ -3,7 +3,7 @@
 Checked on jax 0.10.2 and 0.12.0.1. Each branch says which version it is for and why.
 """
 
-from remat_magic._compat.caches import new_generation, stale_traces, tracing
+from remat_magic._compat.caches import Generation, tracing
 from remat_magic._compat.checkpoints import (
     checkpoint_body,
     checkpoint_name_of,
@@ -39,10 +39,12 @@ from remat_magic._compat.jaxprs import (
     with_body,
 )
 from remat_magic._compat.settings import JAX_VERSION, default_device, remat3, thread_settings, x64
+from remat_magic._compat.stale import stale_traces
 from remat_magic._compat.types import is_key, memory_space, short_dtype, zero_keys
 
 __all__ = [
     "JAX_VERSION",
+    "Generation",
     "as_function",
     "checkpoint_body",
     "checkpoint_name_of",
@@ -62,7 +64,6 @@ __all__ = [
     "memory_space",
     "name_equation",
     "name_stack",
-    "new_generation",
     "old_checkpoint",
     "open_jaxpr",
     "pretty",

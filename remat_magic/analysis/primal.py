@@ -48,7 +48,7 @@ class Primal:
         self._x64 = _compat.x64()
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
         self._settings = _compat.thread_settings()
-        self._generation = _compat.new_generation()
+        self._generation = _compat.Generation()
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         self.outputs = self.auxiliary = 0
@@ -98,8 +98,8 @@ class Primal:
                 yield
         except (KeyboardInterrupt, MemoryError, RecursionError):
             # What is broken off can stay in JAX's caches as begun (jaxlib of 0.10 and 0.12), and asking for the same
-            # again then raises "RecursionError: Recursively calling": ask under another number from now on.
-            self._generation = _compat.new_generation()
+            # again then raises "RecursionError: Recursively calling": ask other caches from now on.
+            self._generation = _compat.Generation()
             raise
 
     def tracing_again(self) -> contextlib.AbstractContextManager[None]:
