@@ -31,9 +31,11 @@ import numpy as np
 import pytest
 from IPython.core.error import UsageError
 from jax._src import config, core
+from jax._src.interpreters import partial_eval as pe
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
+from remat_magic._compat import caches
 from remat_magic.analysis import halves, retraces
 from remat_magic.model import RematError
 from remat_magic.tuning import measure as measuring
@@ -164,7 +166,15 @@ _WATCHED = [config.jax_xla_profile_version, config.enable_x64, *([config.remat3]
 def state() -> list[object]:
     """What an interrupt must not leave otherwise: settings of this thread, the collector, JAX's own tracing."""
     gc.collect()
-    return [*(item.get_local() for item in _WATCHED), gc.isenabled(), set(halves._pauses), core.trace_state_clean()]
+    return [
+        *(item.get_local() for item in _WATCHED),
+        gc.isenabled(),
+        set(halves._pauses),
+        set(caches._tracing_now),
+        getattr(caches._in_force, "generation", None),
+        type(pe.trace_to_jaxpr),
+        core.trace_state_clean(),
+    ]
 
 
 def essence(report: rm.Report) -> tuple[object, ...]:
@@ -532,7 +542,7 @@ def test_a_backward_half_that_fails_in_passing(error, monkeypatch):
 def test_an_interrupted_trace_asks_jax_under_another_number():
     """An entry of JAX's caches that was begun and not ended is never asked for again."""
     trace = rm.trace(loss, *SHAPES)
-    before = trace._primal._generation
+    before = trace._primal._generation.number
     with contextlib.suppress(KeyboardInterrupt), trace._primal.tracing():
         assert config.jax_xla_profile_version.value == before
         raise KeyboardInterrupt

@@ -99,7 +99,7 @@ class Primal:
                 yield
         except (KeyboardInterrupt, MemoryError, RecursionError):
             # What is broken off can stay in JAX's caches as begun (jaxlib of 0.10 and 0.12), and asking for the same
-            # again then raises "RecursionError: Recursively calling": ask under another number from now on.
+            # again then raises "RecursionError: Recursively calling": ask other caches from now on.
             self._generation = _compat.Generation()
             raise
 
