@@ -28,7 +28,8 @@ def recurrence(length, scan, reverse=False):
             return h, (h, gate.sum())
 
         h, (ys, gates) = scan(step, jnp.zeros((4, 8)), xs)
-        return (ys**2).mean() + h.sum() + gates.mean()
+        weights = jnp.linspace(0.1, 1, length)  # so that the order of the outputs matters
+        return (ys**2 * weights[:, None, None]).mean() + h.sum() + (gates * weights).mean()
 
     params = {key: f32(8, 8) for key in ("wg", "ug", "w", "u")}
     return loss, (params, f32(length, 4, 8))

@@ -12,6 +12,7 @@ from programs import PROGRAMS
 
 import remat_magic as rm
 from remat_magic.model import Plan, PlannedValue, RematError
+from remat_magic.tuning import solve
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.objective import objective
 from remat_magic.tuning.planner import planner
@@ -202,6 +203,9 @@ def test_a_small_plan_with_offloading_is_the_best_of_all_choices(name):
     found = planner(trace, "function", False)
     least = objective("seconds", SLOW, 1e8)
     problem = found.problem(least)
+    every, (_, _, moved_bytes) = frozenset(problem.names), found.graph.figures(problem.names, problem.names)
+    there_and_back = problem.measure(every, every)[1] - problem.measure(every)[1]
+    assert there_and_back == pytest.approx(2 * moved_bytes / 1e8)
     everything = []
     for choice in itertools.product((None, False, True), repeat=len(problem.names)):
         names = found.graph.used([name for name, kept in zip(problem.names, choice, strict=True) if kept is not None])
@@ -231,6 +235,23 @@ def test_what_plans_cannot_do_is_told():
         trace.plan(10, device=unlinked, offload=0)
     with pytest.raises(RematError, match="no number of bytes"):
         trace.plan(10, device=unlinked, offload="fast")
+
+
+# ---------------------------------------------------------------------------------------------------- the programme
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_what_runs_together_may_be_one_variable(name, monkeypatch):
+    """With a variable for each operation the optimum is the same, for budgets and for solutions."""
+    found = planner(traced(name), "function", False)
+    small = found.problem()
+    monkeypatch.setattr(solve, "groups", lambda _, nodes: {node: node for node in nodes})
+    large = Problem(found.graph)
+    assert small.size[0] <= large.size[0]
+    most, flops = small.measure(small.names)[0], small.measure(())[1]
+    for i in range(1, 6):
+        bounds = [problem.relax(i * most // 6)[0] for problem in (small, large)]
+        assert bounds[0] == pytest.approx(bounds[1], rel=1e-6, abs=1e-6 * flops + 1)
 
 
 # ------------------------------------------------------------------------------------------------- bounds for a slider
