@@ -1,5 +1,6 @@
 """What the README says is true: its code runs, its tables list what there is."""
 
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def table_keys(heading):
     return [row.split("` |")[0].removeprefix("| `").replace("\\|", "|") for row in section.splitlines() if "| `" in row]
 
 
-def test_the_python_runs_as_cells_of_one_notebook():
+def test_the_python_runs_as_cells_of_one_notebook(tmp_path):
     cells = blocks("python")
     assert len(cells) >= 3
     ran = subprocess.run(
@@ -37,7 +38,8 @@ def test_the_python_runs_as_cells_of_one_notebook():
         capture_output=True,
         timeout=180,
         check=False,
-        cwd=Path(__file__).parent.parent,
+        cwd=tmp_path,  # it writes files
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import re
+=======
+import time
+>>>>>>> plans
 from typing import Any
 
 from remat_magic.devices import Device
@@ -80,7 +84,7 @@ def frontier(
 ) -> tuple[FrontierPoint, ...]:
     """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
-    Each budget costs one linear programme, whose few undecided values are tried out; what time is left goes into
+    The lower hull of all choices bounds them, and between its corners choices are mixed; what time is left goes into
     integer programmes where the distance from the bound is largest. The figures are reckoned, not traced.
 
     Args:
@@ -99,7 +103,9 @@ def frontier(
     least, _ = ours.graph.predict(())
     most = max(ours.most, least)
     budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
-    found = ours.problem().sweep(budgets, seconds)
+    began = time.perf_counter()
+    hull = ours.hull(seconds / 2)
+    found = ours.problem().sweep(budgets, seconds - (time.perf_counter() - began), hull.between)
     return tuple(
         FrontierPoint(budget, solution.saved_bytes, int(solution.cost), int(min(solution.bound, solution.cost)))
         for budget, solution in zip(budgets, found, strict=True)

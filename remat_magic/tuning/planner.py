@@ -14,6 +14,7 @@ from remat_magic.model import Plan, PlannedValue, RematError, Report
 from remat_magic.policies import resolve
 from remat_magic.tuning.answers import answered
 from remat_magic.tuning.graph import Graph, build
+from remat_magic.tuning.hull import Hull
 from remat_magic.tuning.objective import Objective
 from remat_magic.tuning.solve import Problem, Solution
 
@@ -50,6 +51,7 @@ class Planner:
     separately: bool
     most: int
     _problems: dict[Any, Problem] = field(default_factory=dict)
+    _hulls: list[Hull] = field(default_factory=list)
     _every: dict[str, PlannedValue] = field(default_factory=dict)
 
     @property
@@ -65,6 +67,14 @@ class Planner:
             known = Problem(self.graph, objective.costs(self.graph, self.parts.backward))
             self._problems[objective.key] = known
         return known
+
+    def hull(self, seconds: float) -> Hull:
+        """The hull of all choices for FLOPs; when first asked for, so many seconds are spent on it."""
+        if not self._hulls:
+            made = Hull(self.problem())
+            made.refine(None, seconds)
+            self._hulls.append(made)
+        return self._hulls[0]
 
     def within(self, asked: Asked, limit: int, seconds: float, gap: float, *, names_only: bool = False) -> Plan | None:
         """The best plan that saves at most ``limit`` bytes, None where more is saved whatever is chosen.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -264,10 +264,15 @@ class Problem:
         cost, saved, names = best
         return Solution(self.graph.used(names), saved, cost, bound, False, time.perf_counter() - began)
 
-    def sweep(self, budgets: Sequence[int], seconds: float) -> list[Solution | None]:
-        """A choice for each of ascending budgets; what time is left goes where the bound is farthest."""
+    def sweep(
+        self, budgets: Sequence[int], seconds: float, start: Callable[[int], Solution | None] | None = None
+    ) -> list[Solution | None]:
+        """A choice for each of ascending budgets; what time is left goes where the bound is farthest.
+
+        ``start`` gives a first choice for a budget, by default by the linear programme.
+        """
         end = time.perf_counter() + seconds
-        found = [self.round(budget) for budget in budgets]
+        found = [(start or self.round)(budget) for budget in budgets]
         todo = list(range(len(budgets)))
         while True:
             for index in range(1, len(found)):  # what fits a smaller budget fits a larger one

@@ -20,7 +20,7 @@ from .source import source_html
 __all__ = ["fragments", "jaxprs", "module", "page_html", "report_html", "style"]
 
 STATIC = Path(__file__).parent / "static"
-_SHEETS = ("widget.css", "source.css")  # in the order of the cascade
+_SHEETS = ("report.css", "source.css")  # in the order of the cascade
 
 # What only the widget's script reads. Text cannot look like it: quotes are escaped there.
 _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
@@ -30,9 +30,14 @@ _STATIC_LINES = 1000
 
 
 @cache
-def style() -> str:
-    """The style sheet, shared with the widget, without what only its authors read: every kept output repeats it."""
-    text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in _SHEETS)
+def style(live: bool = False) -> str:
+    """The style sheet, without what only its authors read: every kept output repeats it.
+
+    Args:
+        live: with what only the widget needs.
+    """
+    names = (*_SHEETS, "widget.css") if live else _SHEETS
+    text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
 

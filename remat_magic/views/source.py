@@ -145,7 +145,9 @@ def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) 
     known = [flops for flops in again if flops is not None]
     title = list[str]()
     if section.place:
-        title.append(f'<span class="remat-place" title="{escape(section.file)}">{escape(section.place)}</span>')
+        # The path of a kept notebook's file, or of a cell, tells its readers nothing.
+        hover = f' title="{escape(section.file)}"' if scale.live and section.cell is None else ""
+        title.append(f'<span class="remat-place"{hover}>{escape(section.place)}</span>')
     if section.function:
         title.append(f"<code>{escape(section.function)}</code>")
     parts = [_range(section)]

@@ -63,7 +63,7 @@ class RematWidget(Channel):
     """
 
     _esm = html.module()
-    _css = html.style()
+    _css = html.style(live=True)
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
     _trace: Any = None
