@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import re
-=======
 import time
->>>>>>> plans
 from typing import Any
 
 from remat_magic.devices import Device

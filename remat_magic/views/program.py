@@ -74,8 +74,7 @@ def _line(line: ProgramLine, content: str, places: bool, live: bool) -> str:
 
 def chunks(program: Program) -> list[str]:
     """The program as HTML, ``CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
-    places = len(program.lines) <= _PLACES_UP_TO
-    lines = [_line(line, _text(line, line.text, _WORDS), places, live=False) for line in program.lines]
+    lines = [_line(line, _text(line, line.text, _WORDS), places=False, live=False) for line in program.lines]
     return ["".join(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
 
 

@@ -118,7 +118,7 @@ def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
 
 
 def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Costs], scale: _Scale) -> str:
-    marks = _marks(section, marked)
+    marks = _marks(section, marked, scale.live)
     body = list[str]()
     for number, line, found in section.lines:
         row = rows[number]
@@ -198,7 +198,8 @@ def _code_cell(line: str, found: Sequence[Word], marks: Sequence[_Mark], scale: 
 def _costs(row: LineRow | None, scale: _Scale) -> str:
     """The two last cells of a row."""
     if row is None:
-        return '<td class="remat-cost"></td><td class="remat-cost"></td>'
+        # A kept output does without, since it is repeated for every cell; the widget's have a background.
+        return '<td class="remat-cost"></td><td class="remat-cost"></td>' if scale.live else ""
     saved = fmt.nbytes(row.saved) if row.costs.residuals else ""
     flops = fmt.flops(row.flops) if row.operations else ""
     return _cost(saved, row.costs.saves, row.saved, scale.saved, "saved") + _cost(
@@ -218,7 +219,7 @@ def _cost(text: str, title: str, number: int, most: int, kind: str) -> str:
 # -------------------------------------------------------------------------------------------------- marking expressions
 
 
-def _marks(section: _Section, marked: Sequence[Costs]) -> dict[int, list[_Mark]]:
+def _marks(section: _Section, marked: Sequence[Costs], live: bool) -> dict[int, list[_Mark]]:
     """For each line the expressions on it, the outer before the inner.
 
     Spans nest or are disjoint, as the expressions of a program are; one that crosses another is left out.
@@ -240,7 +241,7 @@ def _marks(section: _Section, marked: Sequence[Costs]) -> dict[int, list[_Mark]]
         if around and _end(span) > _end(around[-1]):
             continue
         around.append(span)
-        tag = _tag(costs)
+        tag = _tag(costs, live)
         for number in range(span.line, span.end_line + 1):
             line, end = texts.get(number, ("", 0))
             start = span.column if number == span.line else len(line) - len(line.lstrip())
@@ -273,8 +274,10 @@ def _code_end(line: str, found: Sequence[Word]) -> int:
     return len(line[:comment].rstrip())
 
 
-def _tag(costs: Costs) -> str:
+def _tag(costs: Costs, live: bool) -> str:
     kinds = " ".join(filter(None, ["remat-saved" if costs.residuals else "", "remat-again" if costs.equations else ""]))
+    if not live:  # the line's own cells tell the figures
+        return f'<u class="{kinds}">'
     saves = f"saved {costs.saves}" if costs.residuals else ""
     again = f"recomputed {costs.repeats}" if costs.equations else ""
     title = escape("\n".join(filter(None, [saves, again])))
