@@ -27,7 +27,7 @@ def loss(params, x):
 
 loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 16), "float32"))
 """
-TABS = ("Residuals", "Recomputed", "Source", "Jaxprs", "Memory", "Advice", "Compare")
+TABS = ("Residuals", "Recomputed", "Source", "Jaxprs", "Memory", "Advice", "Compare", "Plan")
 
 
 def violations(page: Page, selector: str) -> list[str]:
@@ -59,8 +59,9 @@ def test_every_panel(widget: Widget, theme: str) -> None:
     widget.notebook.set_theme(f"JupyterLab {theme}")
     for name in TABS:
         widget.tab(name).click()
-        if name in ("Memory", "Compare"):
-            part = widget.part("memory" if name == "Memory" else "comparison")
+        drawn = {"Memory": "memory", "Compare": "comparison", "Plan": "frontier"}
+        if name in drawn:
+            part = widget.part(drawn[name])
             expect(part.locator("svg")).to_be_visible(timeout=60_000)
         assert violations(widget.notebook.page, ".remat-widget") == [], name
         assert unreadable(widget.root) == [], name

@@ -334,6 +334,56 @@ def test_choices_are_undone_and_done_again(widget: Widget) -> None:
     expect(widget.policy).to_have_value("nothing_saveable")
 
 
+# ---------------------------------------------------------------------------------------------------- a budget
+
+
+def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
+    page = widget.notebook.page
+    widget.tab("Plan").click()
+    slider = widget.root.get_by_role("slider", name="Budget")
+    expect(slider).to_be_enabled(timeout=60_000)
+    stops = widget.part("frontier").locator("[data-stop]")
+    assert stops.count() == int(slider.get_attribute("max") or 0) + 1
+    before = widget.part("stop").inner_text()
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(widget.part("stop")).not_to_have_text(before)
+    expect(widget.policy).to_have_value(re.compile("plan|saveable"))
+    expect(widget.part("planned")).to_contain_text("Saves ")
+    # The plan is in every pane like any other policy, and so in the history.
+    policy = widget.policy.input_value()
+    widget.tab("Residuals").click()
+    expect(summary(widget)).to_contain_text("value")
+    action(widget, "Undo").click()
+    expect(widget.policy).to_have_value("as_written")
+    action(widget, "Redo").click()
+    expect(widget.policy).to_have_value(policy)
+    widget.tab("Plan").click()
+    widget.root.get_by_label("or", exact=True).fill("nonsense")
+    action(widget, "Plan").click()
+    expect(widget.status).to_contain_text("nonsense")
+    expect(widget.policy).to_have_value(policy)
+
+
+def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
+    widget.tab("Plan").click()
+    action(widget, "What if").click()
+    first = widget.part("found").locator("[data-flip]").first
+    expect(first).to_be_visible(timeout=60_000)
+    first.click()
+    expect(widget.policy).not_to_have_value("as_written")
+    widget.policy.select_option("dots_saveable")
+    expect(widget.totals).to_contain_text("saved")
+    action(widget, "Edit my source").click()
+    diff = widget.part("found").locator(".remat-diff")
+    expect(diff).to_contain_text(
+        "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)", timeout=60_000
+    )
+    action(widget, "Copy the diff").click()
+    expect(widget.status).to_have_text("Copied.")
+    assert clipboard(widget.notebook.page) == diff.inner_text()
+
+
 # ----------------------------------------------------------------------------------------------------------- many names
 
 MANY = """\

@@ -1,0 +1,180 @@
+"""The Plan panel's answers: what is shown is what the trace itself says of plans, single values, loops and edits."""
+
+import re
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import remat_magic as rm
+from remat_magic import units
+from remat_magic.model import FrontierPoint, Plan, Report
+from remat_magic.views.choosing import edit_html, loops_html, what_if_html
+from remat_magic.views.plan import frontier_svg, plan_html, plan_meaning, point_text
+from remat_magic.widget.planning import Planning
+
+
+def loss(Ws, x):
+    def step(x, W):
+        y = jnp.tanh(x @ W)
+        return jnp.sin(y) * y, None
+
+    return jax.lax.scan(step, x, Ws)[0].sum()
+
+
+ARGUMENTS = (jax.ShapeDtypeStruct((8, 16, 16), "float32"), jax.ShapeDtypeStruct((4, 16), "float32"))
+
+
+class Browser:
+    """Keeps what is sent, and what is chosen."""
+
+    def __init__(self):
+        self.messages, self.chosen, self._news = [], [], threading.Condition()
+
+    def __call__(self, message):
+        with self._news:
+            self.messages.append(message)
+            self._news.notify_all()
+
+    def choose(self, plan, serial):
+        self.chosen.append((plan, serial))
+
+    def of(self, kind, seconds=60):
+        """The first message of a kind."""
+
+        def found():
+            return next((message for message in self.messages if message["type"] == kind), None)
+
+        with self._news:
+            assert self._news.wait_for(found, seconds), (kind, self.messages)
+            return found()
+
+
+@pytest.fixture
+def trace():
+    return rm.trace(loss, *ARGUMENTS)
+
+
+@pytest.fixture
+def browser():
+    return Browser()
+
+
+@pytest.fixture
+def planning(trace, browser):
+    made = Planning(trace, browser, browser.choose, lambda policy, at: (policy, at, {}))
+    yield made
+    made.close()
+
+
+def ask(planning, kind, **more):
+    planning.handle({"type": kind, "policy": "nothing_saveable", "at": "function", **more})
+
+
+def test_the_slider_has_the_frontier(planning, browser, trace):
+    trace.report("dots_saveable")  # known, and so drawn
+    ask(planning, "frontier")
+    answer = browser.of("frontier")
+    points = trace.frontier(at="function")
+    assert [stop["budget"] for stop in answer["stops"]] == [point.budget_bytes for point in points]
+    assert answer["html"].count('class="remat-stop"') == len(points)
+    assert "dots_saveable:" in answer["html"]
+    assert "nothing_saveable:" not in answer["html"]  # it was not asked for
+
+
+def test_a_plan_is_chosen_and_told(planning, browser, trace):
+    most = trace.report("none", "function").saved_bytes
+    ask(planning, "plan", budget="50%", serial=7)
+    html = browser.of("plan")["html"]
+    ((plan, serial),) = browser.chosen
+    assert serial == 7
+    assert plan.budget_bytes == most // 2
+    report = trace.report(plan)
+    assert f"Saves {units.nbytes(report.saved_bytes)} of {units.nbytes(most // 2)}" in html
+    assert units.flops(report.recomputed_flops) in html
+    assert html.count('class="remat-row"') == len(plan.names)
+
+
+def test_a_budget_that_is_none_is_a_sentence(planning, browser):
+    ask(planning, "plan", budget="much")
+    assert "much" in browser.of("plan")["error"]
+    assert browser.chosen == []
+
+
+def test_a_click_does_what_it_says(planning, browser, trace):
+    ask(planning, "what-if")
+    html = browser.of("what-if")["html"]
+    rows = trace.what_if("nothing_saveable", "function")
+    assert len(re.findall("data-flip=", html)) == min(len(rows), 40)
+    ask(planning, "flip", flip=0, serial=3)
+    planning._planner.join()
+    ((plan, serial),) = browser.chosen
+    assert serial == 3
+    before = trace.report(rows[0].against, None if isinstance(rows[0].against, Plan) else "function")
+    after = trace.report(plan)
+    # The figures of the row are those of JAX.
+    assert after.saved_bytes - before.saved_bytes == rows[0].saved_bytes
+    assert after.recomputed_flops - before.recomputed_flops == rows[0].recomputed_flops
+
+
+def test_loops_come_with_their_code(planning, browser, trace):
+    ask(planning, "loops")
+    html = browser.of("loops")["html"]
+    (loop,) = trace.loops()
+    for way in (loop.as_written, *loop.nested):
+        assert units.nbytes(way.saved_bytes) in html
+    assert html.count("<details>") == len(loop.nested)
+
+
+def test_the_edit_is_a_diff_that_was_verified(planning, browser, trace):
+    planning.handle({"type": "edit", "policy": "dots_saveable", "at": "function"})
+    html = browser.of("edit")["html"]
+    assert trace.edit("dots_saveable", "function").verified
+    assert "Verified: the edited source" in html
+    assert "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)" in html
+
+
+def test_closed_it_answers_nothing(planning, browser):
+    planning.close()
+    for kind in ("frontier", "plan", "what-if", "loops", "edit"):
+        ask(planning, kind, budget=1)
+    planning._planner.join()
+    planning._drawer.join()
+    assert browser.messages == browser.chosen == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the views
+
+
+def test_nothing_between_two_budgets_is_said_to_be_impossible_that_is_not():
+    """The bound of the larger budget holds from the smaller one on: the shade is in steps, below the bounds."""
+    points = [FrontierPoint(0, 0, 100, 100), FrontierPoint(100, 100, 20, 10), FrontierPoint(200, 200, 0, 0)]
+    page = frontier_svg(points)
+    shade = re.search(r'<path d="([^"]*)" class="remat-bound"', page)[1]
+    heights = [float(height) for height in re.findall(r"V([\d.]+)H", shade)]
+    stops = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', page)]
+    assert len(heights) == len(points) - 1
+    assert all(height >= stop for height, stop in zip(heights, stops[1:], strict=True))  # downwards in a picture
+    assert "Nothing to show" in frontier_svg([])
+
+
+def test_a_point_in_words():
+    assert point_text(FrontierPoint(2_000_000, 1, 50, 40), 1000) == (
+        "2.00 MB: 50 FLOPs again, 5.0% of the forward pass; never less than 40 FLOPs"
+    )
+    assert point_text(FrontierPoint(2, 1, 50, 50), None) == "2 B: 50 FLOPs again; proven least"
+
+
+def test_a_plan_in_words():
+    plan = Plan("f", "function", "dots_saveable", 100, 90, 10, 10, of="peak")
+    assert plan_meaning(plan) == "Recompute as little as possible within 100 B of an estimated peak."
+    assert "proven best" in plan_html(plan)
+    assert "no value needs a name" in plan_html(plan)
+
+
+def test_nothing_to_choose_is_said():
+    assert "No single value" in what_if_html(())
+    assert "no scan" in loops_html(())
+    assert Report("none", "function").policy == "none"
+    assert "Nothing is to be edited" in edit_html(rm.trace(loss, *ARGUMENTS).edit("as_written"))
