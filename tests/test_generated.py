@@ -71,14 +71,14 @@ def _tallied(test):
 
     @functools.wraps(test)
     def counted(*args, **kwargs):
-        came_to = "failed"
+        came_to = "discarded"  # also where hypothesis itself gives up an example half-way, which is no Exception
         try:
             test(*args, **kwargs)
             came_to = "passed"
         except UnsatisfiedAssumption:
-            came_to = "discarded"
             raise
         except Exception as error:
+            came_to = "failed"
             with Path(f"{_TALLY}.failed").open(
                 "a", encoding="utf-8"
             ) as file:  # at once: the run may not come to an end
