@@ -714,6 +714,12 @@ def test_a_cell_under_the_magic_keeps_it(cells, engine):
     assert edit.verified
 
 
+def test_a_cell_that_imports_what_it_calls(cells, engine):
+    """Python writes other code for a module's attribute where it sees the import; IPython shows it one statement."""
+    cells.ok("import jax, jax.numpy as jnp", "", "def f(w, x):", "    return jnp.sin(x @ w).sum()")
+    assert kept_now(cells.ns["f"], "x @ w").verified
+
+
 def kept_now(fun, expression):
     """As ``kept``, where ``rm.trace`` is the fake engine's."""
     from remat_magic.analysis.trace import trace
