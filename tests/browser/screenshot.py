@@ -33,7 +33,7 @@ def main(theme: str = "light", file: str = "screenshot.png") -> None:
     """Take the picture."""
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "lab") as server, browse() as browser:
         write_notebook(server.folder / "example.ipynb", LOAD, CELL)
-        page = browser.new_page(viewport={"width": 1180, "height": 1000}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={"width": 1280, "height": 1250}, device_scale_factor=1.5)
         notebook = NotebookPage(server, page)
         notebook.open("example.ipynb")
         if theme == "dark":
@@ -42,6 +42,7 @@ def main(theme: str = "light", file: str = "screenshot.png") -> None:
         notebook.run_all()
         widget = Widget(notebook, 1)
         expect(widget.part("recomputed")).not_to_be_empty()
+        widget.root.get_by_label("Source beside").check()
         page.mouse.move(0, 0)
         page.wait_for_timeout(1000)  # for the last of the layout's transitions
         notebook.cell(1).screenshot(path=file)
