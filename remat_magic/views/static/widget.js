@@ -459,6 +459,13 @@ function render({ model, el }) {
     one('[data-action="redo"]').disabled = moment >= history.length - 1;
   }
 
+  /** Drops what was asked for and failed. */
+  function forget() {
+    const key = shown && keyOf(shown.policy, shown.at);
+    while (moment > 0 && keyOf(history[moment].policy, history[moment].at) !== key) history.splice(moment--, 1);
+    if (shown) remember(shown);
+  }
+
   /** @param {number} step -1 or 1 */
   function travel(step) {
     const choice = history[moment + step];
@@ -484,9 +491,15 @@ function render({ model, el }) {
     fillPanels();
   }
 
-  /** Asks for a policy; what is at hand is shown at once. @param {object} request @param {View} [known] */
+  /**
+   * Asks for a policy; what is at hand is shown at once.
+   * @param {Record<string, any>} request
+   * @param {View} [known]
+   */
   function ask(request, known) {
     store.clock += 1;
+    // What was chosen in between and never shown can be gone back to as well.
+    if (request.type === "choose") remember({ policy: request.policy, at: request.at });
     if (known) show(known);
     say("");
     if (!known?.complete) {
@@ -614,6 +627,7 @@ function render({ model, el }) {
       if (message.serial < store.clock) return;
       say(message.text, message.error);
       if (message.error && shown) {
+        forget();
         root.setAttribute("aria-busy", "false");
         const good = model.get("_view");
         const last = store.views.get(keyOf(good.policy, good.at));
