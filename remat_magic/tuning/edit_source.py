@@ -173,7 +173,8 @@ def read_source(file: str, codes: set[CodeType]) -> Source:
     what = f"In[{cell}]" if cell is not None else file
     text = _file_text(file) if cell is None and os.path.isfile(file) else None
     if text is None:
-        lines = linecache.getlines(file)
+        # Since Python 3.13 the text of ``python -c`` stands under this name, whatever else was compiled under it.
+        lines = [] if file == "<string>" else linecache.getlines(file)
         if not lines:
             name = next(iter(codes)).co_name
             raise RematError(
