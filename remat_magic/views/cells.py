@@ -5,11 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
+from remat_magic.model import PlannedValue
+
 from .format import escape
 from .link import linked
-from .rows import RecomputedRow, ResidualRow
+from .rows import RecomputedRow, ResidualRow, place
 
-__all__ = ["KEYS", "code_html", "row_html", "table", "td", "what_html", "where_html"]
+__all__ = ["KEYS", "code_html", "planned_cells", "row_html", "table", "td", "what_html", "where_html"]
 
 # On the focused element itself, or JupyterLab takes keys like "dd" as its own and deletes the cell.
 KEYS = 'data-lm-suppress-shortcuts="true"'
@@ -37,11 +39,31 @@ def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
     return f"{code_html(label)}{named}{others}"
 
 
-def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str]) -> str:
-    """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML."""
-    cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
+def planned_cells(value: PlannedValue) -> tuple[str, str, str]:
+    """What makes a value, its type, and where: three cells."""
+    times = f' <span class="remat-times">x{value.times}</span>' if value.times > 1 else ""
+    where = list[str]()
+    if value.source is not None:
+        where.append(f'<span class="remat-place">{escape(value.source.place)}</span>')
+        where.append(code_html(value.source.expression))
+    if value.path:
+        where.append(f'<small class="remat-path">in {escape(place(value.path))}</small>')
     return (
-        f'<table class="remat-table remat-stacks"><caption class="remat-hidden">{escape(caption)}</caption>'
+        td("what", what_html(value.primitive, value.name or "")),
+        td("type", f"{code_html(value.type)}{times}"),
+        td("source", " ".join(filter(None, where))),
+    )
+
+
+def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str], *, stacks: bool = True) -> str:
+    """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML.
+
+    Where there is little room, the cells of each row are stacked if it ``stacks``.
+    """
+    cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
+    kind = " remat-stacks" if stacks else ""
+    return (
+        f'<table class="remat-table{kind}"><caption class="remat-hidden">{escape(caption)}</caption>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from remat_magic.model import Edit, Loop, Nesting, WhatIf
 
 from . import format as fmt
-from .cells import KEYS, table, td, what_html
+from .cells import KEYS, planned_cells, table, td
 from .format import escape
-from .rows import place
 
 __all__ = ["edit_html", "loops_html", "what_if_html"]
 
@@ -23,22 +22,18 @@ def what_if_html(rows: Sequence[WhatIf]) -> str:
         return '<p class="remat-empty">No single value can be saved or recomputed instead.</p>'
     body = list[str]()
     for number, row in enumerate(rows[:_ROWS]):
-        value = row.value
-        times = f' <span class="remat-times">x{value.times}</span>' if value.times > 1 else ""
-        code = f" <code>{escape(value.source.expression)}</code>" if value.source else ""
-        where = f'<span class="remat-place">{escape(fmt.location(value.source))}</span>{code}' if value.source else ""
-        path = f' <small class="remat-path">in {escape(place(value.path))}</small>' if value.path else ""
+        what, kind, where = planned_cells(row.value)
         bytes_, flops = row.saved_bytes, row.recomputed_flops
         seconds = "" if row.seconds is None else f"{'+' if row.seconds > 0 else ''}{fmt.seconds(row.seconds)}"
         button = f'<button type="button" class="remat-link" data-flip="{number}" {KEYS}>{escape(row.change)}</button>'
         cells = [
             td("kind", button),
-            td("what", what_html(value.primitive, value.name or "")),
-            td("type", f"<code>{escape(value.type)}</code>{times}"),
+            what,
+            kind,
             td("num", fmt.signed(fmt.nbytes(bytes_), bytes_), fmt.exact(bytes_, "bytes")),
             td("num", fmt.signed(fmt.flops(flops), flops), fmt.exact(flops, "FLOPs")),
             td("num", seconds),
-            td("source", where + path),
+            where,
         ]
         body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
@@ -46,7 +41,7 @@ def what_if_html(rows: Sequence[WhatIf]) -> str:
     more = f'<p class="remat-empty">and {len(rows) - _ROWS} more.</p>' if len(rows) > _ROWS else ""
     device = f", times on {rows[0].device}" if rows[0].device else ""
     told = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(device)}.</p>'
-    return told + table("Single values the other way", heads, body).replace("remat-stacks", "remat-plain", 1) + more
+    return told + table("Single values the other way", heads, body, stacks=False) + more
 
 
 def loops_html(loops: Sequence[Loop]) -> str:
@@ -64,9 +59,7 @@ def _loop(loop: Loop) -> str:
     heads = [("How", "kind"), ("Segment", "num"), ("Saved", "num"), ("Recomputed", "num"), ("Peak", "num"),
              ("Code", "what")]  # fmt: skip
     rows = [_nesting(each) for each in (loop.as_written, *loop.nested)]
-    return head + table(f"Ways to run the scan of {loop.function}", heads, rows).replace(
-        "remat-stacks", "remat-plain", 1
-    )
+    return head + table(f"Ways to run the scan of {loop.function}", heads, rows, stacks=False)
 
 
 def _nesting(way: Nesting) -> str:

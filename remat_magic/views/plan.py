@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from remat_magic.model import FrontierPoint, Plan, PlannedValue, Report
 
 from . import format as fmt
-from .cells import table, td, what_html
+from .cells import planned_cells, table, td
 from .format import escape
-from .rows import place
 from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
 
 __all__ = ["frontier_svg", "plan_html", "plan_meaning", "point_text"]
@@ -131,17 +130,9 @@ def plan_html(plan: Plan) -> str:
 def _values(values: Sequence[PlannedValue]) -> str:
     rows = list[str]()
     for value in sorted(values, key=lambda value: -value.nbytes):
-        times = f' <span class="remat-times">x{value.times}</span>' if value.times > 1 else ""
-        code = f" <code>{escape(value.source.expression)}</code>" if value.source else ""
-        where = f'<span class="remat-place">{escape(fmt.location(value.source))}</span>{code}' if value.source else ""
-        path = f' <small class="remat-path">in {escape(place(value.path))}</small>' if value.path else ""
-        cells = [
-            td("num", fmt.nbytes(value.nbytes), fmt.exact(value.nbytes, "bytes")),
-            td("type", f"<code>{escape(value.type)}</code>{times}"),
-            td("kind", "offload" if value.offloaded else "save"),
-            td("what", what_html(value.primitive, value.name or "")),
-            td("source", where + path),
-        ]
+        what, kind, where = planned_cells(value)
+        size = td("num", fmt.nbytes(value.nbytes), fmt.exact(value.nbytes, "bytes"))
+        cells = [size, kind, td("kind", "offload" if value.offloaded else "save"), what, where]
         rows.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     if not rows:
         return '<p class="remat-empty">A policy of JAX\'s own does it: no value needs a name.</p>'

@@ -88,8 +88,8 @@ export function programs(part, { onLine, onFilled, onPick }) {
   let here = null;
   /** @type {WeakMap<HTMLElement, Map<string, HTMLElement>>} */
   let operations = new WeakMap();
-  // Two of them: what the word is defined by, and where it is used. Shared by all widgets of the page.
-  const known = "highlights" in CSS;
+  // Firefox before 140 has none. They are shared by all widgets of the page: a variable marked here is so nowhere else.
+  const canHighlight = "highlights" in CSS;
 
   /** @param {Job} job @param {number} upTo */
   function advance(job, upTo) {
@@ -204,7 +204,7 @@ export function programs(part, { onLine, onFilled, onPick }) {
 
   /** @param {HTMLElement} pane @param {string} name */
   function markVariable(pane, name) {
-    if (!known) return;
+    if (!canHighlight) return;
     const [definition, uses] = [new Highlight(), new Highlight()];
     const walker = document.createTreeWalker(pane, NodeFilter.SHOW_TEXT);
     for (let node = name ? walker.nextNode() : null; node; node = walker.nextNode()) {
