@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 import remat_magic as rm
+from tests.benchmarks.models import transformer
 from tests.programs import PROGRAMS, f32
 
 POLICIES = ("as_written", "none", "nothing_saveable", "everything_saveable", "dots_saveable")
@@ -458,3 +459,21 @@ def test_settings_of_a_with_block_hold_in_every_thread():
     thread.join()
     assert "HIGHEST" in expected
     assert found == [expected]
+
+
+@pytest.mark.parametrize("site", [False, True])
+def test_an_operation_has_one_number_in_every_program(site):
+    """What is repeated ran in the forward pass: its number stands there too, at the same expression."""
+    fun, args = transformer(2, site=site)
+    trace = rm.trace(fun, *args)
+    expressions = {}
+    for policy in ("nothing_saveable", "dots_saveable"):
+        report = trace.report(policy)
+        for line in (*report.forward.lines, *report.backward.lines):
+            if line.operation is not None:
+                expressions.setdefault(line.operation, set()).add(line.source)
+        forward = {line.operation for line in report.forward.lines}
+        repeated = [line.operation for line in report.backward.lines if line.recomputation == "repeated"]
+        assert repeated
+        assert set(repeated) <= forward
+    assert all(len(found) == 1 for found in expressions.values())
