@@ -247,10 +247,18 @@ def program(
                 place.path,
                 token.number,
                 place.number,
+                place.library,
             )
         )
         lines += [
-            ProgramLine(line, place.source, path=place.path, equation=token.number, operation=place.number)
+            ProgramLine(
+                line,
+                place.source,
+                path=place.path,
+                equation=token.number,
+                operation=place.number,
+                library=place.library,
+            )
             for line in more
         ]
     tagger.close()

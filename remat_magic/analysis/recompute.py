@@ -159,6 +159,7 @@ class Recomputation:
                     bytes=price.bytes * place.times if price is not None and known else None,
                     times=place.times,
                     source=place.source,
+                    library=place.library,
                     path=place.path,
                     repeated=self.repeated(eqn),
                     name=_name_given(scope, eqn),

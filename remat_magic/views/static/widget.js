@@ -1,6 +1,6 @@
 // @ts-check
 import { differences, programs, programText } from "./jaxprs.js";
-import { arrange, arrangement, tableText } from "./tables.js";
+import { arrange, arrangement, standsOn, tableText } from "./tables.js";
 import { change } from "./units.js";
 
 /**
@@ -372,12 +372,12 @@ function render({ model, el }) {
       button.setAttribute("aria-pressed", String(chosen));
       button.closest("[data-line]")?.classList.toggle("remat-picked", chosen);
     }
-    if (picked) for (const line of all(`.remat-l[data-e^="${picked}."]`)) line.classList.add("remat-picked");
+    if (picked) for (const line of all(".remat-l[data-e]")) if (standsOn(line, picked)) line.classList.add("remat-picked");
   }
 
   /** @param {HTMLElement} line of a program */
   function pickLineOf(line) {
-    const key = /^[0-9a-f]+\.\d+/.exec(line.dataset.e ?? "")?.[0];
+    const key = /^~?[0-9a-f]+\.\d+/.exec(line.dataset.e ?? "")?.[0];
     if (!key) return say("No line of your source makes this.");
     if (picked !== key) pick(key);
     open("lines");
@@ -793,10 +793,15 @@ function render({ model, el }) {
     lit = key;
     for (const marked of all(".remat-lit, .remat-same")) marked.classList.remove("remat-lit", "remat-same");
     if (residual) for (const same of all(`[data-r="${residual}"]`)) same.classList.add("remat-lit");
-    const same = expressions.split(" ").filter(Boolean).map((expression) => `[data-e~="${expression}"]:not([data-o])`);
+    const keys = expressions.split(" ").filter(Boolean);
+    // What a library's expression makes is marked from there; from elsewhere that expression alone is, and not all else
+    // that it makes.
+    const whole = keys.length === 1 ? keys : keys.filter((expression) => !expression.startsWith("~"));
+    const same = whole.map((expression) => `[data-e~="${expression}"]:not([data-o])`);
     // An operation of one layer is told apart from the same expression of another.
     if (operation) same.push(`[data-o="${operation}"]`);
     else same.push(...same.map((selector) => selector.replace(":not([data-o])", "[data-o]")));
+    for (const expression of keys) if (!whole.includes(expression)) same.push(`[data-e="${expression}"]:not([data-o])`);
     if (same.length) for (const one of all(same.join())) one.classList.add("remat-same");
   }
 
