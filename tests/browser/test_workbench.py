@@ -478,3 +478,38 @@ def test_lines_of_libraries(notebook: NotebookPage, lab: Server) -> None:
     expect(picked.filter(has_text="sin").first).to_be_visible()
     expect(picked.filter(has_text="dot_general").first).to_be_visible()
     assert picked.filter(has_text="reduce_sum").count() == 0  # that of one's own line
+
+
+# More lines than are sent with a choice: its programs are asked for when they are to be seen.
+LARGE_CELL = """\
+%%remat --policy nothing_saveable
+import jax, jax.numpy as jnp
+
+def loss(W, x):
+    for _ in range(150):
+        x = jnp.sin(x @ W)
+    return jnp.sum(x)
+
+loss(jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((2, 4), "float32"))
+"""
+
+
+def test_large_programs_follow_every_choice(notebook: NotebookPage, lab: Server) -> None:
+    write_notebook(lab.folder / "large.ipynb", LOAD, LARGE_CELL)
+    notebook.open("large.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    widget = Widget(notebook, 1)
+    widget.tab("Jaxprs").click()
+    heading = widget.part("jaxprs").get_by_role("heading", name="Backward")
+    expect(heading).to_be_visible(timeout=60_000)
+    nothing = heading.inner_text()
+    widget.policy.select_option("everything_saveable")
+    expect(heading).not_to_have_text(nothing, timeout=60_000)
+    everything = heading.inner_text()
+    for _ in range(2):  # now without the kernel
+        widget.policy.select_option("nothing_saveable")
+        expect(heading).to_have_text(nothing)
+        widget.policy.select_option("everything_saveable")
+        expect(heading).to_have_text(everything)
+    assert notebook.errors() == []

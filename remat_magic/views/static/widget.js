@@ -514,8 +514,8 @@ function render({ model, el }) {
     if (!view?.parts) return;
     const key = keyOf(view.policy, view.at);
     const before = store.views.get(key);
-    // The jaxprs were sent once; later copies of the same view come without.
-    if (before?.bodies && !view.bodies) view.bodies = before.bodies;
+    // The jaxprs were sent once; later copies of the same view come without, and without their frame.
+    if (before?.bodies && !view.bodies) [view.bodies, view.jaxprs] = [before.bodies, before.jaxprs];
     if (view.complete || !before?.complete) store.views.set(key, view);
     if (view.serial < store.clock) return contrast();
     store.clock = view.serial;
