@@ -144,3 +144,24 @@ def test_a_plan_where_there_is_nothing_to_choose(remat3):
     plan = trace.plan(1.0, "function")
     assert (plan.saved_bytes, plan.recomputed_flops, plan.gap) == (0, 0, 0.0)
     assert trace.frontier(2, "function")
+
+
+def test_text_of_branches_that_are_closed_at_each_call(remat3):
+    """JAX 0.10 closes what is left of a branch anew at each call, and still counts and names its jaxpr once."""
+
+    @jax.jit
+    @jax.checkpoint
+    def block(x):
+        # Nothing reads its result: what is left of it are its effects.
+        jax.lax.cond(jnp.sum(x) > 0.7, lambda x: (jax.debug.callback(lambda *_: None, x), x)[1], jnp.sin, x)
+        return jnp.sin(x)
+
+    def loss(x):
+        block(x)  # and here nothing else of the block is left either
+        return jnp.sum(block(x))
+
+    trace = rm.trace(loss, f32(2, 3))
+    for policy, at in (("as_written", None), ("nothing_saveable", "function"), ("none", "sites")):
+        report = trace.report(policy, at)
+        assert report.forward.text == trace.forward(policy, at).pretty_print(use_color=False)
+        assert report.backward.text == trace.backward(policy, at).pretty_print(use_color=False)
