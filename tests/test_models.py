@@ -1,7 +1,7 @@
-"""Models of the libraries that people use: the residuals are those that JAX lists, and they go by the names of the model.
+"""Models of the libraries that people use: their residuals are those that JAX lists, and go by the model's own names.
 
-The libraries are no dependencies: ``pip install '.[models]'`` brings them. A test whose library is not there is skipped,
-unless REMAT_MODELS is set, as it is where they were installed to be tested with.
+The libraries are no dependencies: ``pip install '.[models]'`` brings them. A test whose library is not there is
+skipped, unless REMAT_MODELS is set, as it is where they were installed to be tested with.
 """
 
 from __future__ import annotations
