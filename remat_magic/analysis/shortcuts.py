@@ -145,9 +145,9 @@ class Shortcuts:
     def edit(self, choice: Any, at: Any = None) -> Edit:
         """A plan, or a choice of residuals to keep, as an edit of the user's own source, verified by tracing that.
 
-        See :func:`remat_magic.tuning.edit.edit`.
+        See :func:`remat_magic.tuning.editing.edit`.
         """
-        from remat_magic.tuning.edit import edit
+        from remat_magic.tuning.editing import edit
 
         return edit(cast("Any", self), choice, at)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from remat_magic import units
 from remat_magic.model import Advice, Report
-from remat_magic.tuning.advice_case import Case, at_line
+from remat_magic.tuning.advice.case import Case, at_line
 
 __all__ = ["batched_matmuls", "changes_nothing", "only_costs", "remat3"]
 

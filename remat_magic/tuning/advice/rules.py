@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from remat_magic.model import Advice
-from remat_magic.tuning import advice_names as names
-from remat_magic.tuning import advice_policies as policies
-from remat_magic.tuning import advice_programs as programs
-from remat_magic.tuning.advice_case import Case
+from remat_magic.tuning.advice import names, policies, programs
+from remat_magic.tuning.advice.case import Case
 
 __all__ = ["advise"]
 
