@@ -117,15 +117,15 @@ class Shortcuts:
         return what_if(cast("Any", self), policy, at, **options)
 
     def advice(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None, **options: Any
     ) -> tuple[Advice, ...]:
         """What about a policy, or the program, costs without need, and the mend.
 
-        See :func:`remat_magic.tuning.advice.advise`.
+        See :func:`remat_magic.tuning.advice.advise` for the options.
         """
         from remat_magic.tuning.advice import advise
 
-        return advise(cast("Any", self), policy, at, namespace)
+        return advise(cast("Any", self), policy, at, namespace, **options)
 
     def plan_bound(self, budget: Any, at: Any = None, **options: Any) -> FrontierPoint:
         """A bound on what plans within a budget recompute, quick enough for a slider.
