@@ -160,18 +160,89 @@ def test_batched_matmuls_are_not_saved():
     assert found.figure == 2 * (2 * 2 * 8 * 8 * 16)
     assert "dots_saveable" in found.mend
     assert not advice("batched-matmuls", fun, args, "dots_saveable", "function")
+    # vmap makes batch dimensions of its own.
+    shapes = (f32(4, 8, 8), f32(4, 16, 8))
+    product = jax.vmap(lambda w, x: jnp.sin(x @ w))
+    (found,) = advice(
+        "batched-matmuls", lambda w, x: product(w, product(w, x)).sum(), shapes, "dots_with_no_batch_dims_saveable"
+    )
+    assert found.figure == 2 * (4 * 2 * 16 * 8 * 8)
     fun, args = PROGRAMS["three_layers"]
     assert not advice("batched-matmuls", fun, args, "dots_with_no_batch_dims_saveable", "function")
 
 
-def test_what_jax_remat3_does_otherwise():
-    def only_sines(prim, *_, **__):
-        return prim.name == "sin"
+def head(checkpointed):
+    """A stack of layers and then a loss, which is checkpointed by itself."""
 
-    found = advice("remat3", sin_net, NET, only_sines, "function")
-    assert bool(found) == _compat.remat3()
+    def last(w, x):
+        return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w))
+
+    last = jax.checkpoint(last) if checkpointed == "last" else last
+
+    def layer(w, x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    layer = jax.checkpoint(layer) if checkpointed == "first" else layer
+
+    def fun(w, x):
+        return last(w, layer(w, layer(w, x)) if checkpointed != "first" else layer(w, x))
+
+    return fun
+
+
+def test_a_checkpoint_on_the_last_stage():
+    shapes = (f32(32, 32), f32(512, 32))
+    trace = rm.trace(head("last"), *shapes)
+    (found,) = (each for each in trace.advice() if each.kind == "last-stage")
+    assert found.mend == "Take jax.checkpoint off last."
+    # All that is recomputed is recomputed for it.
+    assert (found.figure, found.unit) == (trace.report().recomputed_flops, "FLOPs")
+    assert trace.report("none").peak_bytes * 0.9 <= trace.report().peak_bytes
+    assert not advice("last-stage", head("first"), shapes)  # what comes after runs backward first
+    assert not advice("last-stage", head(""), shapes)
+    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
+    assert not advice("last-stage", fun, args)  # one of many layers
+
+
+def only_sines(prim, *_, **__):
+    return prim.name == "sin"
+
+
+def only_dots(prim, *_, **__):
+    return prim.name == "dot_general"
+
+
+def sines(w, x):
+    y = jnp.sin(x @ w)
+    return jnp.sum(jnp.exp(y @ w))
+
+
+def test_what_jax_remat3_does_otherwise():
+    (found,) = advice("remat3", sines, NET, only_sines, "function")
+    assert (found.figure, found.unit) == (64 * 4, "bytes")
+    assert found.source.line == line_of(sines, "y = ")
+    named = "checkpoint_name(jnp.sin(x @ w), 'y')"
+    assert found.mend == (
+        f"By name it works with both: {named}, and policy=jax.checkpoint_policies.save_only_these_names('y')."
+    )
+    assert ("would not save" in found.sentence) != _compat.remat3()
+    saved = rm.trace(sines, *NET).report(only_sines, "function").saved_bytes
+    assert saved == (0 if _compat.remat3() else found.figure)
+
+    def mended(w, x):
+        y = checkpoint_name(jnp.sin(x @ w), "y")
+        return jnp.sum(jnp.exp(y @ w))
+
+    # The equivalent saves what the policy means to save, with jax_remat3 and without.
+    assert rm.trace(mended, *NET).report("save_only_these_names('y')", "function").saved_bytes == found.figure
+    assert not advice("remat3", sines, NET, only_dots, "function")
+    assert not advice("remat3", sines, NET, "everything_saveable", "function")
+
+
+def test_checkpoints_inside_one_another():
     fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
-    assert bool(advice("remat3", fun, args, "nothing_saveable", "function")) == _compat.remat3()
+    (found,) = advice("remat3", fun, args, "nothing_saveable", "function")
+    assert ("would stay" in found.sentence) != _compat.remat3()
     assert not advice("remat3", fun, args, "nothing_saveable", "sites")
 
 

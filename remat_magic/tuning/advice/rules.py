@@ -11,7 +11,7 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.model import Advice, Plan
-from remat_magic.tuning.advice import exchange, names, offloading, policies, programs
+from remat_magic.tuning.advice import exchange, names, offloading, policies, programs, remat3
 from remat_magic.tuning.advice.case import Case
 
 __all__ = ["advise"]
@@ -52,9 +52,9 @@ _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     names.named_twice,
     names.saves_everything,
     policies.only_costs,
+    policies.last_stage,
     policies.changes_nothing,
     policies.batched_matmuls,
-    policies.remat3,
     offloading.dearer_than_recomputing,
     exchange.cheap_to_keep,
     exchange.cheap_to_recompute,
@@ -62,4 +62,6 @@ _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     programs.too_wide,
     programs.bare_scan,
     programs.prevent_cse,
+    remat3.asks_little,
+    remat3.keeps_inner_checkpoints,
 )
