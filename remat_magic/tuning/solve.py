@@ -12,7 +12,8 @@ For each operation ``r = 1`` if it runs in the backward pass, for each name ``s 
 Only ``s`` and ``o`` have to be whole: the least ``r`` and ``a`` are then whole by themselves. Without that demand it is
 a linear programme, whose optimum no choice can undercut. Checkmate (Jain et al., MLSys 2020) plans the order of
 operations as well; here JAX has settled it, and the programme is small. It gets smaller still, since what a single
-operation reads runs if and only if that one does: such chains are one variable.
+operation reads runs if and only if that one does, and so do equal layers that are decided together: such operations
+are one variable.
 """
 
 from __future__ import annotations
@@ -77,14 +78,20 @@ class _Columns:
             if not graph.needed[n]:
                 numbers.setdefault(group[n], len(numbers))
         self.nodes = {n: numbers[group[n]] for n in run if not graph.needed[n]}
-        leaves = dict.fromkeys(leaf for n in run for leaf in graph.leaves[n] if graph.leaf_bytes[leaf])
+        by: dict[int, set[int]] = {}
+        for n in run:
+            for leaf in graph.leaves[n]:
+                by.setdefault(leaf, set()).add(-1 if graph.needed[n] else self.nodes[n])
+        # Residuals that the same operations read are kept together.
+        together = {leaf: frozenset(readers) for leaf, readers in by.items() if graph.leaf_bytes[leaf]}
         count = itertools.count(len(numbers))
         self.saved = dict(zip(names, count, strict=False))
         count = itertools.count(len(numbers) + len(self.saved))
         self.moved = dict(zip(names, count, strict=False)) if offloading else {}
         count = itertools.count(len(numbers) + len(self.saved) + len(self.moved))
-        self.kept = dict(zip(leaves, count, strict=False))
-        self.size = len(numbers) + len(self.saved) + len(self.moved) + len(self.kept)
+        column = dict(zip(dict.fromkeys(together.values()), count, strict=False))
+        self.kept = {leaf: column[readers] for leaf, readers in together.items()}
+        self.size = len(numbers) + len(self.saved) + len(self.moved) + len(column)
 
     def rows(self) -> tuple[list[_Row], Any]:
         """What restrains the variables, and the least value of each."""
@@ -143,16 +150,16 @@ class Problem:
         for name, column in columns.moved.items():
             cost[column] = self.sizes[name] * (self.costs.transfer or 0.0)
         for leaf, column in columns.kept.items():
-            amounts[column] = graph.leaf_bytes[leaf]
+            amounts[column] += graph.leaf_bytes[leaf]
         self._amounts = amounts
         # Solvers want numbers near one.
         self._unit = max(float(cost[: self._first].sum()) / 1e3, 1.0 if self.costs.whole else 1e-30)
         self._byte_unit = max(float(amounts.sum()), 1.0) / 1e3
         self._cost = cost / self._unit
 
-        rows, low = columns.rows()
+        rows, self._low = columns.rows()
         # scipy 1.18 knows no bounds of nothing.
-        self._bounds = _bounds(low, np.ones(columns.size)) if columns.size else None
+        self._bounds = _bounds(self._low, np.ones(columns.size)) if columns.size else None
         entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
         entries += [(len(rows), column, amounts[column] / self._byte_unit) for column in np.flatnonzero(amounts)]
         where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())
@@ -172,7 +179,7 @@ class Problem:
             cost = sum(self.costs.nodes[node] for node in self.graph.running(names))
         return found.saved_bytes, cost + found.offloaded_bytes * (self.costs.transfer or 0)
 
-    def _run(self, budget: int, whole: bool, seconds: float, gap: float) -> Any:
+    def _run(self, budget: int, whole: bool, seconds: float, gap: float, bounds: Any = None) -> Any:
         limits = self._limits.copy()
         limits[-1] = budget / self._byte_unit
         integral = np.zeros(len(self._cost))
@@ -181,7 +188,7 @@ class Problem:
         return milp(
             self._cost + _TIE * self._amounts / self._byte_unit,
             integrality=integral,
-            bounds=self._bounds,
+            bounds=bounds or self._bounds,
             constraints=_constraint(self._matrix, -np.inf, limits),
             options={"time_limit": seconds, "mip_rel_gap": gap},
         )
@@ -243,6 +250,27 @@ class Problem:
             time.perf_counter() - began,
             frozenset(moved),
         )
+
+    def between(
+        self, budget: int, always: Collection[str], never: Collection[str], seconds: float
+    ) -> tuple[int, float, frozenset[str]] | None:
+        """The best choice that saves some names whatever happens, and others never: its bytes, its cost and its names.
+
+        A small programme, since little is open in it; None where nothing fits, or was found in time.
+        """
+        low, high = self._low.copy(), np.ones(len(self._low))
+        for column, name in enumerate(self.names, self._first):
+            if name in always:
+                low[column] = 1
+            elif name in never:
+                high[column] = 0
+        found = self._run(budget, True, seconds, 0.001, _bounds(low, high))
+        if found.x is None:
+            return None
+        chosen = found.x[self._first : self._first + len(self.names)] > 0.5
+        names = self.graph.used({name for name, yes in zip(self.names, chosen, strict=True) if yes})
+        saved, cost = self.measure(names)
+        return (saved, cost, names) if saved <= budget else None
 
     def round(self, budget: int) -> Solution | None:
         """A good choice by the linear programme alone: what it saves whole, and the best of what it saves in part."""
