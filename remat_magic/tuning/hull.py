@@ -17,7 +17,7 @@ __all__ = ["Hull"]
 
 _CLOSE = 0.005  # what is so near the bound is not improved
 _WIDER = (0, 1)  # how many corners more on each side
-_SECONDS = 0.1  # for each programme, most of which take a third of it
+_SECONDS = 0.2  # for each programme; most take a fifth of it
 
 
 class Hull:
@@ -42,35 +42,48 @@ class Hull:
             saved, cost = min(within, key=lambda corner: (corner[1], corner[0]))
             return saved, cost, bound
 
-    def between(self, budget: int) -> Solution | None:
-        """A choice within a budget that saves about what the corners around it do; None where none fits.
+    def mixed(self, budget: int) -> Solution | None:
+        """A choice within a budget between the corners around it: up to some point of the program the one's.
 
         Equal layers are worth the same, so that corners differ in all of them at once; what lies between is to decide
-        for some as the one corner does, and for the others as the other. First all up to some point of the program are
-        decided alike; where that is far from the bound, a programme decides on what corners near the budget differ in.
+        for some as the one corner does, and for the others as the other. None where none fits.
         """
         began = time.perf_counter()
         self.refine(budget, 0.1)
-        with self._lock:
-            bound = max(cost - price * budget for price, cost in self._lines)
-            corners = [(corner, self._names[corner]) for corner in self._corners]
-        place = next((i for i, (corner, _) in enumerate(corners) if corner[0] > budget), len(corners))
+        bound, place, corners = self._around(budget)
         if not place:
             return None
-        near = corners[max(0, place - 1) : place + 1]
-        best = self._cut(budget, near[0][0], near[0][1], near[-1][1])
-        for more in _WIDER:
-            if best[0] - bound <= _CLOSE * best[0]:
+        near = corners[place - 1 : place + 1]
+        cost, saved, names = self._cut(budget, near[0][0], near[0][1], near[-1][1])
+        names = self._problem.graph.used(names)
+        return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
+
+    def between(self, budget: int, seconds: float) -> Solution | None:
+        """A choice within a budget by a programme that decides on what corners near it differ in alone."""
+        began = time.perf_counter()
+        bound, place, corners = self._around(budget)
+        best: tuple[float, int, frozenset[str]] | None = None
+        for more in _WIDER if place else ():
+            left = min(_SECONDS, seconds - (time.perf_counter() - began))
+            if left <= 0 or (best is not None and best[0] - bound <= _CLOSE * best[0]):
                 break
             sets = [names for _, names in corners[max(0, place - 1 - more) : place + 1 + more]]
             always, some = frozenset.intersection(*sets), frozenset.union(*sets)
-            never = frozenset(self._problem.names) - some
-            found = self._problem.between(budget, always, never, _SECONDS)
+            found = self._problem.between(budget, always, frozenset(self._problem.names) - some, left)
             if found is not None:
-                best = min(best, (found[1], found[0], found[2]), key=lambda each: each[:2])
+                made = found[1], found[0], found[2]
+                best = made if best is None else min(best, made, key=lambda each: each[:2])
+        if best is None:
+            return None
         cost, saved, names = best
-        names = self._problem.graph.used(names)
         return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
+
+    def _around(self, budget: int) -> tuple[float, int, list[tuple[tuple[int, float], frozenset[str]]]]:
+        """The bound for a budget, the number of the first corner beyond it, and all corners with their names."""
+        with self._lock:
+            bound = max(cost - price * budget for price, cost in self._lines)
+            corners = [(corner, self._names[corner]) for corner in self._corners]
+        return bound, next((i for i, (corner, _) in enumerate(corners) if corner[0] > budget), len(corners)), corners
 
     def _cut(
         self, budget: int, below: tuple[int, float], few: frozenset[str], many: frozenset[str]
