@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["flops", "nbytes"]
+__all__ = ["flops", "nbytes", "percent", "seconds"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -15,6 +15,25 @@ def nbytes(number: int) -> str:
 def flops(number: int | None) -> str:
     """Floating-point operations in three digits: ``51 FLOPs``, ``1.17 TFLOPs``; ``unknown`` for None."""
     return "unknown" if number is None else _scaled(number, "FLOPs", "FLOPs")
+
+
+def seconds(number: float | None) -> str:
+    """Seconds in three digits: ``18.3 ms``, ``1.20 s``, ``0 s``; ``unknown`` for None."""
+    if number is None:
+        return "unknown"
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
+        value = abs(number) * factor
+        # 0.9996 of a unit would be written "1000" of the next.
+        if value >= 0.9995:
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{number * factor:,.{digits}f} {unit}"
+    return "0 s" if number == 0 else f"{number * 1e9:.2g} ns"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share in two digits: ``4.0%``, ``77%``, ``120%``."""
+    share = 100 * part / whole
+    return f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
 
 
 def _scaled(number: int, unit: str, whole: str) -> str:

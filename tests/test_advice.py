@@ -1,5 +1,6 @@
 """Advice: each rule speaks where its fault is, with the line, the figure and the mend, and is silent elsewhere."""
 
+import dataclasses
 import functools
 import inspect
 
@@ -11,8 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic import _compat
+from remat_magic import _compat, devices, units
 from remat_magic.model import RematError
+from remat_magic.tuning.time import times
 
 POLICIES = jax.checkpoint_policies
 
@@ -158,19 +160,270 @@ def test_batched_matmuls_are_not_saved():
     assert found.figure == 2 * (2 * 2 * 8 * 8 * 16)
     assert "dots_saveable" in found.mend
     assert not advice("batched-matmuls", fun, args, "dots_saveable", "function")
+    # vmap makes batch dimensions of its own.
+    shapes = (f32(4, 8, 8), f32(4, 16, 8))
+    product = jax.vmap(lambda w, x: jnp.sin(x @ w))
+    (found,) = advice(
+        "batched-matmuls", lambda w, x: product(w, product(w, x)).sum(), shapes, "dots_with_no_batch_dims_saveable"
+    )
+    assert found.figure == 2 * (4 * 2 * 16 * 8 * 8)
     fun, args = PROGRAMS["three_layers"]
     assert not advice("batched-matmuls", fun, args, "dots_with_no_batch_dims_saveable", "function")
 
 
-def test_what_jax_remat3_does_otherwise():
-    def only_sines(prim, *_, **__):
-        return prim.name == "sin"
+def head(checkpointed):
+    """A stack of layers and then a loss, which is checkpointed by itself."""
 
-    found = advice("remat3", sin_net, NET, only_sines, "function")
-    assert bool(found) == _compat.remat3()
+    def last(w, x):
+        return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w))
+
+    last = jax.checkpoint(last) if checkpointed == "last" else last
+
+    def layer(w, x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    layer = jax.checkpoint(layer) if checkpointed == "first" else layer
+
+    def fun(w, x):
+        return last(w, layer(w, layer(w, x)) if checkpointed != "first" else layer(w, x))
+
+    return fun
+
+
+def test_a_checkpoint_on_the_last_stage():
+    shapes = (f32(32, 32), f32(512, 32))
+    trace = rm.trace(head("last"), *shapes)
+    (found,) = (each for each in trace.advice() if each.kind == "last-stage")
+    assert found.mend == "Take jax.checkpoint off last."
+    # All that is recomputed is recomputed for it.
+    assert (found.figure, found.unit) == (trace.report().recomputed_flops, "FLOPs")
+    assert trace.report("none").peak_bytes * 0.9 <= trace.report().peak_bytes
+    assert not advice("last-stage", head("first"), shapes)  # what comes after runs backward first
+    assert not advice("last-stage", head(""), shapes)
+    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
+    assert not advice("last-stage", fun, args)  # one of many layers
+
+
+def only_sines(prim, *_, **__):
+    return prim.name == "sin"
+
+
+def only_dots(prim, *_, **__):
+    return prim.name == "dot_general"
+
+
+def sines(w, x):
+    y = jnp.sin(x @ w)
+    return jnp.sum(jnp.exp(y @ w))
+
+
+def test_what_jax_remat3_does_otherwise():
+    (found,) = advice("remat3", sines, NET, only_sines, "function")
+    assert (found.figure, found.unit) == (64 * 4, "bytes")
+    assert found.source.line == line_of(sines, "y = ")
+    named = "checkpoint_name(jnp.sin(x @ w), 'y')"
+    assert found.mend == (
+        f"By name it works with both: {named}, and policy=jax.checkpoint_policies.save_only_these_names('y')."
+    )
+    assert ("would not save" in found.sentence) != _compat.remat3()
+    saved = rm.trace(sines, *NET).report(only_sines, "function").saved_bytes
+    assert saved == (0 if _compat.remat3() else found.figure)
+
+    def mended(w, x):
+        y = checkpoint_name(jnp.sin(x @ w), "y")
+        return jnp.sum(jnp.exp(y @ w))
+
+    # The equivalent saves what the policy means to save, with jax_remat3 and without.
+    assert rm.trace(mended, *NET).report("save_only_these_names('y')", "function").saved_bytes == found.figure
+    assert not advice("remat3", sines, NET, only_dots, "function")
+    assert not advice("remat3", sines, NET, "everything_saveable", "function")
+
+
+def test_checkpoints_inside_one_another():
     fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
-    assert bool(advice("remat3", fun, args, "nothing_saveable", "function")) == _compat.remat3()
+    (found,) = advice("remat3", fun, args, "nothing_saveable", "function")
+    assert ("would stay" in found.sentence) != _compat.remat3()
     assert not advice("remat3", fun, args, "nothing_saveable", "sites")
+
+
+# ------------------------------------------------------------------------------------------------------- single values
+
+
+def wide(w, v, x):
+    h = jnp.sin(x @ w)
+    y = h @ v
+    return jnp.sum(jnp.exp(y) * jnp.tanh(y))
+
+
+def wide_named(w, v, x):
+    h = jnp.sin(x @ w)
+    y = checkpoint_name(h @ v, "y")
+    return jnp.sum(jnp.exp(y) * jnp.tanh(y))
+
+
+# Few elements come of a long contraction: x @ w takes 2 * 64 FLOPs for each, h @ v 2 * 4096.
+WIDE = (f32(64, 4096), f32(4096, 16), f32(32, 64))
+
+
+def test_cheap_to_keep_and_dear_to_recompute():
+    (found,) = advice("cheap-to-keep", wide, WIDE, "nothing_saveable", "function")
+    assert found.source.line == line_of(wide, "y = ")
+    # Kept under the very code of the mend, with the name where it says, that is what JAX spares.
+    assert found.mend == "checkpoint_name(h @ v, 'y'), and policy=jax.checkpoint_policies.save_only_these_names('y')."
+    before = rm.trace(wide, *WIDE).report("nothing_saveable", "function")
+    after = rm.trace(wide_named, *WIDE).report("save_only_these_names('y')", "function")
+    assert (found.figure, found.unit) == (before.recomputed_flops - after.recomputed_flops, "FLOPs")
+    assert found.figure >= 2 * 32 * 4096 * 16
+    assert units.nbytes(after.saved_bytes - before.saved_bytes) in found.sentence
+    assert not advice("cheap-to-keep", wide, WIDE, "dots_saveable", "function")  # it is kept
+    # A name that is there needs only the policy.
+    (found,) = advice("cheap-to-keep", wide_named, WIDE, "nothing_saveable", "function")
+    assert found.mend == "policy=jax.checkpoint_policies.save_only_these_names('y')."
+
+
+def test_what_is_as_dear_to_keep_is_no_advice():
+    # Square layers: each byte spares the same as any other, 2 * 64 / 4 FLOPs.
+    assert not advice("cheap-to-keep", deep, (f32(64, 64), f32(16, 64)), "nothing_saveable", "function")
+
+
+def deep(w, x):
+    for _ in range(6):
+        x = jnp.sin(x @ w)
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        ("dots_with_no_batch_dims_saveable", "save_from_both_policies(jax.checkpoint_policies.dots_with_no_batch"),
+        (POLICIES.save_only_these_names("q"), "save_only_these_names('q', 'context')"),
+        (POLICIES.save_any_names_but_these("context"), "save_any_names_but_these()"),
+    ],
+)
+def test_the_policy_of_the_mend_keeps_what_it_kept(policy, code):
+    def attend(w, x):
+        q = checkpoint_name(x @ w, "q")
+        weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", q, x))
+        return jnp.sum(jnp.sin(checkpoint_name(jnp.einsum("bts,bsd->btd", weights, q), "context")))
+
+    shapes = (f32(8, 8), f32(2, 512, 8))
+    (found,) = advice("cheap-to-keep", attend, shapes, policy, "function")
+    assert code in found.mend
+    trace = rm.trace(attend, *shapes)
+    before = trace.report(policy, "function")
+    after = trace.report(eval(found.mend.removeprefix("policy=").removesuffix(".")), "function")
+    assert before.recomputed_flops - after.recomputed_flops == found.figure
+
+
+def elementwise(w, x):
+    y = checkpoint_name(x @ w, "y")
+    z = checkpoint_name(jnp.exp(y) + y, "z")
+    return jnp.sum(jnp.sin(z) * y)
+
+
+def test_dear_to_keep_and_cheap_to_recompute():
+    shapes = (f32(512, 64), f32(256, 512))
+    (found,) = advice("cheap-to-recompute", elementwise, shapes, POLICIES.save_only_these_names("y", "z"))
+    assert found.source.line == line_of(elementwise, "z = ")
+    assert found.mend == "policy=jax.checkpoint_policies.save_only_these_names('y')."
+    trace = rm.trace(elementwise, *shapes)
+    both, one = (trace.report(f"save_only_these_names({names})") for names in ("'y', 'z'", "'y'"))
+    assert (found.figure, found.unit) == (both.saved_bytes - one.saved_bytes, "bytes")
+    assert found.figure == 256 * 64 * 4
+    assert units.flops(one.recomputed_flops - both.recomputed_flops) in found.sentence
+    # y alone: to have it again takes a matmul.
+    assert not advice("cheap-to-recompute", elementwise, shapes, "save_only_these_names('y')")
+
+
+def test_cheap_to_recompute_without_a_checkpoint():
+    def fun(w, x):
+        y = x @ w
+        return jnp.sum(jnp.exp(jnp.sin(y) * y))
+
+    def mended(w, x):
+        return jnp.sum(jax.checkpoint(lambda y: jnp.exp(jnp.sin(y) * y))(x @ w))
+
+    shapes = (f32(512, 64), f32(256, 512))
+    found = advice("cheap-to-recompute", fun, shapes)
+    assert found
+    assert all("jax.checkpoint(part)" in each.mend for each in found)
+    # The mend frees what is said at least.
+    freed = rm.trace(fun, *shapes).report().saved_bytes - rm.trace(mended, *shapes).report().saved_bytes
+    assert freed >= max(each.figure for each in found) > 0
+    assert not advice("cheap-to-recompute", mended, shapes)
+
+
+def test_single_values_on_a_device():
+    trace = rm.trace(wide, *WIDE)
+    (found,) = (a for a in trace.advice("nothing_saveable", "function", device="H100 SXM") if a.kind == "cheap-to-keep")
+    row = next(
+        row
+        for row in trace.what_if("nothing_saveable", "function", device="H100 SXM")
+        if row.value.source == found.source and row.value.primitive == "dot_general"
+    )
+    assert f"{units.seconds(-row.seconds)} on H100 SXM" in found.sentence
+    with pytest.raises(RematError, match="H1000"):
+        trace.advice(device="H1000")
+
+
+# ---------------------------------------------------------------------------------------------------------- offloading
+
+
+def linked(bandwidth):
+    """A device of whose figures only the way to the host differs."""
+    return dataclasses.replace(devices.get("H100 SXM"), name="a device", host_bandwidth=bandwidth)
+
+
+def offloading(saved=(), moved=("y",)):
+    return POLICIES.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(saved),
+        names_which_can_be_offloaded=list(moved),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+def offloads(policy, device, fun=wide_named, shapes=WIDE):
+    return [a for a in rm.trace(fun, *shapes).advice(policy, "function", device=device) if a.kind == "dear-offload"]
+
+
+def test_offloading_that_takes_longer_than_recomputing():
+    slow = linked(1e6)
+    (found,) = offloads(offloading(), slow)
+    assert found.source.line == line_of(wide_named, "y = ")
+    assert (found.figure, found.unit) == (32 * 16 * 4, "bytes")
+    trace = rm.trace(wide_named, *WIDE)
+    moved, again = (times(trace.report(policy, "function"), slow) for policy in (offloading(), "nothing_saveable"))
+    assert units.seconds(moved.offload) in found.sentence
+    assert moved.extra > again.extra  # as the comparison has it too
+    assert found.mend == "Recompute it: policy=jax.checkpoint_policies.nothing_saveable."
+    assert not offloads(offloading(), linked(1e15))  # sooner fetched
+    assert not offloads(offloading(), linked(None))  # who knows
+    assert not offloads("save_only_these_names('y')", slow)
+
+
+def test_of_several_only_what_loses():
+    def both(w, x):
+        a = checkpoint_name(jnp.sin(x), "a")  # little work for as many bytes
+        y = checkpoint_name(a @ w, "y")
+        return jnp.sum(jnp.exp(y) * jnp.tanh(y))
+
+    shapes = (f32(4096, 4096), f32(512, 4096))
+    (found,) = offloads(offloading(("y",), ("a",)), linked(1e12), both, shapes)
+    assert "'a'" in found.sentence
+    assert found.mend == "Recompute it: policy=jax.checkpoint_policies.save_only_these_names('y')."
+    (found,) = offloads(offloading((), ("a", "y")), linked(1e12), both, shapes)
+    assert "'a'" in found.sentence
+    assert "names_which_can_be_offloaded=['y']" in found.mend
+
+
+def test_offloaded_matmuls():
+    shapes = (f32(64, 64), f32(16, 64))
+    found = offloads("offload_dot_with_no_batch_dims", linked(1e9), deep, shapes)
+    assert found
+    assert {each.mend for each in found} == {"Recompute it: policy=jax.checkpoint_policies.nothing_saveable."}
+    assert found[0].figure == rm.trace(deep, *shapes).report("offload_dot_with_no_batch_dims").offloaded_bytes
+    assert not offloads("offload_dot_with_no_batch_dims", linked(1e15), deep, shapes)
 
 
 # ---------------------------------------------------------------------------------------------------------- the program

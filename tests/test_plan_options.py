@@ -5,14 +5,15 @@ import itertools
 import random
 import time
 
+import jax.numpy as jnp
 import pytest
 from benchmarks import models, named_models
 from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
-from programs import PROGRAMS
+from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic.model import Plan, PlannedValue, RematError
-from remat_magic.tuning import solve
+from remat_magic.tuning import columns
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.objective import objective
 from remat_magic.tuning.planner import planner
@@ -240,18 +241,65 @@ def test_what_plans_cannot_do_is_told():
 # ---------------------------------------------------------------------------------------------------- the programme
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@pytest.mark.parametrize("name", [*sorted(PROGRAMS), *MODELS])
 def test_what_runs_together_may_be_one_variable(name, monkeypatch):
     """With a variable for each operation the optimum is the same, for budgets and for solutions."""
-    found = planner(traced(name), "function", False)
+    if name in MODELS:  # whose layers, at their sites, have the same names
+        fun, args = MODELS[name]()
+        trace = rm.trace(fun, *args)
+        found = planner(trace, trace.default_at, False)
+    else:
+        found = planner(traced(name), "function", False)
     small = found.problem()
-    monkeypatch.setattr(solve, "groups", lambda _, nodes: {node: node for node in nodes})
+    monkeypatch.setattr(columns, "groups", lambda _, nodes: {node: node for node in nodes})
     large = Problem(found.graph)
     assert small.size[0] <= large.size[0]
     most, flops = small.measure(small.names)[0], small.measure(())[1]
     for i in range(1, 6):
-        bounds = [problem.relax(i * most // 6)[0] for problem in (small, large)]
+        bounds = [problem.relax(i * most // 6)[0] or 0.0 for problem in (small, large)]
         assert bounds[0] == pytest.approx(bounds[1], rel=1e-6, abs=1e-6 * flops + 1)
+
+
+def unrolled(layers=4):
+    """Layers in a Python loop, whose values have names of their own."""
+
+    def fun(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(jnp.sin(x @ w) @ w)
+        return x.sum()
+
+    return fun, ([f32(16, 16)] * layers, f32(8, 16))
+
+
+def test_a_bound_by_counts_is_one():
+    """How many are saved of the values of equal layers is a whole number whichever they are."""
+    fun, args = unrolled()
+    problem = planner(rm.trace(fun, *args), "function", False).problem()
+    most, _ = problem.measure(problem.names)
+    better = 0
+    for i in range(1, 16):
+        budget = i * most // 16
+        best, line = problem.solve(budget, 20.0, 0.0), problem.relax(budget)[0]
+        bound, names = problem.bound_by_counts(budget, 20.0, 0.0)
+        assert problem.measure(names)[0] <= budget
+        assert line * (1 - 1e-6) <= bound <= best.cost * (1 + 1e-6)
+        better += bound > 1.001 * line
+    assert better  # it is there to be nearer than the linear programme
+
+
+def test_a_value_smaller_than_the_solver_sees():
+    """Eight bytes are nothing beside 400 MB, but more than a budget that has no room for them."""
+
+    def fun(w, v, x):
+        y = jnp.sin(x @ w)
+        return jnp.sum(jnp.exp(y)) * jnp.sum(jnp.sin(jnp.sin(v)))
+
+    trace = rm.trace(fun, f32(10_000, 10_000), f32(2), f32(10_000, 10_000))
+    plan = trace.plan(0, "function")
+    assert plan.saved_bytes == 0
+    found = planner(trace, "function", False).problem()
+    for budget in (0, 4, 8, 400_000_000, 400_000_004):
+        assert found.solve(budget, 10.0, 0.01).saved_bytes <= budget
 
 
 # ------------------------------------------------------------------------------------------------- bounds for a slider

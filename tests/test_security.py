@@ -401,11 +401,11 @@ ALLOWED = {
     ("model/files.py", "open"): "the file that the user asks for: a plan, a page",
     ("model/files.py", "unlink"): "what was written of it before the disk was full",
     ("model/plan_file.py", "open"): "the plan file that the user names, read as data",
-    ("tuning/edit_sandbox.py", "compile"): "the user's own definitions, with the edit",
-    ("tuning/edit_sandbox.py", "exec"): "likewise, in a copy of their namespace",
-    ("tuning/edit_sandbox.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
-    ("tuning/edit_source.py", "compile"): "the user's own text, to see whether it is what runs; never run",
-    ("tuning/edit_source.py", "open"): "the user's own source, read to be edited",
+    ("tuning/editing/spaces.py", "compile"): "the user's own definitions, with the edit",
+    ("tuning/editing/spaces.py", "exec"): "likewise, in a copy of their namespace",
+    ("tuning/editing/spaces.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
+    ("tuning/editing/source.py", "compile"): "the user's own text, to see whether it is what runs; never run",
+    ("tuning/editing/source.py", "open"): "the user's own source, read to be edited",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}

@@ -117,15 +117,15 @@ class Shortcuts:
         return what_if(cast("Any", self), policy, at, **options)
 
     def advice(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None, **options: Any
     ) -> tuple[Advice, ...]:
         """What about a policy, or the program, costs without need, and the mend.
 
-        See :func:`remat_magic.tuning.advice.advise`.
+        See :func:`remat_magic.tuning.advice.advise` for the options.
         """
         from remat_magic.tuning.advice import advise
 
-        return advise(cast("Any", self), policy, at, namespace)
+        return advise(cast("Any", self), policy, at, namespace, **options)
 
     def plan_bound(self, budget: Any, at: Any = None, **options: Any) -> FrontierPoint:
         """A bound on what plans within a budget recompute, quick enough for a slider.
@@ -145,9 +145,9 @@ class Shortcuts:
     def edit(self, choice: Any, at: Any = None) -> Edit:
         """A plan, or a choice of residuals to keep, as an edit of the user's own source, verified by tracing that.
 
-        See :func:`remat_magic.tuning.edit.edit`.
+        See :func:`remat_magic.tuning.editing.edit`.
         """
-        from remat_magic.tuning.edit import edit
+        from remat_magic.tuning.editing import edit
 
         return edit(cast("Any", self), choice, at)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax.ad_checkpoint import Saveable
+from jax.ad_checkpoint import Offloadable, Saveable
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import bodies
@@ -14,19 +14,29 @@ from remat_magic.analysis.sites import own_checkpoint
 from remat_magic.analysis.trace import Dissection
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
 
-__all__ = ["answered"]
+__all__ = ["answered", "offloads", "saves"]
 
 _Around = tuple[tuple[str, Any], ...]  # the checkpoints around an operation, outermost first: site and policy
 
 
-def answered(trace: Any, parts: Dissection, resolved: Resolved) -> frozenset[str]:
-    """The names of the values that a policy saves at the place that parts are of.
+def saves(answer: Any) -> bool:
+    """Whether a policy's answer keeps a value on the device."""
+    return answer is True or answer is Saveable
+
+
+def offloads(answer: Any) -> bool:
+    """Whether a policy's answer moves a value to another memory."""
+    return isinstance(answer, Offloadable)
+
+
+def answered(trace: Any, parts: Dissection, resolved: Resolved, says: Callable[[Any], bool] = saves) -> frozenset[str]:
+    """The names of the values that a policy saves (or what else it ``says``) at the place that parts are of.
 
     What a policy says of operations that only the derivative has (the cosine of a sine) shows in no name.
     """
     policy, values = resolved.policy, parts.naming.values
     if policy is not AS_WRITTEN and policy is not NO_CHECKPOINT:
-        return frozenset(name for name, value in values.items() if _saves(policy, value))
+        return frozenset(name for name, value in values.items() if _says(says, policy, value))
     taken_off = frozenset[str]()
     if policy is NO_CHECKPOINT:
         own = own_checkpoint(trace.index.closed)
@@ -39,7 +49,7 @@ def answered(trace: Any, parts: Dissection, resolved: Resolved) -> frozenset[str
         sites = around.get(id(_compat.traceback_of(value.eqn)), ())
         written = [policy for key, policy in sites if key not in taken_off]
         # Without jax_remat3 the outermost checkpoint decides for those inside.
-        if not written or _saves(written[0], value):
+        if _says(says, written[0], value) if written else says(True):
             found.add(name)
     return frozenset(found)
 
@@ -61,17 +71,13 @@ def _checkpoints(trace: Any) -> Mapping[int, _Around]:
     return found
 
 
-def _saves(policy: Any, value: NamedValue) -> bool:
-    """Whether a policy saves a value, by its operation or by the name that the program gives it."""
+def _says(says: Callable[[Any], bool], policy: Any, value: NamedValue) -> bool:
+    """What a policy says of a value, of its operation or of the name that the program gives it."""
     if policy is None or value.output is None:
         return False
     eqn = value.eqn
-    if _yes(policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)):
+    if says(policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)):
         return True
     if value.name is None:
         return False
-    return _yes(policy(_compat.NAME_PRIMITIVE, value.aval, name=value.name))
-
-
-def _yes(answer: Any) -> bool:
-    return answer is True or answer is Saveable
+    return says(policy(_compat.NAME_PRIMITIVE, value.aval, name=value.name))

@@ -94,10 +94,12 @@ class Flips:
         flops, seconds = int(self._flops[again].sum()), float(self._seconds[again].sum())
         return Flip(saved, flops, seconds, frozenset(self._names[i] for i in np.flatnonzero(times)))
 
-    def flip(self, name: str) -> Flip:
-        """The choice without a name that is in it, or with one that is not."""
-        self._set(name, name not in self.chosen)
+    def flip(self, *names: str) -> Flip:
+        """The choice without those of some names that are in it, and with those that are not."""
+        for name in names:
+            self._set(name, name not in self.chosen)
         try:
             return self._tell(self._reached())
         finally:
-            self._set(name, name in self.chosen)
+            for name in names:
+                self._set(name, name in self.chosen)

@@ -15,6 +15,10 @@ from remat_magic.tuning.solve import Problem, Solution
 
 __all__ = ["Hull"]
 
+_CLOSE = 0.005  # what is so near the bound is not improved
+_WIDER = (0, 1)  # how many corners more on each side
+_SECONDS = 0.2  # for each programme; most take a fifth of it
+
 
 class Hull:
     """The corners of the lower hull that are known, and the lines that bound it from below."""
@@ -38,22 +42,54 @@ class Hull:
             saved, cost = min(within, key=lambda corner: (corner[1], corner[0]))
             return saved, cost, bound
 
-    def between(self, budget: int) -> Solution | None:
-        """A choice within a budget: the upper corner's up to some point of the program, the lower one's behind it.
+    def mixed(self, budget: int) -> Solution | None:
+        """A choice within a budget between the corners around it: up to some point of the program the one's.
 
         Equal layers are worth the same, so that corners differ in all of them at once; what lies between is to decide
-        for some as the one corner does, and for the others as the other. Both orders are tried, None where none fits.
+        for some as the one corner does, and for the others as the other. None where none fits.
         """
         began = time.perf_counter()
         self.refine(budget, 0.1)
-        place = {name: i for i, name in enumerate(self._problem.names)}
+        bound, place, corners = self._around(budget)
+        if not place:
+            return None
+        near = corners[place - 1 : place + 1]
+        cost, saved, names = self._cut(budget, near[0][0], near[0][1], near[-1][1])
+        names = self._problem.graph.used(names)
+        return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
+
+    def between(self, budget: int, seconds: float) -> Solution | None:
+        """A choice within a budget by a programme that decides on what corners near it differ in alone."""
+        began = time.perf_counter()
+        bound, place, corners = self._around(budget)
+        best: tuple[float, int, frozenset[str]] | None = None
+        for more in _WIDER if place else ():
+            left = min(_SECONDS, seconds - (time.perf_counter() - began))
+            if left <= 0 or (best is not None and best[0] - bound <= _CLOSE * best[0]):
+                break
+            sets = [names for _, names in corners[max(0, place - 1 - more) : place + 1 + more]]
+            always, some = frozenset.intersection(*sets), frozenset.union(*sets)
+            found = self._problem.between(budget, always, frozenset(self._problem.names) - some, left)
+            if found is not None:
+                made = found[1], found[0], found[2]
+                best = made if best is None else min(best, made, key=lambda each: each[:2])
+        if best is None:
+            return None
+        cost, saved, names = best
+        return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
+
+    def _around(self, budget: int) -> tuple[float, int, list[tuple[tuple[int, float], frozenset[str]]]]:
+        """The bound for a budget, the number of the first corner beyond it, and all corners with their names."""
         with self._lock:
             bound = max(cost - price * budget for price, cost in self._lines)
-            below = max((c for c in self._corners if c[0] <= budget), default=None)
-            above = min((c for c in self._corners if c[0] > budget), default=below)
-            if below is None or above is None:
-                return None
-            few, many = self._names[below], self._names[above]
+            corners = [(corner, self._names[corner]) for corner in self._corners]
+        return bound, next((i for i, (corner, _) in enumerate(corners) if corner[0] > budget), len(corners)), corners
+
+    def _cut(
+        self, budget: int, below: tuple[int, float], few: frozenset[str], many: frozenset[str]
+    ) -> tuple[float, int, frozenset[str]]:
+        """The best of one corner's choice up to a point of the program, and another's behind it: cost, bytes, names."""
+        place = {name: i for i, name in enumerate(self._problem.names)}
         best: tuple[float, int, frozenset[str]] = (below[1], below[0], few)
         for first, second in ((few, many), (many, few)):
             cuts = sorted(place[name] for name in few ^ many)
@@ -64,14 +100,12 @@ class Hull:
                 names = frozenset([*(n for n in first if place[n] < cut), *(n for n in second if place[n] >= cut)])
                 saved, cost = self._problem.measure(names)
                 if saved <= budget:
-                    best = min(best, (cost, saved, names))
+                    best = min(best, (cost, saved, names), key=lambda each: each[:2])
                 if (saved <= budget) == (first is many):
                     low = middle + 1
                 else:
                     high = middle - 1
-        cost, saved, names = best
-        names = self._problem.graph.used(names)
-        return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
+        return best
 
     def refine(self, budget: int | None, seconds: float) -> None:
         """Look for more corners: around a budget, or all of them."""

@@ -12,6 +12,7 @@ from remat_magic.tuning.objective import Objective, objective
 from remat_magic.tuning.peak import within_peak
 from remat_magic.tuning.planner import Asked, Planner, planner
 from remat_magic.tuning.sizes import parse_bytes
+from remat_magic.tuning.sweep import sweep
 
 __all__ = ["budget_bytes", "frontier", "plan"]
 
@@ -76,6 +77,10 @@ def plan(
     return made
 
 
+# So few names are decided on in milliseconds, a budget at a time.
+_FEW = 200
+
+
 def frontier(
     trace: Any, points: int = 20, at: Any = None, *, separately: bool = False, seconds: float = 1.0
 ) -> tuple[FrontierPoint, ...]:
@@ -101,8 +106,13 @@ def frontier(
     most = max(ours.most, least)
     budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
     began = time.perf_counter()
-    hull = ours.hull(seconds / 2)
-    found = ours.problem().sweep(budgets, seconds - (time.perf_counter() - began), hull.between)
+    problem = ours.problem()
+    if len(problem.names) <= _FEW:
+        each = seconds / 4
+        found = sweep(problem, budgets, seconds, lambda budget: problem.solve(budget, each, 0.01))
+    else:
+        hull = ours.hull(seconds / 2)
+        found = sweep(problem, budgets, seconds - (time.perf_counter() - began), hull.mixed, hull.between)
     return tuple(
         FrontierPoint(budget, solution.saved_bytes, int(solution.cost), int(min(solution.bound, solution.cost)))
         for budget, solution in zip(budgets, found, strict=True)

@@ -64,7 +64,10 @@ class Planner:
         objective = objective or Objective()
         known = self._problems.get(objective.key)
         if known is None:
-            known = Problem(self.graph, objective.costs(self.graph, self.parts.backward))
+            alike: dict[Any, list[str]] = {}
+            for value in self.every_value().values():
+                alike.setdefault((value.source, value.primitive, value.output, value.type), []).append(value.key)
+            known = Problem(self.graph, objective.costs(self.graph, self.parts.backward), alike.values())
             self._problems[objective.key] = known
         return known
 
@@ -86,13 +89,17 @@ class Planner:
         found: Plan | None = None
         bound, spent, allowed = 0.0, 0.0, limit
         for attempt in range(_ATTEMPTS):
-            solution = problem.solve(allowed, seconds, gap)
+            solution = problem.solve(allowed, seconds, gap, prove=attempt == 0)
             if solution is None:
                 break
             spent += solution.seconds
             bound = solution.bound if attempt == 0 else bound
-            # The solver stops within its gap: a policy of JAX's may be the better choice of names.
-            solution = min(solution, *alike, key=lambda each: each.cost) if attempt == 0 else solution
+            if attempt == 0:
+                if not solution.proven and asked.objective.device is None:
+                    hull = self.hull(0.5)
+                    alike += filter(None, (hull.mixed(allowed), hull.between(allowed, 1.0)))
+                # The solver stops within its gap: a policy of JAX's may be the better choice of names.
+                solution = min(solution, *alike, key=lambda each: each.cost)
             applied = self.apply(asked, solution)
             if applied.saved_bytes <= limit:
                 found = _told(applied, solution, bound, spent)

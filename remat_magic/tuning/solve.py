@@ -12,23 +12,24 @@ For each operation ``r = 1`` if it runs in the backward pass, for each name ``s 
 Only ``s`` and ``o`` have to be whole: the least ``r`` and ``a`` are then whole by themselves. Without that demand it is
 a linear programme, whose optimum no choice can undercut. Checkmate (Jain et al., MLSys 2020) plans the order of
 operations as well; here JAX has settled it, and the programme is small. It gets smaller still, since what a single
-operation reads runs if and only if that one does: such chains are one variable.
+operation reads runs if and only if that one does, and so do equal layers that are decided together: such operations
+are one variable.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from remat_magic.tuning.contract import groups, reached
+from remat_magic.tuning.columns import Columns
+from remat_magic.tuning.contract import reached
 from remat_magic.tuning.graph import Graph
 
 __all__ = ["Costs", "Problem", "Solution"]
@@ -63,57 +64,6 @@ class Solution:
     offloaded: frozenset[str] = frozenset()
 
 
-_Row = tuple[tuple[tuple[int, float], ...], float]  # sum of factor * column <= limit
-
-
-class _Columns:
-    """The variables of a graph's programme by number: operations, names saved, names offloaded, residuals kept."""
-
-    def __init__(self, graph: Graph, run: Sequence[int], names: Sequence[str], offloading: bool) -> None:
-        self._graph, self._run = graph, run
-        group = groups(graph, run)
-        numbers: dict[int, int] = {}
-        for n in run:
-            if not graph.needed[n]:
-                numbers.setdefault(group[n], len(numbers))
-        self.nodes = {n: numbers[group[n]] for n in run if not graph.needed[n]}
-        leaves = dict.fromkeys(leaf for n in run for leaf in graph.leaves[n] if graph.leaf_bytes[leaf])
-        count = itertools.count(len(numbers))
-        self.saved = dict(zip(names, count, strict=False))
-        count = itertools.count(len(numbers) + len(self.saved))
-        self.moved = dict(zip(names, count, strict=False)) if offloading else {}
-        count = itertools.count(len(numbers) + len(self.saved) + len(self.moved))
-        self.kept = dict(zip(leaves, count, strict=False))
-        self.size = len(numbers) + len(self.saved) + len(self.moved) + len(self.kept)
-
-    def rows(self) -> tuple[list[_Row], Any]:
-        """What restrains the variables, and the least value of each."""
-        graph, nodes = self._graph, self.nodes
-        low = np.zeros(self.size)
-        rows: dict[_Row, None] = {}
-        for node in self._run:
-            # What always runs is no variable: it asks for its operands outright.
-            mine = () if graph.needed[node] else ((nodes[node], 1.0),)
-            limit = 0.0 if mine else -1.0
-            for read in graph.reads[node]:
-                if graph.needed[read] or (mine and nodes[read] == nodes[node]):
-                    continue
-                if read in graph.gates:
-                    name = graph.gates[read][0]
-                    held = tuple((columns[name], -1.0) for columns in (self.saved, self.moved) if columns)
-                    rows[((*mine, (nodes[read], -1.0), *held), limit)] = None
-                elif mine:
-                    rows[((*mine, (nodes[read], -1.0)), limit)] = None
-                else:
-                    low[nodes[read]] = 1.0
-            for leaf in graph.leaves[node]:
-                if leaf in self.kept and mine:
-                    rows[((*mine, (self.kept[leaf], -1.0)), limit)] = None
-                elif leaf in self.kept:
-                    low[self.kept[leaf]] = 1.0
-        return list(rows), low
-
-
 class Problem:
     """A graph as an integer programme, to be solved for several budgets.
 
@@ -122,16 +72,20 @@ class Problem:
     Args:
         graph: the graph.
         costs: what is to be least; by default FLOPs, with nothing offloaded.
+        alike: names of values that one expression makes in equal layers, a group each.
     """
 
-    def __init__(self, graph: Graph, costs: Costs | None = None) -> None:
+    def __init__(self, graph: Graph, costs: Costs | None = None, alike: Iterable[Collection[str]] = ()) -> None:
         self.graph = graph
         self.costs = costs or Costs(graph.flops)
         run = reached(graph)
         gates = {n: graph.gates[n] for n in run if n in graph.gates}
         self.sizes = {name: size for name, (size, _) in graph.sizes(gates).items()}
         self.names = list(self.sizes)
-        columns = _Columns(graph, run, self.names, self.costs.transfer is not None)
+        number = {name: i for i, name in enumerate(self.names)}
+        groups = ([number[name] for name in group if name in number] for group in alike)
+        self._alike = [group for group in groups if len(group) > 1]
+        columns = Columns(graph, run, self.names, self.costs.transfer is not None)
         self._first = len(set(columns.nodes.values()))
         self._always = sum(self.costs.nodes[n] for n in run if graph.needed[n])
 
@@ -143,16 +97,16 @@ class Problem:
         for name, column in columns.moved.items():
             cost[column] = self.sizes[name] * (self.costs.transfer or 0.0)
         for leaf, column in columns.kept.items():
-            amounts[column] = graph.leaf_bytes[leaf]
+            amounts[column] += graph.leaf_bytes[leaf]
         self._amounts = amounts
         # Solvers want numbers near one.
         self._unit = max(float(cost[: self._first].sum()) / 1e3, 1.0 if self.costs.whole else 1e-30)
         self._byte_unit = max(float(amounts.sum()), 1.0) / 1e3
         self._cost = cost / self._unit
 
-        rows, low = columns.rows()
+        rows, self._low = columns.rows()
         # scipy 1.18 knows no bounds of nothing.
-        self._bounds = _bounds(low, np.ones(columns.size)) if columns.size else None
+        self._bounds = _bounds(self._low, np.ones(columns.size)) if columns.size else None
         entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
         entries += [(len(rows), column, amounts[column] / self._byte_unit) for column in np.flatnonzero(amounts)]
         where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())
@@ -172,7 +126,7 @@ class Problem:
             cost = sum(self.costs.nodes[node] for node in self.graph.running(names))
         return found.saved_bytes, cost + found.offloaded_bytes * (self.costs.transfer or 0)
 
-    def _run(self, budget: int, whole: bool, seconds: float, gap: float) -> Any:
+    def _run(self, budget: int, whole: bool, seconds: float, gap: float, bounds: Any = None) -> Any:
         limits = self._limits.copy()
         limits[-1] = budget / self._byte_unit
         integral = np.zeros(len(self._cost))
@@ -181,7 +135,7 @@ class Problem:
         return milp(
             self._cost + _TIE * self._amounts / self._byte_unit,
             integrality=integral,
-            bounds=self._bounds,
+            bounds=bounds or self._bounds,
             constraints=_constraint(self._matrix, -np.inf, limits),
             options={"time_limit": seconds, "mip_rel_gap": gap},
         )
@@ -221,73 +175,107 @@ class Problem:
         names = self.graph.used({name for name, yes in zip(self.names, chosen, strict=True) if yes})
         return (found.fun - _PRECISION) * self._unit + self._always, names
 
-    def solve(self, budget: int, seconds: float, gap: float) -> Solution | None:
-        """The best choice that the solver finds, None where the budget is too small (or the time)."""
+    def solve(self, budget: int, seconds: float, gap: float, *, prove: bool = False) -> Solution | None:
+        """The best choice that the solver finds, None where the budget is too small.
+
+        With ``prove`` much of the time goes into a bound by itself, where the search has none that is near.
+        """
         began = time.perf_counter()
         if not len(self._cost):
             return Solution(frozenset(), *self.measure(()), self._always, True, 0.0)
-        found = self._run(budget, True, seconds, gap)
+        found = self._run(budget, True, _SEARCH * seconds if prove and self._alike else seconds, gap)
         if found.x is None:
-            return None
+            nothing = self.measure(())
+            if found.status == _INFEASIBLE or nothing[0] > budget:
+                return None
+            # Its time was up before it had looked at all.
+            return Solution(frozenset(), *nothing, self._always, False, time.perf_counter() - began)
         chosen = found.x[self._first : self._first + self._choices] > 0.5
         on_device = {name for name, yes in zip(self.names, chosen, strict=False) if yes}
         moved = {name for name, yes in zip(self.names, chosen[len(self.names) :], strict=False) if yes} - on_device
-        names = self.graph.used(on_device | moved)
+        names = self._within(budget, on_device | moved, moved)
         moved &= names
-        return Solution(
-            names,
-            *self.measure(names, moved),
-            # With nothing to choose there is no tree to search, and no bound of it.
-            self._least(found.fun if found.mip_dual_bound is None else found.mip_dual_bound, budget),
-            found.status == 0,
-            time.perf_counter() - began,
-            frozenset(moved),
-        )
+        saved, cost = self.measure(names, moved)
+        # With nothing to choose there is no tree to search, and no bound of it.
+        bound = self._least(found.fun if found.mip_dual_bound is None else found.mip_dual_bound, budget)
+        proven = found.status == 0
+        if prove and not proven and self._alike:
+            left = seconds - (time.perf_counter() - began)
+            least, whole = self.bound_by_counts(budget, left, gap)
+            bound = max(bound, least)
+            again = self.measure(whole)
+            if not moved and again[0] <= budget and again[1] < cost:
+                names, saved, cost = whole, *again
+            proven = cost - bound <= gap * cost
+        return Solution(names, saved, cost, bound, proven, time.perf_counter() - began, frozenset(moved))
 
-    def round(self, budget: int) -> Solution | None:
-        """A good choice by the linear programme alone: what it saves whole, and the best of what it saves in part."""
-        began = time.perf_counter()
-        bound, much = self.relax(budget)
-        if bound is None:
-            return None
-        sure = [name for name, part in zip(self.names, much, strict=True) if part > 1 - 1e-6]
-        parts = [name for name, part in zip(self.names, much, strict=True) if 1e-6 < part <= 1 - 1e-6]
-        best: tuple[float, int, frozenset[str]] | None = None
-        for number in range(2 ** min(len(parts), _TRIED)):
-            names = frozenset([*sure, *(name for i, name in enumerate(parts[:_TRIED]) if number >> i & 1)])
-            saved, cost = self.measure(names)
-            if saved <= budget and (best is None or (cost, saved) < best[:2]):
-                best = (cost, saved, names)
-        if best is None:
-            saved, cost = self.measure(())
-            best = (cost, saved, frozenset())
-        cost, saved, names = best
-        return Solution(self.graph.used(names), saved, cost, bound, False, time.perf_counter() - began)
+    def bound_by_counts(self, budget: int, seconds: float, gap: float) -> tuple[float, frozenset[str]]:
+        """A bound from how many values of equal layers are saved, whichever these are: a whole number of each kind.
 
-    def sweep(
-        self, budgets: Sequence[int], seconds: float, start: Callable[[int], Solution | None] | None = None
-    ) -> list[Solution | None]:
-        """A choice for each of ascending budgets; what time is left goes where the bound is farthest.
-
-        ``start`` gives a first choice for a budget, by default by the linear programme.
+        Equal layers can be exchanged, so that a search which decides on each by itself goes through all their orders.
+        With the bound come the names that are saved whole in what was found, which may be a good choice.
         """
-        end = time.perf_counter() + seconds
-        found = [(start or self.round)(budget) for budget in budgets]
-        todo = list(range(len(budgets)))
-        while True:
-            for index in range(1, len(found)):  # what fits a smaller budget fits a larger one
-                small, large = found[index - 1], found[index]
-                if small is not None and large is not None and small.cost < large.cost:
-                    found[index] = replace(small, bound=large.bound)
-            widest, index = max(((_gap(found[index]), index) for index in todo), default=(0, 0))
-            left = end - time.perf_counter()
-            if not widest or left <= 0:
-                return found
-            todo.remove(index)
-            better, known = self.solve(budgets[index], min(left, max(0.3, seconds / 5)), 0.01), found[index]
-            if better is not None and known is not None:
-                bound = max(better.bound, known.bound)
-                found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)
+        size, first = len(self._cost), self._first
+        kinds = [*self._alike]
+        counted = {i for group in kinds for i in group}
+        kinds += [[i] for i in range(len(self.names)) if i not in counted]
+        if self.costs.transfer is not None:
+            kinds += [[i + len(self.names) for i in group] for group in kinds]
+        entries = [(row, first + i, 1.0) for row, group in enumerate(kinds) for i in group]
+        entries += [(row, size + row, -1.0) for row in range(len(kinds))]
+        where, at, factors = zip(*entries, strict=True)
+        counts: Any = csr_array((factors, (where, at)), shape=(len(kinds), size + len(kinds)))
+        wider: Any = csr_array(self._matrix, copy=True)
+        wider.resize((len(self._limits), size + len(kinds)))
+        limits = self._limits.copy()
+        limits[-1] = budget / self._byte_unit
+        found = milp(
+            np.append(self._cost + _TIE * self._amounts / self._byte_unit, np.zeros(len(kinds))),
+            integrality=np.append(np.zeros(size), np.ones(len(kinds))),
+            bounds=_bounds(
+                np.append(self._low, np.zeros(len(kinds))), np.append(np.ones(size), [len(group) for group in kinds])
+            ),
+            constraints=[_constraint(wider, -np.inf, limits), _constraint(counts, 0, 0)],
+            options={"time_limit": max(seconds, 0.01), "mip_rel_gap": gap / 2},
+        )
+        bound = self._always if found.mip_dual_bound is None else self._least(found.mip_dual_bound, budget)
+        if found.x is None:
+            return bound, frozenset()
+        chosen = found.x[first : first + len(self.names)] > 1 - 1e-6
+        return bound, self._within(budget, {name for name, yes in zip(self.names, chosen, strict=True) if yes})
+
+    def between(
+        self, budget: int, always: Collection[str], never: Collection[str], seconds: float
+    ) -> tuple[int, float, frozenset[str]] | None:
+        """The best choice that saves some names whatever happens, and others never: its bytes, its cost and its names.
+
+        A small programme, since little is open in it; None where nothing fits, or was found in time.
+        """
+        low, high = np.array(self._low), np.ones(len(self._cost))
+        for column, name in enumerate(self.names, self._first):
+            if name in always:
+                low[column] = 1
+            elif name in never:
+                high[column] = 0
+        found = self._run(budget, True, seconds, 0.001, _bounds(low, high))
+        if found.x is None:
+            return None
+        chosen = found.x[self._first : self._first + len(self.names)] > 0.5
+        names = self._within(budget, {name for name, yes in zip(self.names, chosen, strict=True) if yes})
+        saved, cost = self.measure(names)
+        return (saved, cost, names) if saved <= budget else None
+
+    def _within(self, budget: int, names: Collection[str], moved: Collection[str] = ()) -> frozenset[str]:
+        """Names that are used of some, without the smallest where the budget is exceeded by the solver's tolerance.
+
+        That is a millionth of what the numbers of a programme are near to, which can be more than a small value takes.
+        """
+        used = self.graph.used(names)
+        for name in sorted(used - frozenset(moved), key=self.sizes.__getitem__):
+            if self.measure(used, moved)[0] <= budget:
+                break
+            used = self.graph.used(used - {name})
+        return used
 
 
 # scipy's own annotations know numbers only, where arrays are meant.
@@ -295,17 +283,11 @@ _bounds: Any = Bounds
 _constraint: Any = LinearConstraint
 
 
-def _gap(solution: Solution | None) -> float:
-    """The cost between a solution and its bound, none if this is less than a hundredth of it."""
-    if solution is None or 100 * (solution.cost - solution.bound) < solution.cost:
-        return 0
-    return solution.cost - solution.bound
-
-
-# Of the values that the linear programme saves in part, how many are tried in all combinations.
-_TRIED = 3
-
 _PRECISION = 1e-6
+_INFEASIBLE = 2  # a status of scipy's
+
+# Where there are equal layers, the part of the time that the search for a choice has; the rest is its bound's.
+_SEARCH = 0.3
 
 # Bytes count a very little beside FLOPs (both add up to a thousand), or the solver saves what spares no work.
 _TIE = 1e-6

@@ -15,7 +15,7 @@ from remat_magic.tuning.flips import Flip, Flips
 from remat_magic.tuning.objective import Objective
 from remat_magic.tuning.planner import Planner, planner
 
-__all__ = ["what_if"]
+__all__ = ["names_saved", "what_if"]
 
 
 def what_if(
@@ -58,7 +58,7 @@ def what_if(
     report = trace.report(policy, found.at if not isinstance(policy, Plan) else None, namespace)
     if report.backward_error:
         raise RematError(report.backward_error)
-    names = _names(found, policy, namespace)
+    names = names_saved(found, policy, namespace)
     costs = None if chosen is None else Objective(chosen).costs(found.graph, found.parts.backward).nodes
     flips = Flips(found.graph, names, costs)
     base = _Base(found, flips, report.policy)
@@ -84,7 +84,8 @@ def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:
     return 1, worth, -abs(row.saved_bytes), row.value.key
 
 
-def _names(found: Planner, policy: Any, namespace: Mapping[str, Any] | None) -> frozenset[str]:
+def names_saved(found: Planner, policy: Any, namespace: Mapping[str, Any] | None) -> frozenset[str]:
+    """The names of the values that a policy, or a plan, saves at the planner's place."""
     if isinstance(policy, Plan) and policy.names:
         return found.keys_of(policy)
     if isinstance(policy, Plan):

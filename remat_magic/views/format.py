@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from remat_magic.model import SourceSpan
-from remat_magic.units import flops, nbytes
+from remat_magic.units import flops, nbytes, percent, seconds
 from remat_magic.wording import printable
 
 __all__ = ["count", "escape", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
@@ -19,28 +19,9 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def seconds(number: float | None) -> str:
-    """Seconds in three digits: ``18.3 ms``, ``1.20 s``, ``0 s``; ``unknown`` for None."""
-    if number is None:
-        return "unknown"
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
-        value = abs(number) * factor
-        # 0.9996 of a unit would be written "1000" of the next.
-        if value >= 0.9995:
-            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-            return f"{number * factor:,.{digits}f} {unit}"
-    return "0 s" if number == 0 else f"{number * 1e9:.2g} ns"
-
-
 def exact(number: int, unit: str) -> str:
     """The whole number with its unit, for hovers: ``12,582,912 bytes``."""
     return f"{number:,} {unit}"
-
-
-def percent(part: int, whole: int) -> str:
-    """A share in two digits: ``4.0%``, ``77%``, ``120%``."""
-    share = 100 * part / whole
-    return f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
 
 
 def signed(text: str, number: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from remat_magic.model import Measurement
 from remat_magic.views import advice, compare, gradients, timeline
 
-from .worker import Worker, sentence_of
+from .panels import Panels
 
 __all__ = ["Comparing"]
 
@@ -25,7 +25,7 @@ class _Request:
     inputs: str = ""
 
 
-class Comparing:
+class Comparing(Panels[_Request]):
     """Answers the panels' messages, on threads of its own, by HTML that goes through ``send``.
 
     Args:
@@ -42,17 +42,13 @@ class Comparing:
         arguments: Callable[[str, str], tuple[Any, Any, Mapping[str, Any]]],
         inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
     ) -> None:
-        self._trace = trace
-        self._send = send
-        self._arguments = arguments
+        super().__init__(trace, send, arguments, 3)
         self._inputs = inputs
         self._measured: dict[tuple[str, str], Measurement] = {}
         self._job: Any = None
         self._series: object = None
         self._shown = _Request("compare")
-        self._comparer = Worker[_Request](self._work)
-        self._others = Worker[_Request](self._work)
-        self._starter = Worker[_Request](self._work)
+        self._comparer, self._others, self._starter = self._workers
 
     def handle(self, content: Mapping[str, Any]) -> None:
         """Take a message of the browser; nothing is traced on the calling thread.
@@ -79,39 +75,28 @@ class Comparing:
         """Let go of the trace and the inputs, and measure nothing more."""
         if self._job is not None:
             self._job.cancel()
-        self._job = self._trace = self._inputs = None
-        self._comparer.post(None)
-        self._others.post(None)
-        self._starter.post(None)
+        self._job = self._inputs = None
+        super().close()
 
-    def _work(self, request: _Request) -> None:
-        trace = self._trace
-        if trace is None:
-            return
-        try:
-            match request.kind:
-                case "compare":
-                    self._compare(trace, request)
-                case "measure":
-                    self._measure(trace, request)
-                case "memory":
-                    found = trace.timeline(*self._arguments(request.policy, request.at))
-                    self._answer(request, html=timeline.timeline_html(found))
-                case "advice":
-                    found = trace.advice(*self._arguments(request.policy, request.at))
-                    self._answer(request, html=advice.advice_html(found))
-                case "gradients":
-                    self._check_gradients(trace, request)
-                case other:
-                    raise AssertionError(other)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            self._answer(request, error=sentence_of(error))
+    def _do(self, trace: Any, request: _Request) -> None:
+        match request.kind:
+            case "compare":
+                self._compare(trace, request)
+            case "measure":
+                self._measure(trace, request)
+            case "memory":
+                found = trace.timeline(*self._arguments(request.policy, request.at))
+                self._answer(request, html=timeline.timeline_html(found))
+            case "advice":
+                found = trace.advice(*self._arguments(request.policy, request.at))
+                self._answer(request, html=advice.advice_html(found))
+            case "gradients":
+                self._check_gradients(trace, request)
+            case other:
+                raise AssertionError(other)
 
-    def _answer(self, request: _Request, **content: Any) -> None:
-        if self._trace is not None:
-            names = ("policy", "at", "device")
-            place = {name: getattr(request, name) for name in names}
-            self._send({"type": request.kind, **place, **content})
+    def _about(self, request: _Request) -> dict[str, Any]:
+        return {"type": request.kind, "policy": request.policy, "at": request.at, "device": request.device}
 
     def _compare(self, trace: Any, request: _Request) -> None:
         self._shown = request

@@ -10,7 +10,7 @@ from remat_magic.model import Plan, WhatIf
 from remat_magic.views import choosing
 from remat_magic.views import plan as views
 
-from .worker import Worker, sentence_of
+from .panels import Panels
 
 __all__ = ["Planning"]
 
@@ -28,7 +28,7 @@ class _Request:
     serial: int = 0
 
 
-class Planning:
+class Planning(Panels[_Request]):
     """Answers the panel's messages, on threads of its own, by HTML that goes through ``send``.
 
     Args:
@@ -45,14 +45,11 @@ class Planning:
         choose: Callable[[Plan, int], None],
         arguments: Callable[[str, str], tuple[Any, Any, Mapping[str, Any]]],
     ) -> None:
-        self._trace = trace
-        self._send = send
-        self._choose = choose
-        self._arguments = arguments
-        self._flips: tuple[WhatIf, ...] = ()
         # Two, so that a slider that moves on does not wait for the frontier.
-        self._drawer = Worker[_Request](self._work)
-        self._planner = Worker[_Request](self._work)
+        super().__init__(trace, send, arguments, 2)
+        self._choose = choose
+        self._flips: tuple[WhatIf, ...] = ()
+        self._drawer, self._planner = self._workers
 
     def handle(self, content: Mapping[str, Any]) -> None:
         """Take a message of the browser; nothing is solved on the calling thread."""
@@ -69,42 +66,33 @@ class Planning:
         (self._drawer if kind == "frontier" else self._planner).post(request)
 
     def close(self) -> None:
-        """Let go of the trace."""
-        self._trace = None
+        """Let go of the trace and the flips."""
+        super().close()
         self._flips = ()
-        self._drawer.post(None)
-        self._planner.post(None)
 
-    def _work(self, request: _Request) -> None:
-        trace = self._trace
-        if trace is None:
-            return
-        try:
-            match request.kind:
-                case "frontier":
-                    self._frontier(trace, request)
-                case "plan":
-                    self._plan(trace, request)
-                case "flip":
-                    self._choose(self._flips[request.flip].plan, request.serial)
-                case "what-if":
-                    policy, at, namespace = self._arguments(request.policy, request.at)
-                    self._flips = trace.what_if(policy, None if isinstance(policy, Plan) else at, namespace=namespace)
-                    self._answer(request, html=choosing.what_if_html(self._flips))
-                case "loops":
-                    self._answer(request, html=choosing.loops_html(trace.loops()))
-                case "edit":
-                    policy, at, _ = self._arguments(request.policy, request.at)
-                    found = trace.edit(policy, None if isinstance(policy, Plan) else at)
-                    self._answer(request, html=choosing.edit_html(found))
-                case other:
-                    raise AssertionError(other)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            self._answer(request, error=sentence_of(error))
+    def _do(self, trace: Any, request: _Request) -> None:
+        match request.kind:
+            case "frontier":
+                self._frontier(trace, request)
+            case "plan":
+                self._plan(trace, request)
+            case "flip":
+                self._choose(self._flips[request.flip].plan, request.serial)
+            case "what-if":
+                policy, at, namespace = self._arguments(request.policy, request.at)
+                self._flips = trace.what_if(policy, None if isinstance(policy, Plan) else at, namespace=namespace)
+                self._answer(request, html=choosing.what_if_html(self._flips))
+            case "loops":
+                self._answer(request, html=choosing.loops_html(trace.loops()))
+            case "edit":
+                policy, at, _ = self._arguments(request.policy, request.at)
+                found = trace.edit(policy, None if isinstance(policy, Plan) else at)
+                self._answer(request, html=choosing.edit_html(found))
+            case other:
+                raise AssertionError(other)
 
-    def _answer(self, request: _Request, **content: Any) -> None:
-        if self._trace is not None:
-            self._send({"type": request.kind, "at": request.at, "serial": request.serial, **content})
+    def _about(self, request: _Request) -> dict[str, Any]:
+        return {"type": request.kind, "at": request.at, "serial": request.serial}
 
     def _frontier(self, trace: Any, request: _Request) -> None:
         points = trace.frontier(at=request.at)

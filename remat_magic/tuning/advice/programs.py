@@ -8,7 +8,7 @@ from typing import Any
 from remat_magic import _compat, units
 from remat_magic.analysis.bodies import bodies
 from remat_magic.model import Advice, Residual
-from remat_magic.tuning.advice_case import Case, at_line
+from remat_magic.tuning.advice.case import Case, at_line
 
 __all__ = ["bare_scan", "constants", "prevent_cse", "stale", "too_wide"]
 

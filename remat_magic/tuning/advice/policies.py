@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remat_magic import units
-from remat_magic.model import Advice, Report
-from remat_magic.tuning.advice_case import Case, at_line
+from remat_magic import _compat, units
+from remat_magic.analysis.bodies import bodies
+from remat_magic.model import Advice, RematError, Report
+from remat_magic.tuning.advice.case import Case, at_line
 
-__all__ = ["batched_matmuls", "changes_nothing", "only_costs", "remat3"]
+__all__ = ["batched_matmuls", "changes_nothing", "last_stage", "only_costs"]
 
 
 # What is smaller than this part of the whole is not worth a sentence.
 _PART = 0.1
+_COSTLY = frozenset({"dot_general", "conv_general_dilated"})
 
 
 def changes_nothing(case: Case) -> Iterator[Advice]:
@@ -62,6 +64,47 @@ def only_costs(case: Case) -> Iterator[Advice]:
     )
 
 
+def last_stage(case: Case) -> Iterator[Advice]:
+    """A checkpoint on what runs last, which the backward pass needs first."""
+    mine, key = case.report, _last_site(case)
+    site = next((site for site in case.trace.sites if site.key == key), None)
+    if site is None or site.times != 1 or not mine.recomputed_flops or mine.policy in ("none", "mixed"):
+        return
+    if mine.at == "function" and case.trace.default_at != "function":
+        return  # the checkpoint around the function overrules it
+    rest = {each.key: mine.policy for each in case.trace.sites if mine.at in ("sites", each.key)}
+    try:
+        other = case.trace.report(at={**(rest if case.built else {}), site.key: "none"}, namespace=case.namespace)
+    except RematError:  # a policy that no key tells
+        return
+    spared = mine.recomputed_flops - other.recomputed_flops
+    if mine.peak_bytes is None or other.peak_bytes is None or spared < _PART * mine.recomputed_flops:
+        return
+    if mine.peak_bytes < (1 - _PART) * other.peak_bytes:
+        return
+    yield Advice(
+        "last-stage",
+        f"{site.key}{at_line(site.source)} runs last, so that the backward pass computes it again at once, and the "
+        f"estimated peak is hardly lower: {units.nbytes(mine.peak_bytes)}, without its checkpoint "
+        f"{units.nbytes(other.peak_bytes)}.",
+        f"Take jax.checkpoint off {site.function}.",
+        spared,
+        "FLOPs",
+        site.source,
+    )
+
+
+def _last_site(case: Case) -> str | None:
+    """The site that no costly operation and no other checkpoint of the function comes after."""
+    eqns = _compat.open_jaxpr(case.trace.index.closed).eqns
+    for eqn in reversed(eqns):
+        if _compat.is_checkpoint(eqn):
+            return case.trace.site_of(eqn)
+        if any(True for _ in bodies(eqn)) or _compat.primitive_name(eqn) in _COSTLY:
+            return None
+    return None
+
+
 def batched_matmuls(case: Case) -> Iterator[Advice]:
     """Matmuls with batch dimensions under a policy that leaves these out."""
     if not any("dots_with_no_batch_dims" in policy for policy in case.asked.values()):
@@ -81,20 +124,3 @@ def batched_matmuls(case: Case) -> Iterator[Advice]:
         "FLOPs",
         most.source,
     )
-
-
-def remat3(case: Case) -> Iterator[Advice]:
-    """What jax_remat3 does otherwise."""
-    if not case.trace.remat3:
-        return
-    for note in case.report.notes:
-        if note.startswith("jax_remat3 asks"):
-            yield Advice("remat3", note, "Name the values that it should save, and use save_only_these_names.")
-    if "" in case.asked and case.trace.sites:
-        keys = ", ".join(site.key for site in case.trace.sites)
-        yield Advice(
-            "remat3",
-            f"Under jax_remat3 the checkpoints inside stay in force: what {keys} recomputes is said by its own policy, "
-            f"whatever {case.report.policy} around the function says.",
-            "Set the policy at='sites', or take the inner checkpoints off.",
-        )

@@ -17,7 +17,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import ShapedArray, Tracer
 
-from remat_magic.tuning.edit_source import Function, Source
+from remat_magic.tuning.editing.source import Function, Source
 
 __all__ = ["PROBE", "Candidate", "candidates", "is_probe", "number_of", "probe", "probed"]
 

@@ -17,13 +17,13 @@ from remat_magic import _compat
 from remat_magic.analysis.naming import is_given, name_everything
 from remat_magic.analysis.sites import own_checkpoint
 from remat_magic.model import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
-from remat_magic.tuning.edit_choice import Naming, Place, choose, places
-from remat_magic.tuning.edit_closest import closest, grouped
-from remat_magic.tuning.edit_probe import PROBE, Candidate, candidates, is_probe, probe, probed
-from remat_magic.tuning.edit_sandbox import again
-from remat_magic.tuning.edit_setting import EditedCall, Setting
-from remat_magic.tuning.edit_values import Skeleton, skeleton
-from remat_magic.tuning.edit_written import Written
+from remat_magic.tuning.editing.choice import Naming, Place, choose, places
+from remat_magic.tuning.editing.closest import closest, grouped
+from remat_magic.tuning.editing.probe import PROBE, Candidate, candidates, is_probe, probe, probed
+from remat_magic.tuning.editing.sandbox import again
+from remat_magic.tuning.editing.setting import EditedCall, Setting
+from remat_magic.tuning.editing.values import Skeleton, skeleton
+from remat_magic.tuning.editing.written import Written
 
 __all__ = ["edit"]
 

@@ -19,7 +19,7 @@ from remat_magic.analysis.bodies import walk
 from remat_magic.analysis.signature import function_name
 from remat_magic.analysis.source import is_user_file
 from remat_magic.model import RematError, Site
-from remat_magic.tuning.edit_source import Function, Source, read_source
+from remat_magic.tuning.editing.source import Function, Source, read_source
 
 __all__ = [
     "EditedCall",

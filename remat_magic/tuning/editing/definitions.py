@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-from remat_magic.tuning.edit_setting import resolved
+from remat_magic.tuning.editing.setting import resolved
 
 __all__ = ["is_pure", "paired", "with_decorators", "with_given_defaults"]
 

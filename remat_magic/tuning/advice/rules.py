@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from remat_magic.model import Advice
-from remat_magic.tuning import advice_names as names
-from remat_magic.tuning import advice_policies as policies
-from remat_magic.tuning import advice_programs as programs
-from remat_magic.tuning.advice_case import Case
+from remat_magic import devices
+from remat_magic.model import Advice, Plan
+from remat_magic.tuning.advice import exchange, names, offloading, policies, programs, remat3
+from remat_magic.tuning.advice.case import Case
 
 __all__ = ["advise"]
 
 
 def advise(
-    trace: Any, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    trace: Any,
+    policy: Any = "as_written",
+    at: Any = None,
+    namespace: Mapping[str, Any] | None = None,
+    *,
+    device: str | devices.Device | None = None,
 ) -> tuple[Advice, ...]:
     """Advice on one policy at one place.
 
@@ -28,11 +32,15 @@ def advise(
         policy: as for ``trace.report``, and so are ``at`` and ``namespace``.
         at: where.
         namespace: of the policy's identifiers.
+        device: whose times are estimated; by default the one that JAX runs on, if it is known.
 
     Raises:
-        RematError: as ``trace.report``.
+        RematError: as ``trace.report``; no such device.
     """
-    case = Case(trace, trace.report(policy, at, namespace), at)
+    chosen = None if device is None else devices.get(device)
+    case = Case(
+        trace, trace.report(policy, None if isinstance(policy, Plan) else at, namespace), at, policy, namespace, chosen
+    )
     return tuple(advice for rule in _RULES for advice in rule(case))
 
 
@@ -44,11 +52,16 @@ _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     names.named_twice,
     names.saves_everything,
     policies.only_costs,
+    policies.last_stage,
     policies.changes_nothing,
     policies.batched_matmuls,
-    policies.remat3,
+    offloading.dearer_than_recomputing,
+    exchange.cheap_to_keep,
+    exchange.cheap_to_recompute,
     programs.constants,
     programs.too_wide,
     programs.bare_scan,
     programs.prevent_cse,
+    remat3.asks_little,
+    remat3.keeps_inner_checkpoints,
 )

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from remat_magic.model import RematError, Report, SourceSpan
+from remat_magic import devices
+from remat_magic.model import Plan, RematError, Report, SourceSpan
+from remat_magic.tuning.advice.ground import Ground, ground
 from remat_magic.tuning.named import GivenName, given_names
 
 __all__ = ["Case", "at_line"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Case:
     """What the rules look at. ``asked`` has for each site, and for the whole function (""), the policy in force."""
 
     trace: Any
     report: Report
     at: Any
+    policy: Any
+    namespace: Mapping[str, Any] | None = None
+    chosen_device: devices.Device | None = None
     names: list[GivenName] = field(init=False)
     asked: dict[str, str] = field(init=False)
 
@@ -51,6 +57,18 @@ class Case:
     def built(self) -> bool:
         """Whether the policy is one that was chosen, not the program as written or without the checkpoint."""
         return self.report.policy not in ("as_written", "none", "mixed")
+
+    @cached_property
+    def device(self) -> devices.Device | None:
+        """The device that times are estimated for, None where it is not known. The machine itself is measured now."""
+        return self.chosen_device or devices.default()
+
+    @cached_property
+    def ground(self) -> Ground | None:
+        """The graph of single values, None where it says nothing of this policy: of a plan, which was made on it."""
+        if isinstance(self.policy, Plan) or isinstance(self.at, Mapping) or self.report.backward_error:
+            return None
+        return ground(self.trace, self.report, self.policy, self.namespace)
 
 
 def at_line(span: SourceSpan | None, before: str = " at ") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_magic.model import FileEdit, RematError
-from remat_magic.tuning.edit_source import Function, Source
+from remat_magic.tuning.editing.source import Function, Source
 
 __all__ = ["Change", "Writer", "code_with", "file_edit", "patched", "quoted"]
 

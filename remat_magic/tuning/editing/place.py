@@ -11,9 +11,9 @@ import jax
 from jax import ad_checkpoint
 
 from remat_magic.model import RematError, Site
-from remat_magic.tuning.edit_setting import EditedCall, Setting, checkpoint_calls, is_checkpoint, resolved
-from remat_magic.tuning.edit_source import Function, Source, first_line
-from remat_magic.tuning.edit_text import Writer
+from remat_magic.tuning.editing.setting import EditedCall, Setting, checkpoint_calls, is_checkpoint, resolved
+from remat_magic.tuning.editing.source import Function, Source, first_line
+from remat_magic.tuning.editing.text import Writer
 
 __all__ = ["Imports", "write_policy"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from remat_magic.model import EditedName, FileEdit, Plan, RematError, Site
 from remat_magic.policies import resolve
-from remat_magic.tuning.edit_choice import Place, names_in, suggested
-from remat_magic.tuning.edit_place import Imports, write_policy
-from remat_magic.tuning.edit_probe import body_start
-from remat_magic.tuning.edit_setting import EditedCall, Setting
-from remat_magic.tuning.edit_text import Writer, code_with, file_edit
+from remat_magic.tuning.editing.choice import Place, names_in, suggested
+from remat_magic.tuning.editing.place import Imports, write_policy
+from remat_magic.tuning.editing.probe import body_start
+from remat_magic.tuning.editing.setting import EditedCall, Setting
+from remat_magic.tuning.editing.text import Writer, code_with, file_edit
 
 __all__ = ["Written"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from remat_magic import _compat, units
 from remat_magic.model import Advice
-from remat_magic.tuning.advice_case import Case, at_line
+from remat_magic.tuning.advice.case import Case, at_line
 from remat_magic.tuning.named import makers_of_operands, names_asked_for
 
 __all__ = ["named_twice", "out_of_sight", "saved_in_vain", "saves_everything", "unknown_name"]

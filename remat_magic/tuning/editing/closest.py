@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic.model import Plan, PlannedValue, Report
-from remat_magic.tuning.edit_choice import Place
-from remat_magic.tuning.edit_values import Skeleton, Value
+from remat_magic.tuning.editing.choice import Place
+from remat_magic.tuning.editing.values import Skeleton, Value
 from remat_magic.tuning.graph import Graph, build
 from remat_magic.tuning.solve import Problem
 

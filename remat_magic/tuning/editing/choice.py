@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from remat_magic.tuning.edit_probe import Candidate, is_probe, number_of
-from remat_magic.tuning.edit_source import Function, Source
-from remat_magic.tuning.edit_values import Skeleton, Value
+from remat_magic.tuning.editing.probe import Candidate, is_probe, number_of
+from remat_magic.tuning.editing.source import Function, Source
+from remat_magic.tuning.editing.values import Skeleton, Value
 
 __all__ = ["Naming", "Place", "choose", "names_in", "places", "suggested"]
 
