@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["flops", "nbytes", "percent", "seconds"]
+__all__ = ["apart", "flops", "nbytes", "percent", "seconds"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -10,6 +10,12 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 def nbytes(number: int) -> str:
     """Bytes in three digits: ``48 B``, ``12.6 MB`` (decimal, as accelerators' memory is sold)."""
     return _scaled(number, "B", "B")
+
+
+def apart(one: int, other: int) -> tuple[str, str]:
+    """Two different numbers of bytes so that they read differently: in all their digits where three are too few."""
+    short = nbytes(one), nbytes(other)
+    return short if short[0] != short[1] or one == other else (f"{one:,} bytes", f"{other:,} bytes")
 
 
 def flops(number: int | None) -> str:
