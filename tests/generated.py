@@ -461,6 +461,12 @@ def steps(depth: int, without: frozenset[str] = frozenset()) -> st.SearchStrateg
     return st.one_of(plain, plain, rare, nested, branching, checkpoint)
 
 
+def steps_of(body: Body | None) -> int:
+    """How many steps a body has, at any depth."""
+    return sum(1 + steps_of(step.body) + steps_of(step.other) for step in body.steps) if body else 0
+
+
+_LARGEST = 60  # One in ten is larger, and would take half of the time.
 _shapes = st.sampled_from([(), (3,), (2, 3), (4, 4), (0, 3), (1,), (2, 2, 3), (0,), (1, 1)])
 _dtypes = (
     *("float32", "float32", "float32", "bfloat16", "float16", "complex64", "int32", "bool", "key"),
@@ -485,7 +491,7 @@ def programs(
     return st.builds(
         Program,
         st.tuples(first, others).map(lambda pair: (pair[0], *pair[1])),
-        deep.flatmap(lambda depth: bodies(depth, frozenset(without))),
+        deep.flatmap(lambda depth: bodies(depth, frozenset(without))).filter(lambda body: steps_of(body) <= _LARGEST),
         st.sampled_from(["flat", "flat", "dictionary", "keyword", "nested"]),
         st.sampled_from(["scalar", "scalar", "all", "dictionary", "twice", "input", "constant"]),
         st.sampled_from(["", "", "", "jit", *ON_DEVICE[:3]]),

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.core import jaxprs_in_params
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 import remat_magic as rm
+from remat_magic.analysis.recompute import Liveness
 from tests.programs import f32
 
 P = jax.checkpoint_policies
@@ -144,3 +146,56 @@ def test_a_plan_where_there_is_nothing_to_choose(remat3):
     plan = trace.plan(1.0, "function")
     assert (plan.saved_bytes, plan.recomputed_flops, plan.gap) == (0, 0, 0.0)
     assert trace.frontier(2, "function")
+
+
+def test_text_of_branches_that_are_closed_at_each_call(remat3):
+    """JAX 0.10 closes what is left of a branch anew at each call, and still counts and names its jaxpr once."""
+
+    @jax.jit
+    @jax.checkpoint
+    def block(x):
+        # Nothing reads its result: what is left of it are its effects.
+        jax.lax.cond(jnp.sum(x) > 0.7, lambda x: (jax.debug.callback(lambda *_: None, x), x)[1], jnp.sin, x)
+        return jnp.sin(x)
+
+    def loss(x):
+        block(x)  # and here nothing else of the block is left either
+        return jnp.sum(block(x))
+
+    trace = rm.trace(loss, f32(2, 3))
+    for policy, at in (("as_written", None), ("nothing_saveable", "function"), ("none", "sites")):
+        report = trace.report(policy, at)
+        assert report.forward.text == trace.forward(policy, at).pretty_print(use_color=False)
+        assert report.backward.text == trace.backward(policy, at).pretty_print(use_color=False)
+
+
+def live_of(fun, *args):
+    """The primitives that the outputs of a function depend on."""
+    jaxpr = jax.make_jaxpr(fun)(*args).jaxpr
+    live, found, todo = Liveness(jaxpr), set(), [jaxpr]
+    for each in todo:
+        for eqn in getattr(each, "jaxpr", each).eqns:
+            found |= {eqn.primitive.name} if live(eqn) else set()
+            todo += jaxprs_in_params(eqn.params)
+    return found
+
+
+def test_what_a_loop_that_may_not_run_began_with_is_needed():
+    """Its body forgets what it carries; only the loop that surely runs forgets it with that."""
+
+    def scanned(x, length):
+        return jax.lax.scan(lambda c, _: (jnp.zeros(3), None), jnp.sin(x), None, length)[0]
+
+    def whiled(x, n):
+        return jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.zeros(3)), (0, jnp.sin(x)))[1]
+
+    assert "sin" not in live_of(lambda x: scanned(x, 2), f32(3))
+    assert "sin" in live_of(lambda x: scanned(x, 0), f32(3))
+    assert "sin" in live_of(whiled, f32(3), jax.ShapeDtypeStruct((), "int32"))
+
+
+def test_what_only_a_loops_condition_reads_is_needed():
+    def whiled(x):
+        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (jnp.tanh(c[0]) + 1, jnp.cos(c[1])), (0.0, x))[1]
+
+    assert {"tanh", "cos", "lt"} <= live_of(whiled, f32(3))

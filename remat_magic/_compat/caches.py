@@ -1,4 +1,7 @@
-"""JAX's caches of traces: an inspection has some of its own, so that nothing of it stays when it is dropped."""
+"""JAX's caches of traces: an inspection has some of its own, so that nothing of it stays when it is dropped.
+
+While it is traced, some more of JAX's functions are quicker ones (see ``quick``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from typing import Any
 from jax._src import ad_checkpoint, config, pjit, util
 from jax._src.interpreters import partial_eval as pe
 
-from remat_magic._compat.settings import set_locally
+from remat_magic._compat.quick import QUICK
+from remat_magic._compat.settings import JAX_VERSION, set_locally
 
 __all__ = ["Generation", "tracing", "user_traces"]
 
@@ -60,12 +64,17 @@ class _Chooser:
 class Generation:
     """What keeps the traces of one inspection apart from all others, the user's too.
 
+    Args:
+        quick: whether to trace with the quicker functions, as is done by default on each JAX that they were held
+            against.
+
     Attributes:
         number: keys its entries in those caches of JAX's that it shares with the user.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quick: bool = JAX_VERSION[:2] in ((0, 10), (0, 12))) -> None:
         self.number = next(_numbers)
+        self.quick = quick
         self._own: dict[int, Any] = {}
 
     def cache_for(self, cache: Any) -> Any:
@@ -92,12 +101,32 @@ def _cached_function(cache: Any) -> Callable[..., Any] | None:
 
 _JAX_OWN = [getattr(module, name) for module, name, _ in _CACHES]
 _MAKERS = {id(cache): make for cache, (_, _, make) in zip(_JAX_OWN, _CACHES, strict=True)}
-_CHOOSERS = [_Chooser(cache) for cache in _JAX_OWN]
 
 
-def _install(caches: Sequence[Any]) -> None:
-    for cache, (module, name, _) in zip(caches, _CACHES, strict=True):
-        setattr(module, name, cache)
+def _choice(own: Callable[..., Any], quick: Callable[..., Any]) -> Callable[..., Any]:
+    """A function (and not a ``_Chooser``, since it can be a method) that chooses as those do."""
+
+    @functools.wraps(own)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        generation = getattr(_in_force, "generation", None)
+        return (own if generation is None or not generation.quick else quick)(*args, **kwargs)
+
+    return choose
+
+
+_OF_JAX = [
+    *((module, name, cache) for cache, (module, name, _) in zip(_JAX_OWN, _CACHES, strict=True)),
+    *((place, name, getattr(place, name)) for place, name, _ in QUICK),
+]
+_CHOOSING = [
+    *((module, name, _Chooser(cache)) for cache, (module, name, _) in zip(_JAX_OWN, _CACHES, strict=True)),
+    *((place, name, _choice(getattr(place, name), quick)) for place, name, quick in QUICK),
+]
+
+
+def _install(functions: Sequence[tuple[Any, str, Any]]) -> None:
+    for place, name, function in functions:
+        setattr(place, name, function)
 
 
 @contextlib.contextmanager
@@ -108,7 +137,7 @@ def _own_caches(generation: Generation) -> Iterator[None]:
     try:
         with _lock:
             _tracing_now.add(mine)
-            _install(_CHOOSERS)
+            _install(_CHOOSING)
         _in_force.generation = generation
         yield
     finally:
@@ -116,7 +145,7 @@ def _own_caches(generation: Generation) -> Iterator[None]:
         with _lock:
             _tracing_now.discard(mine)
             if not _tracing_now:
-                _install(_JAX_OWN)
+                _install(_OF_JAX)
 
 
 @contextlib.contextmanager

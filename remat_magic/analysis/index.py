@@ -14,13 +14,13 @@ from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import bodies, label_of, multiply
-from remat_magic.analysis.source import Spans
+from remat_magic.analysis.source import Frames, Spans
 from remat_magic.model import SourceSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where an equation stands: its span, the enclosing loops and calls, and how often it runs.
+    """Where an equation stands: its frames, the enclosing loops and calls, and how often it runs.
 
     ``chain`` holds the identities of the tracebacks of the enclosing equations, outermost first. ``marks`` counts how
     often the primal program itself is marked as rematerialised there: a function that takes a gradient inside is.
@@ -30,12 +30,22 @@ class Place:
 
     primitive: str
     label: str
-    source: SourceSpan | None
+    frames: Frames
     path: tuple[str, ...]
     times: int | None
     chain: tuple[int, ...]
     marks: int = 0
     number: int | None = None
+
+    @property
+    def source(self) -> SourceSpan | None:
+        """The innermost frame of the user's own code."""
+        return self.frames.source
+
+    @property
+    def library(self) -> SourceSpan | None:
+        """The innermost frame of a library that the user's code called."""
+        return self.frames.library
 
 
 _MARK = "rematted_computation"  # the name stack entry under which JAX evaluates what a checkpoint dropped
@@ -66,7 +76,7 @@ class PrimalIndex:
         self.spans = Spans()
         self._places: dict[int, list[Place]] = {}
         self._under: dict[tuple[int, int], list[Place]] = {}  # by traceback and that of an enclosing equation
-        self._add(_compat.open_jaxpr(closed), (), 1, (), None, function, 0)
+        self._add(_compat.open_jaxpr(closed), (), 1, (), Frames(), function, 0)
         self._lend_sources()
 
     def _add(
@@ -75,7 +85,7 @@ class PrimalIndex:
         path: tuple[str, ...],
         times: int | None,
         chain: tuple[int, ...],
-        outer: SourceSpan | None,
+        outer: Frames,
         own: str,
         marks: int,
     ) -> None:
@@ -84,12 +94,12 @@ class PrimalIndex:
         sole = len(jaxpr.eqns) == 1
         for eqn in jaxpr.eqns:
             traceback = _compat.traceback_of(eqn)
-            source = self.spans.of(traceback) or outer
+            frames = self.spans.frames(traceback).inside(outer)
             inside = bodies(eqn)
             here = marks + marks_on(eqn)
             alike = self._places.setdefault(id(traceback), [])
             number = (alike[0].number if alike else None) or len(self._places)
-            place = Place(_compat.primitive_name(eqn), label_of(eqn), source, path, times, chain, here, number)
+            place = Place(_compat.primitive_name(eqn), label_of(eqn), frames, path, times, chain, here, number)
             alike.append(place)
             for link in chain:
                 self._under.setdefault((id(traceback), link), []).append(place)
@@ -101,7 +111,7 @@ class PrimalIndex:
                     deeper,
                     multiply(times, body.times),
                     (*chain, id(traceback)),
-                    source,
+                    frames,
                     own if decorator else "",
                     here,
                 )
@@ -113,9 +123,9 @@ class PrimalIndex:
         one operation, one line.
         """
         for places in self._places.values():
-            known = next((place.source for place in places if place.source is not None), None)
+            known = next((place.frames for place in places if place.source is not None), None)
             if known is not None and any(place.source is None for place in places):
-                places[:] = [place if place.source else replace(place, source=known) for place in places]
+                places[:] = [replace(place, frames=place.frames.inside(known)) for place in places]
 
     def place(self, eqn: Any, chain: Iterable[int] = ()) -> Place | None:
         """The primal place of a derived equation.

@@ -55,13 +55,16 @@ class _Tagger:
         self._one_line = one_line
         self.count = 0
         self._copies = {var: _compat.telling_var(var, partial(self._tell, var, row)) for var, row in residuals.items()}
-        self._done: dict[int, tuple[Any, Any]] = {}
+        # By the identity of what was copied, which is kept along. Several closed jaxprs may hold one open jaxpr
+        # (jax 0.10: branches that are closed anew at each call), and that is the one whose uses the printer counts.
+        self._opened: dict[int, tuple[Any, Any]] = {}
+        self._closed: dict[int, tuple[Any, Any]] = {}
         self._printed: dict[Any, dict[str, int]] = {}
         self._named_by: dict[Any, Any] = {}
 
     def close(self) -> None:
         """Let go of the copies: their variables hold the tagger, which only the garbage collector would free."""
-        for held in (self._copies, self._done, self._printed, self._named_by):
+        for held in (self._copies, self._opened, self._closed, self._printed, self._named_by):
             held.clear()
 
     def _tell(self, var: Any, row: int, name: str, context: Any) -> None:
@@ -80,7 +83,14 @@ class _Tagger:
         return [atom if _compat.is_literal(atom) else self._copies.get(atom, atom) for atom in atoms]
 
     def tag(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
-        known = self._done.get(id(jaxpr))
+        known = self._closed.get(id(jaxpr))
+        if known is None:
+            new = _compat.with_body(jaxpr, self._open(_compat.open_jaxpr(jaxpr), scope, depth))
+            known = self._closed[id(jaxpr)] = (jaxpr, new)
+        return known[1]
+
+    def _open(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
+        known = self._opened.get(id(jaxpr))
         if known is not None:
             return known[1]
         eqns = []
@@ -106,9 +116,8 @@ class _Tagger:
         opened = _compat.replace_eqns(jaxpr, eqns)
         if self._copies:
             opened = _compat.replace_vars(opened, self._vars)
-        new = _compat.with_body(jaxpr, opened)
-        self._done[id(jaxpr)] = (jaxpr, new)
-        return new
+        self._opened[id(jaxpr)] = (jaxpr, opened)
+        return opened
 
     def _value(self, value: Any, inner: Mapping[int, Scope], scope: Scope, eqn: Any, depth: int) -> Any:
         if _compat.is_jaxpr(value):
@@ -247,10 +256,18 @@ def program(
                 place.path,
                 token.number,
                 place.number,
+                place.library,
             )
         )
         lines += [
-            ProgramLine(line, place.source, path=place.path, equation=token.number, operation=place.number)
+            ProgramLine(
+                line,
+                place.source,
+                path=place.path,
+                equation=token.number,
+                operation=place.number,
+                library=place.library,
+            )
             for line in more
         ]
     tagger.close()

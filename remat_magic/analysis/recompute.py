@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remat_magic import _compat
-from remat_magic.analysis.bodies import TRANSPARENT, bodies, type_text
+from remat_magic.analysis.bodies import TRANSPARENT, Body, bodies, type_text
 from remat_magic.analysis.flow import Scope
 from remat_magic.analysis.index import PrimalIndex, marks_on
 from remat_magic.analysis.naming import is_given
@@ -64,24 +64,32 @@ class Liveness:
         entering = {operand for body in inside for operand in body.operands}
         for index in range(len(eqn.invars)):
             read[index] = index not in entering  # the predicate of a cond
-        for body in inside:
-            wanted = [False] * len(body.jaxpr.outvars)
-            for output, result in enumerate(body.results):
-                if result is not None and outputs[output]:
-                    wanted[result] = True
-            if all(result is None for result in body.results):  # a loop's condition
-                wanted = [True] * len(wanted)
-            while True:
-                used = self._mark_body(body.jaxpr, wanted)
-                more = [out for out, carried in body.carries if used[carried] and not wanted[out]]
-                if not more:
-                    break
-                for out in more:
-                    wanted[out] = True
-            for index, operand in enumerate(body.operands):
-                if operand is not None and used[index]:
-                    read[operand] = True
+        # A loop's condition, of which no output is the loop's, comes first.
+        for body in sorted(inside, key=lambda body: any(result is not None for result in body.results)):
+            self._mark_call(body, outputs, read)
         return read
+
+    def _mark_call(self, body: Body, outputs: Sequence[bool], read: list[bool]) -> None:
+        """Mark what the wanted outputs of an equation need in a body of it, and add the operands that it reads."""
+        wanted = [all(result is None for result in body.results)] * len(body.jaxpr.outvars)
+        for output, result in enumerate(body.results):
+            if result is not None and outputs[output]:
+                wanted[result] = True
+        for out, carried in body.carries:  # the next iteration's condition reads it
+            operand = body.operands[carried]
+            wanted[out] = wanted[out] or (operand is not None and read[operand])
+        while True:
+            used = self._mark_body(body.jaxpr, wanted)
+            more = [out for out, carried in body.carries if used[carried] and not wanted[out]]
+            if not more:
+                break
+            for out in more:
+                wanted[out] = True
+        # A loop that may not run at all gives back what it began with.
+        kept = {carried for out, carried in body.carries if wanted[out] and not body.times}
+        for index, operand in enumerate(body.operands):
+            if operand is not None and (used[index] or index in kept):
+                read[operand] = True
 
 
 class Recomputation:
@@ -159,6 +167,7 @@ class Recomputation:
                     bytes=price.bytes * place.times if price is not None and known else None,
                     times=place.times,
                     source=place.source,
+                    library=place.library,
                     path=place.path,
                     repeated=self.repeated(eqn),
                     name=_name_given(scope, eqn),

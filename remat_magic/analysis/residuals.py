@@ -59,13 +59,13 @@ def locate(index: PrimalIndex, scope: Scope, eqn: Any) -> Place:
     if found is not None:
         # JAX hoists what does not change out of a loop: where an equation stands now says how often it runs.
         return found if found.times == times else replace(found, times=times)
-    source = index.spans.of(_compat.traceback_of(eqn))
+    frames = index.spans.frames(_compat.traceback_of(eqn))
     here: Scope | None = scope
-    while source is None and here is not None and here.eqn is not None:
+    while frames.source is None and here is not None and here.eqn is not None:
         outer = index.place(here.eqn, here.parent.chain if here.parent else ())
-        source = outer.source if outer else index.spans.of(_compat.traceback_of(here.eqn))
+        frames = frames.inside(outer.frames if outer else index.spans.frames(_compat.traceback_of(here.eqn)))
         here = here.parent
-    return Place("", "", source, path, times, ())
+    return Place("", "", frames, path, times, ())
 
 
 def _origin(index: PrimalIndex, maker: Maker, arguments: Sequence[str]) -> Origin:
@@ -75,7 +75,7 @@ def _origin(index: PrimalIndex, maker: Maker, arguments: Sequence[str]) -> Origi
         argument = arguments[maker.argument] if maker.argument is not None else None
         return Origin("", None, path, times, name, argument)
     place = locate(index, maker.scope, maker.eqn)
-    return Origin(_compat.primitive_name(maker.eqn), place.source, place.path, place.times, name)
+    return Origin(_compat.primitive_name(maker.eqn), place.source, place.path, place.times, name, library=place.library)
 
 
 def _kind(atom: Any, top: Scope, found: Sequence[Maker]) -> Kind:
@@ -125,6 +125,7 @@ def residuals(
                 name=first.name,
                 argument=first.argument,
                 source=first.source,
+                library=first.library,
                 path=first.path,
                 times=first.times,
                 origins=origins,

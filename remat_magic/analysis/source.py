@@ -8,7 +8,9 @@ import sys
 import sysconfig
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
 
 from remat_magic.model import SourceSpan
 
@@ -23,7 +25,14 @@ def _library_folders() -> tuple[str, ...]:
     # A standard library reached through a symbolic link names its files by either path.
     folders |= {os.path.realpath(folder) for folder in folders}
     folders.add(os.path.dirname(os.path.realpath(os.__file__)))
-    return (*(folder.rstrip(os.sep) + os.sep for folder in sorted(folders)), _OWN)
+    return (*(folder.rstrip(os.sep) + os.sep for folder in sorted(folders)), *_jax_folders(), _OWN)
+
+
+@lru_cache(maxsize=1)
+def _jax_folders() -> tuple[str, ...]:
+    """Where JAX is, which a developer of JAX has outside of the installed packages."""
+    folder = os.path.dirname(os.path.abspath(jax.__file__))
+    return (os.path.join(folder, ""), os.path.join(os.path.dirname(folder), "jaxlib", ""))
 
 
 @lru_cache(maxsize=4096)
@@ -36,6 +45,23 @@ def is_user_file(file: str) -> bool:
     if any(part in file for part in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")):
         return False
     return not os.path.abspath(file).startswith(_library_folders())
+
+
+@lru_cache(maxsize=4096)
+def is_library_file(file: str) -> bool:
+    """Whether a file is one of an installed package other than JAX itself, the standard library and this one.
+
+    JAX's own frames say how an operation is made, not what for: its name and the line that calls it tell more.
+    """
+    if is_user_file(file) or file.startswith("<") or file.startswith((*_jax_folders(), _OWN)):
+        return False
+    return "site-packages" in file or "dist-packages" in file or os.path.abspath(file).startswith(_package_folders())
+
+
+@lru_cache(maxsize=1)
+def _package_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(paths[key], "") for key in ("purelib", "platlib") if key in paths)
 
 
 def cell_number(file: str) -> int | None:
@@ -79,25 +105,52 @@ def _span(code: CodeType, lasti: int, file_state: int | None) -> SourceSpan:
     )
 
 
+class Frames(NamedTuple):
+    """The innermost frame of the user's own code, and that of a library called from there; None where there is none."""
+
+    source: SourceSpan | None = None
+    library: SourceSpan | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return self.source is not None or self.library is not None
+
+    def inside(self, outer: Frames) -> Frames:
+        """With the user's frame of what is around; both frames of it where there are none here."""
+        if self.source is not None:
+            return self
+        return Frames(outer.source, self.library or outer.library)
+
+
+_NOWHERE = Frames()
+
+
 class Spans:
     """The spans of one trace: each traceback is read once."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, SourceSpan | None]] = {}
+        self._seen: dict[int, tuple[Any, Frames]] = {}
 
-    def of(self, traceback: Any) -> SourceSpan | None:
-        """The innermost frame of the user's own code, or None where there is none."""
+    def frames(self, traceback: Any) -> Frames:
+        """The frames of the user's code and of a library's that a traceback ends in."""
         if traceback is None:
-            return None
+            return _NOWHERE
         known = self._seen.get(id(traceback))
         if known is None:
             known = self._seen[id(traceback)] = (traceback, self._read(traceback))  # kept alive: ids are reused
         return known[1]
 
+    def of(self, traceback: Any) -> SourceSpan | None:
+        """The innermost frame of the user's own code, or None where there is none."""
+        return self.frames(traceback).source
+
     @staticmethod
-    def _read(traceback: Any) -> SourceSpan | None:
+    def _read(traceback: Any) -> Frames:
         codes, lastis = traceback.raw_frames()
+        library: SourceSpan | None = None
         for code, lasti in zip(codes, lastis, strict=True):
             if is_user_file(code.co_filename):
-                return _span(code, lasti, cell_number(code.co_filename))
-        return None
+                return Frames(_span(code, lasti, cell_number(code.co_filename)), library)
+            if library is None and is_library_file(code.co_filename):
+                library = _span(code, lasti, None)
+        return Frames(None, library)

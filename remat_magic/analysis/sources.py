@@ -1,4 +1,4 @@
-"""The user's own source text, as it was when traced."""
+"""The source text of the user and of the libraries called, as it was when traced."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import linecache
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from remat_magic import _compat
 from remat_magic.analysis.bodies import bodies
 from remat_magic.analysis.index import PrimalIndex
+from remat_magic.analysis.source import Frames
 from remat_magic.model import SourceSpan, SourceText
 
 __all__ = ["source_texts"]
@@ -33,33 +34,37 @@ def source_texts(index: PrimalIndex, fun: Callable[..., Any]) -> tuple[SourceTex
     """The cells that operations of a program stand in, whole, and of files the functions that they stand in.
 
     Cells come in the order of their numbers, then the functions of files; before the others of each the cell or file
-    that defines the traced function.
+    that defines the traced function. Last come the functions of libraries that the user's code called.
 
     Args:
         index: the traced program.
         fun: the traced function.
     """
     spans: dict[tuple[int | None, str], dict[SourceSpan, None]] = {}
-    for span in _spans(index):
-        spans.setdefault((span.cell, span.file), {})[span] = None
+    libraries: dict[str, dict[SourceSpan, None]] = {}
+    for source, library in _frames(index):
+        if source is not None:
+            spans.setdefault((source.cell, source.file), {})[source] = None
+        if library is not None:
+            libraries.setdefault(library.file, {})[library] = None
     home = _defining_file(fun)
 
     def order(key: tuple[int | None, str]) -> tuple[bool, bool, int]:
         cell, file = key
         return (not _is_cell(cell, file), file != home, sys.maxsize if cell is None else cell)
 
-    return tuple(text for key in sorted(spans, key=order) for text in _texts(*key, tuple(spans[key])))
+    own = (text for key in sorted(spans, key=order) for text in _texts(*key, tuple(spans[key])))
+    others = (text for file, found in libraries.items() for text in _texts(None, file, tuple(found)))
+    return (*own, *(replace(text, library=True) for text in others))
 
 
-def _spans(index: PrimalIndex) -> Iterator[SourceSpan]:
-    """The spans of all operations at any depth, in the order of the program."""
-    seen: set[int] = set()  # a body that many calls share has the same spans each time
+def _frames(index: PrimalIndex) -> Iterator[Frames]:
+    """The frames of all operations at any depth, in the order of the program."""
+    seen: set[int] = set()  # a body that many calls share has the same frames each time
 
-    def visit(jaxpr: Any) -> Iterator[SourceSpan]:
+    def visit(jaxpr: Any) -> Iterator[Frames]:
         for eqn in jaxpr.eqns:
-            span = index.spans.of(_compat.traceback_of(eqn))
-            if span is not None:
-                yield span
+            yield index.spans.frames(_compat.traceback_of(eqn))
             for body in bodies(eqn):
                 if id(body.jaxpr) not in seen:
                     seen.add(id(body.jaxpr))

@@ -65,6 +65,7 @@ class Trace(Shortcuts):
         self._retraces = Retraces(self._primal, self._selector)
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
+        self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
         self._known_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self.memo: dict[Any, Any] = {}  # what tuning has worked out about this trace
 
@@ -211,11 +212,16 @@ class Trace(Shortcuts):
             return self._retraces.dissect(selection, separately)
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
+        known = self._resolved.get(id(policy))
+        if known is not None and known[0] is policy and namespace is None:
+            return known[1]
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
         names = () if plain else self.names
         found = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
         if self.remat3 and found.meaning == policies.OWN:
-            return replace(found, notes=(*found.notes, remat3_asks_little(found.key)))
+            found = replace(found, notes=(*found.notes, remat3_asks_little(found.key)))
+        if namespace is None and found.policy is policy:  # which is held anyway, so that its identity stays its own
+            self._resolved[id(policy)] = policy, found
         return found
 
     def forward(self, policy: Any = "as_written", at: Any = None) -> Any:

@@ -75,16 +75,20 @@ def _short_name(file: str, cell: int | None) -> str:
     # A cell whose number is not known has a file name made of hashes, which tells the reader nothing.
     if file.startswith("<") or "ipykernel_" in file:
         return ""
-    return PurePath(file.replace(chr(92), "/")).name
+    path = file.replace(chr(92), "/")
+    for packages in ("/site-packages/", "/dist-packages/"):
+        if packages in path:  # "linear.py" alone says little of a library
+            return path.rpartition(packages)[2]
+    return PurePath(path).name
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A part of the user's own source, as it was when traced: a whole cell, or one function of a file.
+    """A part of the source, as it was when traced: a whole cell, or one function of a file of the user's or a library.
 
     ``function`` is dotted for a method ("Model.__call__"), and empty for a cell and for statements that stand in no
     function. ``line`` is the number of the text's first line, from 1; the text's lines end in newlines but for the
-    last.
+    last. ``library`` tells a file of an installed package, JAX itself aside, from the user's own.
     """
 
     file: str
@@ -92,6 +96,7 @@ class SourceText:
     function: str
     line: int
     text: str
+    library: bool = False
 
     @property
     def place(self) -> str:
@@ -105,7 +110,8 @@ class Origin:
 
     ``path`` names the enclosing loops and calls, outermost first, e.g. ``("scan x12", "block")``; ``times`` is how
     often the equation runs (the product of the enclosing trip counts), or None in a ``while`` loop, whose count is
-    not known before it runs. ``argument`` is set where the value is (also) an argument of the function.
+    not known before it runs. ``argument`` is set where the value is (also) an argument of the function. ``library`` is
+    the innermost frame in an installed package (JAX itself aside) where ``source`` called one, else None.
     """
 
     primitive: str
@@ -114,6 +120,7 @@ class Origin:
     times: int | None = 1
     name: str | None = None
     argument: str | None = None
+    library: SourceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,8 @@ class Residual:
     """A value saved for the backward pass.
 
     ``dtype`` is JAX's short form ("f32", "bf16", "key<fry>"), ``shape`` the residual's own shape, so that a value
-    stacked by a scan has its leading length. ``primitive``, ``source``, ``path`` and ``times`` are the first origin's.
+    stacked by a scan has its leading length. ``primitive``, ``source``, ``library``, ``path`` and ``times`` are those
+    of the first origin.
     ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host").
     """
 
@@ -172,6 +180,7 @@ class Residual:
     needed_by: tuple[Reader, ...] = ()
     origins: tuple[Origin, ...] = ()
     memory_space: str = ""
+    library: SourceSpan | None = None
 
     @property
     def type(self) -> str:
@@ -196,6 +205,7 @@ class Equation:
     path: tuple[str, ...] = ()
     repeated: bool = True
     name: str | None = None
+    library: SourceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +263,7 @@ class ProgramLine:
     path: tuple[str, ...] = ()
     equation: int | None = None
     operation: int | None = None
+    library: SourceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

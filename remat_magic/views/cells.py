@@ -9,7 +9,7 @@ from remat_magic.model import PlannedValue
 
 from .format import escape
 from .link import linked
-from .rows import RecomputedRow, ResidualRow, place
+from .rows import RecomputedRow, ResidualRow, made_by, place
 
 __all__ = ["KEYS", "code_html", "planned_cells", "row_html", "table", "td", "what_html", "where_html"]
 
@@ -23,10 +23,13 @@ def code_html(text: str) -> str:
 
 
 def where_html(row: ResidualRow | RecomputedRow) -> str:
-    """The place in the user's source, its expression and the loops around."""
+    """The place in the user's source, its expression, the line of a library that it called, and the loops around."""
     code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
     hover = f' title="in {escape(row.function)}"' if row.function else ""
     parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
+    if row.library is not None:
+        hover = escape(f"{row.library.expression} in {row.library.function}")
+        parts.append(f'<small class="remat-path" title="{hover}">{escape(made_by(row.library))}</small>')
     if row.path:
         parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
     return " ".join(filter(None, parts))
@@ -81,8 +84,9 @@ def row_html(classes: str, row: ResidualRow | RecomputedRow, number: int | None,
     """
     values = isinstance(row, ResidualRow)
     what = (row.type, row.kind, row.label, row.also) if values else (row.kind, row.primitive, row.outputs)
-    identity = zlib.crc32(repr((what, row.name, row.place, row.expression, row.path)).encode("utf-8", "replace"))
-    links = linked(*(row.sources if values else [row.source]))
+    where = (row.place, row.expression, made_by(row.library), row.path)
+    identity = zlib.crc32(repr((what, row.name, where)).encode("utf-8", "replace"))
+    links = linked(*(row.sources if values else [row.source]), library=row.library)
     value = "" if number is None else f' data-value="{number}"'
     return (
         f'<tr class="remat-row {classes}" data-k="{identity:x}" data-n="{row.count}"{value}{links}>'

@@ -272,7 +272,10 @@ def comparison_panel(
     """
     where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
     table = comparison_table(rows, function, device, chosen, live=live)
-    return f'{pareto_svg(rows, chosen)}<div class="remat-compare">{table}</div>{_said(rows, notes)}{where}'
+    return (
+        f'<div class="remat-pictured">{pareto_svg(rows, chosen)}'
+        f'<div><div class="remat-compare">{table}</div>{_said(rows, notes)}{where}</div></div>'
+    )
 
 
 def _said(rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from remat_magic.model import Equation, Report, Residual, SourceSpan
@@ -11,7 +11,7 @@ from remat_magic.model import Equation, Report, Residual, SourceSpan
 from . import format as fmt
 from .link import expression_key
 
-__all__ = ["Costs", "LineRow", "expressions", "line_rows"]
+__all__ = ["Costs", "LineRow", "expressions", "library_rows", "line_rows"]
 
 # Longer lists say how many more there are.
 _KINDS_SHOWN = 8
@@ -90,11 +90,25 @@ def line_rows(report: Report) -> list[LineRow]:
 
     A value that several expressions can have made counts once, for the first of them.
     """
+    return _rows(report, lambda made: made.source)
+
+
+def library_rows(report: Report) -> list[LineRow]:
+    """The same of the lines of libraries that the user's lines called; what no library makes is left out."""
+    return [row for row in _rows(report, lambda made: made.library) if row.costs.source is not None]
+
+
+_Where = Callable[[Residual | Equation], SourceSpan | None]
+
+
+def _rows(report: Report, where: _Where) -> list[LineRow]:
     lines: dict[tuple[int, str, int, int], Costs] = {}
     for residual in _kept(report):
-        lines.setdefault(_key(residual.source), Costs(residual.source)).residuals.append(residual)
+        span = where(residual)
+        lines.setdefault(_key(span), Costs(span)).residuals.append(residual)
     for equation in report.recomputed:
-        lines.setdefault(_key(equation.source), Costs(equation.source)).equations.append(equation)
+        span = where(equation)
+        lines.setdefault(_key(span), Costs(span)).equations.append(equation)
     return [
         LineRow(
             fmt.location(costs.source),
@@ -116,14 +130,15 @@ def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
 
 
 def expressions(report: Report) -> list[Costs]:
-    """The expressions that save or recompute anything, each once, in the order of the report."""
+    """The expressions that save or recompute anything, each once, in the order of the report.
+
+    What a library's expression makes, the user's own that called it makes as well.
+    """
     found: dict[str, Costs] = {}
     for residual in _kept(report):
-        if residual.source is not None:
-            costs = found.setdefault(expression_key(residual.source), Costs(residual.source))
-            costs.residuals.append(residual)
+        for span in filter(None, (residual.source, residual.library)):
+            found.setdefault(expression_key(span), Costs(span)).residuals.append(residual)
     for equation in report.recomputed:
-        if equation.source is not None:
-            costs = found.setdefault(expression_key(equation.source), Costs(equation.source))
-            costs.equations.append(equation)
+        for span in filter(None, (equation.source, equation.library)):
+            found.setdefault(expression_key(span), Costs(span)).equations.append(equation)
     return list(found.values())

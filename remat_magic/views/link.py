@@ -21,7 +21,12 @@ def expression_key(span: SourceSpan) -> str:
     return f"{line_key(span)}.{span.column}.{span.end_line}.{span.end_column}"
 
 
-def linked(*spans: SourceSpan | None) -> str:
-    """The attribute that the script finds an element by; nothing for what has no line of the user's."""
+def linked(*spans: SourceSpan | None, library: SourceSpan | None = None) -> str:
+    """The attribute that the script finds an element by; nothing for what has no line of the user's or a library's.
+
+    The last key, that of a library's expression, begins with ``~``: many lines of the user's call the same one.
+    """
     keys = dict.fromkeys(expression_key(span) for span in spans if span is not None)
+    if library is not None:
+        keys[f"~{expression_key(library)}"] = None
     return f' data-e="{" ".join(keys)}"' if keys else ""

@@ -100,7 +100,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         frame.horizontal_axis(across, "estimated peak memory", lambda mark: fmt.nbytes(round(mark))),
         _front_line(points, frame),
     ]
-    labels = _placed(points, frame)
+    labels = _placed(points, frame, upward)
     parts += [
         _point(point, labels.get(index), timed)
         for index, point in sorted(enumerate(points), key=lambda pair: (pair[1].row.pareto, pair[1].memory))
@@ -160,8 +160,12 @@ def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: b
 _Box = tuple[float, float, float, float]
 
 
-def _placed(points: Sequence[_Point], frame: Frame) -> dict[int, tuple[float, float, str, bool]]:
+def _placed(
+    points: Sequence[_Point], frame: Frame, upward: Sequence[float]
+) -> dict[int, tuple[float, float, str, bool]]:
     """For each point where its label goes, as x, y, anchor and whether a line must lead to it; none without room.
+
+    The numbers of the vertical axis, ``upward``, are left readable.
 
     Greedy: the chosen policy and those on the front first, each in the nearest free place around its point.
     """
@@ -169,6 +173,7 @@ def _placed(points: Sequence[_Point], frame: Frame) -> dict[int, tuple[float, fl
     for p in points:
         half = _HALF + 4 if p.chosen else _HALF
         taken.append((p.x - half, p.y - half, p.x + half, p.y + half))
+    taken += [(2, frame.y(mark) - 8, frame.left - 4, frame.y(mark) + 6) for mark in upward]
     corners = sorted({(p.x, p.y) for p in points if p.row.pareto})
     if corners:
         taken.append((corners[0][0] - 1, frame.top, corners[0][0] + 1, corners[0][1]))

@@ -65,7 +65,7 @@ def _line(line: ProgramLine, content: str, places: bool, live: bool) -> str:
     links = ""
     if live:
         operation = "" if line.operation is None else f' data-o="{line.operation}"'
-        links = f"{linked(line.source)}{operation}"
+        links = f"{linked(line.source, library=line.library)}{operation}"
     title = f' title="{escape(hover)}"' if hover else ""
     if not (kind or title or live):
         return f"{content}\n"

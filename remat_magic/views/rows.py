@@ -16,6 +16,7 @@ __all__ = [
     "RecomputedRow",
     "ResidualRow",
     "Total",
+    "made_by",
     "name_states",
     "place",
     "recomputed_rows",
@@ -71,6 +72,7 @@ class ResidualRow:
     needed_by: tuple[str, ...]
     indices: tuple[int, ...]
     sources: tuple[SourceSpan, ...]
+    library: SourceSpan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class RecomputedRow:
     expression: str
     path: str
     source: SourceSpan | None
+    library: SourceSpan | None
 
 
 def place(path: tuple[str, ...]) -> str:
@@ -115,7 +118,12 @@ def _group(items: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
 
 def _origin(origin: Origin) -> str:
     what = f"argument {origin.argument}" if origin.argument else origin.primitive
-    return " ".join(filter(None, [what, fmt.location(origin.source)]))
+    return " ".join(filter(None, [what, fmt.location(origin.source), made_by(origin.library)]))
+
+
+def made_by(library: SourceSpan | None) -> str:
+    """The line of a library that makes a value: ``by flax/linen/linear.py:287``; nothing for none."""
+    return f"by {library.place}" if library is not None else ""
 
 
 def _label(residual: Residual) -> str:
@@ -154,6 +162,7 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
         needed_by=tuple(dict.fromkeys(readers)),
         indices=tuple(index for index, _ in group),
         sources=tuple(origin.source for origin in (first, *first.origins) if origin.source is not None),
+        library=first.library,
     )
 
 
@@ -164,7 +173,7 @@ def residual_rows(report: Report) -> list[ResidualRow]:
         residual = item[1]
         names = (alike(residual.name), alike(residual.argument))
         return (residual.type, residual.kind, residual.memory_space, residual.primitive, *names, residual.source,
-                residual.path, residual.origins[1:])  # fmt: skip
+                residual.library, residual.path, residual.origins[1:])  # fmt: skip
 
     ordered = sorted(enumerate(report.residuals), key=lambda item: _KINDS[item[1].kind])
     groups = _group(ordered, key)
@@ -184,13 +193,13 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def recomputed_rows(report: Report) -> list[RecomputedRow]:
-    """The recomputed operations, the dearest first, those of one primitive, source and path folded.
+    """The recomputed operations, the dearest first, those of one primitive, source, library and path folded.
 
     Where no cost is known comes last; among equals, repeated before deferred, and then the order of the program.
     """
 
     def key(equation: Equation) -> object:
-        return (equation.repeated, equation.primitive, equation.name, equation.source, equation.path)
+        return (equation.repeated, equation.primitive, equation.name, equation.source, equation.library, equation.path)
 
     rows = list[RecomputedRow]()
     for group in _group((*report.repeated, *report.deferred), key):
@@ -209,6 +218,7 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
                 expression=first.source.expression if first.source else "",
                 path=place(first.path),
                 source=first.source,
+                library=first.library,
             )
         )
     return sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)

@@ -1,7 +1,12 @@
-"""The user's own source text, each line with what it saves and what the backward pass computes again."""
+"""The source text, each line with what it saves and what the backward pass computes again.
+
+The user's own comes first and whole. Of the functions of libraries that it calls only the lines with costs are shown,
+which are those of the user's lines once more.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,12 +17,18 @@ from . import format as fmt
 from .cells import KEYS
 from .format import escape
 from .highlight import COMMENT, Word, split_lines, words
-from .lines import Costs, LineRow, expressions, line_rows
+from .lines import Costs, LineRow, expressions, library_rows, line_rows
 from .link import line_key, linked
 
 __all__ = ["source_html"]
 
 _Line = tuple[str, int | None, int]  # file, cell, number
+_Listed = tuple[int, str, tuple[Word, ...]]  # number, text, and the words to be coloured
+
+_DEFINED = re.compile(r"\s*(async\s+)?def\b")
+
+# Of a library's function the lines with costs are shown, and as many before and after each.
+_AROUND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,13 @@ class _Section:
     cell: int | None
     function: str
     unfolded: bool
-    lines: tuple[tuple[int, str, tuple[Word, ...]], ...]  # number, text, and the words to be coloured
+    lines: tuple[_Listed, ...]
+    library: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What the keys of its lines begin with."""
+        return "~" if self.library else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,9 @@ def source_html(report: Report, live: bool = False) -> str:
         # A line counts once, should it stand in two texts.
         own = {number: costs.pop((section.file, section.cell, number), None) for number, _, _ in section.lines}
         folds.append(_fold(section, own, marked, scale))
+    called = _called(report, marked, scale)
+    if called:
+        folds.append(f"{_LIBRARIES}{''.join(called)}")
     nowhere = next((row for row in rows if row.costs.source is None), None)
     rest = "" if nowhere is None else _table("What no line of yours makes", _nowhere(nowhere, scale), head=False)
     return f'<div class="remat-listings">{_LEGEND}{"".join(folds)}{rest}</div>'
@@ -85,23 +105,21 @@ _LEGEND = (
 )
 
 
+_LIBRARIES = '<p class="remat-legend">Library functions called there; their figures are among those above.</p>'
+
+
 def _line_of(span: SourceSpan) -> _Line:
     return (span.file, span.cell, span.line)
 
 
 def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
     """The texts of the report, then the lines that are in none of them, by cell and file."""
-    texts = report.sources
+    texts = [text for text in report.sources if not text.library]
     home = next((text.file for text in texts if text.function.rpartition(".")[2] == report.function.rpartition(".")[2]),
                 texts[0].file if texts else "")  # fmt: skip
     known = set[_Line]()
     for text in texts:
-        lines = tuple(
-            (number, line, found)
-            for number, (line, found) in enumerate(
-                zip(split_lines(text.text), words(text.text), strict=True), text.line
-            )
-        )
+        lines = _listed(text)
         known.update((text.file, text.cell, number) for number, _, _ in lines)
         yield _Section(
             text.place, text.file, text.cell, text.function, text.cell is not None or text.file == home, lines
@@ -117,12 +135,42 @@ def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
         yield _Section(SourceText(file, cell, "", 0, "").place, file, cell, "", unfolded, lines)
 
 
+def _listed(text: SourceText) -> tuple[_Listed, ...]:
+    both = zip(split_lines(text.text), words(text.text), strict=True)
+    return tuple((number, line, found) for number, (line, found) in enumerate(both, text.line))
+
+
+def _called(report: Report, marked: Sequence[Costs], scale: _Scale) -> list[str]:
+    """The functions of libraries that save or recompute anything, by their first lines and those with costs."""
+    costs = {_line_of(row.costs.source): row for row in library_rows(report) if row.costs.source is not None}
+    folds = list[str]()
+    for text in report.sources if costs else ():
+        if not text.library:
+            continue
+        lines = _listed(text)
+        own = {number: costs.pop((text.file, None, number), None) for number, _, _ in lines}
+        # Its name, which stands under the decorators.
+        near = {next((number for number, line, _ in lines if _DEFINED.match(line)), text.line)}
+        for number, row in own.items():
+            if row is not None:
+                near.update(range(number - _AROUND, number + _AROUND + 1))
+        if len(near) > 1:
+            lines = tuple(line for line in lines if line[0] in near)
+            section = _Section(text.place, text.file, None, text.function, False, lines, library=True)
+            folds.append(_fold(section, own, marked, scale))
+    return folds
+
+
 def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Costs], scale: _Scale) -> str:
     marks = _marks(section, marked, scale.live)
     body = list[str]()
+    before = section.lines[0][0] - 1 if section.lines else 0
     for number, line, found in section.lines:
+        if section.library and number != before + 1:
+            body.append(f'<tr class="remat-gap"><td class="remat-no">⋮</td><td></td>{_costs(None, scale)}</tr>')
+        before = number
         row = rows[number]
-        key = line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
+        key = section.mark + line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
         shown = (
             f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
             f'data-place="{escape(row.place)}" aria-label="line {number}" {KEYS}>{number}</button>'
@@ -164,7 +212,7 @@ def _range(section: _Section) -> str:
     numbers = [number for number, _, _ in section.lines]
     if len(numbers) == 1:
         return f"line {numbers[0]}"
-    return f"lines {numbers[0]} to {numbers[-1]}"
+    return f"{'from line' if section.library else 'lines'} {numbers[0]} to {numbers[-1]}"
 
 
 def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:
@@ -241,7 +289,7 @@ def _marks(section: _Section, marked: Sequence[Costs], live: bool) -> dict[int, 
         if around and _end(span) > _end(around[-1]):
             continue
         around.append(span)
-        tag = _tag(costs, live)
+        tag = _tag(costs, live, section.library)
         for number in range(span.line, span.end_line + 1):
             line, end = texts.get(number, ("", 0))
             start = span.column if number == span.line else len(line) - len(line.lstrip())
@@ -274,14 +322,15 @@ def _code_end(line: str, found: Sequence[Word]) -> int:
     return len(line[:comment].rstrip())
 
 
-def _tag(costs: Costs, live: bool) -> str:
+def _tag(costs: Costs, live: bool, library: bool) -> str:
     kinds = " ".join(filter(None, ["remat-saved" if costs.residuals else "", "remat-again" if costs.equations else ""]))
     if not live:  # the line's own cells tell the figures
         return f'<u class="{kinds}">'
     saves = f"saved {costs.saves}" if costs.residuals else ""
     again = f"recomputed {costs.repeats}" if costs.equations else ""
     title = escape("\n".join(filter(None, [saves, again])))
-    return f'<u class="{kinds}"{linked(costs.source)} title="{title}">'
+    links = linked(library=costs.source) if library else linked(costs.source)
+    return f'<u class="{kinds}"{links} title="{title}">'
 
 
 def _code(text: str, found: Sequence[Word], marks: Sequence[_Mark]) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from remat_magic.model import Program, Report
 
 from . import format as fmt
-from .rows import recomputed_rows, residual_rows, residual_words, totals
+from .rows import RecomputedRow, ResidualRow, made_by, recomputed_rows, residual_rows, residual_words, totals
 from .shown import Text
 
 __all__ = ["plain", "render"]
@@ -131,8 +131,9 @@ def _what(label: str, name: str) -> str:
     return f"{label} named {name!r}" if name else label
 
 
-def _source(place: str, expression: str, path: str) -> Sequence[str]:
-    return (" ".join(filter(None, [place, expression])), f"in {path}" if path else "")
+def _source(row: ResidualRow | RecomputedRow) -> Sequence[str]:
+    path = f"in {row.path}" if row.path else ""
+    return (" ".join(filter(None, [row.place, row.expression])), made_by(row.library), path)
 
 
 def _readers(readers: Sequence[str], complete: bool) -> str:
@@ -148,7 +149,7 @@ def _residuals(report: Report, wide: bool) -> Table:
         size = Text(fmt.nbytes(row.nbytes), style="bold" if row.kind == "intermediate" else "")
         type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
         what = [_what(row.label, row.name), *(f"or {other}" for other in row.also)]
-        source = _source(row.place, row.expression, row.path)
+        source = _source(row)
         readers = _readers(row.needed_by, report.complete)
         if wide:
             table.add_row(size, _cell(type_), _cell(row.kind), _cell(*what), _cell(*source), _cell(readers))
@@ -165,7 +166,7 @@ def _recomputed(report: Report, wide: bool) -> Table:
         runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
         kind = f"{row.kind[0].upper()} {row.kind}"
         what = _what(row.primitive, row.name)
-        source = _source(row.place, row.expression, row.path)
+        source = _source(row)
         if wide:
             table.add_row(cost, runs, _cell(kind), _cell(what), _cell(", ".join(row.outputs)), _cell(*source))
         else:

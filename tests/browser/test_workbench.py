@@ -433,3 +433,83 @@ def test_the_browser_writes_numbers_as_python_does(browser: Browser) -> None:
     )
     assert made == [[units.nbytes(number), units.flops(number)] for number in numbers]
     page.close()
+
+
+# A library's function is folded under the lines of one's own, and leads to what it makes just as they do.
+LIBRARY_CELL = """\
+%%remat
+import sys
+sys.path.insert(0, "site-packages")
+import shelf
+import jax, jax.numpy as jnp
+
+def loss(W, x):
+    return jnp.sum(shelf.dense(W, shelf.dense(W, x)) * jnp.cos(x))
+
+loss(jax.ShapeDtypeStruct((16, 16), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
+"""
+
+
+def test_lines_of_libraries(notebook: NotebookPage, lab: Server) -> None:
+    folder = lab.folder / "site-packages"
+    folder.mkdir(exist_ok=True)
+    (folder / "shelf.py").write_text("import jax.numpy as jnp\n\n\ndef dense(W, x):\n    return jnp.sin(x @ W)\n")
+    write_notebook(lab.folder / "library.ipynb", LOAD, LIBRARY_CELL)
+    notebook.open("library.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    widget = Widget(notebook, 1)
+    rows = widget.part("residuals").locator("tr.remat-row")
+    everything, made = rows.count(), rows.filter(has_text="by shelf.py:5").count()
+    assert 0 < made < everything
+    widget.tab("Source").click()
+    fold = widget.root.locator("details", has_text="shelf.py dense")
+    expect(fold).not_to_have_attribute("open", "")
+    fold.locator("summary").click()
+    expression = fold.locator("u").first
+    expression.hover()
+    assert widget.part("residuals").locator("tr.remat-same").count() == made
+    fold.get_by_role("button", name="line 5").click()
+    expect(widget.root.locator('[data-action="unpick"]')).to_contain_text("Only shelf.py:5")
+    shown = [row for row in rows.all() if row.get_attribute("hidden") is None]
+    assert len(shown) == made
+    widget.tab("Jaxprs").click()
+    picked = widget.part("jaxprs").locator(".remat-picked")
+    expect(picked.filter(has_text="sin").first).to_be_visible()
+    expect(picked.filter(has_text="dot_general").first).to_be_visible()
+    assert picked.filter(has_text="reduce_sum").count() == 0  # that of one's own line
+
+
+# More lines than are sent with a choice: its programs are asked for when they are to be seen.
+LARGE_CELL = """\
+%%remat --policy nothing_saveable
+import jax, jax.numpy as jnp
+
+def loss(W, x):
+    for _ in range(150):
+        x = jnp.sin(x @ W)
+    return jnp.sum(x)
+
+loss(jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((2, 4), "float32"))
+"""
+
+
+def test_large_programs_follow_every_choice(notebook: NotebookPage, lab: Server) -> None:
+    write_notebook(lab.folder / "large.ipynb", LOAD, LARGE_CELL)
+    notebook.open("large.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    widget = Widget(notebook, 1)
+    widget.tab("Jaxprs").click()
+    heading = widget.part("jaxprs").get_by_role("heading", name="Backward")
+    expect(heading).to_be_visible(timeout=60_000)
+    nothing = heading.inner_text()
+    widget.policy.select_option("everything_saveable")
+    expect(heading).not_to_have_text(nothing, timeout=60_000)
+    everything = heading.inner_text()
+    for _ in range(2):  # now without the kernel
+        widget.policy.select_option("nothing_saveable")
+        expect(heading).to_have_text(nothing)
+        widget.policy.select_option("everything_saveable")
+        expect(heading).to_have_text(everything)
+    assert notebook.errors() == []

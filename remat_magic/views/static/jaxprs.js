@@ -11,7 +11,8 @@
  */
 
 const FIRST_CHUNKS = 2;
-const CHUNKS_A_FRAME = 10;
+// So that the reader's own scrolling and typing have most of a frame's 16 ms.
+const MILLISECONDS_A_FRAME = 6;
 // Where a word of the text can be a variable; see remat_magic/views/rows.py.
 const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
@@ -142,10 +143,14 @@ export function programs(part, { onLine, onFilled, onPick }) {
       return { pane, next: 0, side, counts: side.against ? new Map(countsOf(side.against)) : null };
     });
     for (const job of jobs) advance(job, FIRST_CHUNKS);
-    const restore = () => jobs.forEach(({ pane }, index) => scroll[index] && pane.scrollTo(scroll[index][1], scroll[index][0]));
+    // Asked for in vain, it would have all be laid out at once.
+    const restore = () =>
+      jobs.forEach(({ pane }, index) => scroll[index]?.some(Boolean) && pane.scrollTo(scroll[index][1], scroll[index][0]));
     restore();
     const step = () => {
-      for (const job of jobs) advance(job, job.next + CHUNKS_A_FRAME);
+      const start = performance.now();
+      do for (const job of jobs) advance(job, job.next + 1);
+      while (!done() && performance.now() - start < MILLISECONDS_A_FRAME);
       if (!done()) frame = requestAnimationFrame(step);
       else {
         restore();

@@ -11,6 +11,16 @@
  */
 import { count, quantity } from "./units.js";
 
+/**
+ * Whether the first expression that an element belongs to is on a line; of a line of a library, which comes last, that.
+ * @param {HTMLElement} element @param {string} line the key of one
+ */
+export function standsOn(element, line) {
+  const keys = (element.dataset.e ?? "").split(" ");
+  const key = line.startsWith("~") ? keys[keys.length - 1] : keys[0];
+  return key.startsWith(`${line}.`);
+}
+
 /** @returns {Arrangement} */
 export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set() });
 
@@ -142,7 +152,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   let rows = [...own, ...missing];
   const find = state.find.trim().toLowerCase();
   for (const row of rows) {
-    const here = !line || (row.dataset.e ?? "").startsWith(`${line}.`);
+    const here = !line || standsOn(row, line);
     row.hidden = !here || !(row.textContent ?? "").toLowerCase().includes(find);
   }
   const heads = [...table.tHead?.rows[0].cells ?? []];

@@ -1,6 +1,6 @@
 // @ts-check
 import { differences, programs, programText } from "./jaxprs.js";
-import { arrange, arrangement, tableText } from "./tables.js";
+import { arrange, arrangement, standsOn, tableText } from "./tables.js";
 import { change } from "./units.js";
 
 /**
@@ -29,6 +29,10 @@ import { change } from "./units.js";
  */
 
 const TRACING = "Tracing…";
+/** How long, in ms, a kernel that is there may take to answer before the reader is told that it may not be. */
+const PATIENCE = 15_000;
+const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again.";
+const GONE = "The kernel behind this was restarted or has ended: what was looked at can still be read, run this cell again for more.";
 
 /** @type {WeakMap<object, Store>} */
 const stores = new WeakMap();
@@ -112,6 +116,7 @@ function render({ model, el }) {
   let tab = "residuals";
   let filled = "";
   let waiting = 0;
+  let late = 0;
   let lit = "";
   /** The line of the source that everything is narrowed to. */
   let picked = "";
@@ -129,6 +134,18 @@ function render({ model, el }) {
   let sorted = null;
   /** @type {HTMLElement | null} */
   let twin = null;
+
+  /** Whether there is no channel to a kernel any more: ipywidgets marks the views of such a widget. */
+  const gone = () => Boolean(el.closest(".jupyter-widgets-disconnected"));
+
+  /** @param {object} content */
+  function send(content) {
+    if (gone()) return say(GONE, true);
+    clearTimeout(late);
+    // A kernel that dies by itself is started again without a word to its widgets.
+    late = window.setTimeout(() => say(LATE, true), PATIENCE);
+    model.send(content);
+  }
 
   /** @param {string} text @param {boolean} [error] */
   function say(text, error = false) {
@@ -149,7 +166,7 @@ function render({ model, el }) {
     const missing = needed.filter((view) => !view.bodies);
     if (missing.length) {
       part("jaxprs").setAttribute("aria-busy", "true");
-      for (const view of missing) model.send({ type: "jaxprs", policy: view.policy, at: view.at });
+      for (const view of missing) send({ type: "jaxprs", policy: view.policy, at: view.at });
       return;
     }
     const key = [mode, ...needed.map((view) => keyOf(view.policy, view.at))].join("\n");
@@ -203,7 +220,7 @@ function render({ model, el }) {
       if (known !== undefined) place(tab, known);
       else if (asked.aside !== key) {
         part(tab).classList.add("remat-stale");
-        model.send({ type: tab, policy, at });
+        send({ type: tab, policy, at });
       }
       asked.aside = known === undefined ? key : "";
     } else if (tab === "compare") {
@@ -213,7 +230,7 @@ function render({ model, el }) {
       if (asked.compare !== key || !(listed || asked.beside === policy)) {
         if (!part("comparison").childElementCount) say("Tracing every policy…");
         part("comparison").classList.add("remat-stale");
-        model.send({ type: "compare", policy, at, device });
+        send({ type: "compare", policy, at, device });
       }
       asked.compare = key;
       asked.beside = policy;
@@ -221,7 +238,7 @@ function render({ model, el }) {
       asked.frontier = at;
       one('[data-control="budget"]').disabled = true;
       part("stop").textContent = "Working out the frontier…";
-      model.send({ type: "frontier", at });
+      send({ type: "frontier", at });
     }
   }
 
@@ -372,12 +389,12 @@ function render({ model, el }) {
       button.setAttribute("aria-pressed", String(chosen));
       button.closest("[data-line]")?.classList.toggle("remat-picked", chosen);
     }
-    if (picked) for (const line of all(`.remat-l[data-e^="${picked}."]`)) line.classList.add("remat-picked");
+    if (picked) for (const line of all(".remat-l[data-e]")) if (standsOn(line, picked)) line.classList.add("remat-picked");
   }
 
   /** @param {HTMLElement} line of a program */
   function pickLineOf(line) {
-    const key = /^[0-9a-f]+\.\d+/.exec(line.dataset.e ?? "")?.[0];
+    const key = /^~?[0-9a-f]+\.\d+/.exec(line.dataset.e ?? "")?.[0];
     if (!key) return say("No line of your source makes this.");
     if (picked !== key) pick(key);
     open("lines");
@@ -415,7 +432,7 @@ function render({ model, el }) {
     panesOf.closest(".remat-field").hidden = !ready || same;
     if (pinned && !a?.complete && asked.peek !== keyOf(pinned.policy, pinned.at)) {
       asked.peek = keyOf(pinned.policy, pinned.at);
-      model.send({ type: "peek", ...pinned });
+      send({ type: "peek", ...pinned });
     }
     for (const extra of part("totals").querySelectorAll(".remat-change")) extra.remove();
     if (ready && a) {
@@ -501,12 +518,13 @@ function render({ model, el }) {
     // What was chosen in between and never shown can be gone back to as well.
     if (request.type === "choose") remember({ policy: request.policy, at: request.at });
     if (known) show(known);
+    else if (gone() && shown) select(shown);
     say("");
-    if (!known?.complete) {
+    if (!known?.complete && !gone()) {
       waiting = window.setTimeout(() => say(TRACING), 200);
       root.setAttribute("aria-busy", "true");
     }
-    model.send({ ...request, serial: store.clock });
+    send({ ...request, serial: store.clock });
   }
 
   /** @param {View} view */
@@ -514,19 +532,26 @@ function render({ model, el }) {
     if (!view?.parts) return;
     const key = keyOf(view.policy, view.at);
     const before = store.views.get(key);
-    // The jaxprs were sent once; later copies of the same view come without.
-    if (before?.bodies && !view.bodies) view.bodies = before.bodies;
+    // The jaxprs were sent once; later copies of the same view come without, and without their frame.
+    if (before?.bodies && !view.bodies) [view.bodies, view.jaxprs] = [before.bodies, before.jaxprs];
     if (view.complete || !before?.complete) store.views.set(key, view);
     if (view.serial < store.clock) return contrast();
     store.clock = view.serial;
     if (view.complete) {
       clearTimeout(waiting);
-      if (part("status").textContent === TRACING) say("");
+      if ([TRACING, LATE].includes(status())) say("");
     }
     show(store.views.get(key) ?? view);
   }
 
-  const onView = () => receive({ ...model.get("_view") });
+  const onView = () => {
+    clearTimeout(late);
+    receive({ ...model.get("_view") });
+  };
+
+  const onLive = () => {
+    if (gone()) say(GONE, true);
+  };
 
   const status = () => part("status").textContent ?? "";
 
@@ -550,6 +575,8 @@ function render({ model, el }) {
 
   /** @param {any} message */
   function onMessage(message) {
+    clearTimeout(late);
+    if (status() === LATE) say("");
     if (message.type === "hello") {
       // Only now is there a kernel behind the widget: until then the static twin is what can be read.
       root.hidden = false;
@@ -705,9 +732,9 @@ function render({ model, el }) {
       case "cancel":
         if (action === "gradients") say("Comparing gradients…");
         if (action === "measure") say("Measuring…");
-        return model.send({ type: action, policy: shown?.policy, at: shown?.at, device, inputs });
+        return send({ type: action, policy: shown?.policy, at: shown?.at, device, inputs });
       case "apply":
-        return model.send({ type: "apply", serial: store.clock });
+        return send({ type: "apply", serial: store.clock });
       case "pin":
         return pin(button.getAttribute("aria-pressed") === "true" || !shown ? null : { policy: shown.policy, at: shown.at });
       case "plan": {
@@ -719,7 +746,7 @@ function render({ model, el }) {
       case "edit":
         say("Working it out…");
         part("found").classList.add("remat-stale");
-        return model.send({ type: action, policy: shown?.policy, at: shown?.at });
+        return send({ type: action, policy: shown?.policy, at: shown?.at });
       case "copy-diff":
         return copied(part("found").querySelector(".remat-diff")?.textContent ?? "");
       case "undo":
@@ -793,24 +820,32 @@ function render({ model, el }) {
     lit = key;
     for (const marked of all(".remat-lit, .remat-same")) marked.classList.remove("remat-lit", "remat-same");
     if (residual) for (const same of all(`[data-r="${residual}"]`)) same.classList.add("remat-lit");
-    const same = expressions.split(" ").filter(Boolean).map((expression) => `[data-e~="${expression}"]:not([data-o])`);
+    const keys = expressions.split(" ").filter(Boolean);
+    // What a library's expression makes is marked from there; from elsewhere that expression alone is, and not all else
+    // that it makes.
+    const whole = keys.length === 1 ? keys : keys.filter((expression) => !expression.startsWith("~"));
+    const same = whole.map((expression) => `[data-e~="${expression}"]:not([data-o])`);
     // An operation of one layer is told apart from the same expression of another.
     if (operation) same.push(`[data-o="${operation}"]`);
     else same.push(...same.map((selector) => selector.replace(":not([data-o])", "[data-o]")));
+    for (const expression of keys) if (!whole.includes(expression)) same.push(`[data-e="${expression}"]:not([data-o])`);
     if (same.length) for (const one of all(same.join())) one.classList.add("remat-same");
   }
 
   model.on("change:_view", onView);
   model.on("msg:custom", onMessage);
+  model.on("comm_live_update", onLive);
   open(tab);
   onView();
-  model.send({ type: "hello" });
+  send({ type: "hello" });
 
   return () => {
     panes.stop();
     clearTimeout(waiting);
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
+    model.off("comm_live_update", onLive);
+    clearTimeout(late);
     twin?.classList.remove("remat-replaced");
   };
 }

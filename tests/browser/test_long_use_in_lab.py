@@ -1,0 +1,131 @@
+"""A notebook in use for long: many widgets, cells run again, a kernel that is restarted or dies under them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+from inspected import LAYERS, LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import expect
+
+MANY = 50
+ONE_MORE = "%remat -p dots_saveable layers(*(jax.ShapeDtypeStruct(s, f32) for s in [(5, 4), (6, 5), (7, 6), (4,)]))"
+# What is open and held in the kernel. Of each widget there are two channels: its own and its layout's.
+COUNT = """\
+import comm, gc
+gc.collect()
+print(len(comm.get_comm_manager().comms), sum(type(each).__name__ == "Trace" for each in gc.get_objects()))
+"""
+
+
+def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
+    """Open channels and traces held, as a cell with ``COUNT`` tells."""
+    notebook.run(cell)
+    text = notebook.outputs(cell).inner_text().split()
+    return int(text[0]), int(text[1])
+
+
+def test_fifty_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server) -> None:
+    write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (MANY - 1)))
+    notebook.open("many.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    expect(notebook.page.locator(".remat-widget")).to_have_count(MANY)
+    channels, traces = _counted(notebook, 2)
+    assert (channels, traces) == (2 * MANY, MANY)
+    notebook.run_all()  # every cell's widget is replaced by its next
+    expect(notebook.page.locator(".remat-widget")).to_have_count(MANY)
+    assert _counted(notebook, 2) == (2 * MANY, MANY)
+    last = Widget(notebook, MANY + 1)
+    last.shows("dots_saveable")
+    last.policy.select_option("nothing_saveable")
+    last.shows("nothing_saveable")
+    assert notebook.errors() == []
+
+
+@pytest.fixture
+def opened(notebook: NotebookPage, lab: Server) -> NotebookPage:
+    """A notebook whose widget has shown two policies; its last cell tells the kernel's process."""
+    write_notebook(lab.folder / "restarted.ipynb", LOAD, LAYERS, "import os\nprint(os.getpid())")
+    notebook.open("restarted.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    widget = Widget(notebook, 1)
+    for policy in ("dots_saveable", "as_written"):
+        widget.policy.select_option(policy)
+        widget.shows(policy)
+    return notebook
+
+
+AGAIN = re.compile("run this cell again")
+SOON = 40_000  # where the page is told nothing, the widget waits for an answer first
+
+
+def _says_that_it_is_cut_off(notebook: NotebookPage) -> None:
+    """The widget says so when it is asked for more than it has shown, which it shows still."""
+    widget = Widget(notebook, 1)
+    for policy in ("dots_saveable", "as_written"):
+        widget.policy.select_option(policy)
+        widget.shows(policy)  # from what the page holds itself
+    widget.tab("Compare").click()  # for which it has to ask
+    expect(widget.status).to_contain_text(AGAIN, timeout=SOON)
+    widget.policy.select_option("dots_saveable")
+    widget.shows("dots_saveable")
+
+
+def _comes_back(notebook: NotebookPage) -> None:
+    """The cell run again has a widget that answers."""
+    widget = Widget(notebook, 1)
+    notebook.run(0)
+    notebook.run(1)
+    assert notebook.errors() == []
+    expect(notebook.page.locator(".remat-widget")).to_have_count(1)
+    widget.policy.select_option("nothing_saveable")
+    widget.shows("nothing_saveable")
+    widget.tab("Compare").click()
+    expect(widget.part("comparison").locator("tbody tr")).not_to_have_count(0)
+    expect(widget.status).not_to_contain_text(AGAIN)
+
+
+def test_the_kernel_is_restarted_under_a_widget(opened: NotebookPage) -> None:
+    opened.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    expect(Widget(opened, 1).status).to_contain_text(AGAIN)  # before anybody asks
+    opened.wait_idle()
+    _says_that_it_is_cut_off(opened)
+    _comes_back(opened)
+
+
+def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Server) -> None:
+    """By another page or a program, of which this page is told nothing."""
+    (session,) = lab.api("sessions")
+    lab.api(f"kernels/{session['kernel']['id']}/restart", "POST")
+    opened.wait_idle()
+    _says_that_it_is_cut_off(opened)
+    _comes_back(opened)
+
+
+def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
+    """The server starts another one, of which the page is told less than of a restart."""
+    before = int(opened.outputs(2).inner_text())
+    os.kill(before, signal.SIGKILL)
+    opened.page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status !== 'idle'"
+    )
+    for button in opened.page.locator(".jp-Dialog").get_by_role("button").all():  # that says that it died
+        button.click()
+    opened.wait_idle()
+    _says_that_it_is_cut_off(opened)
+    _comes_back(opened)
+
+
+def test_the_kernel_is_shut_down_under_a_widget(opened: NotebookPage, lab: Server) -> None:
+    (session,) = lab.api("sessions")
+    lab.api(f"kernels/{session['kernel']['id']}", "DELETE")
+    opened.page.wait_for_function(
+        "() => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel;"
+        " return !kernel || ['dead', 'unknown'].includes(kernel.status) }"
+    )
+    _says_that_it_is_cut_off(opened)

@@ -1,0 +1,184 @@
+"""Values made in installed packages: the user's line that called them, and the library's own line beside it."""
+
+import importlib
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_views_source import f32, sums
+
+import remat_magic as rm
+from remat_magic.analysis.source import is_library_file, is_user_file
+from remat_magic.views.lines import library_rows, line_rows
+from remat_magic.views.rows import recomputed_rows, residual_rows
+from remat_magic.views.source import source_html
+from remat_magic.views.text import plain
+
+SHELF = """\
+import jax
+import jax.numpy as jnp
+
+
+def unused(x):
+    return x
+
+
+class Dense:
+    # A long way from the name of the function to what it computes.
+    #
+    #
+    #
+    def apply(self, W, x):
+
+
+
+
+        y = jnp.sin(x @ W)
+        return y
+
+
+@jax.jit
+def jitted(x):
+    return jnp.sin(x)
+
+
+def through(f, x):
+    return f(x)
+"""
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """An installed package of one module."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "shelf.py").write_text(SHELF)
+    monkeypatch.syspath_prepend(folder)
+    yield importlib.import_module("shelf")
+    sys.modules.pop("shelf")
+
+
+def line_of(text):
+    return SHELF.split("\n").index(text) + 1
+
+
+def kept(report):
+    return [residual for residual in report.residuals if residual.kind == "intermediate"]
+
+
+def test_both_lines_are_known(shelf, remat3):
+    def f(W, x):
+        return jnp.sum(shelf.Dense().apply(W, x) ** 2)
+
+    report = rm.trace(f, f32(4, 4), f32(3, 4)).report("nothing_saveable")
+    (dot,) = [equation for equation in report.repeated if equation.primitive == "dot_general"]
+    assert dot.source.function == "f"
+    assert dot.source.expression == "shelf.Dense().apply(W, x)"
+    assert dot.library.place == f"shelf.py:{line_of('        y = jnp.sin(x @ W)')}"
+    assert dot.library.expression == "x @ W"
+
+
+def test_values_and_programs_have_it_too(shelf, remat3):
+    def f(x):
+        return jnp.sum(shelf.jitted(x) * 2)
+
+    report = rm.trace(f, f32(3)).report("everything_saveable")
+    (cos,) = kept(report)
+    assert cos.library.expression == "jnp.sin(x)"  # inside the library's own jit
+    assert [origin.library for origin in cos.origins] == [cos.library]
+    lines = [line for line in report.forward.lines if line.primitive in ("sin", "cos")]
+    assert lines
+    assert all(line.library == cos.library for line in lines)
+
+
+def test_code_of_ones_own_that_a_library_calls_is_ones_own(shelf):
+    def f(x):
+        return jnp.sum(shelf.through(jnp.sin, x) + shelf.through(lambda x: jnp.sin(x), x))
+
+    report = rm.trace(f, f32(3)).report("everything_saveable")
+    libraries = [residual.library for residual in kept(report)]
+    assert sorted(library.function if library else "" for library in libraries) == ["", "through"]
+
+
+def test_a_function_that_is_a_librarys_own(shelf):
+    """No line of the user's makes anything; the library's do."""
+    trace = rm.trace(shelf.jitted, f32(3))
+    report = trace.report("everything_saveable")
+    (cos,) = kept(report)
+    assert (cos.source, cos.library.function) == (None, "jitted")
+    assert [(text.function, text.library) for text in trace.sources] == [("jitted", True)]
+    page = source_html(report)
+    assert "no line of yours" in page
+    assert "shelf.py" in page
+
+
+def test_jax_is_no_library():
+    assert not is_library_file(jax.nn.__file__)
+    assert not is_library_file(re.__file__)
+    assert not is_library_file(rm.__file__)
+    assert is_library_file(pytest.__file__)
+    assert not is_user_file(jax.nn.__file__)  # nor anybody's own where it is installed from its repository
+
+
+@pytest.fixture
+def report(shelf):
+    def f(W, x):
+        x = shelf.Dense().apply(W, x)
+        return jnp.sum(shelf.Dense().apply(W, x) * jnp.sin(x))
+
+    return rm.trace(f, f32(4, 4), f32(3, 4)).report("dots_saveable")
+
+
+def test_the_source_has_the_functions_with_costs(report):
+    page = source_html(report, live=True)
+    own, _, called = page.partition("Library functions")
+    # The figures of the user's own lines are all there are, and the library's are some of them.
+    assert sums(own) == (report.saved_bytes, report.recomputed_flops)
+    saved, again = sums(called)
+    assert saved == sum(residual.nbytes for residual in kept(report) if residual.library)
+    assert 0 < again < report.recomputed_flops
+    assert "Dense.apply" in called
+    assert "unused" not in called
+    assert "through" not in called
+    # Between the name and the lines with costs there is a gap, and each is shown by its number.
+    named, cost = line_of("    def apply(self, W, x):"), line_of("        y = jnp.sin(x @ W)")
+    numbers = [int(number) for number in re.findall(r'<td class="remat-no">(?:<button[^>]*>)?(\d+)', called)]
+    assert numbers == [named, *range(cost - 2, cost + 2)]
+    assert called.count("remat-gap") == 1
+
+
+def test_what_is_linked(report):
+    """A library's expression is linked to what it makes, by keys that no line of the user's has."""
+    page = source_html(report, live=True)
+    own, _, called = page.partition("Library functions")
+    ours = set(re.findall(r' data-e="([^"]*)"', own))
+    theirs = set(re.findall(r' data-e="([^"]*)"', called))
+    assert theirs
+    assert all(key.startswith("~") for key in theirs)
+    assert not any("~" in key for key in ours)
+    rows = re.findall(r' data-e="([^"]*)"', rm.views.html.fragments(report)["residuals"])
+    assert {key for row in rows for key in row.split()} & theirs
+
+
+def test_rows_tell_it(report):
+    rows = [*residual_rows(report), *recomputed_rows(report)]
+    assert any(row.library is not None for row in rows)
+    place = f"by shelf.py:{line_of('        y = jnp.sin(x @ W)')}"
+    assert place in plain(report, width=200)
+    assert place in rm.views.html.fragments(report)["residuals"]
+
+
+def test_lines_of_the_user_are_what_they_were(report):
+    assert all(row.costs.source.file == __file__ for row in line_rows(report))
+    assert {row.costs.source.function for row in library_rows(report)} == {"apply"}
+
+
+def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):
+    def f(x):
+        return jnp.sum(shelf.jitted(x))
+
+    trace = rm.trace(f, f32(3))  # the texts are read when traced
+    (tmp_path / "site-packages" / "shelf.py").write_text("")
+    assert "jnp.sin(x)" in source_html(trace.report("everything_saveable"), live=True).replace("</span>", "")
