@@ -93,7 +93,9 @@ def measure(page: Any, widget: Any, rounds: int) -> None:
     for policy in policies:  # drawn once by the kernel
         widget.policy.select_option(policy)
         page.wait_for_function(
-            "([root]) => root.querySelectorAll('[data-part=\"jaxprs\"] .remat-l').length > 20", arg=[root], timeout=300_000
+            "([root]) => root.querySelectorAll('[data-part=\"jaxprs\"] .remat-l').length > 20",
+            arg=[root],
+            timeout=300_000,
         )
         page.wait_for_timeout(8000)
     toggles = [page.evaluate(TOGGLE, [root, policies[turn % 2]]) for turn in range(rounds)]
