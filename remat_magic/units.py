@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["flops", "nbytes", "percent", "seconds"]
+import re
+
+__all__ = ["apart", "flops", "nbytes", "percent", "policy", "seconds"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -10,6 +12,12 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 def nbytes(number: int) -> str:
     """Bytes in three digits: ``48 B``, ``12.6 MB`` (decimal, as accelerators' memory is sold)."""
     return _scaled(number, "B", "B")
+
+
+def apart(one: int, other: int) -> tuple[str, str]:
+    """Two different numbers of bytes so that they read differently: in all their digits where three are too few."""
+    short = nbytes(one), nbytes(other)
+    return short if short[0] != short[1] or one == other else (f"{one:,} bytes", f"{other:,} bytes")
 
 
 def flops(number: int | None) -> str:
@@ -34,6 +42,17 @@ def percent(part: int, whole: int) -> str:
     """A share in two digits: ``4.0%``, ``77%``, ``120%``."""
     share = 100 * part / whole
     return f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
+
+
+_PLAN = re.compile(r"plan\((peak )?(\d+)(.*)\)", re.DOTALL)
+
+
+def policy(key: str) -> str:
+    """The key of a policy as people read it: ``plan within 121 MB`` for ``plan(120795955)``, others as they are."""
+    plan = _PLAN.fullmatch(key)
+    if plan is None:
+        return key
+    return f"plan within {nbytes(int(plan[2]))}{' of peak' if plan[1] else ''}{plan[3]}"
 
 
 def _scaled(number: int, unit: str, whole: str) -> str:

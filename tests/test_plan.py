@@ -246,7 +246,7 @@ def test_budgets_are_bytes_texts_or_fractions():
 
 
 def test_what_sites_keep_anyway_is_not_to_be_planned_away():
-    with pytest.raises(RematError, match="nothing_saveable at 'sites' keeps 96 bytes"):
+    with pytest.raises(RematError, match="nothing_saveable at 'sites' keeps 96 B"):
         traced("scanned_checkpoint").plan(10, "sites")
     with pytest.raises(RematError, match="one place"):
         traced("scanned_checkpoint").plan(10, {"layer": "none"})

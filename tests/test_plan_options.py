@@ -17,6 +17,7 @@ from remat_magic.tuning import columns
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.objective import objective
 from remat_magic.tuning.planner import planner
+from remat_magic.tuning.sizes import parse_bytes
 from remat_magic.tuning.solve import Problem
 from remat_magic.tuning.time import times
 
@@ -77,7 +78,7 @@ def test_no_plan_exceeds_its_peak(model, at):
         try:
             plan = trace.plan(part, at, of="peak")
         except RematError as error:
-            least = int(str(error).split("the least found is ")[1].split()[0].replace(",", ""))
+            least = 1.01 * parse_bytes(" ".join(str(error).split("the least found is ")[1].split()[:2]))
             assert least > int(part * most)
             continue
         report = trace.report(plan)

@@ -12,6 +12,7 @@ from remat_magic import units
 from remat_magic.model import FrontierPoint, Plan, Report
 from remat_magic.views.choosing import edit_html, loops_html, what_if_html
 from remat_magic.views.plan import frontier_svg, plan_html, plan_meaning, point_text
+from remat_magic.widget import RematWidget
 from remat_magic.widget.planning import Planning
 
 
@@ -94,6 +95,21 @@ def test_a_plan_is_chosen_and_told(planning, browser, trace):
     assert f"Saves {units.nbytes(report.saved_bytes)} of {units.nbytes(most // 2)}" in html
     assert units.flops(report.recomputed_flops) in html
     assert html.count('class="remat-row"') == len(plan.names)
+
+
+def test_a_plan_is_shown_by_its_budget(trace):
+    widget = RematWidget(trace, at="function")
+    plan = trace.plan(0.5, "function")
+    widget._choose_plan(plan, 1)
+    widget._worker.join()
+    view = widget._render(widget._trace.report(plan))
+    # The key is for programs; its label, and what stands in place of code, are for readers.
+    assert view["policy"] == plan.policy == f"plan({plan.budget_bytes} at {plan.at})".replace(" at function", "")
+    assert view["label"] == f"plan within {units.nbytes(plan.budget_bytes)}"
+    assert "widget.plan.save(path)" in view["unpasted"]
+    assert view["label"] in view["parts"]["totals"] or plan.policy not in view["parts"]["totals"]
+    assert "nothing to paste" in widget._render(trace.report("none", "function"))["unpasted"]
+    widget.close()
 
 
 def test_a_budget_that_is_none_is_a_sentence(planning, browser):

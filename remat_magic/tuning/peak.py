@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from remat_magic import units
 from remat_magic.model import Plan, RematError
 from remat_magic.tuning.planner import BUILT_IN, Asked, Planner, of_report
 
@@ -84,9 +85,10 @@ class _Search:
         if self._best is None:
             if self._lowest is None:
                 raise RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
+            budget, least = units.apart(limit, self._lowest.peak_bytes or 0)
             raise RematError(
-                f"No plan at {self._planner.at!r} keeps the estimated peak of {name} within {limit:,} bytes: the least "
-                f"found is {self._lowest.peak_bytes:,} ({self._lowest.policy}); raise the budget, use smaller batches, "
+                f"No plan at {self._planner.at!r} keeps the estimated peak of {name} within {budget}: the least "
+                f"found is {least} ({units.policy(self._lowest.policy)}); raise the budget, use smaller batches, "
                 "or checkpoint inside the function."
             )
         # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more.

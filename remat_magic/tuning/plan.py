@@ -6,6 +6,7 @@ import re
 import time
 from typing import Any
 
+from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.model import FrontierPoint, Plan, RematError
 from remat_magic.tuning.objective import Objective, objective
@@ -69,10 +70,10 @@ def plan(
     limit = budget_bytes(budget, found.most)
     made = found.within(Asked(_text(trace, found, limit, least, of), limit, least), limit, seconds, gap)
     if made is None:
-        keeps = trace.preview("nothing_saveable", found.at).saved_bytes
+        few, keeps = units.apart(limit, trace.preview("nothing_saveable", found.at).saved_bytes)
         raise RematError(
-            f"{limit:,} bytes are too few: nothing_saveable at {found.at!r} keeps {keeps:,} bytes of "
-            f"{trace.function_name} already; raise the budget, or plan for at='function'."
+            f"{few} are too few: nothing_saveable at {found.at!r} keeps {keeps} of {trace.function_name} already; "
+            "raise the budget, or plan for at='function'."
         )
     return made
 

@@ -11,7 +11,9 @@ from .cells import planned_cells, table, td
 from .format import escape
 from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
 
-__all__ = ["frontier_svg", "plan_html", "plan_meaning", "point_text"]
+__all__ = ["UNPASTED", "frontier_svg", "plan_html", "plan_meaning", "point_text"]
+
+UNPASTED = "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it"
 
 _STYLE = (
     f".remat-svg .remat-bound{{fill:{colours['accent']};fill-opacity:.12;stroke:none}}"
@@ -86,13 +88,14 @@ def _known(known: Sequence[Report], frame: Frame) -> list[str]:
         inside = element(
             "title",
             escape(
-                f"{report.policy}: {fmt.nbytes(report.saved_bytes)} saved, {fmt.flops(report.recomputed_flops)} again"
+                f"{fmt.policy(report.policy)}: {fmt.nbytes(report.saved_bytes)} saved, "
+                f"{fmt.flops(report.recomputed_flops)} again"
             ),
         )
         inside += element("path", d=f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", class_="remat-known")
         if all(abs(x - other) > 60 or abs(y - above) > 12 for other, above in taken):
             end = x > (frame.left + frame.right) / 2
-            label = truncate(report.policy, 34)
+            label = truncate(fmt.policy(report.policy), 34)
             anchor = "end" if end else "start"
             inside += text(x - 8 if end else x + 8, y - 6, label, text_anchor=anchor, class_="remat-label")
             taken.append((x, y))

@@ -42,12 +42,12 @@ class _Point:
 
     @property
     def label(self) -> str:
-        return truncate(self.row.policy, _LABEL)
+        return truncate(fmt.policy(self.row.policy), _LABEL)
 
 
 def same_text(row: ComparisonRow) -> str:
     """The policies of a row, a line each: by which a script finds what shows the chosen one."""
-    return "\n".join((row.policy, *row.same_as))
+    return "\n".join(map(fmt.policy, (row.policy, *row.same_as)))
 
 
 def _cost(row: ComparisonRow, timed: bool) -> float | None:
@@ -61,7 +61,7 @@ def _said(point: _Point, timed: bool) -> str:
     more = "estimated for recomputation and offloading" if timed else "recomputed"
     front = ", on the front" if point.row.pareto else ""
     same = f", same as {', '.join(point.row.same_as)}" if point.row.same_as else ""
-    return f"{point.row.policy}{same}: peak {fmt.nbytes(point.memory)} (estimated), {cost} {more}{front}"
+    return f"{fmt.policy(point.row.policy)}{same}: peak {fmt.nbytes(point.memory)} (estimated), {cost} {more}{front}"
 
 
 def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 340) -> str:
@@ -109,7 +109,9 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
     omitted = f" {fmt.count(left_out, 'policy')} without a known peak and cost left out." if left_out == 1 else ""
     if left_out > 1:
         omitted = f" {left_out} policies without a known peak and cost left out."
-    best = ", ".join(point.row.policy for point in sorted(points, key=lambda point: point.memory) if point.row.pareto)
+    best = ", ".join(
+        fmt.policy(point.row.policy) for point in sorted(points, key=lambda point: point.memory) if point.row.pareto
+    )
     description = f"{fmt.count(len(points), 'point')}. On the front, from least memory: {best}.{omitted}"
     return picture(identifier(title, rows, chosen), width, height, title, description, parts, _PARETO_STYLE)
 

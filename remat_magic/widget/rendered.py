@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remat_magic.model import Report
+from remat_magic.views import format as fmt
 from remat_magic.views import html, rows, text
 
 __all__ = ["Kept", "Rendered"]
@@ -30,8 +31,17 @@ class Rendered:
         self._folded: dict[_Key, str] = {}
         self._chosen: tuple[Report | None, str, str] = (None, "", "")
 
-    def view(self, report: Report, meanings: Mapping[str, str]) -> dict[str, Any]:
-        """A report's view, as the script takes it. ``meanings`` are one-line explanations by policy."""
+    def view(
+        self, report: Report, meanings: Mapping[str, str], unpasted: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """A report's view, as the script takes it.
+
+        Args:
+            report: the report.
+            meanings: one-line explanations by policy.
+            unpasted: by policy what to say where there is no code to paste, if that is not because nothing changes.
+        """
+        unpasted = unpasted or {}
         key = (report.policy, report.at)
         view = self._views.get(key)
         if view is None or view["complete"] != report.complete:
@@ -39,10 +49,12 @@ class Rendered:
             small = report.complete and lines <= _SEND_LINES
             view = self._views[key] = {
                 "policy": report.policy,
+                "label": fmt.policy(report.policy),
                 "at": report.at,
                 "complete": report.complete,
                 "meaning": meanings.get(report.policy, ""),
                 "code": report.code,
+                "unpasted": unpasted.get(report.policy, "as it is written: nothing to paste"),
                 "parts": html.fragments(report),
                 "jaxprs": html.jaxprs(report, bodies=False) if small else "",
                 "bodies": html.lazy_chunks(report) if small else None,

@@ -253,8 +253,9 @@ class RematWidget(Channel):
 
     def _render(self, report: Report) -> dict[str, Any]:
         meanings = {choice.key: choice.meaning for choice in self._opened().choices()}
-        meanings |= {key: plans.plan_meaning(asked) for key, asked in self._asked.items() if isinstance(asked, Plan)}
-        return self._rendered.view(report, meanings)
+        chosen = {key: asked for key, asked in self._asked.items() if isinstance(asked, Plan)}
+        meanings |= {key: plans.plan_meaning(plan) for key, plan in chosen.items()}
+        return self._rendered.view(report, meanings, dict.fromkeys(chosen, plans.UNPASTED))
 
     def _publish(self, report: Report, serial: int) -> None:
         self._view = {**self._render(report), "serial": serial}

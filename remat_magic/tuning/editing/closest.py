@@ -14,7 +14,8 @@ from typing import Any
 from remat_magic.model import Plan, PlannedValue, Report
 from remat_magic.tuning.editing.choice import Place
 from remat_magic.tuning.editing.values import Skeleton, Value
-from remat_magic.tuning.graph import Graph, build
+from remat_magic.tuning.graph import Graph
+from remat_magic.tuning.planner import planner
 from remat_magic.tuning.solve import Problem
 
 __all__ = ["closest", "grouped"]
@@ -79,8 +80,8 @@ def closest(trace: Any, plan: Plan, assigned: Mapping[str, int]) -> tuple[Plan, 
         plan: the plan.
         assigned: what ``grouped`` gave.
     """
-    parts = trace.dissect(plan.at, False)
-    whole = build(parts)
+    found = planner(trace, plan.at, False)
+    parts, whole = found.parts, found.graph
     graph = _Grouped(
         whole.flops,
         whole.needed,

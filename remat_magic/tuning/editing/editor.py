@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import _compat
+from remat_magic import _compat, units
 from remat_magic.analysis.naming import is_given, name_everything
 from remat_magic.analysis.sites import own_checkpoint
 from remat_magic.model import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
@@ -257,9 +257,8 @@ def _differences(expected: Report, traced: Report) -> list[str]:
         if planned != saved:
             found.append(f"{key} is saved {_times(saved)} by the edited text, and {_times(planned)} by the plan.")
     if expected.saved_bytes != traced.saved_bytes:
-        found.append(
-            f"the edited text saves {traced.saved_bytes:,} bytes, and the plan {expected.saved_bytes:,} bytes."
-        )
+        text, plan = units.apart(traced.saved_bytes, expected.saved_bytes)
+        found.append(f"the edited text saves {text}, and the plan {plan}.")
     return found
 
 

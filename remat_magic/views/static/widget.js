@@ -10,11 +10,13 @@ import { change } from "./units.js";
  * @typedef {{forward: string[], backward: string[]}} Bodies
  * @typedef {object} View what one policy looks like
  * @property {string} policy
+ * @property {string} label the policy as people read it
  * @property {string} at
  * @property {number} serial the newest request of ours that the kernel had seen
  * @property {boolean} complete
  * @property {string} meaning what the policy does, one line
  * @property {string} code
+ * @property {string} unpasted what to say where there is no code
  * @property {Record<string, string>} parts HTML by the name of the part
  * @property {string} jaxprs the frame of the two programs
  * @property {Bodies | null} bodies the programs' chunks; null where they are sent on request
@@ -306,7 +308,7 @@ function render({ model, el }) {
       if (!control) continue;
       // A policy by names, or of the user's own, is in no table.
       if (![...control.options].some((option) => option.value === view[name])) {
-        control.add(new Option(view[name], view[name]));
+        control.add(new Option(name === "policy" ? view.label : view.at, view[name]));
       }
       control.value = view[name];
     }
@@ -324,8 +326,7 @@ function render({ model, el }) {
     select(view);
     part("totals").innerHTML = view.parts.totals;
     part("notes").innerHTML = view.parts.notes;
-    const plain = view.policy.startsWith("plan(") ? "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it" : "";
-    part("code").textContent = view.code || plain || "as it is written: nothing to paste";
+    part("code").textContent = view.code || view.unpasted;
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
     for (const name of ["residuals", "recomputed", "lines"]) {
@@ -455,7 +456,7 @@ function render({ model, el }) {
     pinned = choice;
     const control = one('[data-control="against"]');
     if (choice && ![...control.options].some((option) => option.value === choice.policy)) {
-      control.add(new Option(choice.policy, choice.policy));
+      control.add(new Option(store.views.get(keyOf(choice.policy, choice.at))?.label ?? choice.policy, choice.policy));
     }
     control.value = choice?.policy ?? "";
     control.title = choice ? `A: ${choice.policy} at ${choice.at}` : "";
