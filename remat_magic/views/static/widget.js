@@ -117,6 +117,7 @@ function render({ model, el }) {
   let filled = "";
   let waiting = 0;
   let late = 0;
+  let greeting = 0;
   let lit = "";
   /** The line of the source that everything is narrowed to. */
   let picked = "";
@@ -145,6 +146,12 @@ function render({ model, el }) {
     // A kernel that dies by itself is started again without a word to its widgets.
     late = window.setTimeout(() => say(LATE, true), PATIENCE);
     model.send(content);
+  }
+
+  /** Asks for all there is. After a restart JupyterLab sends the first message to a subshell that is no more. */
+  function greet(after = 2000) {
+    model.send({ type: "hello" });
+    greeting = after > 10_000 ? 0 : window.setTimeout(() => root.hidden && greet(2 * after), after);
   }
 
   /** @param {string} text @param {boolean} [error] */
@@ -832,7 +839,7 @@ function render({ model, el }) {
   model.on("comm_live_update", onLive);
   open(tab);
   onView();
-  send({ type: "hello" });
+  greet();
 
   return () => {
     panes.stop();
@@ -841,6 +848,7 @@ function render({ model, el }) {
     model.off("msg:custom", onMessage);
     model.off("comm_live_update", onLive);
     clearTimeout(late);
+    clearTimeout(greeting);
     twin?.classList.remove("remat-replaced");
   };
 }
