@@ -30,9 +30,8 @@ import { change } from "./units.js";
 
 const TRACING = "Tracing…";
 /** How long, in ms, a kernel that is there may take to answer before the reader is told that it may not be. */
-const PATIENCE = 15_000;
-const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again.";
-const GONE = "The kernel behind this was restarted or has ended: what was looked at can still be read, run this cell again for more.";
+const PATIENCE = 10_000;
+const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
 
 /** @type {WeakMap<object, Store>} */
 const stores = new WeakMap();
@@ -117,7 +116,6 @@ function render({ model, el }) {
   let filled = "";
   let waiting = 0;
   let late = 0;
-  let greeting = 0;
   let lit = "";
   /** The line of the source that everything is narrowed to. */
   let picked = "";
@@ -136,22 +134,12 @@ function render({ model, el }) {
   /** @type {HTMLElement | null} */
   let twin = null;
 
-  /** Whether there is no channel to a kernel any more: ipywidgets marks the views of such a widget. */
-  const gone = () => Boolean(el.closest(".jupyter-widgets-disconnected"));
-
   /** @param {object} content */
   function send(content) {
-    if (gone()) return say(GONE, true);
     clearTimeout(late);
-    // A kernel that dies by itself is started again without a word to its widgets.
+    // Of a kernel that dies, or is restarted from elsewhere, no widget is told.
     late = window.setTimeout(() => say(LATE, true), PATIENCE);
     model.send(content);
-  }
-
-  /** Asks for all there is. After a restart JupyterLab sends the first message to a subshell that is no more. */
-  function greet(after = 2000) {
-    model.send({ type: "hello" });
-    greeting = after > 10_000 ? 0 : window.setTimeout(() => root.hidden && greet(2 * after), after);
   }
 
   /** @param {string} text @param {boolean} [error] */
@@ -525,9 +513,8 @@ function render({ model, el }) {
     // What was chosen in between and never shown can be gone back to as well.
     if (request.type === "choose") remember({ policy: request.policy, at: request.at });
     if (known) show(known);
-    else if (gone() && shown) select(shown);
     say("");
-    if (!known?.complete && !gone()) {
+    if (!known?.complete) {
       waiting = window.setTimeout(() => say(TRACING), 200);
       root.setAttribute("aria-busy", "true");
     }
@@ -556,9 +543,6 @@ function render({ model, el }) {
     receive({ ...model.get("_view") });
   };
 
-  const onLive = () => {
-    if (gone()) say(GONE, true);
-  };
 
   const status = () => part("status").textContent ?? "";
 
@@ -836,19 +820,16 @@ function render({ model, el }) {
 
   model.on("change:_view", onView);
   model.on("msg:custom", onMessage);
-  model.on("comm_live_update", onLive);
   open(tab);
   onView();
-  greet();
+  model.send({ type: "hello" });
 
   return () => {
     panes.stop();
     clearTimeout(waiting);
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
-    model.off("comm_live_update", onLive);
     clearTimeout(late);
-    clearTimeout(greeting);
     twin?.classList.remove("remat-replaced");
   };
 }
