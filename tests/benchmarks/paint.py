@@ -3,9 +3,9 @@
     python -m tests.benchmarks.paint [--rounds N] [blocks ...]
 
 For each number of transformer blocks, unrolled: from the choice in the dropdown to the first frame (totals and tables),
-to the first with the programs, until all lines are in the page, and the longest frame while both panes are scrolled from
-end to end. The naive way is what a
-view without pieces would do: all lines of both programs at once. Frames are the browser's own (requestAnimationFrame).
+to the first with the programs, until all lines are in the page, and the longest frame while a pane is scrolled from end
+to end. The naive way is what a view without pieces would do: all lines of both programs at once. Frames are the
+browser's own (requestAnimationFrame).
 """
 
 from __future__ import annotations
@@ -92,11 +92,7 @@ def measure(page: Any, widget: Any, rounds: int) -> None:
     policies = ["nothing_saveable", "dots_saveable"]
     for policy in policies:  # drawn once by the kernel
         widget.policy.select_option(policy)
-        page.wait_for_function(
-            "([root]) => root.querySelectorAll('[data-part=\"jaxprs\"] .remat-l').length > 20",
-            arg=[root],
-            timeout=300_000,
-        )
+        widget.part("jaxprs").locator(".remat-l").nth(20).wait_for(timeout=300_000)
         page.wait_for_timeout(8000)
     toggles = [page.evaluate(TOGGLE, [root, policies[turn % 2]]) for turn in range(rounds)]
     scrolls = [page.evaluate(SCROLL, [root]) for _ in range(3)]
