@@ -11,7 +11,7 @@ import remat_magic as rm
 from remat_magic import units
 from remat_magic.model import FrontierPoint, Plan, Report
 from remat_magic.views.choosing import edit_html, loops_html, what_if_html
-from remat_magic.views.plan import frontier_svg, plan_html, plan_meaning, point_text
+from remat_magic.views.plan import beyond_text, frontier_svg, plan_html, plan_meaning, point_text
 from remat_magic.widget import RematWidget
 from remat_magic.widget.planning import Planning
 
@@ -82,6 +82,22 @@ def test_the_slider_has_the_frontier(planning, browser, trace):
     assert answer["html"].count('class="remat-stop"') == len(points)
     assert "dots_saveable:" in answer["html"]
     assert "nothing_saveable:" not in answer["html"]  # it was not asked for
+
+
+def test_between_two_stops_both_bound_what_can_be_had(planning, browser, trace):
+    """While the slider moves nothing is solved: what is said of a budget must hold of the plan that is then made."""
+    ask(planning, "frontier")
+    stops = browser.of("frontier")["stops"]
+    points = trace.frontier(at="function")
+    assert len(stops) == len(points)
+    for stop, below, above in zip(stops, points, points[1:], strict=False):
+        assert stop["beyond"] == beyond_text(below, above, None)
+        plan = trace.plan((below.budget_bytes + above.budget_bytes) // 2, "function")
+        # A policy of JAX's may keep what no name reaches.
+        assert plan.recomputed_flops >= above.bound or plan.policy in ("none", "everything_saveable")
+        assert plan.recomputed_flops <= below.recomputed_flops
+        assert units.flops(below.recomputed_flops) in stop["beyond"]
+        assert units.flops(above.bound) in stop["beyond"]
 
 
 def test_a_plan_is_chosen_and_told(planning, browser, trace):

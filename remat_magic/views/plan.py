@@ -11,7 +11,7 @@ from .cells import planned_cells, table, td
 from .format import escape
 from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
 
-__all__ = ["UNPASTED", "frontier_svg", "plan_html", "plan_meaning", "point_text"]
+__all__ = ["UNPASTED", "beyond_text", "frontier_svg", "plan_html", "plan_meaning", "point_text"]
 
 UNPASTED = "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it"
 
@@ -30,6 +30,12 @@ def point_text(point: FrontierPoint, forward_flops: int | None) -> str:
     share = f", {fmt.percent(point.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
     least = f"; never less than {fmt.flops(point.bound)}" if point.bound < point.recomputed_flops else "; proven least"
     return f"{fmt.nbytes(point.budget_bytes)}: {fmt.flops(point.recomputed_flops)} again{share}{least}"
+
+
+def beyond_text(below: FrontierPoint, above: FrontierPoint, forward_flops: int | None) -> str:
+    """What budgets between two have: the smaller one's plan at least, and the larger one's bound at most."""
+    share = f", {fmt.percent(below.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
+    return f"at most {fmt.flops(below.recomputed_flops)} again{share}; never less than {fmt.flops(above.bound)}"
 
 
 def frontier_svg(points: Sequence[FrontierPoint], known: Sequence[Report] = (), width: int = 680) -> str:

@@ -122,7 +122,7 @@ def plan_tools() -> str:
     return (
         '<div class="remat-tools"><span class="remat-field remat-wide">'
         f'<label for="{ID}budget">Budget</label> '
-        f'<input type="range" id="{ID}budget" data-control="budget" min="0" max="0" value="0" disabled '
+        f'<input type="range" id="{ID}budget" data-control="budget" min="0" max="0" step="0.05" value="0" disabled '
         f'aria-describedby="{ID}stop" {KEYS}></span>'
         f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
         f'<span class="remat-field"><label for="{ID}typed">or</label> '

@@ -102,7 +102,14 @@ class Planning(Panels[_Request]):
         self._answer(
             request,
             html=views.frontier_svg(points, complete),
-            stops=[{"budget": point.budget_bytes, "text": views.point_text(point, forward)} for point in points],
+            stops=[
+                {
+                    "budget": point.budget_bytes,
+                    "text": views.point_text(point, forward),
+                    "beyond": views.beyond_text(point, above, forward),
+                }
+                for point, above in zip(points, (*points[1:], *points[-1:]), strict=True)
+            ],
         )
 
     def _plan(self, trace: Any, request: _Request) -> None:

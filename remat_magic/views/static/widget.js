@@ -1,7 +1,7 @@
 // @ts-check
 import { differences, programs, programText } from "./jaxprs.js";
 import { arrange, arrangement, standsOn, tableText } from "./tables.js";
-import { change } from "./units.js";
+import { change, quantity } from "./units.js";
 
 /**
  * Places the HTML that the kernel renders, and handles the reader's actions. Everything escaped was escaped in Python;
@@ -126,7 +126,7 @@ function render({ model, el }) {
   /** What was chosen, oldest first, and which of it is shown. @type {{policy: string, at: string}[]} */
   let history = [];
   let moment = -1;
-  /** The budgets of the slider at the place that is shown. @type {{budget: number, text: string}[]} */
+  /** The budgets of the slider at the place that is shown. @type {{budget: number, text: string, beyond: string}[]} */
   let stops = [];
   const asked = { aside: "", compare: "", beside: "", peek: "", frontier: "" };
   const arrangements = { residuals: arrangement(), recomputed: arrangement() };
@@ -347,11 +347,21 @@ function render({ model, el }) {
     markChosen();
   }
 
-  /** The stop that the slider is at, in words and in the picture. */
+  /** The bytes that the slider is at: between two stops in proportion. */
+  function budgetAt() {
+    const place = Number(one('[data-control="budget"]').value);
+    const [below, above] = [stops[Math.floor(place)], stops[Math.ceil(place)]];
+    return below ? Math.round(below.budget + (above.budget - below.budget) * (place % 1)) : 0;
+  }
+
+  /** What can be had where the slider is, at once: a stop's own plan, or between two what they bound. */
   function tellStop() {
-    const number = Number(one('[data-control="budget"]').value);
-    part("stop").textContent = stops[number]?.text ?? "";
-    one('[data-control="budget"]').setAttribute("aria-valuetext", stops[number]?.text ?? "");
+    const place = Number(one('[data-control="budget"]').value);
+    const number = Math.floor(place);
+    const stop = stops[number];
+    const told = !stop ? "" : place === number ? stop.text : `${quantity(budgetAt(), "bytes")}: ${stop.beyond}`;
+    part("stop").textContent = told;
+    one('[data-control="budget"]').setAttribute("aria-valuetext", told);
     for (const stop of part("frontier").querySelectorAll("[data-stop]")) {
       stop.classList.toggle("remat-at", Number(stop.dataset.stop) === number);
     }
@@ -673,7 +683,7 @@ function render({ model, el }) {
     } else if (target.dataset.control === "beside") {
       root.classList.toggle("remat-beside", target.checked);
     } else if (target.dataset.control === "budget") {
-      plan(stops[Number(target.value)]?.budget ?? 0);
+      plan(budgetAt());
     } else if (["inputs", "of", "typed"].includes(target.dataset.control ?? "")) {
       // Read when something is measured or planned.
     } else if (target.dataset.control) {
@@ -731,7 +741,7 @@ function render({ model, el }) {
         return pin(button.getAttribute("aria-pressed") === "true" || !shown ? null : { policy: shown.policy, at: shown.at });
       case "plan": {
         const typed = one('[data-control="typed"]').value.trim();
-        return plan(typed || (stops[Number(one('[data-control="budget"]').value)]?.budget ?? 0));
+        return plan(typed || budgetAt());
       }
       case "what-if":
       case "loops":
