@@ -128,6 +128,8 @@ def test_more_bytes_never_cost_more():
     points = trace.frontier(8)
     assert len(points) == 8
     assert [p.recomputed_flops for p in points] == sorted((p.recomputed_flops for p in points), reverse=True)
+    # All that autodiff keeps by itself fits the last budget.
+    assert points[-1].recomputed_flops == points[-1].bound == trace.report("none").recomputed_flops
     for point in points:
         assert point.saved_bytes <= point.budget_bytes
         assert point.bound <= point.recomputed_flops

@@ -169,7 +169,8 @@ class Plan:
 class FrontierPoint:
     """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
 
-    No choice within ``budget_bytes`` recomputes fewer FLOPs than ``bound``.
+    No choice of names within ``budget_bytes`` recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a
+    checkpoint does not either, if it fits.
     """
 
     budget_bytes: int

@@ -33,19 +33,20 @@ def sweep(
 
     end = time.perf_counter() + seconds
     found = [start(budget) for budget in budgets]
-    for attempt in filter(None, (near, whole)):
-        todo = set(range(len(budgets)))
-        while todo:
-            _share(found)
-            widest, index = max((_gap(found[index]), index) for index in todo)
-            left = end - time.perf_counter()
-            if not widest or left <= 0:
-                break
-            todo.remove(index)
-            better, known = attempt(budgets[index], min(left, max(0.3, seconds / 5))), found[index]
-            if better is not None and known is not None:
-                bound = max(better.bound, known.bound)
-                found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)
+    attempts = {index: [*filter(None, (near,)), whole] for index in range(len(budgets))}
+    while attempts:
+        _share(found)
+        widest, index = max((_gap(found[index]), index) for index in attempts)
+        left = end - time.perf_counter()
+        if not widest or left <= 0:
+            break
+        attempt = attempts[index].pop(0)
+        if not attempts[index]:
+            del attempts[index]
+        better, known = attempt(budgets[index], min(left, max(0.3, seconds / 5))), found[index]
+        if better is not None and known is not None:
+            bound = max(better.bound, known.bound)
+            found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)
     _share(found)
     return found
 
