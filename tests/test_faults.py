@@ -795,3 +795,16 @@ def test_the_moments_are_those_of_the_package():
     assert inspect.isfunction(sys.modules["remat_magic.analysis.trace"].trace)
     assert view_module.RematWidget is RematWidget
     assert FakeComm is not None
+
+
+def test_a_page_that_asks_for_a_subshell_of_the_kernel_before(monkeypatch):
+    """JupyterLab does after a restart from elsewhere; ipykernel would drop the message without a word to the page."""
+    from remat_magic.widget.channel import _subshell
+
+    manager = types.SimpleNamespace(list_subshell=lambda: ["now"])
+    kernel = types.SimpleNamespace(shell_channel_thread=types.SimpleNamespace(manager=manager))
+    module = types.SimpleNamespace(Kernel=types.SimpleNamespace(instance=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "ipykernel.kernelbase", module)
+    assert [_subshell(None, asked) for asked in ("now", "before", None)] == ["now", None, None]
+    del kernel.shell_channel_thread  # an ipykernel that arranges it otherwise decides itself
+    assert _subshell(None, "before") == "before"

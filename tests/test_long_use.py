@@ -1,19 +1,26 @@
 """One process, many inspections: what an inspection leaves behind, and what it may not touch."""
 
 import gc
+import os
 import threading
 import weakref
 from collections import Counter
+from pathlib import Path
 
+import comm
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ipywidgets import Widget
 from jax._src import pjit
 from jax._src.interpreters import partial_eval as pe
 
 import remat_magic as rm
 from remat_magic import _compat
+from remat_magic.widget import RematWidget
+from remat_magic.widget import view as view_module
+from remat_magic.widget.between import Between
 
 # Functions of JAX's own (jnp.where, jax.nn.gelu) live for ever, and so would what is cached of them for an inspection.
 LOSS = """
@@ -66,6 +73,12 @@ def left_behind(work, times: int) -> Counter[str]:
     return Counter({name: count / times for name, count in after.items()})
 
 
+def resident_bytes() -> int:
+    """What the process holds in memory; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
 def check_bounded(left: Counter[str]) -> None:
     if _compat.remat3():
         assert sum(left.values()) < REMAT3_SLACK, left.most_common(8)
@@ -91,8 +104,90 @@ def test_toggling_policies_leaves_nothing():
         for policy, at in POLICIES:
             trace.report(policy, at)
 
-    left = left_behind(toggle, 300)
-    assert sum(left.values()) < 1, left.most_common(8)  # all of them together, each toggled 300 times: no list grows
+    toggle()
+    before = resident_bytes()
+    left = left_behind(toggle, 334)
+    # All of them together, in a thousand toggles: no list grows.
+    assert sum(left.values()) < 1, left.most_common(8)
+    assert resident_bytes() <= 1.2 * before
+
+
+class Channels:
+    """The channels to a browser that are open, as ipykernel's comm manager counts them."""
+
+    def __init__(self):
+        self.open = set()
+
+    def create(self, **_):
+        channels = self
+
+        class Channel:
+            def __init__(self):
+                self.comm_id = f"comm {id(self)}"
+                channels.open.add(self)
+
+            def on_msg(self, callback):
+                self.callback = callback
+
+            def send(self, data, buffers=None):
+                pass
+
+            def close(self):
+                channels.open.discard(self)
+
+        return Channel()
+
+
+def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
+    from tests.test_widget import FakeShell  # here, since tests/benchmarks reads this file outside of pytest
+
+    many = 10 if _compat.remat3() else 50  # what jax_remat3 leaves makes every collection slower
+    channels, shell = Channels(), FakeShell()
+    monkeypatch.setattr(comm, "create_comm", channels.create)
+    monkeypatch.setattr(view_module, "_kernel", object)
+    idle = Between(shell)
+
+    def run(cell):
+        shell.before(cell)
+        widget = RematWidget(rm.trace(fresh(), *ARGS), "nothing_saveable")
+        idle.keep(widget, cell)
+        widget._worker.join()
+        widget._bodies_worker.join()
+        shell.after()
+
+    def traces():
+        gc.collect()
+        return sum(isinstance(each, rm.Trace) for each in gc.get_objects())
+
+    before = traces()
+    for cell in range(many):
+        run(str(cell))
+    once = traces() - before, len(channels.open), sum(alive().values())
+    assert once[:2] == (many, 2 * many)  # a widget's channel and its layout's
+    for cell in range(many):
+        run(str(cell))
+    again = traces() - before, len(channels.open), sum(alive().values())
+    assert again[:2] == once[:2]
+    # Of those that are gone nothing is left but what JAX itself caches, and keeps few of.
+    assert again[2] - once[2] < many * (REMAT3_SLACK if _compat.remat3() else SLACK)
+    idle.stop()
+    Widget.close_all()
+    assert (traces() - before, len(channels.open)) == (0, 0)
+
+
+def test_a_hundred_inspections_leave_nothing():
+    """Of a small function, in which each jaxpr or tracer that is kept would count the more."""
+    x = jnp.ones(3)
+
+    def inspect():
+        def loss(x):
+            return jnp.sum(jax.checkpoint(jnp.sin)(x) * x)
+
+        rm.trace(loss, x).report("nothing_saveable", "function")
+
+    left = left_behind(inspect, 12 if _compat.remat3() else 100)
+    assert left["Trace"] == left["Jaxpr"] == 0 or _compat.remat3(), left.most_common(8)
+    assert sum(left.values()) < (REMAT3_SLACK if _compat.remat3() else 50), left.most_common(8)
 
 
 def test_the_users_traces_are_left_alone():

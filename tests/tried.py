@@ -59,7 +59,7 @@ def _size(name: str, variable: str) -> int:
 
 def _libraries() -> list[str]:
     """The third-party libraries whose models are inspected, where they are installed."""
-    found = re.findall(r"importorskip\(\"([\w.]+)\"", (FOLDER / "test_models.py").read_text(encoding="utf-8"))
+    found = re.findall(r"library\(\"([\w.]+)\"\)", (FOLDER / "test_models.py").read_text(encoding="utf-8"))
     return sorted(set(found))
 
 
@@ -119,8 +119,9 @@ Written by `python -m tests.tried`; the libraries are {", ".join(f"`{name}`" for
 
 Each is a function that nobody wrote, of other shapes, types, loops, branches, calls, rules and checkpoints, held
 against one property of `tests/test_generated.py`, JAX's own list of residuals first of all. Discarded are those that
-JAX itself cannot trace, or that have nothing of what the property is about. The usual run of the tests tries some forty
-that are always the same; these are others, tried with `python -m tests.tried --programs N`.
+JAX itself cannot trace, or that have nothing of what the property is about. The usual run of the tests tries some
+forty, and `.ci/run` thousands (`--hypothesis-profile=thorough`), always the same ones; those of this table are others,
+tried with `python -m tests.tried --programs N`.
 
 {_HEAD}
 |---|---|---|---:|---:|---:|---:|---:|
