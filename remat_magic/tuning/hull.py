@@ -42,19 +42,26 @@ class Hull:
             saved, cost = min(within, key=lambda corner: (corner[1], corner[0]))
             return saved, cost, bound
 
-    def below(self, budget: int) -> Solution | None:
-        """The corner next below a budget, None where there is none."""
+    def mixed(self, budget: int) -> Solution | None:
+        """A choice within a budget between the corners around it: up to some point of the program the one's.
+
+        Equal layers are worth the same, so that corners differ in all of them at once; what lies between is to decide
+        for some as the one corner does, and for the others as the other. None where none fits.
+        """
+        began = time.perf_counter()
+        self.refine(budget, 0.1)
         bound, place, corners = self._around(budget)
         if not place:
             return None
-        (saved, cost), names = corners[place - 1]
-        return Solution(self._problem.graph.used(names), saved, cost, min(bound, cost), False, 0.0)
+        near = corners[place - 1 : place + 1]
+        cost, saved, names = self._cut(budget, near[0][0], near[0][1], near[-1][1])
+        names = self._problem.graph.used(names)
+        return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
 
     def between(self, budget: int, seconds: float) -> Solution | None:
         """A choice within a budget by a programme that decides on what corners near it differ in alone.
 
-        Equal layers are worth the same, so that corners differ in all of them at once; what lies between is to decide
-        for some as the one corner does, and for the others as the other.
+        Better than mixing two corners in the order of the program, and slower.
         """
         began = time.perf_counter()
         bound, place, corners = self._around(budget)
@@ -80,6 +87,28 @@ class Hull:
             bound = max(cost - price * budget for price, cost in self._lines)
             corners = [(corner, self._names[corner]) for corner in self._corners]
         return bound, next((i for i, (corner, _) in enumerate(corners) if corner[0] > budget), len(corners)), corners
+
+    def _cut(
+        self, budget: int, below: tuple[int, float], few: frozenset[str], many: frozenset[str]
+    ) -> tuple[float, int, frozenset[str]]:
+        """The best of one corner's choice up to a point of the program, and another's behind it: cost, bytes, names."""
+        place = {name: i for i, name in enumerate(self._problem.names)}
+        best: tuple[float, int, frozenset[str]] = (below[1], below[0], few)
+        for first, second in ((few, many), (many, few)):
+            cuts = sorted(place[name] for name in few ^ many)
+            low, high = 0, len(cuts)
+            while low <= high:  # the more of one of them, the more bytes: not always, so that all that fits is kept
+                middle = (low + high) // 2
+                cut = cuts[middle] if middle < len(cuts) else len(place)
+                names = frozenset([*(n for n in first if place[n] < cut), *(n for n in second if place[n] >= cut)])
+                saved, cost = self._problem.measure(names)
+                if saved <= budget:
+                    best = min(best, (cost, saved, names), key=lambda each: each[:2])
+                if (saved <= budget) == (first is many):
+                    low = middle + 1
+                else:
+                    high = middle - 1
+        return best
 
     def refine(self, budget: int | None, seconds: float) -> None:
         """Look for more corners: around a budget, or all of them."""

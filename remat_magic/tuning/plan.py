@@ -87,7 +87,7 @@ def frontier(
 ) -> tuple[FrontierPoint, ...]:
     """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
-    Of many values the lower hull of all choices bounds them, and between its corners small programmes decide; what time
+    Of many values the lower hull of all choices bounds them, and between its corners choices are mixed; what time
     is left goes into integer programmes where the distance from the bound is largest. The figures are reckoned, not
     traced.
 
@@ -114,7 +114,7 @@ def frontier(
         found = sweep(problem, budgets, seconds, lambda budget: problem.solve(budget, each, 0.01))
     else:
         hull = ours.hull(seconds / 2)
-        found = sweep(problem, budgets, seconds - (time.perf_counter() - began), hull.below, hull.between)
+        found = sweep(problem, budgets, seconds - (time.perf_counter() - began), hull.mixed, hull.between)
     made = [
         FrontierPoint(budget, solution.saved_bytes, int(solution.cost), int(min(solution.bound, solution.cost)))
         for budget, solution in zip(budgets, found, strict=True)

@@ -97,7 +97,7 @@ class Planner:
             if attempt == 0:
                 if not solution.proven and asked.objective.device is None:
                     hull = self.hull(0.5)
-                    alike += filter(None, (hull.below(allowed), hull.between(allowed, 1.0)))
+                    alike += filter(None, (hull.mixed(allowed), hull.between(allowed, 1.0)))
                 # The solver stops within its gap: a policy of JAX's may be the better choice of names.
                 solution = min(solution, *alike, key=lambda each: each.cost)
             applied = self.apply(asked, solution)
