@@ -11,6 +11,7 @@ from test_views_source import f32, sums
 
 import remat_magic as rm
 from remat_magic.analysis.source import is_library_file, is_user_file
+from remat_magic.views.choosing import what_if_html
 from remat_magic.views.lines import library_rows, line_rows
 from remat_magic.views.rows import recomputed_rows, residual_rows
 from remat_magic.views.source import source_html
@@ -182,3 +183,16 @@ def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):
     trace = rm.trace(f, f32(3))  # the texts are read when traced
     (tmp_path / "site-packages" / "shelf.py").write_text("")
     assert "jnp.sin(x)" in source_html(trace.report("everything_saveable"), live=True).replace("</span>", "")
+
+
+def test_plans_and_what_if_tell_it(shelf):
+    def f(W, x):
+        return jnp.sum(shelf.Dense().apply(W, x) * jnp.sin(x))
+
+    trace = rm.trace(f, f32(4, 4), f32(3, 4))
+    plan = trace.plan(0.5)
+    assert plan.names
+    assert {value.library.expression for value in plan.names if value.library} <= {"x @ W", "jnp.sin(x @ W)"}
+    flips = trace.what_if("dots_saveable")
+    assert any(flip.value.library is not None for flip in flips)
+    assert "by shelf.py:" in what_if_html(flips)

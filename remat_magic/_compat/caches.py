@@ -17,7 +17,6 @@ from typing import Any
 from jax._src import ad_checkpoint, config, pjit, util
 from jax._src.interpreters import partial_eval as pe
 
-from remat_magic._compat.quick import QUICK
 from remat_magic._compat.settings import JAX_VERSION, set_locally
 
 __all__ = ["Generation", "tracing", "user_traces"]
@@ -41,6 +40,7 @@ _CACHES = [known for known in _KNOWN if hasattr(known[0], known[1])]  # a newer 
 _numbers = itertools.count(0x52454D41)  # far from any profile version that a user sets
 _in_force = threading.local()  # .generation: that of this thread, if it traces for an inspection
 _lock = threading.Lock()
+_QUICK_KNOWN = JAX_VERSION[:2] in ((0, 10), (0, 12))  # the versions that tests/test_quick.py has been run on
 _tracing_now: set[object] = set()  # one for each inspection that is being traced
 
 user_traces: Any = pe.trace_to_jaxpr
@@ -65,14 +65,14 @@ class Generation:
     """What keeps the traces of one inspection apart from all others, the user's too.
 
     Args:
-        quick: whether to trace with the quicker functions, as is done by default on each JAX that they were held
+        quick: whether to trace with the quicker functions, as is done by default on a JAX that they were held
             against.
 
     Attributes:
         number: keys its entries in those caches of JAX's that it shares with the user.
     """
 
-    def __init__(self, quick: bool = JAX_VERSION[:2] in ((0, 10), (0, 12))) -> None:
+    def __init__(self, quick: bool = _QUICK_KNOWN) -> None:
         self.number = next(_numbers)
         self.quick = quick
         self._own: dict[int, Any] = {}
@@ -114,13 +114,22 @@ def _choice(own: Callable[..., Any], quick: Callable[..., Any]) -> Callable[...,
     return choose
 
 
+def _stand_ins() -> Sequence[tuple[Any, str, Callable[..., Any]]]:
+    if not _QUICK_KNOWN:  # it may not have what they are made of
+        return ()
+    from remat_magic._compat.quick import QUICK
+
+    return QUICK
+
+
+_QUICK = _stand_ins()
 _OF_JAX = [
     *((module, name, cache) for cache, (module, name, _) in zip(_JAX_OWN, _CACHES, strict=True)),
-    *((place, name, getattr(place, name)) for place, name, _ in QUICK),
+    *((place, name, getattr(place, name)) for place, name, _ in _QUICK),
 ]
 _CHOOSING = [
     *((module, name, _Chooser(cache)) for cache, (module, name, _) in zip(_JAX_OWN, _CACHES, strict=True)),
-    *((place, name, _choice(getattr(place, name), quick)) for place, name, quick in QUICK),
+    *((place, name, _choice(getattr(place, name), quick)) for place, name, quick in _QUICK),
 ]
 
 

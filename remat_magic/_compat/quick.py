@@ -10,6 +10,7 @@ equations' tracebacks and name stacks included.
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,16 +25,18 @@ from jax._src.interpreters import partial_eval as pe
 __all__ = ["QUICK"]
 
 _Primitive: Any = core.Primitive
+_DebugInfo: Any = core.DebugInfo
 _OVERRIDES = ("bind", "bind_with_trace", "get_bind_params")
 # Under these names JAX does not remember output types either: their parameters have no hash.
 _UNHASHED = ("custom_lin", "call_hi_primitive_linearized", "call_hi_primitive")
 
 _eval_jaxpr: Any = core.eval_jaxpr
 _record: Any = pe.JaxprTrace.default_process_primitive
-_output_types: Any = getattr(pe, "_cached_abstract_eval", None)
+_output_types: Any = pe._cached_abstract_eval
+_dce_jaxpr: Any = pe._dce_jaxpr
 _debug_info: Any = api_util.debug_info
 _sourceinfo: Any = api_util.fun_sourceinfo
-_Shim: Any = getattr(tree_util, "_HashableCallableShim", None)
+_Shim: Any = tree_util._HashableCallableShim
 
 
 def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_info: bool = True) -> list[Any]:
@@ -164,6 +167,41 @@ def insert_reduce_precision(jaxpr: Any, residuals: int) -> Any:
     return jaxpr.replace(**inputs, eqns=eqns)
 
 
+@functools.partial(util.weakref_lru_cache, maxsize=None)
+def dce_jaxpr(jaxpr: Any, used_outputs: Sequence[bool], instantiate: Sequence[bool], *live: Sequence[bool]) -> Any:
+    """``pe._dce_jaxpr``, for the jaxprs that have no effects; ``live`` is 0.12's and tells of mutable arrays."""
+    if any(eqn.effects for eqn in jaxpr.eqns) or jaxpr.effects or not all(map(all, live)):
+        return _dce_jaxpr(jaxpr, used_outputs, instantiate, *live)
+    used = {atom for atom, yes in zip(jaxpr.outvars, used_outputs, strict=True) if yes and type(atom) is core.Var}
+    eqns: list[Any] = []
+    for eqn in reversed(jaxpr.eqns):
+        rule: Any = pe.dce_rules.get(eqn.primitive)
+        if rule is None:
+            if any(var in used for var in eqn.outvars):
+                eqns.append(eqn)
+                used.update(atom for atom in eqn.invars if type(atom) is core.Var)
+            continue
+        given: list[Any] = [[True] * len(eqn.invars)] if live else []
+        read, kept = rule([var in used for var in eqn.outvars], *given, eqn)
+        if kept is not None:
+            eqns.append(kept)
+        used.update(atom for atom, yes in zip(eqn.invars, read, strict=True) if yes and type(atom) is core.Var)
+    eqns.reverse()
+    inputs = [kept or var in used for kept, var in zip(instantiate, jaxpr.invars, strict=True)]
+    same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+    if live and same and all(inputs) and all(used_outputs):  # 0.10 makes a new one even so
+        return None, inputs
+    info = jaxpr.debug_info
+    names = info.filter_arg_names(inputs), info.filter_result_paths(used_outputs)
+    new = jaxpr.replace(
+        invars=[var for var, yes in zip(jaxpr.invars, inputs, strict=True) if yes],
+        outvars=[atom for atom, yes in zip(jaxpr.outvars, used_outputs, strict=True) if yes],
+        eqns=eqns,
+        debug_info=_DebugInfo(info.traced_for, info.func_src_info, *names),
+    )
+    return new, inputs
+
+
 _known_infos: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -183,7 +221,7 @@ def fun_sourceinfo(fun: Any) -> str:
     inner: Any = fun
     while isinstance(inner, functools.partial):
         inner = inner.func
-    if _Shim is not None and type(inner) is _Shim and isinstance(inner.fun, functools.partial):
+    if type(inner) is _Shim and isinstance(inner.fun, functools.partial):
         return "<unknown>"
     return _sourceinfo(fun)
 
@@ -193,6 +231,7 @@ QUICK: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (core, "eval_jaxpr", eval_jaxpr),
     (pe.JaxprTrace, "default_process_primitive", record),
     (ad_checkpoint, "_insert_reduce_precision", insert_reduce_precision),
+    (pe, "_dce_jaxpr", dce_jaxpr),
     (ad, "debug_info", debug_info),
     (api_util, "fun_sourceinfo", fun_sourceinfo),
 )

@@ -36,6 +36,7 @@ class PlannedValue:
 
     ``key`` is the name that the plan gives it, ``name`` the one that the program itself gives it, or None. ``type`` is
     that of one of them as JAX writes it, empty where calls differ; ``nbytes`` are the bytes of all ``times`` together.
+    ``library`` is the line of an installed package that ``source`` called, as in ``Residual``.
 
     ``output`` is the result's number among those of its operation, None for a value that a loop carries in. Of the
     values that one operation of one line and function makes, this is number ``occurrence`` of ``occurrences``, in the
@@ -54,6 +55,7 @@ class PlannedValue:
     occurrence: int = 0
     occurrences: int = 1
     offloaded: bool = False
+    library: SourceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

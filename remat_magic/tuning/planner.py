@@ -214,6 +214,7 @@ class Planner:
                 where[key].occurrence,
                 where[key].occurrences,
                 key in offloaded,
+                place.library if place else None,
             )
 
     def _code(self, report: Report, values: tuple[PlannedValue, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from remat_magic.model import PlannedValue
+from remat_magic.model import PlannedValue, SourceSpan
 
 from .format import escape
 from .link import linked
@@ -27,12 +27,17 @@ def where_html(row: ResidualRow | RecomputedRow) -> str:
     code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
     hover = f' title="in {escape(row.function)}"' if row.function else ""
     parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
-    if row.library is not None:
-        hover = escape(f"{row.library.expression} in {row.library.function}")
-        parts.append(f'<small class="remat-path" title="{hover}">{escape(made_by(row.library))}</small>')
+    parts += _library(row.library)
     if row.path:
         parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
     return " ".join(filter(None, parts))
+
+
+def _library(span: SourceSpan | None) -> list[str]:
+    if span is None:
+        return []
+    hover = escape(f"{span.expression} in {span.function}")
+    return [f'<small class="remat-path" title="{hover}">{escape(made_by(span))}</small>']
 
 
 def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
@@ -49,6 +54,7 @@ def planned_cells(value: PlannedValue) -> tuple[str, str, str]:
     if value.source is not None:
         where.append(f'<span class="remat-place">{escape(value.source.place)}</span>')
         where.append(code_html(value.source.expression))
+    where += _library(value.library)
     if value.path:
         where.append(f'<small class="remat-path">in {escape(place(value.path))}</small>')
     return (

@@ -1,4 +1,4 @@
-"""The demo as a newcomer meets it, in both interfaces and both themes."""
+"""The demo as a newcomer meets it, in every theme."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from contrast import unreadable
 from inspected import LAYERS, LOAD, Widget, write_notebook
 from lab import NotebookPage, Server
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, expect
 
 DEMO = Path(__file__).parent.parent.parent / "demo.ipynb"
 
@@ -44,18 +44,6 @@ def test_run_all_in_the_menu(notebook: NotebookPage, lab: Server) -> None:
     notebook.open("menu.ipynb")
     notebook.run_all_by_menu()
     Widget(notebook, 1).shows("as_written")
-
-
-def test_notebook_7(notebook7: Server, browser: Browser) -> None:
-    write_notebook(notebook7.folder / "layers.ipynb", LOAD, LAYERS)
-    with browser.new_context() as context:
-        notebook = NotebookPage(notebook7, context.new_page())
-        notebook.open("layers.ipynb")
-        notebook.run_all()
-        widget = Widget(notebook, 1)
-        widget.shows("as_written")
-        widget.policy.select_option("dots_saveable")
-        widget.shows("dots_saveable")
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])

@@ -32,9 +32,8 @@ import { change, quantity } from "./units.js";
 
 const TRACING = "Tracing…";
 /** How long, in ms, a kernel that is there may take to answer before the reader is told that it may not be. */
-const PATIENCE = 15_000;
-const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again.";
-const GONE = "The kernel behind this was restarted or has ended: what was looked at can still be read, run this cell again for more.";
+const PATIENCE = 10_000;
+const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
 
 /** @type {WeakMap<object, Store>} */
 const stores = new WeakMap();
@@ -137,14 +136,10 @@ function render({ model, el }) {
   /** @type {HTMLElement | null} */
   let twin = null;
 
-  /** Whether there is no channel to a kernel any more: ipywidgets marks the views of such a widget. */
-  const gone = () => Boolean(el.closest(".jupyter-widgets-disconnected"));
-
   /** @param {object} content */
   function send(content) {
-    if (gone()) return say(GONE, true);
     clearTimeout(late);
-    // A kernel that dies by itself is started again without a word to its widgets.
+    // Of a kernel that dies, or is restarted from elsewhere, no widget is told.
     late = window.setTimeout(() => say(LATE, true), PATIENCE);
     model.send(content);
   }
@@ -529,9 +524,8 @@ function render({ model, el }) {
     // What was chosen in between and never shown can be gone back to as well.
     if (request.type === "choose") remember({ policy: request.policy, at: request.at });
     if (known) show(known);
-    else if (gone() && shown) select(shown);
     say("");
-    if (!known?.complete && !gone()) {
+    if (!known?.complete) {
       waiting = window.setTimeout(() => say(TRACING), 200);
       root.setAttribute("aria-busy", "true");
     }
@@ -560,9 +554,6 @@ function render({ model, el }) {
     receive({ ...model.get("_view") });
   };
 
-  const onLive = () => {
-    if (gone()) say(GONE, true);
-  };
 
   const status = () => part("status").textContent ?? "";
 
@@ -845,17 +836,15 @@ function render({ model, el }) {
 
   model.on("change:_view", onView);
   model.on("msg:custom", onMessage);
-  model.on("comm_live_update", onLive);
   open(tab);
   onView();
-  send({ type: "hello" });
+  model.send({ type: "hello" });
 
   return () => {
     panes.stop();
     clearTimeout(waiting);
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
-    model.off("comm_live_update", onLive);
     clearTimeout(late);
     twin?.classList.remove("remat-replaced");
   };

@@ -1,0 +1,73 @@
+"""The widget in Notebook 7, whose page, keys and saving are its own."""
+
+from collections.abc import Iterator
+
+import pytest
+from contrast import unreadable
+from inspected import LAYERS, LOAD, Widget, write_notebook
+from lab import NotebookPage, Server
+from playwright.sync_api import Browser, expect
+from test_kept_output import POLICY_CHANGE, expect_dropdown, expect_report
+
+
+@pytest.fixture
+def seven(notebook7: Server, browser: Browser) -> Iterator[NotebookPage]:
+    """A notebook that was run."""
+    write_notebook(notebook7.folder / "layers.ipynb", LOAD, LAYERS, POLICY_CHANGE)
+    with browser.new_context(viewport={"width": 1300, "height": 1000}) as context:
+        notebook = NotebookPage(notebook7, context.new_page())
+        notebook.open("layers.ipynb")
+        notebook.run_all()
+        assert notebook.errors() == []
+        yield notebook
+    notebook7.shut_down_kernels()
+
+
+def test_by_mouse_and_from_python(seven: NotebookPage) -> None:
+    widget = Widget(seven, 1)
+    widget.shows("dots_saveable")
+    widget.policy.select_option("nothing_saveable")
+    widget.shows("nothing_saveable")
+    for tab in widget.root.get_by_role("tab").all():
+        tab.click()
+        expect(tab).to_have_attribute("aria-selected", "true")
+    widget.tab("Source").click()
+    widget.part("lines").locator("[data-pick]").first.click()
+    expect(widget.root.locator('[data-action="unpick"]')).to_be_visible()
+    assert seven.errors() == []
+
+
+def test_by_keyboard(seven: NotebookPage) -> None:
+    widget, page = Widget(seven, 1), seven.page
+    widget.shows("dots_saveable")
+    cells = seven.cell_count()
+    widget.policy.focus()
+    page.keyboard.type("dd")  # which deletes the cell where the notebook hears it
+    page.keyboard.press("Home")
+    widget.shows("as_written")
+    widget.tab("Residuals").focus()
+    page.keyboard.press("ArrowRight")
+    expect(widget.tab("Recomputed")).to_be_focused()
+    page.keyboard.press("b")
+    page.keyboard.press("x")
+    page.wait_for_timeout(300)
+    assert seven.cell_count() == cells
+
+
+def test_in_the_dark(seven: NotebookPage) -> None:
+    seven.set_theme("JupyterLab Dark")
+    widget = Widget(seven, 1)
+    for name in ("Residuals", "Source", "Jaxprs"):
+        widget.tab(name).click()
+        assert unreadable(widget.root) == []
+
+
+def test_kept(seven: NotebookPage, notebook7: Server, browser: Browser) -> None:
+    Widget(seven, 1).shows("dots_saveable")
+    seven.save()
+    notebook7.shut_down_kernels()
+    with browser.new_context() as context:
+        again = NotebookPage(notebook7, context.new_page())
+        again.open("layers.ipynb")
+        expect_report(again.page)
+        expect_dropdown(again.page)
