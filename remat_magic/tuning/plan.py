@@ -87,8 +87,9 @@ def frontier(
 ) -> tuple[FrontierPoint, ...]:
     """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
-    The lower hull of all choices bounds them, and between its corners choices are mixed; what time is left goes into
-    integer programmes where the distance from the bound is largest. The figures are reckoned, not traced.
+    Of many values the lower hull of all choices bounds them, and between its corners choices are mixed; what time
+    is left goes into integer programmes where the distance from the bound is largest. The figures are reckoned, not
+    traced.
 
     Args:
         trace: what ``remat_magic.trace`` gave.

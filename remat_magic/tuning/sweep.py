@@ -31,24 +31,26 @@ def sweep(
     def whole(budget: int, seconds: float) -> Solution | None:
         return problem.solve(budget, seconds, 0.01)
 
-    end = time.perf_counter() + seconds
+    began = time.perf_counter()
     found = [start(budget) for budget in budgets]
-    attempts = {index: [*filter(None, (near,)), whole] for index in range(len(budgets))}
-    while attempts:
+    # On a busy machine the quick way is gone for each budget all the same, within reason.
+    ways = [(near, began + 4 * seconds)] if near else []
+    ways.append((whole, began + seconds))
+    todo = {index: list(ways) for index in range(len(budgets))}
+    while True:
         _share(found)
-        widest, index = max((_gap(found[index]), index) for index in attempts)
-        left = end - time.perf_counter()
-        if not widest or left <= 0:
-            break
-        attempt = attempts[index].pop(0)
-        if not attempts[index]:
-            del attempts[index]
-        better, known = attempt(budgets[index], min(left, max(0.3, seconds / 5))), found[index]
+        now = time.perf_counter()
+        # Of equal ones the smallest budget: what is found for it fits the larger ones.
+        far = [(_gap(found[index]), -index) for index, left in todo.items() if left and now < left[0][1]]
+        widest, number = max(far, default=(0.0, 0))
+        if not widest:
+            return found
+        index = -number
+        way, end = todo[index].pop(0)
+        better, known = way(budgets[index], min(end - now, max(0.3, seconds / 5))), found[index]
         if better is not None and known is not None:
             bound = max(better.bound, known.bound)
             found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)
-    _share(found)
-    return found
 
 
 def _share(found: list[Solution | None]) -> None:
