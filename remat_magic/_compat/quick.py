@@ -26,7 +26,6 @@ __all__ = ["QUICK"]
 
 _Primitive: Any = core.Primitive
 _DebugInfo: Any = core.DebugInfo
-_OVERRIDES = ("bind", "bind_with_trace", "get_bind_params")
 # Under these names JAX does not remember output types either: their parameters have no hash.
 _UNHASHED = ("custom_lin", "call_hi_primitive_linearized", "call_hi_primitive")
 
@@ -102,7 +101,13 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
 
 def _is_plain(primitive: Any) -> bool:
     """Whether a primitive is bound as most are: the trace in force is asked, and nothing else."""
-    return type(primitive) is _Primitive and not any(name in primitive.__dict__ for name in _OVERRIDES)
+    own = primitive.__dict__
+    return (
+        type(primitive) is _Primitive
+        and "bind" not in own
+        and "bind_with_trace" not in own
+        and "get_bind_params" not in own
+    )
 
 
 def record(self: Any, primitive: Any, tracers: Sequence[Any], params: dict[str, Any]) -> Any:
