@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import remat_magic as rm
 from remat_magic import _compat
+from remat_magic._compat.quick import QUICK
 from remat_magic.analysis.bodies import bodies
 from remat_magic.analysis.index import PrimalIndex
+from tests.generated import POLICIES, programs
 from tests.programs import PROGRAMS
+from tests.test_generated import examples, output_types, traced
 
 P = jax.checkpoint_policies
 CHOICES: tuple[tuple[Any, str], ...] = (
@@ -51,14 +57,50 @@ def halves(trace: rm.Trace, policy: Any, at: str) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_halves_are_those_that_jax_makes_by_itself(program, remat3):
-    fun, args = PROGRAMS[program]
-    trace = rm.trace(fun, *args)
-    choices = [choice for choice in CHOICES if choice[1] != "sites" or trace.sites]
+def compare(trace: rm.Trace, choices: Sequence[tuple[Any, str]]) -> None:
+    """Both halves of each choice, made by us and by JAX alone, are the same."""
     assert trace._primal._generation.quick  # on every JAX that these tests run on
     ours = [halves(trace, *choice) for choice in choices]
     trace._retraces.clear()
     # Under a new number nothing of what JAX has cached of the first time is found.
     trace._primal._generation = _compat.Generation(quick=False)
     assert ours == [halves(trace, *choice) for choice in choices]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_halves_are_those_that_jax_makes_by_itself(program, remat3):
+    fun, args = PROGRAMS[program]
+    trace = rm.trace(fun, *args)
+    compare(trace, [choice for choice in CHOICES if choice[1] != "sites" or trace.sites])
+
+
+@examples(5)
+@given(program=programs(), policy=st.sampled_from(sorted(POLICIES)))
+def test_so_they_are_of_generated_programs(remat3, program, policy):
+    output_types(program)
+    trace = traced(program)
+    compare(trace, [("none", "function"), (POLICIES[policy], trace.default_at)])
+
+
+def test_a_repeated_residual_and_several_of_one_operation_are_rounded_where_jax_rounds_them():
+    """JAX puts what it adds behind the operation that makes a residual, the last one first: text tells the order."""
+
+    def loss(x):
+        low, high = jnp.split(x, 2)
+        return jnp.sum(jnp.sin(low) * jnp.sin(high) * low) + jnp.sum(jnp.cos(x) * jnp.sin(x))
+
+    trace = rm.trace(loss, jax.ShapeDtypeStruct((8,), jnp.float32))
+    compare(trace, CHOICES[:-1])
+
+
+def test_they_are_in_force_while_an_inspection_is_traced_and_not_after():
+    own = [getattr(place, name) for place, name, _ in QUICK]
+    seen: list[Any] = []
+
+    def loss(x):
+        seen.extend(getattr(place, name) for place, name, _ in QUICK)
+        return jnp.sum(x)
+
+    rm.trace(loss, jax.ShapeDtypeStruct((8,), jnp.float32))
+    assert not any(inside is outside for inside, outside in zip(seen, own, strict=True))
+    assert [getattr(place, name) for place, name, _ in QUICK] == own

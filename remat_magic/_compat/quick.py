@@ -25,8 +25,8 @@ from jax._src.interpreters import partial_eval as pe
 __all__ = ["QUICK"]
 
 _Primitive: Any = core.Primitive
+_Staged: Any = pe.DynamicJaxprTracer
 _DebugInfo: Any = core.DebugInfo
-_OVERRIDES = ("bind", "bind_with_trace", "get_bind_params")
 # Under these names JAX does not remember output types either: their parameters have no hash.
 _UNHASHED = ("custom_lin", "call_hi_primitive_linearized", "call_hi_primitive")
 
@@ -50,6 +50,7 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
         or trace.requires_low  # values are computed, or equations replaced
         or not context.cur_abstract_mesh.empty
         or config.enable_checks.value
+        or config.eager_constant_folding.value
         or len(given) != len(invars)
         or not all(value._trace.is_valid() for value in given if isinstance(value, core.Tracer))
     ):
@@ -67,6 +68,9 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
     before = current.context
     outer = before.name_stack
     last = core.last_used(jaxpr)
+    process = (
+        functools.partial(_stage, trace, context) if type(trace) is pe.DynamicJaxprTrace else trace.process_primitive
+    )
     try:
         with core.take_current_trace():
             for eqn in jaxpr.eqns:
@@ -74,9 +78,8 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
                 stack = outer + own.name_stack if outer.stack else own.name_stack
                 if eqn.ctx is context and _is_plain(primitive) and own.traceback is not None:
                     current.context = own if stack is own.name_stack else sources.SourceInfo(own.traceback, stack)
-                    results = trace.process_primitive(
-                        primitive, [operand(atom) for atom in eqn.invars], dict(eqn.params)
-                    )
+                    operands = [operand(atom) for atom in eqn.invars]
+                    results = process(primitive, operands, dict(eqn.params))
                 else:
                     current.context = before
                     with (
@@ -102,7 +105,39 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
 
 def _is_plain(primitive: Any) -> bool:
     """Whether a primitive is bound as most are: the trace in force is asked, and nothing else."""
-    return type(primitive) is _Primitive and not any(name in primitive.__dict__ for name in _OVERRIDES)
+    own = primitive.__dict__
+    return (
+        type(primitive) is _Primitive
+        and "bind" not in own
+        and "bind_with_trace" not in own
+        and "get_bind_params" not in own
+    )
+
+
+def _stage(trace: Any, context: Any, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """``DynamicJaxprTrace.process_primitive`` in an equation's context, for the operations that have no rule there."""
+    if (
+        primitive not in pe.custom_staging_rules
+        and primitive not in pe.const_fold_rules
+        and primitive not in pe.forwarding_rules
+        and not primitive.ref_allocating
+        and primitive.name not in _UNHASHED
+    ):
+        source = sources.current()
+        tracers = [
+            value if type(value) is _Staged and value._trace is trace else trace.to_jaxpr_tracer(value, source)
+            for value in operands
+        ]
+        avals = [tracer.aval for tracer in tracers]
+        if all(type(aval) is core.ShapedArray for aval in avals):
+            types, effs = _output_types(primitive, *avals, **params)
+            if not effs:
+                trace.frame.is_high |= primitive.is_high(*avals, **params)
+                several = primitive.multiple_results
+                types = types if several else (types,)
+                results = trace.emit_eqn(tracers, types, primitive, params, effs, source, context)
+                return results if several else results[0]
+    return trace.process_primitive(primitive, operands, params)
 
 
 def record(self: Any, primitive: Any, tracers: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -10,8 +10,10 @@ Times are the process's own (CPU) time, which other work on the machine moves le
 collection of garbage is part of the way that it interrupts, and each way begins without the garbage of the one before.
 
 Where both 12 and 96 blocks were measured, the growth of each way is printed, and what each added block costs: a ratio
-alone says little of a way without a fixed part. With the whole function under one checkpoint no way grows linearly: JAX
-looks for the maker of each residual among all equations (``_insert_reduce_precision``, 0.10.2 and 0.12.0.1).
+alone says little of a way without a fixed part. With the whole function under one checkpoint the naive way grows faster
+than the program: JAX looks for the maker of each residual among all equations (``_insert_reduce_precision``, 0.10.2 and
+0.12.0.1). The collector is no advantage of ours: without it the naive way takes 3% less, whether or not a trace is held
+(12 blocks, 0.12.0.1).
 """
 
 from __future__ import annotations
