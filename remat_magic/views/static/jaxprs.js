@@ -10,7 +10,8 @@
  * @property {string[] | undefined} against the lines of the same program under the other policy
  */
 
-const FIRST_CHUNKS = 2;
+// More than a pane shows at first.
+const FIRST_CHUNKS = 1;
 // So that the reader's own scrolling and typing have most of a frame's 16 ms.
 const MILLISECONDS_A_FRAME = 6;
 // Where a word of the text can be a variable; see remat_magic/views/rows.py.
@@ -158,7 +159,8 @@ export function programs(part, { onLine, onFilled, onPick }) {
         onFilled();
       }
     };
-    frame = requestAnimationFrame(step);
+    // The first frame shows what is there already.
+    frame = requestAnimationFrame(() => (frame = requestAnimationFrame(step)));
   }
 
   // Folding.

@@ -324,17 +324,20 @@ function render({ model, el }) {
     part("code").textContent = view.code || view.unpasted;
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
-    for (const name of ["residuals", "recomputed", "lines"]) {
-      const target = part(name);
+    // All is read before anything is written: a page is laid out anew for each that is asked for in between.
+    const were = ["residuals", "recomputed", "lines"].map((name) => {
+      const { scrollTop, scrollLeft, offsetHeight } = part(name);
+      return { name, target: part(name), scrollTop, scrollLeft, offsetHeight };
+    });
+    for (const { name, target, scrollTop, scrollLeft, offsetHeight } of were) {
       // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
       const stale = !view.complete && name !== "residuals" && target.childElementCount > 0;
       target.classList.toggle("remat-stale", stale);
       if (stale) continue;
-      const { scrollTop, scrollLeft, offsetHeight } = target;
       // Never shorter than it was while it is open: what is below would jump at each toggle.
       if (offsetHeight) target.style.minHeight = `${offsetHeight}px`;
       target.innerHTML = view.parts[name];
-      target.scrollTo(scrollLeft, scrollTop);
+      if (scrollLeft || scrollTop) target.scrollTo(scrollLeft, scrollTop);
     }
     part("jaxprs").classList.toggle("remat-stale", !view.complete || !filled.includes(keyOf(view.policy, view.at)));
     for (const [name, number] of Object.entries(view.counts)) {
