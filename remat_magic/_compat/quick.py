@@ -55,6 +55,7 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
         or not all(value._trace.is_valid() for value in given if isinstance(value, core.Tracer))
     ):
         return _eval_jaxpr(jaxpr, consts, *args, propagate_source_info=propagate_source_info)
+    # JAX forgets each value after its last use, to free arrays; here are none.
     env: dict[Any, Any] = dict(zip(invars, given, strict=True))
 
     def read(atom: Any) -> Any:
@@ -67,7 +68,6 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
     current = sources._source_info_context
     before = current.context
     outer = before.name_stack
-    last = core.last_used(jaxpr)
     process = (
         functools.partial(_stage, trace, context) if type(trace) is pe.DynamicJaxprTrace else trace.process_primitive
     )
@@ -93,7 +93,6 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any, propagate_source_i
                     env.update(zip(eqn.outvars, results, strict=True))
                 else:
                     env[eqn.outvars[0]] = results
-                core.clean_up_dead_vars(eqn, env, last)
     except Exception:
         here, current.context = current.context, before
         with sources.user_context(None if here is before else here.traceback):  # tells the line, as JAX's own does
@@ -209,12 +208,15 @@ def dce_jaxpr(jaxpr: Any, used_outputs: Sequence[bool], instantiate: Sequence[bo
         return _dce_jaxpr(jaxpr, used_outputs, instantiate, *live)
     used = {atom for atom, yes in zip(jaxpr.outvars, used_outputs, strict=True) if yes and type(atom) is core.Var}
     eqns: list[Any] = []
+    variable, rules = core.Var, pe.dce_rules
     for eqn in reversed(jaxpr.eqns):
-        rule: Any = pe.dce_rules.get(eqn.primitive)
+        rule: Any = rules.get(eqn.primitive)
         if rule is None:
-            if any(var in used for var in eqn.outvars):
+            if not used.isdisjoint(eqn.outvars):
                 eqns.append(eqn)
-                used.update(atom for atom in eqn.invars if type(atom) is core.Var)
+                for atom in eqn.invars:
+                    if type(atom) is variable:
+                        used.add(atom)
             continue
         given: list[Any] = [[True] * len(eqn.invars)] if live else []
         read, kept = rule([var in used for var in eqn.outvars], *given, eqn)
