@@ -111,6 +111,14 @@ def tell(widget, **content):
     widget._bodies_worker.join()
 
 
+def test_what_takes_long_is_heard_at_once(widget, monkeypatch):
+    """Else the browser takes a kernel that works for one that is gone."""
+    done: list[str] = []
+    monkeypatch.setattr(widget._planning, "handle", lambda _: done.append(widget.comm.sent[-1]["content"]["type"]))
+    tell(widget, type="plan", budget=1, at="function", serial=1)
+    assert done == ["heard"]
+
+
 def views(widget):
     """The views published so far: (policy, complete)."""
     states = [message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {})]

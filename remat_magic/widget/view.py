@@ -293,9 +293,11 @@ class RematWidget(Channel):
         if self._trace is None or not isinstance(content, Mapping):
             return
         serial = int(content.get("serial", 0))
-        match content.get("type"):
+        kind = content.get("type")
+        # At once, or what takes long looks as if the kernel were gone.
+        self.send({"type": "hello" if kind == "hello" else "heard"})
+        match kind:
             case "hello":
-                self.send({"type": "hello"})
                 for view in self._rendered.complete().values():
                     self._send_view(view)
             case "choose":

@@ -12,7 +12,10 @@ from remat_magic.model import Plan, RematError, Report, SourceSpan
 from remat_magic.tuning.advice.ground import Ground, ground
 from remat_magic.tuning.named import GivenName, given_names
 
-__all__ = ["Case", "at_line"]
+__all__ = ["MATMULS", "Case", "at_line"]
+
+MATMULS = frozenset({"dot_general", "conv_general_dilated"})
+"""The operations that cost most, and all (besides named values) that jax_remat3 asks a policy about (jax 0.12)."""
 
 
 @dataclass(eq=False)
@@ -52,6 +55,14 @@ class Case:
         except RematError:
             return None
         return None if report.backward_error else report
+
+    @property
+    def policy_in_force(self) -> str:
+        """The key of the policy; of the program as written that of its checkpoints, "" where these have several."""
+        if self.report.policy != "as_written":
+            return self.report.policy
+        written = {policy for key, policy in self.asked.items() if self.at in (None, "sites", key)}
+        return written.pop() if len(written) == 1 else ""
 
     @property
     def built(self) -> bool:

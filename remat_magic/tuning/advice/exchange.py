@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from remat_magic import units
 from remat_magic.model import Advice
-from remat_magic.tuning.advice.case import Case, at_line
+from remat_magic.tuning.advice.case import MATMULS, Case, at_line
 from remat_magic.tuning.advice.ground import Ground, Group
 from remat_magic.tuning.advice.mends import name_for, with_name, without_names
 from remat_magic.tuning.flips import Flip
@@ -23,7 +23,6 @@ _BETTER = 1.5
 # What is smaller than this part of all that is saved, or recomputed, is not worth a sentence.
 _PART = 0.05
 _MOST = 3
-_MATMULS = frozenset({"dot_general", "conv_general_dilated"})
 # So many expressions are tried, of one retrace's graph: some milliseconds each in the largest programs.
 _TRIED = 100
 
@@ -43,7 +42,7 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
         return price if spared >= _PART * mine.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
 
     groups = ground.nameable(ground.flips.recomputed)
-    tried = sorted(groups, key=lambda group: (group.first.primitive not in _MATMULS, -group.nbytes))[:_TRIED]
+    tried = sorted(groups, key=lambda group: (group.first.primitive not in MATMULS, -group.nbytes))[:_TRIED]
     sampled = f" (of {len(groups)} expressions {len(tried)} were tried)" if len(tried) < len(groups) else ""
     taken = list(case.trace.names)
     for chosen, after in _best(ground, tried, worth):
@@ -56,7 +55,7 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
             "cheap-to-keep",
             f"{chosen.text}{_what(chosen)} would take {size} to keep, and spare {units.flops(spared)} of what is "
             f"recomputed, {units.percent(spared, mine.recomputed_flops)} of it{_time(case, ground, chosen)}{sampled}.",
-            f"{_naming(chosen, name)}{with_name(_policy(case), name, case.trace.names)}.",
+            f"{_naming(chosen, name)}{with_name(case.policy_in_force or 'its_policy', name, case.trace.names)}.",
             spared,
             "FLOPs",
             value.source,
@@ -130,14 +129,6 @@ def _time(case: Case, ground: Ground, group: Group) -> str:
     return f", {units.seconds(abs(ground.seconds([group], case.device)))} on {case.device.name} by estimate"
 
 
-def _policy(case: Case) -> str:
-    """The key of the policy in force."""
-    if case.report.policy != "as_written":
-        return case.report.policy
-    written = {policy for key, policy in case.asked.items() if case.at in (None, "sites", key)}
-    return written.pop() if len(written) == 1 else "its_policy"
-
-
 def _naming(group: Group, name: str) -> str:
     """How to give a value a name, before the policy that saves it."""
     source = group.first.source
@@ -150,9 +141,8 @@ def _naming(group: Group, name: str) -> str:
 
 def _again(case: Case, group: Group) -> str:
     """How to have values computed again that are kept."""
-    policy = _policy(case)
     if group.name:
-        code = without_names(policy, [group.name], case.trace.names)
+        code = without_names(case.policy_in_force, [group.name], case.trace.names)
         if code:
             return f"{code}."
     if case.built or case.trace.sites:

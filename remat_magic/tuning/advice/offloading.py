@@ -59,11 +59,8 @@ def _offloaded(ground: Ground, without: Sequence[Group]) -> int:
 
 
 def _mend(case: Case, ground: Ground, groups: Sequence[Group], device: str) -> str:
-    policy = case.report.policy
-    if policy == "as_written" and len(set(case.asked.values())) == 1:
-        (policy,) = set(case.asked.values())
     names = [group.name for group in groups if group.name]
-    code = without_names(policy, names, case.trace.names) if len(names) == len(groups) else ""
+    code = without_names(case.policy_in_force, names, case.trace.names) if len(names) == len(groups) else ""
     if not code and not _offloaded(ground, groups) and not ground.kept:
         code = "policy=jax.checkpoint_policies.nothing_saveable"
     if code:

@@ -8,14 +8,13 @@ from typing import Any
 from remat_magic import _compat, units
 from remat_magic.analysis.bodies import bodies
 from remat_magic.model import Advice, RematError, Report
-from remat_magic.tuning.advice.case import Case, at_line
+from remat_magic.tuning.advice.case import MATMULS, Case, at_line
 
 __all__ = ["batched_matmuls", "changes_nothing", "last_stage", "only_costs"]
 
 
 # What is smaller than this part of the whole is not worth a sentence.
 _PART = 0.1
-_COSTLY = frozenset({"dot_general", "conv_general_dilated"})
 
 
 def changes_nothing(case: Case) -> Iterator[Advice]:
@@ -50,18 +49,24 @@ def only_costs(case: Case) -> Iterator[Advice]:
     if mine.at != "function" or not case.built or mine.saved_bytes or not mine.recomputed_flops:
         return
     other = case.other("none")
-    if other is None or mine.peak_bytes is None or other.peak_bytes is None:
-        return
-    if mine.peak_bytes < (1 - _PART) * other.peak_bytes:
+    peaks = None if other is None else _hardly_lower(mine, other)
+    if peaks is None:
         return
     yield Advice(
         "only-costs",
         f"{mine.policy} around the whole of {mine.function} saves nothing and recomputes everything, and the estimated "
-        f"peak is hardly lower: {units.nbytes(mine.peak_bytes)}, without it {units.nbytes(other.peak_bytes)}.",
+        f"peak is hardly lower: {peaks[0]}, without it {peaks[1]}.",
         "Checkpoint its parts, such as each layer: what one part recomputes is freed before the next.",
         mine.recomputed_flops,
         "FLOPs",
     )
+
+
+def _hardly_lower(mine: Report, other: Report) -> tuple[str, str] | None:
+    """Both estimated peaks as text, where the one is not clearly below the other; None where it is, or is unknown."""
+    if mine.peak_bytes is None or other.peak_bytes is None or mine.peak_bytes < (1 - _PART) * other.peak_bytes:
+        return None
+    return units.nbytes(mine.peak_bytes), units.nbytes(other.peak_bytes)
 
 
 def last_stage(case: Case) -> Iterator[Advice]:
@@ -78,15 +83,13 @@ def last_stage(case: Case) -> Iterator[Advice]:
     except RematError:  # a policy that no key tells
         return
     spared = mine.recomputed_flops - other.recomputed_flops
-    if mine.peak_bytes is None or other.peak_bytes is None or spared < _PART * mine.recomputed_flops:
-        return
-    if mine.peak_bytes < (1 - _PART) * other.peak_bytes:
+    peaks = _hardly_lower(mine, other)
+    if peaks is None or spared < _PART * mine.recomputed_flops:
         return
     yield Advice(
         "last-stage",
         f"{site.key}{at_line(site.source)} runs last, so that the backward pass computes it again at once, and the "
-        f"estimated peak is hardly lower: {units.nbytes(mine.peak_bytes)}, without its checkpoint "
-        f"{units.nbytes(other.peak_bytes)}.",
+        f"estimated peak is hardly lower: {peaks[0]}, without its checkpoint {peaks[1]}.",
         f"Take jax.checkpoint off {site.function}.",
         spared,
         "FLOPs",
@@ -100,7 +103,7 @@ def _last_site(case: Case) -> str | None:
     for eqn in reversed(eqns):
         if _compat.is_checkpoint(eqn):
             return case.trace.site_of(eqn)
-        if any(True for _ in bodies(eqn)) or _compat.primitive_name(eqn) in _COSTLY:
+        if any(True for _ in bodies(eqn)) or _compat.primitive_name(eqn) in MATMULS:
             return None
     return None
 

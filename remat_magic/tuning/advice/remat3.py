@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from remat_magic import units
 from remat_magic.model import Advice, RematError
 from remat_magic.policies import resolve
-from remat_magic.tuning.advice.case import Case, at_line
+from remat_magic.tuning.advice.case import MATMULS, Case, at_line
 from remat_magic.tuning.advice.ground import Group
 from remat_magic.tuning.advice.mends import name_for
 
 __all__ = ["asks_little", "keeps_inner_checkpoints"]
 
-# Measured on jax 0.12: what a policy is asked about, besides names and the operations of Refs.
-_ASKED = frozenset({"dot_general", "conv_general_dilated"})
 _SHOWN = 3
 
 
@@ -25,7 +23,7 @@ def asks_little(case: Case) -> Iterator[Advice]:
     if ground is None:
         return
     used = ground.flips.base.used & ground.kept
-    unasked = [value for value in ground.values(used) if value.name is None and value.primitive not in _ASKED]
+    unasked = [value for value in ground.values(used) if value.name is None and value.primitive not in MATMULS]
     if not unasked:
         return
     (policy,) = own

@@ -31,7 +31,7 @@ import { change, quantity } from "./units.js";
  */
 
 const TRACING = "Tracing…";
-/** How long, in ms, a kernel that is there may take to answer before the reader is told that it may not be. */
+/** How long, in ms, a kernel may take to say that it has heard, before the reader is told that it may not be there. */
 const PATIENCE = 10_000;
 const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
 
