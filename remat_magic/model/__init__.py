@@ -26,11 +26,10 @@ from remat_magic.model.report import (
     Report,
     Residual,
     Site,
-    SourceSpan,
-    SourceText,
     Unit,
     Work,
 )
+from remat_magic.model.source import SourceSpan, SourceText
 from remat_magic.model.tuning import (
     ComparisonRow,
     Difference,

@@ -6,7 +6,8 @@ import difflib
 import os
 from dataclasses import dataclass
 
-from remat_magic.model.report import RematError, SourceSpan
+from remat_magic.model.report import RematError
+from remat_magic.model.source import SourceSpan
 
 __all__ = ["Edit", "EditedName", "FileEdit"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from remat_magic.model.report import SourceSpan
+from remat_magic.model.source import SourceSpan
 
 __all__ = ["Loop", "Nesting"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from remat_magic.model import files, plan_file
-from remat_magic.model.report import SourceSpan
+from remat_magic.model.source import SourceSpan
 
 __all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from remat_magic.model.report import Equation, Residual, SourceSpan
+from remat_magic.model.report import Equation, Residual
+from remat_magic.model.source import SourceSpan
 
 __all__ = [
     "ComparisonRow",

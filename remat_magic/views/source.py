@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 from remat_magic.model import Report, SourceSpan, SourceText
 
 from . import format as fmt
 from .cells import KEYS
 from .format import escape
-from .highlight import COMMENT, Word, split_lines, words
+from .highlight import Word, split_lines, words
 from .lines import Costs, LineRow, expressions, library_rows, line_rows
-from .link import line_key, linked
+from .link import line_key
+from .marking import Listed, Mark, marked_code, marks_by_line
 
 __all__ = ["source_html"]
 
 _Line = tuple[str, int | None, int]  # file, cell, number
-_Listed = tuple[int, str, tuple[Word, ...]]  # number, text, and the words to be coloured
 
 _DEFINED = re.compile(r"\s*(async\s+)?def\b")
 
@@ -40,22 +39,13 @@ class _Section:
     cell: int | None
     function: str
     unfolded: bool
-    lines: tuple[_Listed, ...]
+    lines: tuple[Listed, ...]
     library: bool = False
 
     @property
     def mark(self) -> str:
         """What the keys of its lines begin with."""
         return "~" if self.library else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """An expression on one line: its columns, and the tag that opens it."""
-
-    start: int
-    end: int
-    tag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +125,7 @@ def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
         yield _Section(SourceText(file, cell, "", 0, "").place, file, cell, "", unfolded, lines)
 
 
-def _listed(text: SourceText) -> tuple[_Listed, ...]:
+def _listed(text: SourceText) -> tuple[Listed, ...]:
     both = zip(split_lines(text.text), words(text.text), strict=True)
     return tuple((number, line, found) for number, (line, found) in enumerate(both, text.line))
 
@@ -162,7 +152,12 @@ def _called(report: Report, marked: Sequence[Costs], scale: _Scale) -> list[str]
 
 
 def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Costs], scale: _Scale) -> str:
-    marks = _marks(section, marked, scale.live)
+    inside = [
+        costs
+        for costs in marked
+        if costs.source is not None and (costs.source.file, costs.source.cell) == (section.file, section.cell)
+    ]
+    marks = marks_by_line(section.lines, inside, scale.live, library=section.library)
     body = list[str]()
     before = section.lines[0][0] - 1 if section.lines else 0
     for number, line, found in section.lines:
@@ -238,9 +233,9 @@ def _left(scale: _Scale) -> str:
     return "" if scale.live else ' style="text-align:left"'
 
 
-def _code_cell(line: str, found: Sequence[Word], marks: Sequence[_Mark], scale: _Scale) -> str:
+def _code_cell(line: str, found: Sequence[Word], marks: Sequence[Mark], scale: _Scale) -> str:
     style = "" if scale.live else ' style="white-space:pre"'
-    return f'<td class="remat-ln"{_left(scale)}><code{style}>{_code(line.rstrip(), found, marks)}</code></td>'
+    return f'<td class="remat-ln"{_left(scale)}><code{style}>{marked_code(line.rstrip(), found, marks)}</code></td>'
 
 
 def _costs(row: LineRow | None, scale: _Scale) -> str:
@@ -262,96 +257,3 @@ def _cost(text: str, title: str, number: int, most: int, kind: str) -> str:
     bar = f'<span class="remat-fill remat-fill-{kind}" style="width:{width}%"></span>' if width else ""
     shown = f'<span>{escape(text)} <span class="remat-track">{bar}</span></span>'
     return f'<td class="remat-cost" title="{escape(title)}">{shown}</td>'
-
-
-# -------------------------------------------------------------------------------------------------- marking expressions
-
-
-def _marks(section: _Section, marked: Sequence[Costs], live: bool) -> dict[int, list[_Mark]]:
-    """For each line the expressions on it, the outer before the inner.
-
-    Spans nest or are disjoint, as the expressions of a program are; one that crosses another is left out.
-    """
-    texts = {number: (line, _code_end(line, found)) for number, line, found in section.lines}
-    inside = [
-        (_fitted(costs.source, texts[costs.source.line][0]), costs)
-        for costs in marked
-        if costs.source is not None
-        and (costs.source.file, costs.source.cell) == (section.file, section.cell)
-        and costs.source.line in texts
-    ]
-    inside.sort(key=lambda item: (_start(item[0]), tuple(-part for part in _end(item[0]))))
-    found: dict[int, list[_Mark]] = {}
-    around = list[SourceSpan]()
-    for span, costs in inside:
-        while around and _end(around[-1]) <= _start(span):
-            around.pop()
-        if around and _end(span) > _end(around[-1]):
-            continue
-        around.append(span)
-        tag = _tag(costs, live, section.library)
-        for number in range(span.line, span.end_line + 1):
-            line, end = texts.get(number, ("", 0))
-            start = span.column if number == span.line else len(line) - len(line.lstrip())
-            end = span.end_column if number == span.end_line else end
-            if start < min(end, len(line)):
-                found.setdefault(number, []).append(_Mark(start, min(end, len(line)), tag))
-    return found
-
-
-def _start(span: SourceSpan) -> tuple[int, int]:
-    return (span.line, span.column)
-
-
-def _end(span: SourceSpan) -> tuple[int, int]:
-    return (span.end_line, span.end_column)
-
-
-def _fitted(span: SourceSpan, line: str) -> SourceSpan:
-    """The span; where its columns are not known, or not those of this text, the whole of its first line."""
-    trusted = not span.text or split_lines(span.text)[0].rstrip() == line.rstrip()
-    if trusted and 0 <= span.column < len(line) and _start(span) < _end(span):
-        return span
-    indent = len(line) - len(line.lstrip())
-    return replace(span, column=indent, end_line=span.line, end_column=len(line.rstrip()))
-
-
-def _code_end(line: str, found: Sequence[Word]) -> int:
-    """Where a line's code ends, before its comment."""
-    comment = next((start for start, _, letter in found if letter == COMMENT), len(line))
-    return len(line[:comment].rstrip())
-
-
-def _tag(costs: Costs, live: bool, library: bool) -> str:
-    kinds = " ".join(filter(None, ["remat-saved" if costs.residuals else "", "remat-again" if costs.equations else ""]))
-    if not live:  # the line's own cells tell the figures
-        return f'<u class="{kinds}">'
-    saves = f"saved {costs.saves}" if costs.residuals else ""
-    again = f"recomputed {costs.repeats}" if costs.equations else ""
-    title = escape("\n".join(filter(None, [saves, again])))
-    links = linked(library=costs.source) if library else linked(costs.source)
-    return f'<u class="{kinds}"{links} title="{title}">'
-
-
-def _code(text: str, found: Sequence[Word], marks: Sequence[_Mark]) -> str:
-    """The text with its words coloured within the expressions marked."""
-    edges = (edge for start, end, *_ in (*found, *((mark.start, mark.end) for mark in marks)) for edge in (start, end))
-    cuts = sorted({0, len(text), *(edge for edge in edges if edge < len(text))})
-    opened: list[_Mark] = []
-    waiting = sorted(marks, key=lambda mark: (mark.start, -mark.end))  # stable: the outer of equal ones comes first
-    pieces = list[str]()
-    word = 0
-    for start, end in pairwise(cuts):
-        while opened and opened[-1].end <= start:
-            pieces.append("</u>")
-            opened.pop()
-        while waiting and waiting[0].start <= start:
-            opened.append(waiting.pop(0))
-            pieces.append(opened[-1].tag)
-        while word < len(found) and found[word][1] <= start:
-            word += 1
-        piece = escape(text[start:end])
-        if word < len(found) and found[word][0] <= start:
-            piece = f'<span class="remat-h{found[word][2]}">{piece}</span>'
-        pieces.append(piece)
-    return "".join(pieces) + "</u>" * len(opened)

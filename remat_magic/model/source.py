@@ -1,0 +1,75 @@
+"""Places in source text, and the text itself, as they were when a program was traced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+__all__ = ["SourceSpan", "SourceText"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpan:
+    """A range of the user's source text.
+
+    Lines count from 1, columns are characters (not UTF-8 bytes) from 0. ``cell`` is the ``n`` of the notebook's
+    ``In[n]`` when the function was traced, or None for a file. ``text`` is the first line's text as it was when
+    traced, or empty where it cannot be read.
+    """
+
+    file: str
+    function: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    cell: int | None = None
+    text: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it starts, as short as it is unambiguous: ``In[3]:6``, ``model.py:6``."""
+        name = _short_name(self.file, self.cell)
+        return f"{name}:{self.line}" if name else f"line {self.line}"
+
+    @property
+    def expression(self) -> str:
+        """The very expression, where it stands on one line and its text is known; else the stripped line."""
+        if self.end_line == self.line and 0 <= self.column < self.end_column <= len(self.text):
+            return self.text[self.column : self.end_column]
+        return self.text.strip()
+
+
+def _short_name(file: str, cell: int | None) -> str:
+    if cell is not None:
+        return f"In[{cell}]"
+    # A cell whose number is not known has a file name made of hashes, which tells the reader nothing.
+    if file.startswith("<") or "ipykernel_" in file:
+        return ""
+    path = file.replace(chr(92), "/")
+    for packages in ("/site-packages/", "/dist-packages/"):
+        if packages in path:  # "linear.py" alone says little of a library
+            return path.rpartition(packages)[2]
+    return PurePath(path).name
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """A part of the source, as it was when traced: a whole cell, or one function of a file of the user's or a library.
+
+    ``function`` is dotted for a method ("Model.__call__"), and empty for a cell and for statements that stand in no
+    function. ``line`` is the number of the text's first line, from 1; the text's lines end in newlines but for the
+    last. ``library`` tells a file of an installed package, JAX itself aside, from the user's own.
+    """
+
+    file: str
+    cell: int | None
+    function: str
+    line: int
+    text: str
+    library: bool = False
+
+    @property
+    def place(self) -> str:
+        """The cell or the file, as short as it is unambiguous: ``In[3]``, ``model.py``; empty if it has no name."""
+        return _short_name(self.file, self.cell)
