@@ -13,6 +13,7 @@ from views_records import EVIL, small
 from remat_magic.model import Choice, Program, ProgramLine, RematError, Site
 from remat_magic.widget import RematWidget
 from remat_magic.widget import between as between_module
+from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import view as view_module
 from remat_magic.widget.between import Between, between, forget
 from remat_magic.widget.worker import Worker
@@ -349,6 +350,39 @@ def test_looking_ahead_fills_in_the_others(widget):
     assert {content["view"]["policy"] for content in messages(widget, "view")} == {*KEYS} - {"none"}
     assert widget.policy == "none"
     assert views(widget) == []
+
+
+class Screen:
+    """The part of a shell that shows outputs; itself its own publisher."""
+
+    def __init__(self):
+        self.display_pub, self.shown = self, []
+
+    def publish(self, data, transient, update=False):
+        self.shown.append((data["text/html"], update))
+
+
+def test_the_kept_output_is_replaced_once_for_what_is_looked_ahead(browser, monkeypatch):
+    screen, widget = Screen(), RematWidget(FakeTrace(), "none")
+    monkeypatch.setattr(view_module, "get_ipython", lambda: screen)
+    widget._kept.publish(screen, widget._good)
+    while widget.look_ahead():
+        pass
+    # Not once for each: the page works its styles out anew for every replacement.
+    assert [update for _, update in screen.shown] == [False, True]
+    assert all(f"<code>{key}</code>" in screen.shown[-1][0] for key in KEYS if key != "as_written")
+    assert widget.look_ahead() is False
+    assert len(screen.shown) == 2
+
+
+def test_the_kept_output_follows_a_long_look_ahead(browser, monkeypatch):
+    screen, widget = Screen(), RematWidget(FakeTrace(), "none")
+    monkeypatch.setattr(view_module, "get_ipython", lambda: screen)
+    monkeypatch.setattr(rendered_module, "_EVERY", 0.0)
+    widget._kept.publish(screen, widget._good)
+    while widget.look_ahead():
+        pass
+    assert [update for _, update in screen.shown] == [False] + [True] * len(KEYS)
 
 
 def test_looking_ahead_stops_where_it_would_be_felt(browser):

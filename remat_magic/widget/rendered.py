@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -82,6 +83,11 @@ class Rendered:
         return {"text/html": html.static(chosen, others, self._title), "text/plain": plain}
 
 
+# Each replacement is the whole output anew, whose styles a browser works out with those of the whole page: fifty
+# widgets that replaced theirs for every policy looked at ahead held JupyterLab 4.5 up for half a minute.
+_EVERY = 1.0  # seconds
+
+
 class Kept:
     """The output that is kept with the notebook, kept in step with what is rendered.
 
@@ -92,14 +98,30 @@ class Kept:
     def __init__(self, rendered: Rendered) -> None:
         self._rendered = rendered
         self._display_id = ""
+        self._behind = False
+        self._updated = 0.0
 
     def publish(self, shell: Any, report: Report) -> None:
         """Put it into the running cell's output."""
-        self._display_id = uuid.uuid4().hex
+        self._display_id, self._updated = uuid.uuid4().hex, time.monotonic()
         shell.display_pub.publish(self._rendered.kept(report), transient={"display_id": self._display_id})
 
     def update(self, shell: Any, report: Report) -> None:
         """Replace it there, if it was published; from any thread."""
+        self._behind, self._updated = False, time.monotonic()
         if self._display_id and shell is not None:
             transient = {"display_id": self._display_id}
             shell.display_pub.publish(self._rendered.kept(report), transient=transient, update=True)
+
+    def catch_up(self, shell: Any, report: Report, *, grown: bool, more: bool) -> None:
+        """Replace it there once what is rendered ahead has come to rest, and meanwhile now and then.
+
+        Args:
+            shell: an IPython ``InteractiveShell``.
+            report: what is shown in full.
+            grown: whether something was rendered since the last call.
+            more: whether more may come.
+        """
+        self._behind |= grown
+        if self._behind and not (more and time.monotonic() - self._updated < _EVERY):
+            self.update(shell, report)

@@ -367,7 +367,7 @@ class RematWidget(Channel):
         report, more = self._ahead.step(trace, self.at, self._rendered.complete(), self._namespace)
         if report is not None:
             self._send_view(self._render(report))
-            self._update_static()
+        self._kept.catch_up(get_ipython(), self._good, grown=report is not None, more=more)
         return more
 
     # The output.

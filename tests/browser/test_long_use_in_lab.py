@@ -23,7 +23,7 @@ print(len(comm.get_comm_manager().comms), sum(type(each).__name__ == "Trace" for
 
 def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
     """Open channels and traces held, as a cell with ``COUNT`` tells."""
-    notebook.run(cell)
+    notebook.run(cell, seconds=240)  # the page draws fifty widgets before it hears that the cell has ended
     text = notebook.outputs(cell).inner_text().split()
     return int(text[0]), int(text[1])
 

@@ -578,6 +578,23 @@ function render({ model, el }) {
     ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
   }
 
+  /** Hides the static output, with its style sheets: of fifty, each would be matched against the whole page. */
+  function replaceTwin() {
+    if (twin || !(twin = twinOf(el))) return;
+    twin.classList.add("remat-replaced");
+    styleTwin(false);
+    newer.observe(twin, { childList: true, subtree: true }); // as when the kernel replaces it
+  }
+
+  const newer = new MutationObserver(() => styleTwin(false));
+
+  /** @param {boolean} on */
+  function styleTwin(on) {
+    for (const style of twin?.querySelectorAll(".remat-static > style") ?? []) {
+      /** @type {HTMLStyleElement} */ (style).disabled = !on;
+    }
+  }
+
   /** @param {any} message */
   function onMessage(message) {
     clearTimeout(late);
@@ -585,8 +602,7 @@ function render({ model, el }) {
     if (message.type === "hello") {
       // Only now is there a kernel behind the widget: until then the static twin is what can be read.
       root.hidden = false;
-      twin ??= twinOf(el);
-      twin?.classList.add("remat-replaced");
+      replaceTwin();
     } else if (message.type === "view") {
       const key = keyOf(message.view.policy, message.view.at);
       if (!store.views.get(key)?.complete) store.views.set(key, message.view);
@@ -849,6 +865,8 @@ function render({ model, el }) {
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
     clearTimeout(late);
+    newer.disconnect();
+    styleTwin(true);
     twin?.classList.remove("remat-replaced");
   };
 }
