@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,21 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("thorough", settings.get_profile("remat"))
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("remat")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the browser tests on one worker, so that one JupyterLab serves them all, and hand out the others singly.
+
+    ``--dist=loadgroup`` is meant for that, but xdist 3.8 renames tests in a way that pytest 9.2 no longer knows.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BrowserTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "browser" if nodeid.startswith("tests/browser/") else nodeid
+
+    return BrowserTogether(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

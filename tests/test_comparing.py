@@ -1,5 +1,6 @@
 """The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
 
+import re
 import threading
 import time
 
@@ -54,7 +55,7 @@ def browser():
 @pytest.fixture
 def comparing(browser):
     trace = rm.trace(loss, *ARGUMENTS)
-    made = Comparing(trace, browser, lambda policy, at: (policy, at, {}), (ARGUMENTS, {}))
+    made = Comparing(trace, browser, lambda policy, at: (policy, at, {}), (ARGUMENTS, {}), lambda at: [])
     yield made
     made.close()
 
@@ -70,6 +71,23 @@ def test_all_policies_are_compared(comparing, browser):
     assert 'data-policy="nothing_saveable"' in answer["html"]
     assert "estimated, for A100 40GB SXM" in answer["html"]
     assert answer["html"].count('aria-current="true"') == 1
+
+
+def test_the_plans_of_the_slider_are_compared(browser):
+    trace = rm.trace(loss, *ARGUMENTS)
+    plans = [trace.plan(part, "function") for part in (0.3, 0.6)]
+    asked = {trace.preview(plan).policy: plan for plan in plans}
+    comparing = Comparing(
+        trace, browser, lambda policy, at: (asked.get(policy, policy), at, {}), None, lambda at: [*asked]
+    )
+    first, _ = asked
+    ask(comparing, "compare", policy=first)
+    html = browser.of("compare")["html"]
+    same = re.findall('data-same="([^"]*)"', html)
+    for policy in asked:  # in the table and in the picture, beside another policy where it does just the same
+        assert sum(policy in each.split("\n") for each in same) == 2
+    assert html.count('aria-current="true"') == 1
+    comparing.close()
 
 
 def test_memory_over_time(comparing, browser):
@@ -108,7 +126,7 @@ def test_cancelling():
                 ask(comparing, "cancel")
 
     browser = Impatient()
-    comparing = Comparing(rm.trace(loss, *ARGUMENTS), browser, lambda policy, at: (policy, at, {}), None)
+    comparing = Comparing(rm.trace(loss, *ARGUMENTS), browser, lambda policy, at: (policy, at, {}), None, lambda at: [])
     ask(comparing, "measure", inputs="")
     now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
     assert now["cancelled"]
@@ -135,7 +153,7 @@ def test_a_function_without_a_backward_pass(browser):
     def dynamic(x):
         return jax.lax.while_loop(lambda y: y < 10.0, lambda y: y * 2, x)
 
-    comparing = Comparing(rm.trace(dynamic, 1.0), browser, lambda policy, at: (policy, at, {}), None)
+    comparing = Comparing(rm.trace(dynamic, 1.0), browser, lambda policy, at: (policy, at, {}), None, lambda at: [])
     ask(comparing, "memory", policy="none")
     assert "cannot differentiate a while_loop" in browser.of("memory")["error"]
     comparing.close()

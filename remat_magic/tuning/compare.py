@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from remat_magic import devices
+from remat_magic import devices, units
 from remat_magic.model import ComparisonRow, Difference, Measurement, Plan, RematError, Report, Residual
 from remat_magic.policies import OWN
 from remat_magic.tuning.sizes import parse_bytes
@@ -97,7 +97,7 @@ class Comparison:
             ((row.peak_bytes, row.policy) for row in self.rows if row.peak_bytes is not None), key=lambda pair: pair[0]
         )
         close = [
-            f"{lower} and {higher}"
+            f"{units.policy(lower)} and {units.policy(higher)}"
             for (less, lower), (more, higher) in itertools.pairwise(known)
             if less < more and more - less < _TOO_CLOSE * more
         ]
@@ -122,8 +122,9 @@ class Comparison:
         if not within:
             peak, row = min(((point[0], row) for point, row in known), key=lambda pair: pair[0])
             raise RematError(
-                f"No compared policy of {self.function} has a peak of at most {limit:,} bytes: {row.policy} comes "
-                f"nearest with {peak:,.0f}; use smaller batches, or checkpoint inside the function."
+                f"No compared policy of {self.function} has a peak of at most {limit:,} bytes: "
+                f"{units.policy(row.policy)} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
+                "the function."
             )
         return known[min(within)[2]][1]
 

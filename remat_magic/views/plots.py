@@ -47,7 +47,7 @@ class _Point:
 
 def same_text(row: ComparisonRow) -> str:
     """The policies of a row, a line each: by which a script finds what shows the chosen one."""
-    return "\n".join(map(fmt.policy, (row.policy, *row.same_as)))
+    return "\n".join((row.policy, *row.same_as))
 
 
 def _cost(row: ComparisonRow, timed: bool) -> float | None:

@@ -117,16 +117,16 @@ def compare_tools(devices: Sequence[str], has_inputs: bool) -> str:
 
 
 def plan_tools() -> str:
-    """What a budget is set by: a slider over the frontier, or a text."""
+    """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
     kinds = [("saved", "saved bytes"), ("peak", "estimated peak")]
     return (
-        '<div class="remat-tools"><span class="remat-field remat-wide">'
+        '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide">'
         f'<label for="{ID}budget">Budget</label> '
         f'<input type="range" id="{ID}budget" data-control="budget" min="0" max="0" step="0.05" value="0" disabled '
         f'aria-describedby="{ID}stop" {KEYS}></span>'
         f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
         f'<span class="remat-field"><label for="{ID}typed">or</label> '
         f'<input type="search" id="{ID}typed" data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}>'
-        f"</span>{select('of', 'of', kinds)}{button('plan', 'Plan')}"
+        f"</span>{select('of', 'of', kinds)}{button('plan', 'Plan')}</span>"
         f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
     )

@@ -33,6 +33,7 @@ class Comparing(Panels[_Request]):
         send: sends a message to the browser, from any thread.
         arguments: what the trace takes for a shown policy: the policy, where, and the namespace.
         inputs: positional and keyword arguments to run on, or None.
+        plans: the policies of the plans that were shown at a place.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class Comparing(Panels[_Request]):
         send: Callable[[dict[str, Any]], None],
         arguments: Callable[[str, str], tuple[Any, Any, Mapping[str, Any]]],
         inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        plans: Callable[[str], list[str]],
     ) -> None:
         super().__init__(trace, send, arguments, 3)
-        self._inputs = inputs
+        self._inputs, self._plans = inputs, plans
         self._measured: dict[tuple[str, str], Measurement] = {}
         self._job: Any = None
         self._series: object = None
@@ -115,10 +117,10 @@ class Comparing(Panels[_Request]):
         self._answer(request, html=html)
 
     def _beside(self, trace: Any, request: _Request) -> list[Any]:
-        """What the reader chose that the dropdown does not offer: a policy by names."""
+        """What the reader chose that the dropdown does not offer: plans, and a policy by names."""
         offered = {choice.key for choice in trace.choices()}
         measured = (policy for policy, at in self._measured if at == request.at)
-        chosen = dict.fromkeys((request.policy, *measured))
+        chosen = dict.fromkeys((*self._plans(request.at), request.policy, *measured))
         return [self._arguments(policy, request.at)[0] for policy in chosen if policy and policy not in offered]
 
     def _given(self, inputs: str) -> Any:

@@ -98,7 +98,7 @@ class RematWidget(Channel):
         self._worker = Worker[_Wish](self._work)
         self._bodies_worker = Worker[_Wish](self._send_bodies)
         self._peek_worker = Worker[_Wish](self._peek)
-        self._comparing = Comparing(trace, self._send_live, self._arguments, inputs)
+        self._comparing = Comparing(trace, self._send_live, self._arguments, inputs, self._plans)
         self._planning = Planning(trace, self._send_live, self._choose_plan, self._arguments)
         self._kept = Kept(self._rendered)
         self._between = between(get_ipython()) if _kernel() else None
@@ -329,6 +329,10 @@ class RematWidget(Channel):
         if plan.names:
             self._asked[report.policy] = plan
         self._choose(report.policy, report.at, serial)
+
+    def _plans(self, at: str) -> list[str]:
+        """The policies of the plans that were shown at a place, oldest first."""
+        return [key for key, asked in list(self._asked.items()) if isinstance(asked, Plan) and asked.at == at]
 
     def _on_apply(self) -> None:
         apply = self._apply

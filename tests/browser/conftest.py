@@ -12,11 +12,10 @@ expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asse
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, and keep them on one worker so that one server serves them all."""
+    """Mark the tests of this folder."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("browser")
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,34 @@ def test_a_click_on_a_point_sets_the_policy(widget: Widget) -> None:
     expect(row).to_contain_text("nothing_saveable")
 
 
+def test_the_slider_puts_plans_into_the_picture(widget: Widget) -> None:
+    page = widget.notebook.page
+    slider = widget.root.get_by_role("slider", name="Budget")
+    expect(slider).to_be_visible()
+    expect(slider).to_be_enabled(timeout=60_000)
+    picture = widget.part("comparison").locator("svg")
+    plans = picture.locator('[data-same*="plan("]')
+    chosen = picture.locator('[aria-pressed="true"]')
+    expect(plans).to_have_count(0)
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(widget.policy).to_have_value(re.compile("^plan"))
+    first = widget.policy.input_value()
+    expect(plans).to_have_count(1)
+    expect(chosen).to_have_attribute("data-same", first)
+    page.keyboard.press("End")  # the focus has stayed on the slider
+    expect(widget.policy).not_to_have_value(first)
+    expect(chosen).not_to_have_attribute("data-same", first)
+    expect(widget.part("comparison").locator('tr[aria-current="true"]')).to_have_count(1)
+    plans.and_(page.locator(f'[data-same="{first}"]')).click()  # the one before has stayed to compare with
+    expect(widget.policy).to_have_value(first)
+    expect(chosen).to_have_attribute("data-same", first)
+    widget.tab("Plan").click()
+    expect(slider).to_be_visible()
+    expect(slider).to_be_enabled()
+    expect(widget.part("frontier").locator("[data-stop]")).not_to_have_count(0)
+
+
 def test_the_keyboard_sets_it_too(widget: Widget) -> None:
     page = widget.notebook.page
     cells = widget.notebook.cell_count()

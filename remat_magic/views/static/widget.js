@@ -231,12 +231,18 @@ function render({ model, el }) {
       }
       asked.compare = key;
       asked.beside = policy;
-    } else if (tab === "plan" && asked.frontier !== at) {
-      asked.frontier = at;
-      one('[data-control="budget"]').disabled = true;
-      part("stop").textContent = "Working out the frontier…";
-      send({ type: "frontier", at });
-    }
+      if (asked.frontier !== at) one('[data-control="budget"]').disabled = true;
+      if (!part("comparison").classList.contains("remat-stale")) fillStops(at);
+    } else if (tab === "plan") fillStops(at);
+  }
+
+  /** What the slider moves over. @param {string} at */
+  function fillStops(at) {
+    if (asked.frontier === at) return;
+    asked.frontier = at;
+    one('[data-control="budget"]').disabled = true;
+    part("stop").textContent = "Working out the frontier…";
+    send({ type: "frontier", at });
   }
 
   /** Replaces a part's content and leaves the keyboard where it was. @param {string} name @param {string} html */
@@ -513,6 +519,9 @@ function render({ model, el }) {
       panel(button.dataset.tab).classList.toggle("remat-open", chosen);
       one(`.remat-panel-${button.dataset.tab}`).style.minHeight = "";
     }
+    // One slider, below the pictures of both: its plans are points of either.
+    if (name === "plan") panel(name).querySelector(".remat-tools").prepend(one('[data-slot="budget"]'));
+    if (name === "compare") panel(name).querySelector(".remat-tools").append(one('[data-slot="budget"]'));
     if (name === "jaxprs") fillPrograms();
     fillPanels();
   }
@@ -628,6 +637,7 @@ function render({ model, el }) {
       if (message.html) {
         place("comparison", message.html);
         if (status().startsWith("Tracing every")) say("");
+        if (tab === "compare" && shown) fillStops(shown.at); // only now: both at once would take twice as long
       } else {
         asked.compare = ""; // so that it is asked for again
         part("comparison").classList.remove("remat-stale");
