@@ -286,8 +286,8 @@ _constraint: Any = LinearConstraint
 _PRECISION = 1e-6
 _INFEASIBLE = 2  # a status of scipy's
 
-# Where there are equal layers, the part of the time that the search for a choice has; the rest is its bound's.
-_SEARCH = 0.3
+# Where layers are equal, the part of the time of a search that tells them apart; one that counts them has the rest.
+_SEARCH = 0.1
 
 # Bytes count a very little beside FLOPs (both add up to a thousand), or the solver saves what spares no work.
 _TIE = 1e-6
