@@ -48,6 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("remat")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that choose jax_remat3 themselves: they need not run again where it is on for all others."""
+    for item in items:
+        if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("sets_remat3")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the browser tests on one worker, so that one JupyterLab serves them all, and hand out the others singly.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import threading
 import time
+from dataclasses import replace
 
 from remat_magic.tuning.solve import Problem, Solution
 
@@ -65,21 +66,21 @@ class Hull:
         """
         began = time.perf_counter()
         bound, place, corners = self._around(budget)
-        best: tuple[float, int, frozenset[str]] | None = None
+        best: Solution | None = None
         for more in _WIDER if place else ():
             left = min(_SECONDS, seconds - (time.perf_counter() - began))
-            if left <= 0 or (best is not None and best[0] - bound <= _CLOSE * best[0]):
+            if left <= 0 or (best is not None and best.cost - bound <= _CLOSE * best.cost):
                 break
             sets = [names for _, names in corners[max(0, place - 1 - more) : place + 1 + more]]
             always, some = frozenset.intersection(*sets), frozenset.union(*sets)
-            found = self._problem.between(budget, always, frozenset(self._problem.names) - some, left)
-            if found is not None:
-                made = found[1], found[0], found[2]
-                best = made if best is None else min(best, made, key=lambda each: each[:2])
+            found, ended = self._problem.between(budget, always, frozenset(self._problem.names) - some, left)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+            if ended:  # fewer corners leave less open: there is nothing better in it
+                break
         if best is None:
             return None
-        cost, saved, names = best
-        return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
+        return replace(best, bound=min(bound, best.cost), seconds=time.perf_counter() - began)
 
     def _around(self, budget: int) -> tuple[float, int, list[tuple[tuple[int, float], frozenset[str]]]]:
         """The bound for a budget, the number of the first corner beyond it, and all corners with their names."""

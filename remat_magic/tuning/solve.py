@@ -246,11 +246,13 @@ class Problem:
 
     def between(
         self, budget: int, always: Collection[str], never: Collection[str], seconds: float
-    ) -> tuple[int, float, frozenset[str]] | None:
-        """The best choice that saves some names whatever happens, and others never: its bytes, its cost and its names.
+    ) -> tuple[Solution | None, bool]:
+        """The best choice that saves some names whatever happens, and others never, and whether the search has ended.
 
-        A small programme, since little is open in it; None where nothing fits, or was found in time.
+        A small programme, since little is open in it; None where nothing fits, or was found in time. The bound holds
+        for such choices only.
         """
+        began = time.perf_counter()
         low, high = np.array(self._low), np.ones(len(self._cost))
         for column, name in enumerate(self.names, self._first):
             if name in always:
@@ -258,12 +260,16 @@ class Problem:
             elif name in never:
                 high[column] = 0
         found = self._run(budget, True, seconds, 0.001, _bounds(low, high))
+        ended = found.status in (0, _INFEASIBLE)
         if found.x is None:
-            return None
+            return None, ended
         chosen = found.x[self._first : self._first + len(self.names)] > 0.5
         names = self._within(budget, {name for name, yes in zip(self.names, chosen, strict=True) if yes})
         saved, cost = self.measure(names)
-        return (saved, cost, names) if saved <= budget else None
+        if saved > budget:
+            return None, ended
+        bound = self._least(found.mip_dual_bound or found.fun, budget)
+        return Solution(names, saved, cost, bound, False, time.perf_counter() - began), ended
 
     def _within(self, budget: int, names: Collection[str], moved: Collection[str] = ()) -> frozenset[str]:
         """Names that are used of some, without the smallest where the budget is exceeded by the solver's tolerance.

@@ -45,7 +45,7 @@ _APP_OPTIONS = {
 
 _SETTINGS = {
     # Without windowing every cell is in the page, so that a test can look at cells that are scrolled away.
-    "notebook-extension/tracker": {"windowingMode": "none"},
+    "notebook-extension/tracker": {"windowingMode": "contentVisibility"},
     # The question about Jupyter's news would lie over the page.
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
