@@ -29,7 +29,7 @@ def sweep(
     """
 
     def whole(budget: int, seconds: float) -> Solution | None:
-        return problem.solve(budget, seconds, 0.01)
+        return problem.solve(budget, seconds, 0.01, prove=True)
 
     began = time.perf_counter()
     found = [start(budget) for budget in budgets]
