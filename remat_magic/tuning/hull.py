@@ -55,7 +55,7 @@ class Hull:
         if not place:
             return None
         near = corners[place - 1 : place + 1]
-        cost, saved, names = self._cut(budget, near[0][0], near[0][1], near[-1][1])
+        cost, saved, names = self._cut(budget, near[0][0], near[0][1], near[-1][1], (1 + _CLOSE) * bound)
         names = self._problem.graph.used(names)
         return Solution(names, saved, cost, min(bound, cost), False, time.perf_counter() - began)
 
@@ -90,12 +90,17 @@ class Hull:
         return bound, next((i for i, (corner, _) in enumerate(corners) if corner[0] > budget), len(corners)), corners
 
     def _cut(
-        self, budget: int, below: tuple[int, float], few: frozenset[str], many: frozenset[str]
+        self, budget: int, below: tuple[int, float], few: frozenset[str], many: frozenset[str], enough: float
     ) -> tuple[float, int, frozenset[str]]:
-        """The best of one corner's choice up to a point of the program, and another's behind it: cost, bytes, names."""
+        """The best of one corner's choice up to a point of the program, and another's behind it: cost, bytes, names.
+
+        The other way round is not tried where the first costs no more than ``enough``.
+        """
         place = {name: i for i, name in enumerate(self._problem.names)}
         best: tuple[float, int, frozenset[str]] = (below[1], below[0], few)
         for first, second in ((few, many), (many, few)):
+            if best[0] <= enough:
+                break
             cuts = sorted(place[name] for name in few ^ many)
             low, high = 0, len(cuts)
             while low <= high:  # the more of one of them, the more bytes: not always, so that all that fits is kept
@@ -112,10 +117,13 @@ class Hull:
         return best
 
     def refine(self, budget: int | None, seconds: float) -> None:
-        """Look for more corners: around a budget, or all of them."""
-        end = time.perf_counter() + seconds
+        """Look for more corners: around a budget, or all of them.
+
+        ``seconds`` are this thread's own, as a busy machine would give far fewer corners in as many by the clock.
+        """
+        end = time.thread_time() + seconds
         with self._lock:
-            while (began := time.perf_counter()) + self._longest < end:
+            while (began := time.thread_time()) + self._longest < end:
                 between = self._open(budget)
                 if between is None:
                     return
@@ -123,7 +131,7 @@ class Hull:
                 price = (left[1] - right[1]) / (right[0] - left[0])
                 cost, names = self._problem.priced(price)
                 corner = self._problem.measure(names)
-                self._longest = max(self._longest, time.perf_counter() - began)
+                self._longest = max(self._longest, time.thread_time() - began)
                 self._lines.append((price, cost))
                 self._names.setdefault(corner, names)
                 # Below the line from left to right, or it is an edge of the hull.

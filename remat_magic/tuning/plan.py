@@ -96,7 +96,7 @@ def frontier(
         points: how many budgets.
         at: as for ``plan``.
         separately: as for ``plan``.
-        seconds: how long to go on improving.
+        seconds: how long to go on improving, in seconds of work: a busy machine takes longer.
 
     Raises:
         RematError: as ``plan``; fewer than two points.
@@ -107,14 +107,14 @@ def frontier(
     least, _ = ours.graph.predict(())
     most = max(ours.most, least)
     budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
-    began = time.perf_counter()
+    began = time.thread_time()
     problem = ours.problem()
     if len(problem.names) <= _FEW:
         each = seconds / 4
         found = sweep(problem, budgets, seconds, lambda budget: problem.solve(budget, each, 0.01))
     else:
         hull = ours.hull(seconds / 2)
-        found = sweep(problem, budgets, seconds - (time.perf_counter() - began), hull.mixed, hull.between)
+        found = sweep(problem, budgets, seconds - (time.thread_time() - began), hull.mixed, hull.between)
     made = [
         FrontierPoint(budget, solution.saved_bytes, int(solution.cost), int(min(solution.bound, solution.cost)))
         for budget, solution in zip(budgets, found, strict=True)

@@ -23,7 +23,7 @@ def sweep(
     Args:
         problem: the programme.
         budgets: in bytes.
-        seconds: how long to go on improving.
+        seconds: how long to go on improving, in this thread's own time.
         start: gives a first choice for a budget.
         near: gives a better one for a budget within so many seconds, before the whole programme is tried.
     """
@@ -31,15 +31,15 @@ def sweep(
     def whole(budget: int, seconds: float) -> Solution | None:
         return problem.solve(budget, seconds, 0.01, prove=True)
 
-    began = time.perf_counter()
+    began = time.thread_time()
     found = [start(budget) for budget in budgets]
-    # On a busy machine the quick way is gone for each budget all the same, within reason.
+    # The quick way is gone for each budget all the same, within reason.
     ways = [(near, began + 4 * seconds)] if near else []
     ways.append((whole, began + seconds))
     todo = {index: list(ways) for index in range(len(budgets))}
     while True:
         _share(found)
-        now = time.perf_counter()
+        now = time.thread_time()
         # Of equal ones the smallest budget: what is found for it fits the larger ones.
         far = [(_gap(found[index]), -index) for index, left in todo.items() if left and now < left[0][1]]
         widest, number = max(far, default=(0.0, 0))

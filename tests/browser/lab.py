@@ -45,7 +45,7 @@ _APP_OPTIONS = {
 
 _SETTINGS = {
     # Without windowing every cell is in the page, so that a test can look at cells that are scrolled away.
-    "notebook-extension/tracker": {"windowingMode": "contentVisibility"},
+    "notebook-extension/tracker": {"windowingMode": "none"},
     # The question about Jupyter's news would lie over the page.
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
@@ -264,6 +264,13 @@ class NotebookPage:
             " return panel.sessionContext.session?.kernel?.status === 'idle'"
             " && panel.content.widgets.every(cell => cell.model.executionState !== 'running') }",
             timeout=seconds * 1000,
+        )
+
+    def leave_out_unseen_cells(self) -> None:
+        """Let the browser leave out what is scrolled away, as JupyterLab 4.6 does unless told otherwise."""
+        self.page.evaluate(
+            "() => { const content = window.jupyterapp.shell.currentWidget.content;"
+            " content.notebookConfig = { ...content.notebookConfig, windowingMode: 'contentVisibility' } }"
         )
 
     def save(self) -> None:
