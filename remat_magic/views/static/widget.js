@@ -777,7 +777,12 @@ function render({ model, el }) {
       case "edit":
         say("Working it out…");
         part("found").classList.add("remat-stale");
-        return send({ type: action, policy: shown?.policy, at: shown?.at });
+        // What is chosen, which may be on its way still.
+        return send({
+          type: action,
+          policy: one('[data-control="policy"]').value,
+          at: one('[data-control="at"]')?.value ?? shown?.at,
+        });
       case "copy-diff":
         return copied(part("found").querySelector(".remat-diff")?.textContent ?? "");
       case "undo":
