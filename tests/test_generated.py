@@ -503,7 +503,16 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
         # What JAX cannot save (complex numbers, on some versions) another policy need not save.
         assert not isinstance(found, Exception) or type(found) in (type(expected), rm.RematError), found
         return
-    found = total(applied)
+    found = outcome(lambda: total(applied))
+    if isinstance(found, rm.RematError):
+        # Under jax_remat3 JAX saves no complex number that has a name, which as written was not to be saved.
+        assert "complex" in str(found), found
+        if at == "function" and policy in POLICIES:
+            theirs = outcome(lambda: total(jax.checkpoint(fun, policy=POLICIES[policy])))
+            assert isinstance(theirs, TypeError), theirs
+        return
+    if isinstance(found, Exception):
+        raise found
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
