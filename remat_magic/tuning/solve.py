@@ -150,6 +150,12 @@ class Problem:
         least = max(0.0, value - tie - _PRECISION) * self._unit
         return (math.ceil(least) if self.costs.whole else least) + self._always
 
+    def _bound(self, found: Any, budget: int) -> float:
+        """What the solver has proven that no choice undercuts."""
+        # With nothing to choose there is no tree to search, and no bound of it; with no time there is neither.
+        value = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
+        return self._always if value is None else self._least(value, budget)
+
     def relax(self, budget: int) -> tuple[float | None, Sequence[float]]:
         """The linear programme: a bound on the cost (None: the budget is too small), and how much to save of each."""
         if not len(self._cost):
@@ -196,8 +202,7 @@ class Problem:
         names = self._within(budget, on_device | moved, moved)
         moved &= names
         saved, cost = self.measure(names, moved)
-        # With nothing to choose there is no tree to search, and no bound of it.
-        bound = self._least(found.fun if found.mip_dual_bound is None else found.mip_dual_bound, budget)
+        bound = self._bound(found, budget)
         proven = found.status == 0
         if prove and not proven and self._alike:
             left = seconds - (time.perf_counter() - began)
@@ -238,7 +243,7 @@ class Problem:
             constraints=[_constraint(wider, -np.inf, limits), _constraint(counts, 0, 0)],
             options={"time_limit": max(seconds, 0.01), "mip_rel_gap": gap / 2},
         )
-        bound = self._always if found.mip_dual_bound is None else self._least(found.mip_dual_bound, budget)
+        bound = self._bound(found, budget)
         if found.x is None:
             return bound, frozenset()
         chosen = found.x[first : first + len(self.names)] > 1 - 1e-6
@@ -268,8 +273,7 @@ class Problem:
         saved, cost = self.measure(names)
         if saved > budget:
             return None, ended
-        bound = self._least(found.mip_dual_bound or found.fun, budget)
-        return Solution(names, saved, cost, bound, False, time.perf_counter() - began), ended
+        return Solution(names, saved, cost, self._bound(found, budget), False, time.perf_counter() - began), ended
 
     def _within(self, budget: int, names: Collection[str], moved: Collection[str] = ()) -> frozenset[str]:
         """Names that are used of some, without the smallest where the budget is exceeded by the solver's tolerance.

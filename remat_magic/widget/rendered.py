@@ -84,7 +84,8 @@ class Rendered:
 
 
 # Each replacement is the whole output anew, whose styles a browser works out with those of the whole page: fifty
-# widgets that replaced theirs for every policy looked at ahead held JupyterLab 4.5 up for half a minute.
+# widgets that replaced theirs for every policy looked at ahead held JupyterLab 4.6 up for half a minute, where cells
+# that are scrolled away are drawn as well.
 _EVERY = 1.0  # seconds
 
 

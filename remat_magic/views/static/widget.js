@@ -519,7 +519,7 @@ function render({ model, el }) {
       panel(button.dataset.tab).classList.toggle("remat-open", chosen);
       one(`.remat-panel-${button.dataset.tab}`).style.minHeight = "";
     }
-    // One slider, below the pictures of both: its plans are points of either.
+    // One slider, above the pictures of both: its plans are points of either.
     if (name === "plan") panel(name).querySelector(".remat-tools").prepend(one('[data-slot="budget"]'));
     if (name === "compare") panel(name).querySelector(".remat-tools").append(one('[data-slot="budget"]'));
     if (name === "jaxprs") fillPrograms();
@@ -587,15 +587,17 @@ function render({ model, el }) {
     ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
   }
 
-  /** Hides the static output, with its style sheets: of fifty, each would be matched against the whole page. */
+  // The kernel replaces the static output's content, style sheet and all, within what is hidden.
+  const renewed = new MutationObserver(() => styleTwin(false));
+
+  /** Hides the static output, with its style sheet: of fifty, each would be matched against the whole page. */
   function replaceTwin() {
-    if (twin || !(twin = twinOf(el))) return;
+    twin ??= twinOf(el);
+    if (!twin) return;
     twin.classList.add("remat-replaced");
     styleTwin(false);
-    newer.observe(twin, { childList: true, subtree: true }); // as when the kernel replaces it
+    renewed.observe(twin, { childList: true, subtree: true });
   }
-
-  const newer = new MutationObserver(() => styleTwin(false));
 
   /** @param {boolean} on */
   function styleTwin(on) {
@@ -880,7 +882,7 @@ function render({ model, el }) {
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
     clearTimeout(late);
-    newer.disconnect();
+    renewed.disconnect();
     styleTwin(true);
     twin?.classList.remove("remat-replaced");
   };
