@@ -34,9 +34,8 @@ def sweep(
     began = time.thread_time()
     found = [start(budget) for budget in budgets]
     # The quick way is gone for each budget all the same, within reason.
-    each = max(0.3, seconds / 5)
-    ways = [(near, began + 4 * seconds, each)] if near else []
-    ways.append((whole, began + seconds, each))
+    ways = [(near, began + 4 * seconds)] if near else []
+    ways.append((whole, began + seconds))
     todo = {index: list(ways) for index in range(len(budgets))}
     while True:
         _share(found)
@@ -47,13 +46,11 @@ def sweep(
         if not widest:
             return found
         index = -number
-        way, end, long = todo[index].pop(0)
-        better, known = way(budgets[index], min(end - now, long)), found[index]
+        way, end = todo[index].pop(0)
+        better, known = way(budgets[index], min(end - now, max(0.3, seconds / 5))), found[index]
         if better is not None and known is not None:
             bound = max(better.bound, known.bound)
             found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)
-            if way is whole and not better.proven:
-                todo[index].append((whole, end, 2 * long))
 
 
 def _share(found: list[Solution | None]) -> None:

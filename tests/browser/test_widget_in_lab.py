@@ -50,8 +50,8 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
     widget.shows("as_written")
     before = widget.policy.input_value()
     page.evaluate("() => document.querySelector('.remat-widget').scrollIntoView()")
-    # From the cell's last focusable element before the widget, Tab leads into it. Once more where JupyterLab has taken
-    # the focus meanwhile, as it does some time after "Run All".
+    # From the cell's last focusable element before the widget, Tab leads into it. Again where the focus has gone
+    # elsewhere meanwhile: seen twice in some fifty runs beside other load, so that it was not found what takes it.
     for _ in range(3):
         widget.policy.focus()
         page.keyboard.press("Shift+Tab")
