@@ -3,18 +3,15 @@
 import dataclasses
 import itertools
 import random
-import time
 
-import jax.numpy as jnp
 import pytest
-from benchmarks import models, named_models
+from benchmarks import named_models
 from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
-from programs import PROGRAMS, f32
+from programs import PROGRAMS
 
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.model import Plan, PlannedValue, RematError
-from remat_magic.tuning import columns
 from remat_magic.tuning.graph import build
 from remat_magic.tuning.objective import objective
 from remat_magic.tuning.planner import planner
@@ -239,156 +236,3 @@ def test_what_plans_cannot_do_is_told():
         trace.plan(10, device=unlinked, offload=0)
     with pytest.raises(RematError, match="no number of bytes"):
         trace.plan(10, device=unlinked, offload="fast")
-
-
-# ---------------------------------------------------------------------------------------------------- the programme
-
-
-@pytest.mark.parametrize("name", [*sorted(PROGRAMS), *MODELS])
-def test_what_runs_together_may_be_one_variable(name, monkeypatch):
-    """With a variable for each operation the optimum is the same, for budgets and for solutions."""
-    if name in MODELS:  # whose layers, at their sites, have the same names
-        fun, args = MODELS[name]()
-        trace = rm.trace(fun, *args)
-        found = planner(trace, trace.default_at, False)
-    else:
-        found = planner(traced(name), "function", False)
-    small = found.problem()
-    monkeypatch.setattr(columns, "groups", lambda _, nodes: {node: node for node in nodes})
-    large = Problem(found.graph)
-    assert small.size[0] <= large.size[0]
-    most, flops = small.measure(small.names)[0], small.measure(())[1]
-    for i in range(1, 6):
-        bounds = [problem.relax(i * most // 6)[0] or 0.0 for problem in (small, large)]
-        assert bounds[0] == pytest.approx(bounds[1], rel=1e-6, abs=1e-6 * flops + 1)
-
-
-def unrolled(layers=4):
-    """Layers in a Python loop, whose values have names of their own."""
-
-    def fun(ws, x):
-        for w in ws:
-            x = x + jnp.tanh(jnp.sin(x @ w) @ w)
-        return x.sum()
-
-    return fun, ([f32(16, 16)] * layers, f32(8, 16))
-
-
-def test_a_bound_by_counts_is_one():
-    """How many are saved of the values of equal layers is a whole number whichever they are."""
-    fun, args = unrolled()
-    problem = planner(rm.trace(fun, *args), "function", False).problem()
-    most, _ = problem.measure(problem.names)
-    better = 0
-    for i in range(1, 16):
-        budget = i * most // 16
-        best, line = problem.solve(budget, 20.0, 0.0), problem.relax(budget)[0]
-        bound, names = problem.bound_by_counts(budget, 20.0, 0.0)
-        assert problem.measure(names)[0] <= budget
-        assert line * (1 - 1e-6) <= bound <= best.cost * (1 + 1e-6)
-        better += bound > 1.001 * line
-    assert better  # it is there to be nearer than the linear programme
-
-
-def test_a_value_smaller_than_the_solver_sees():
-    """Eight bytes are nothing beside 400 MB, but more than a budget that has no room for them."""
-
-    def fun(w, v, x):
-        y = jnp.sin(x @ w)
-        return jnp.sum(jnp.exp(y)) * jnp.sum(jnp.sin(jnp.sin(v)))
-
-    trace = rm.trace(fun, f32(10_000, 10_000), f32(2), f32(10_000, 10_000))
-    plan = trace.plan(0, "function")
-    assert plan.saved_bytes == 0
-    found = planner(trace, "function", False).problem()
-    for budget in (0, 4, 8, 400_000_000, 400_000_004):
-        assert found.solve(budget, 10.0, 0.01).saved_bytes <= budget
-
-
-# ------------------------------------------------------------------------------------------------- bounds for a slider
-
-
-@pytest.mark.parametrize("name", ["three_layers", "named_tanh", "scanned_relu", "attention", "nested_scan"])
-def test_a_bound_is_the_linear_programmes(name):
-    trace = traced(name)
-    problem = planner(trace, "function", False).problem()
-    most = problem.measure(problem.names)[0]
-    choices = itertools.chain.from_iterable(itertools.combinations(problem.names, k) for k in range(5))
-    measured = [problem.measure(choice) for choice in itertools.islice(choices, 2000)]
-    for i in range(12):
-        point = trace.plan_bound(i * most // 11, "function")
-        bound, _ = problem.relax(point.budget_bytes)
-        assert bound is not None
-        # Of the whole, for which the solver's tolerance is meant.
-        assert point.bound == pytest.approx(bound, rel=1e-6, abs=1e-6 * problem.measure(())[1] + 1)
-        assert all(point.bound <= cost for saved, cost in measured if saved <= point.budget_bytes)
-        assert point.saved_bytes <= point.budget_bytes
-        assert (point.saved_bytes, point.recomputed_flops) in [(0, problem.measure(())[1]), *measured] or (
-            len(problem.names) > 4
-        )
-
-
-def test_a_slider_does_not_wait():
-    fun, args = models.transformer(12)
-    trace = rm.trace(fun, *args)
-    most = planner(trace, None, False).most
-    trace.plan_bound(0.5)
-    spent, points = [], []
-    for i in range(40):
-        began = time.process_time()  # on a busy machine the clock tells nothing
-        points.append(trace.plan_bound(i * most // 39))
-        spent.append(time.process_time() - began)
-    assert max(spent) < 0.1
-    assert sorted(spent)[20] < 0.05
-    bounds = [point.bound for point in points]
-    assert bounds == sorted(bounds, reverse=True)
-    known = [point.recomputed_flops for point in points]
-    assert known == sorted(known, reverse=True)
-    assert all(point.bound <= point.recomputed_flops for point in points)
-
-
-def test_fifteen_hundred_values_within_a_hundredth():
-    fun, args = models.transformer(17)
-    trace = rm.trace(fun, *args)
-    found = planner(trace, None, True)
-    assert found.problem().size[1] >= 1500
-    least = found.graph.predict(())[0]
-    # Some 10 s on an idle machine; this limit is for a busy one, since the solver stops when it is there.
-    solution = found.problem().solve(int(least + 0.3 * (found.most - least)), 120.0, 0.01)
-    assert solution is not None
-    assert solution.cost - solution.bound <= 0.01 * solution.cost
-
-
-def test_equal_layers_are_counted_where_telling_them_apart_does_not_end():
-    fun, args = models.transformer(12)
-    trace = rm.trace(fun, *args)
-    dots = trace.report("dots_saveable", "function")
-    # The linear programme's bound is 40% low here. Some 3 s on an idle machine, as above.
-    plan = trace.plan(dots.saved_bytes, "function", seconds=60.0)
-    assert plan.gap <= 0.01
-    assert plan.recomputed_flops < 0.8 * dots.recomputed_flops
-    assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_between_corners_choices_are_mixed(model):
-    fun, args = MODELS[model]()
-    found = planner(rm.trace(fun, *args), "function", True)
-    problem, least = found.problem(), found.graph.predict(())[0]
-    for i in range(6):
-        budget = least + i * (found.most - least) // 5
-        hull = found.hull(1.0)
-        mixed, near = hull.mixed(budget), hull.between(budget, 10.0)
-        assert mixed is not None
-        for solution in (mixed, *filter(None, (near,))):
-            assert (solution.saved_bytes, solution.cost) == problem.measure(solution.names)
-            assert solution.saved_bytes <= budget
-            assert solution.bound <= solution.cost <= problem.measure(())[1]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_points_of_the_frontier_are_near_their_bounds(model):
-    fun, args = MODELS[model]()
-    # Time enough for a busy machine: it is not taken where all points are within a hundredth.
-    for point in rm.trace(fun, *args).frontier(20, seconds=60.0):
-        assert point.recomputed_flops - point.bound <= 0.01 * point.recomputed_flops + 1

@@ -19,7 +19,7 @@ from remat_magic.analysis.program import program
 from remat_magic.analysis.recompute import Recomputation
 from remat_magic.analysis.residuals import Saved, needed_by, residuals, saved_values
 from remat_magic.analysis.work import work
-from remat_magic.model import LiveValue, Program, RematError, Report, Residual, SourceSpan, Timeline
+from remat_magic.model import Equation, LiveValue, Program, RematError, Report, Residual, SourceSpan, Timeline
 from remat_magic.model import Recomputation as RecomputationKind
 from remat_magic.wording import one_line, text_of
 
@@ -40,13 +40,17 @@ def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) 
     return program(half.closed, index, marked)
 
 
+def recomputed(half: Forward, backward: Any, index: PrimalIndex) -> tuple[Equation, ...]:
+    """The operations that a backward half repeats or does only now."""
+    return Recomputation(half.closed, backward, index, len(half.residual_types)).records(equation_cost)
+
+
 def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Report:
     """The report of both halves."""
     saved = saved_values(half.closed, half.outputs)
     found = Recomputation(half.closed, backward, index, len(half.residual_types))
     readers = needed_by(found.top, saved, index, found.live, found)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
-    recomputed = found.records(equation_cost)
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
     ahead_work, _ = work(half.closed)
     back_work, again_work = work(backward, found.live, found)
@@ -61,7 +65,7 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
     return replace(
         first,
         residuals=rows,
-        recomputed=recomputed,
+        recomputed=found.records(equation_cost),
         forward=_forward_program(half, saved, index),
         backward=program(backward, index, marked, kind),
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),

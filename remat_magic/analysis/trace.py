@@ -21,7 +21,7 @@ from remat_magic.analysis.selection import Selection, Selector
 from remat_magic.analysis.shortcuts import Shortcuts
 from remat_magic.analysis.signature import Leaf, Signature
 from remat_magic.analysis.sources import source_texts
-from remat_magic.model import Choice, Plan, Program, RematError, Report, Site, Timeline
+from remat_magic.model import Choice, Equation, Plan, Program, RematError, Report, Site, Timeline
 from remat_magic.wording import printable
 
 __all__ = ["Dissection", "Trace", "trace"]
@@ -306,6 +306,20 @@ class Trace(Shortcuts):
                 self._reports[selection.label] = known
                 self._previews.pop(selection.label, None)
             return known
+
+    def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
+        """What a policy recomputes, as in its report, without the rest of one: no text is laid out, no peak found.
+
+        Raises:
+            RematError: as ``report``, or the function has no backward half.
+        """
+        with self.lock:
+            selection = self._select(policy, at)
+            known = self._reports.get(selection.label)
+            if known is not None and not known.backward_error:
+                return known.recomputed
+            half, backward = self._retraces.forward(selection), self._retraces.backward(selection)
+            return explain.recomputed(half, backward, self.index)
 
     def cached(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remat_magic.tuning.contract import groups
-from remat_magic.tuning.graph import Graph
+from remat_magic.tuning.contract import Contracted
 
 __all__ = ["Columns", "Row"]
 
@@ -17,52 +16,52 @@ Row = tuple[tuple[tuple[int, float], ...], float]  # sum of factor * column <= l
 
 
 class Columns:
-    """The variables of a graph's programme by number: operations, names saved, names offloaded, residuals kept."""
+    """The variables of a graph's programme by number: operations, names saved, names offloaded, residuals kept.
 
-    def __init__(self, graph: Graph, run: Sequence[int], names: Sequence[str], offloading: bool) -> None:
-        self._graph, self._run = graph, run
-        group = groups(graph, run)
-        numbers: dict[int, int] = {}
-        for n in run:
-            if not graph.needed[n]:
-                numbers.setdefault(group[n], len(numbers))
-        self.nodes = {n: numbers[group[n]] for n in run if not graph.needed[n]}
+    Args:
+        graph: the graph, made smaller.
+        names: those that it may save.
+        offloading: whether they may be offloaded.
+    """
+
+    def __init__(self, graph: Contracted, names: Sequence[str], offloading: bool) -> None:
+        self._graph = graph
+        first = len(graph.flops) - 1  # without what always runs, which is no variable
+        count = itertools.count(first)
+        self.saved = dict(zip(names, count, strict=False))
+        count = itertools.count(first + len(names))
+        self.moved = dict(zip(names, count, strict=False)) if offloading else {}
         by: dict[int, set[int]] = {}
-        for n in run:
-            for leaf in graph.leaves[n]:
-                by.setdefault(leaf, set()).add(-1 if graph.needed[n] else self.nodes[n])
+        for node, leaves in enumerate(graph.leaves):
+            for leaf in leaves:
+                by.setdefault(leaf, set()).add(node)
         # Residuals that the same operations read are kept together.
         together = {leaf: frozenset(readers) for leaf, readers in by.items() if graph.leaf_bytes[leaf]}
-        count = itertools.count(len(numbers))
-        self.saved = dict(zip(names, count, strict=False))
-        count = itertools.count(len(numbers) + len(self.saved))
-        self.moved = dict(zip(names, count, strict=False)) if offloading else {}
-        count = itertools.count(len(numbers) + len(self.saved) + len(self.moved))
+        count = itertools.count(first + len(self.saved) + len(self.moved))
         column = dict(zip(dict.fromkeys(together.values()), count, strict=False))
         self.kept = {leaf: column[readers] for leaf, readers in together.items()}
-        self.size = len(numbers) + len(self.saved) + len(self.moved) + len(column)
+        self.operations = first
+        self.size = first + len(self.saved) + len(self.moved) + len(column)
 
     def rows(self) -> tuple[list[Row], Any]:
         """What restrains the variables, and the least value of each."""
-        graph, nodes = self._graph, self.nodes
+        graph = self._graph
         low = np.zeros(self.size)
         rows: dict[Row, None] = {}
-        for node in self._run:
-            # What always runs is no variable: it asks for its operands outright.
-            mine = () if graph.needed[node] else ((nodes[node], 1.0),)
+        for node, (reads, leaves) in enumerate(zip(graph.reads, graph.leaves, strict=True)):
+            # What always runs asks for its operands outright.
+            mine = ((node - 1, 1.0),) if node else ()
             limit = 0.0 if mine else -1.0
-            for read in graph.reads[node]:
-                if graph.needed[read] or (mine and nodes[read] == nodes[node]):
-                    continue
+            for read in reads:
                 if read in graph.gates:
                     name = graph.gates[read][0]
                     held = tuple((columns[name], -1.0) for columns in (self.saved, self.moved) if columns)
-                    rows[((*mine, (nodes[read], -1.0), *held), limit)] = None
+                    rows[((*mine, (read - 1, -1.0), *held), limit)] = None
                 elif mine:
-                    rows[((*mine, (nodes[read], -1.0)), limit)] = None
+                    rows[((*mine, (read - 1, -1.0)), limit)] = None
                 else:
-                    low[nodes[read]] = 1.0
-            for leaf in graph.leaves[node]:
+                    low[read - 1] = 1.0
+            for leaf in leaves:
                 if leaf in self.kept and mine:
                     rows[((*mine, (self.kept[leaf], -1.0)), limit)] = None
                 elif leaf in self.kept:

@@ -45,6 +45,7 @@ class Graph:
         leaf_bytes: the bytes of these, by number.
         copies: how many copies of its value saving a name keeps.
         operations: the equations that a node recomputes, each with how often it runs.
+        uncosted: the nodes with an operation whose FLOPs are not known, which ``flops`` counts as none.
     """
 
     flops: list[int] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Graph:
     leaf_bytes: dict[int, int] = field(default_factory=dict)
     copies: dict[str, int] = field(default_factory=dict)
     operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
+    uncosted: set[int] = field(default_factory=set)
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
@@ -172,7 +174,10 @@ class _Builder:
             if self._found(leaf):
                 price = equation_cost(leaf)
                 runs = inner.nesting[1]
-                flops += 0 if price.uncosted or runs is None else price.flops * runs
+                if price.uncosted or runs is None:
+                    self.graph.uncosted.add(len(self.graph.flops))
+                else:
+                    flops += price.flops * runs
                 operations.append((leaf, 1 if runs is None else runs))
             elif _compat.primitive_name(leaf) not in TRANSPARENT:
                 again = False

@@ -78,10 +78,6 @@ def plan(
     return made
 
 
-# So few names are decided on in milliseconds, a budget at a time.
-_FEW = 200
-
-
 def frontier(
     trace: Any, points: int = 20, at: Any = None, *, separately: bool = False, seconds: float = 1.0
 ) -> tuple[FrontierPoint, ...]:
@@ -108,24 +104,19 @@ def frontier(
     most = max(ours.most, least)
     budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
     began = time.thread_time()
-    problem = ours.problem()
-    if len(problem.names) <= _FEW:
-        each = seconds / 4
-        found = sweep(problem, budgets, seconds, lambda budget: problem.solve(budget, each, 0.01))
-    else:
-        hull = ours.hull(seconds / 2)
-        found = sweep(problem, budgets, seconds - (time.thread_time() - began), hull.mixed, hull.between)
-    made = [
-        FrontierPoint(budget, solution.saved_bytes, int(solution.cost), int(min(solution.bound, solution.cost)))
-        for budget, solution in zip(budgets, found, strict=True)
-        if solution is not None
-    ]
     # Where all fits that autodiff keeps by itself, it may keep what no name reaches, such as the cosine of a sine.
-    bare = trace.report("none", ours.at)
-    for i, point in enumerate(made):
-        if bare.saved_bytes <= point.budget_bytes and bare.recomputed_flops < point.recomputed_flops:
-            again = bare.recomputed_flops
-            made[i] = FrontierPoint(point.budget_bytes, bare.saved_bytes, again, min(point.bound, again))
+    bare = sum(equation.flops or 0 for equation in trace.recomputed("none", ours.at))
+    hull = ours.hull(seconds / 2)
+    left = seconds - (time.thread_time() - began)
+    found = sweep(ours.problem(), budgets, left, hull.mixed, hull.between)
+    made: list[FrontierPoint] = []
+    for budget, solution in zip(budgets, found, strict=True):
+        if solution is None:
+            continue
+        saved, cost = solution.saved_bytes, int(solution.cost)
+        if ours.most <= budget and bare < cost:
+            saved, cost = ours.most, bare
+        made.append(FrontierPoint(budget, saved, cost, int(min(solution.bound, cost))))
     return tuple(made)
 
 

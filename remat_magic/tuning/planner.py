@@ -89,7 +89,7 @@ class Planner:
         found: Plan | None = None
         bound, spent, allowed = 0.0, 0.0, limit
         for attempt in range(_ATTEMPTS):
-            solution = problem.solve(allowed, seconds, gap, prove=attempt == 0)
+            solution = problem.solve(allowed, seconds, gap)
             if solution is None:
                 break
             spent += solution.seconds

@@ -13,7 +13,7 @@ Only ``s`` and ``o`` have to be whole: the least ``r`` and ``a`` are then whole 
 a linear programme, whose optimum no choice can undercut. Checkmate (Jain et al., MLSys 2020) plans the order of
 operations as well; here JAX has settled it, and the programme is small. It gets smaller still, since what a single
 operation reads runs if and only if that one does, and so do equal layers that are decided together: such operations
-are one variable.
+are one variable. And most names are none to choose, since another is never worse (``contract.dominated``).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from remat_magic.tuning.columns import Columns
-from remat_magic.tuning.contract import reached
+from remat_magic.tuning.contract import contracted
 from remat_magic.tuning.graph import Graph
+from remat_magic.tuning.programme import INFEASIBLE, Programme, Summed, summed
 
 __all__ = ["Costs", "Problem", "Solution"]
 
@@ -76,42 +76,49 @@ class Problem:
     """
 
     def __init__(self, graph: Graph, costs: Costs | None = None, alike: Iterable[Collection[str]] = ()) -> None:
-        self.graph = graph
         self.costs = costs or Costs(graph.flops)
-        run = reached(graph)
-        gates = {n: graph.gates[n] for n in run if n in graph.gates}
-        self.sizes = {name: size for name, (size, _) in graph.sizes(gates).items()}
+        self._whole = graph
+        self.graph = small = contracted(graph, self.costs.nodes)
+        self.sizes = {name: size for name, (size, _) in small.sizes(small.gates).items()}
         self.names = list(self.sizes)
-        number = {name: i for i, name in enumerate(self.names)}
-        groups = ([number[name] for name in group if name in number] for group in alike)
-        self._alike = [group for group in groups if len(group) > 1]
-        columns = Columns(graph, run, self.names, self.costs.transfer is not None)
-        self._first = len(set(columns.nodes.values()))
-        self._always = sum(self.costs.nodes[n] for n in run if graph.needed[n])
+        self._known = frozenset(self.names)
+        columns = Columns(small, self.names, self.costs.transfer is not None)
+        self._first = columns.operations
+        self._always = small.costs[0]
 
         cost, amounts = np.zeros(columns.size), np.zeros(columns.size)
-        for n, column in columns.nodes.items():
-            cost[column] += self.costs.nodes[n]
+        cost[: self._first] = small.costs[1:]
         for name in self.names:
             amounts[columns.saved[name]] = self.sizes[name]
         for name, column in columns.moved.items():
             cost[column] = self.sizes[name] * (self.costs.transfer or 0.0)
         for leaf, column in columns.kept.items():
-            amounts[column] += graph.leaf_bytes[leaf]
-        self._amounts = amounts
+            amounts[column] += small.leaf_bytes[leaf]
         # Solvers want numbers near one.
         self._unit = max(float(cost[: self._first].sum()) / 1e3, 1.0 if self.costs.whole else 1e-30)
         self._byte_unit = max(float(amounts.sum()), 1.0) / 1e3
-        self._cost = cost / self._unit
-
-        rows, self._low = columns.rows()
-        # scipy 1.18 knows no bounds of nothing.
-        self._bounds = _bounds(self._low, np.ones(columns.size)) if columns.size else None
+        rows, low = columns.rows()
         entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
-        entries += [(len(rows), column, amounts[column] / self._byte_unit) for column in np.flatnonzero(amounts)]
         where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())
-        self._matrix = csr_array((factors, (where, at)), shape=(len(rows) + 1, columns.size))
-        self._limits = np.array([limit for _, limit in rows] + [0.0])
+        integral = np.zeros(columns.size)
+        integral[self._first : self._first + len(columns.saved) + len(columns.moved)] = 1
+        self._programme = Programme(
+            cost / self._unit,
+            amounts / self._byte_unit,
+            low,
+            np.ones(columns.size),
+            integral,
+            csr_array((factors, (where, at)), shape=(len(rows), columns.size)),
+            np.array([limit for _, limit in rows]),
+        )
+        self._counted: Summed | None = None
+        kind = {name: number for number, group in enumerate(alike, 1) for name in group if name in self._known}
+        if len(kind) > len(set(kind.values())):
+            kinds = [0] * columns.size
+            for part in (columns.saved, columns.moved):
+                for name, column in part.items():
+                    kinds[column] = kind.get(name, 0)
+            self._counted = summed(self._programme, kinds)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -119,135 +126,92 @@ class Problem:
         return self._first, len(self.names)
 
     def measure(self, names: Collection[str], offloaded: Collection[str] = ()) -> tuple[int, float]:
-        """``(saved bytes, cost)`` of a choice."""
-        found = self.graph.figures(names, offloaded)
+        """``(saved bytes, cost)`` of a choice, of any names of the whole graph."""
+        graph = self.graph if self._known.issuperset(names) else self._whole
+        found = graph.figures(names, offloaded)
         cost: float = found.recomputed_flops
-        if self.costs.nodes is not self.graph.flops:
-            cost = sum(self.costs.nodes[node] for node in self.graph.running(names))
+        if self.costs.nodes is not self._whole.flops:
+            nodes = self.costs.nodes if graph is self._whole else self.graph.costs
+            cost = sum(nodes[node] for node in graph.running(names))
         return found.saved_bytes, cost + found.offloaded_bytes * (self.costs.transfer or 0)
 
-    def _run(self, budget: int, whole: bool, seconds: float, gap: float, bounds: Any = None) -> Any:
-        limits = self._limits.copy()
-        limits[-1] = budget / self._byte_unit
-        integral = np.zeros(len(self._cost))
-        if whole:
-            integral[self._first : self._first + self._choices] = 1
-        return milp(
-            self._cost + _TIE * self._amounts / self._byte_unit,
-            integrality=integral,
-            bounds=bounds or self._bounds,
-            constraints=_constraint(self._matrix, -np.inf, limits),
-            options={"time_limit": seconds, "mip_rel_gap": gap},
-        )
-
-    @property
-    def _choices(self) -> int:
-        return len(self.names) * (1 if self.costs.transfer is None else 2)
-
-    def _least(self, value: float, budget: int) -> float:
-        """The least cost that a value of the objective stands for, up to the solver's own precision."""
-        tie = _TIE * min(budget / self._byte_unit, float(self._amounts.sum()) / self._byte_unit)
-        least = max(0.0, value - tie - _PRECISION) * self._unit
-        return (math.ceil(least) if self.costs.whole else least) + self._always
-
     def _bound(self, found: Any, budget: int) -> float:
-        """What the solver has proven that no choice undercuts."""
+        """What the solver has proven that no choice undercuts, up to its own precision."""
         # With nothing to choose there is no tree to search, and no bound of it; with no time there is neither.
         value = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-        return self._always if value is None else self._least(value, budget)
+        if value is None:
+            return self._always
+        least = max(0.0, value - self._programme.tie(budget / self._byte_unit) - _PRECISION) * self._unit
+        return (math.ceil(least) if self.costs.whole else least) + self._always
 
     def relax(self, budget: int) -> tuple[float | None, Sequence[float]]:
         """The linear programme: a bound on the cost (None: the budget is too small), and how much to save of each."""
-        if not len(self._cost):
+        if not self._size:
             return self._always, ()
-        found = self._run(budget, False, 60.0, 0.0)
+        found = self._programme.run(budget / self._byte_unit, 60.0, 0.0, whole=False)
         if found.x is None:
             return None, ()
-        return self._least(found.fun, budget), found.x[self._first : self._first + len(self.names)]
+        return self._bound(found, budget), found.x[self._first : self._first + len(self.names)]
 
     def priced(self, price: float) -> tuple[float, frozenset[str]]:
         """The linear programme without a budget, where each byte costs ``price``: its least cost, and what it saves.
 
         For each budget this cost less ``price * budget`` is a bound (Lagrange's): no choice within it costs less.
         """
-        if not len(self._cost):
+        if not self._size:
             return self._always, frozenset()
-        found = milp(
-            self._cost + price * self._amounts / self._unit,
-            bounds=self._bounds,
-            constraints=_constraint(self._matrix[:-1], -np.inf, self._limits[:-1]),
-        )
-        chosen = found.x[self._first : self._first + len(self.names)] > 0.5
-        names = self.graph.used({name for name, yes in zip(self.names, chosen, strict=True) if yes})
-        return (found.fun - _PRECISION) * self._unit + self._always, names
+        each, member_of = self._programme, slice(None)
+        if self._counted is not None:
+            each, member_of = self._counted.programme, self._counted.member_of
+        found = each.priced(price * self._byte_unit / self._unit)
+        names, _ = self._chosen((found.x / each.high)[member_of])
+        return (found.fun - _PRECISION) * self._unit + self._always, self.graph.used(names)
 
-    def solve(self, budget: int, seconds: float, gap: float, *, prove: bool = False) -> Solution | None:
+    def solve(self, budget: int, seconds: float, gap: float) -> Solution | None:
         """The best choice that the solver finds, None where the budget is too small.
 
-        With ``prove`` much of the time goes into a bound by itself, where the search has none that is near.
+        Where layers are equal they are counted first; if what comes of it is not proven to be within the gap, each is
+        decided by itself in the time that is left.
         """
         began = time.perf_counter()
-        if not len(self._cost):
+        if not self._size:
             return Solution(frozenset(), *self.measure(()), self._always, True, 0.0)
-        found = self._run(budget, True, _SEARCH * seconds if prove and self._alike else seconds, gap)
-        if found.x is None:
-            nothing = self.measure(())
-            if found.status == _INFEASIBLE or nothing[0] > budget:
-                return None
-            # Its time was up before it had looked at all.
-            return Solution(frozenset(), *nothing, self._always, False, time.perf_counter() - began)
-        chosen = found.x[self._first : self._first + self._choices] > 0.5
-        on_device = {name for name, yes in zip(self.names, chosen, strict=False) if yes}
-        moved = {name for name, yes in zip(self.names, chosen[len(self.names) :], strict=False) if yes} - on_device
-        names = self._within(budget, on_device | moved, moved)
-        moved &= names
-        saved, cost = self.measure(names, moved)
-        bound = self._bound(found, budget)
-        proven = found.status == 0
-        if prove and not proven and self._alike:
+        ended = False
+        bound, best = self.count(budget, _COUNTING * seconds, gap)
+        if best is None or best.cost - bound > gap * best.cost:
             left = seconds - (time.perf_counter() - began)
-            least, whole = self.bound_by_counts(budget, left, gap)
-            bound = max(bound, least)
-            again = self.measure(whole)
-            if not moved and again[0] <= budget and again[1] < cost:
-                names, saved, cost = whole, *again
-            proven = cost - bound <= gap * cost
-        return Solution(names, saved, cost, bound, proven, time.perf_counter() - began, frozenset(moved))
+            found = self._programme.run(budget / self._byte_unit, left, gap)
+            bound, ended = max(bound, self._bound(found, budget)), found.status == 0
+            other = self._solution(found, budget)
+            if found.x is None and found.status != INFEASIBLE:  # its time was up before it had looked at all
+                other = self._choice(budget, frozenset(), frozenset())
+            best = min(filter(None, (best, other)), key=lambda each: each.cost, default=None)
+        if best is None:
+            return None
+        proven = ended or best.cost - bound <= gap * best.cost
+        return replace(best, bound=bound, proven=proven, seconds=time.perf_counter() - began)
 
-    def bound_by_counts(self, budget: int, seconds: float, gap: float) -> tuple[float, frozenset[str]]:
-        """A bound from how many values of equal layers are saved, whichever these are: a whole number of each kind.
+    def count(self, budget: int, seconds: float, gap: float) -> tuple[float, Solution | None]:
+        """A bound from how many of equal layers save a value, whichever these are, and a choice with such numbers.
 
-        Equal layers can be exchanged, so that a search which decides on each by itself goes through all their orders.
-        With the bound come the names that are saved whole in what was found, which may be a good choice.
+        Where no layers are equal, what is known without looking and no choice. The choice has no bound of its own.
         """
-        size, first = len(self._cost), self._first
-        kinds = [*self._alike]
-        counted = {i for group in kinds for i in group}
-        kinds += [[i] for i in range(len(self.names)) if i not in counted]
-        if self.costs.transfer is not None:
-            kinds += [[i + len(self.names) for i in group] for group in kinds]
-        entries = [(row, first + i, 1.0) for row, group in enumerate(kinds) for i in group]
-        entries += [(row, size + row, -1.0) for row in range(len(kinds))]
-        where, at, factors = zip(*entries, strict=True)
-        counts: Any = csr_array((factors, (where, at)), shape=(len(kinds), size + len(kinds)))
-        wider: Any = csr_array(self._matrix, copy=True)
-        wider.resize((len(self._limits), size + len(kinds)))
-        limits = self._limits.copy()
-        limits[-1] = budget / self._byte_unit
-        found = milp(
-            np.append(self._cost + _TIE * self._amounts / self._byte_unit, np.zeros(len(kinds))),
-            integrality=np.append(np.zeros(size), np.ones(len(kinds))),
-            bounds=_bounds(
-                np.append(self._low, np.zeros(len(kinds))), np.append(np.ones(size), [len(group) for group in kinds])
-            ),
-            constraints=[_constraint(wider, -np.inf, limits), _constraint(counts, 0, 0)],
-            options={"time_limit": max(seconds, 0.01), "mip_rel_gap": gap / 2},
-        )
+        if self._counted is None:
+            return self._always, None
+        began = time.perf_counter()
+        small, member_of = self._counted.programme, self._counted.member_of
+        found = small.run(budget / self._byte_unit, seconds, gap / 4)
         bound = self._bound(found, budget)
         if found.x is None:
-            return bound, frozenset()
-        chosen = found.x[first : first + len(self.names)] > 1 - 1e-6
-        return bound, self._within(budget, {name for name, yes in zip(self.names, chosen, strict=True) if yes})
+            return bound, None
+        # What all or none of the equal layers save is decided; which of them save the rest is left to choose.
+        low, high = self._programme.low.copy(), self._programme.high.copy()
+        names = slice(self._first, self._first + self._choices)
+        low[names] = np.maximum(low, (found.x > small.high - 0.5)[member_of])[names]
+        high[names] = np.minimum(high, (found.x > small.low + 0.5)[member_of])[names]
+        left = seconds - (time.perf_counter() - began)
+        exact = self._programme.run(budget / self._byte_unit, left, gap / 4, low=low, high=high)
+        return bound, self._solution(exact, budget)
 
     def between(
         self, budget: int, always: Collection[str], never: Collection[str], seconds: float
@@ -258,22 +222,46 @@ class Problem:
         for such choices only.
         """
         began = time.perf_counter()
-        low, high = np.array(self._low), np.ones(len(self._cost))
+        low, high = self._programme.low.copy(), self._programme.high.copy()
         for column, name in enumerate(self.names, self._first):
             if name in always:
                 low[column] = 1
             elif name in never:
                 high[column] = 0
-        found = self._run(budget, True, seconds, 0.001, _bounds(low, high))
-        ended = found.status in (0, _INFEASIBLE)
+        found = self._programme.run(budget / self._byte_unit, seconds, 0.001, low=low, high=high)
+        ended = found.status in (0, INFEASIBLE)
+        made = self._solution(found, budget)
+        if made is None:
+            return None, ended
+        return replace(made, bound=self._bound(found, budget), seconds=time.perf_counter() - began), ended
+
+    @property
+    def _size(self) -> int:
+        return len(self._programme.cost)
+
+    @property
+    def _choices(self) -> int:
+        return len(self.names) * (1 if self.costs.transfer is None else 2)
+
+    def _chosen(self, x: Any) -> tuple[set[str], set[str]]:
+        """The names that are saved, and those that are offloaded, by the variables of the programme."""
+        chosen = x[self._first : self._first + self._choices] > 0.5
+        names = {name for name, yes in zip(self.names, chosen, strict=False) if yes}
+        moved = {name for name, yes in zip(self.names, chosen[len(self.names) :], strict=False) if yes}
+        return names | moved, moved - names
+
+    def _solution(self, found: Any, budget: int) -> Solution | None:
+        """The choice that the solver found, if any."""
         if found.x is None:
-            return None, ended
-        chosen = found.x[self._first : self._first + len(self.names)] > 0.5
-        names = self._within(budget, {name for name, yes in zip(self.names, chosen, strict=True) if yes})
-        saved, cost = self.measure(names)
-        if saved > budget:
-            return None, ended
-        return Solution(names, saved, cost, self._bound(found, budget), False, time.perf_counter() - began), ended
+            return None
+        names, moved = self._chosen(found.x)
+        return self._choice(budget, names, frozenset(moved))
+
+    def _choice(self, budget: int, names: Collection[str], moved: frozenset[str]) -> Solution | None:
+        """A choice without what exceeds the budget, and nothing said of a bound; None where it is too small."""
+        names = self._within(budget, names, moved)
+        saved, cost = self.measure(names, moved & names)
+        return None if saved > budget else Solution(names, saved, cost, 0.0, False, 0.0, moved & names)
 
     def _within(self, budget: int, names: Collection[str], moved: Collection[str] = ()) -> frozenset[str]:
         """Names that are used of some, without the smallest where the budget is exceeded by the solver's tolerance.
@@ -288,16 +276,7 @@ class Problem:
         return used
 
 
-# scipy's own annotations know numbers only, where arrays are meant.
-_bounds: Any = Bounds
-_constraint: Any = LinearConstraint
-
-
 _PRECISION = 1e-6
-_INFEASIBLE = 2  # a status of scipy's
 
-# Where layers are equal, the part of the time of a search that tells them apart; one that counts them has the rest.
-_SEARCH = 0.1
-
-# Bytes count a very little beside FLOPs (both add up to a thousand), or the solver saves what spares no work.
-_TIE = 1e-6
+# Where layers are equal, the part of the time of a search that counts them; one that tells them apart has the rest.
+_COUNTING = 0.7

@@ -29,7 +29,7 @@ def sweep(
     """
 
     def whole(budget: int, seconds: float) -> Solution | None:
-        return problem.solve(budget, seconds, 0.01, prove=True)
+        return problem.solve(budget, seconds, 0.01)
 
     began = time.thread_time()
     found = [start(budget) for budget in budgets]
@@ -47,7 +47,7 @@ def sweep(
             return found
         index = -number
         way, end = todo[index].pop(0)
-        better, known = way(budgets[index], min(end - now, max(0.3, seconds / 5))), found[index]
+        better, known = way(budgets[index], min(end - now, max(0.5, seconds / 5))), found[index]
         if better is not None and known is not None:
             bound = max(better.bound, known.bound)
             found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)

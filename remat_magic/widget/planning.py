@@ -95,6 +95,7 @@ class Planning(Panels[_Request]):
         return {"type": request.kind, "at": request.at, "serial": request.serial}
 
     def _frontier(self, trace: Any, request: _Request) -> None:
+        trace.report("none", request.at)  # at one end of the frontier, and what shares of the forward pass are of
         points = trace.frontier(at=request.at)
         known = [trace.cached(choice.key, request.at) for choice in trace.choices()]
         complete = [report for report in known if report is not None and report.complete and not report.backward_error]

@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
 LARGE: dict[str, tuple[Callable[[], Any], str]] = {
     "GPT-2 small": (lambda: models.transformer(12), "function"),
     "GPT-2 small, blocks checkpointed": (lambda: models.transformer(12, site=True), "sites"),
+    "GPT-2 small's blocks, 48 of them": (lambda: models.transformer(48), "function"),
     "GPT-2 small, scanned": (lambda: models.transformer(12, scanned=True), "function"),
 }
 
@@ -64,7 +65,8 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
     found = planner(trace, at, False)
     setup = time.perf_counter() - began
     nodes, values = found.problem().size
-    print(f"\n{name}, at {at}: {values} values, {nodes} variables; graph in {setup:.2f} s")
+    every = len(found.every_value())
+    print(f"\n{name}, at {at}: {every} values, {values} to choose from, {nodes} operations; graph in {setup:.2f} s")
     began = time.perf_counter()
     points = trace.frontier(20, at)
     print(f"  frontier of 20 in {time.perf_counter() - began:.2f} s")
