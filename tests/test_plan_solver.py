@@ -15,6 +15,7 @@ from scipy.sparse import csr_array
 
 import remat_magic as rm
 from remat_magic.tuning import contract
+from remat_magic.tuning.graph import Graph
 from remat_magic.tuning.planner import planner
 from remat_magic.tuning.programme import Programme, summed
 from remat_magic.tuning.solve import Problem
@@ -66,6 +67,56 @@ def test_values_that_another_stands_in_for_are_none_to_choose():
     # The ends of each chain: what goes into tanh (its derivative reads its unnamed result), what goes into sin, and
     # what comes out of it, for v's gradient. Not the product before its bias, nor what is between tanh and sin.
     assert sorted(kept) == ["add", "mul", "sin"]
+
+
+@st.composite
+def graphs(draw):
+    """Operations and gates in the order of a backward pass turned round: each reads those before it."""
+    graph = Graph()
+    names = [f"n{i}" for i in range(5)]
+    for node in range(draw(st.integers(2, 12))):
+        reads = draw(st.lists(st.integers(0, node - 1), max_size=2, unique=True)) if node else []
+        gate = len(reads) == 1 and reads[0] not in graph.gates and draw(st.booleans())
+        if gate:
+            name = draw(st.sampled_from(names))
+            size = next((size for known, size, _ in graph.gates.values() if known == name), draw(st.integers(1, 3)))
+            graph.gates[node] = (name, size, 1)
+        leaves = [] if gate else draw(st.lists(st.integers(0, 1), max_size=1))
+        graph.flops.append(0 if gate else draw(st.integers(0, 3)))
+        graph.needed.append(not gate and draw(st.integers(0, 3)) == 0)
+        graph.reads.append(tuple(reads))
+        graph.leaves.append(tuple(leaves))
+        graph.leaf_bytes.update(dict.fromkeys(leaves, 2))
+        graph.operations.append(())
+    graph.flops.append(0)
+    graph.needed.append(True)
+    graph.reads.append(tuple(draw(st.lists(st.integers(0, len(graph.reads) - 1), min_size=1, max_size=3, unique=True))))
+    graph.leaves.append(())
+    graph.operations.append(())
+    return graph
+
+
+@settings(max_examples=600, deadline=None)
+@given(graphs())
+def test_the_best_choices_of_a_contracted_graph_are_the_best(graph):
+    """All choices of all names are tried, for each sum of bytes, with the bytes of a name those of all its gates."""
+    small = contract.contracted(graph, graph.flops)
+    whole = graph.sizes(graph.gates)
+
+    def best(graph, names):
+        found = {}
+        for chosen in itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1)):
+            running = graph.running(chosen)
+            leaves = {leaf for node in running for leaf in graph.leaves[node]}
+            size = sum(whole[name][0] for name in chosen) + sum(graph.leaf_bytes[leaf] for leaf in leaves)
+            cost = sum(graph.flops[node] for node in running)
+            found[size] = min(cost, found.get(size, cost))
+        return lambda budget: min((cost for size, cost in found.items() if size <= budget), default=None)
+
+    kept = sorted({gate[0] for gate in small.gates.values()})
+    ours, every = best(small, kept), best(graph, sorted(whole))
+    for budget in range(20):
+        assert ours(budget) == every(budget)
 
 
 def unrolled(layers=4):
