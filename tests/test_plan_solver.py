@@ -1,6 +1,7 @@
 """The programme that plans are solutions of: made small, counted, bounded, and within reach of many values."""
 
 import itertools
+import random
 import time
 
 import jax.numpy as jnp
@@ -69,35 +70,36 @@ def test_values_that_another_stands_in_for_are_none_to_choose():
     assert sorted(kept) == ["add", "mul", "sin"]
 
 
-@st.composite
-def graphs(draw):
-    """Operations and gates in the order of a backward pass turned round: each reads those before it."""
+def random_graph(dice):
+    """Operations in the order of a program, most with a gate behind, some with one name for two gates."""
     graph = Graph()
-    names = [f"n{i}" for i in range(5)]
-    for node in range(draw(st.integers(2, 12))):
-        reads = draw(st.lists(st.integers(0, node - 1), max_size=2, unique=True)) if node else []
-        gate = len(reads) == 1 and reads[0] not in graph.gates and draw(st.booleans())
-        if gate:
-            name = draw(st.sampled_from(names))
-            size = next((size for known, size, _ in graph.gates.values() if known == name), draw(st.integers(1, 3)))
-            graph.gates[node] = (name, size, 1)
-        leaves = [] if gate else draw(st.lists(st.integers(0, 1), max_size=1))
-        graph.flops.append(0 if gate else draw(st.integers(0, 3)))
-        graph.needed.append(not gate and draw(st.integers(0, 3)) == 0)
+    sizes = {f"n{i}": dice.randint(1, 3) for i in range(6)}
+    fresh, values = list(sizes), []
+
+    def add(flops, needed, reads, leaves=()):
+        graph.flops.append(flops)
+        graph.needed.append(needed)
         graph.reads.append(tuple(reads))
         graph.leaves.append(tuple(leaves))
         graph.leaf_bytes.update(dict.fromkeys(leaves, 2))
         graph.operations.append(())
-    graph.flops.append(0)
-    graph.needed.append(True)
-    graph.reads.append(tuple(draw(st.lists(st.integers(0, len(graph.reads) - 1), min_size=1, max_size=3, unique=True))))
-    graph.leaves.append(())
-    graph.operations.append(())
+        return len(graph.flops) - 1
+
+    for _ in range(dice.randint(2, 9)):
+        reads = dice.sample(values[-3:], min(len(values), dice.choice([1, 1, 2])))
+        leaves = [0] if dice.random() < 0.15 else []
+        value = add(dice.choice([0, 0, 1, 2]), dice.random() < 0.1, reads, leaves)
+        if dice.random() < 0.7 and (fresh or dice.random() < 0.5):
+            name = fresh.pop() if fresh and dice.random() < 0.85 else dice.choice(list(sizes))
+            value = add(0, False, [value])
+            graph.gates[value] = (name, sizes[name], 1)
+        values.append(value)
+    add(0, True, dice.sample(values, min(len(values), dice.randint(1, 3))))
     return graph
 
 
-@settings(max_examples=600, deadline=None)
-@given(graphs())
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(0, 2**32).map(random.Random).map(random_graph))
 def test_the_best_choices_of_a_contracted_graph_are_the_best(graph):
     """All choices of all names are tried, for each sum of bytes, with the bytes of a name those of all its gates."""
     small = contract.contracted(graph, graph.flops)
