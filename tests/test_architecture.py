@@ -34,7 +34,8 @@ DEFERRED: dict[str, set[str]] = {
     "analysis/shortcuts.py": {"tuning"},  # trace.compare() and trace.measure(), which is where users look for them
     "model/plan.py": {"analysis"},  # plan.apply(), so that a training script needs nothing else
     "model/report.py": {"views"},  # report.save_html()
-    "tuning/compare.py": {"views"},  # a comparison shows itself, as a DataFrame does
+    "model/displayed.py": {"views"},  # records show themselves, as DataFrames do
+    "tuning/compare.py": {"views"},  # and so do comparisons
 }
 
 

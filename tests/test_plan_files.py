@@ -261,8 +261,16 @@ REFUSED = {
     "half a surrogate": json.dumps(with_value(name="\ud800")),
     "twice": json.dumps(with_plan(names=good()["plan"]["names"] * 2)),
     "occurrence": json.dumps(with_value(occurrence=1)),
+    "number": json.dumps(with_value(number=1)),
     "an expression": json.dumps(with_plan(names=[], policy="__import__('os').abort()")),
 }
+
+
+def test_a_file_may_lack_what_came_later():
+    older = good()
+    for value in older["plan"]["names"]:
+        del value["number"], value["alike"]
+    assert Plan.from_json(json.dumps(older)) == Plan.from_json(json.dumps(good()))
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)

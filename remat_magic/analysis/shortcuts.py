@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from remat_magic.analysis.primal import Primal
     from remat_magic.analysis.signature import Leaf
     from remat_magic.analysis.trace import Trace
-    from remat_magic.model import Advice, Edit, FrontierPoint, Loop, Plan, WhatIf
+    from remat_magic.model import Advice, Edit, FrontierPoint, Listed, Loop, Plan, WhatIf
     from remat_magic.tuning.compare import Comparison
     from remat_magic.tuning.job import Measuring
 
@@ -47,7 +47,7 @@ class Shortcuts:
             types = tuple(leaf.value for leaf in primal.signature.arrays)
             return Trace(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary))
 
-    def loops(self, **options: Any) -> tuple[Loop, ...]:
+    def loops(self, **options: Any) -> Listed[Loop]:
         """For each scan what nesting it under ``jax.checkpoint`` would save and recompute, with the code that does it.
 
         See :func:`remat_magic.tuning.loops.loops`.
@@ -107,7 +107,7 @@ class Shortcuts:
 
         return plan(cast("Any", self), budget, at, **options)
 
-    def what_if(self, policy: Any = "as_written", at: Any = None, **options: Any) -> tuple[WhatIf, ...]:
+    def what_if(self, policy: Any = "as_written", at: Any = None, **options: Any) -> Listed[WhatIf]:
         """For each residual, and each recomputed value, what it alone would change to recompute it, or to save it.
 
         See :func:`remat_magic.tuning.what_if.what_if` for the options.
@@ -118,7 +118,7 @@ class Shortcuts:
 
     def advice(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None, **options: Any
-    ) -> tuple[Advice, ...]:
+    ) -> Listed[Advice]:
         """What about a policy, or the program, costs without need, and the mend.
 
         See :func:`remat_magic.tuning.advice.advise` for the options.
@@ -136,7 +136,7 @@ class Shortcuts:
 
         return plan_bound(cast("Any", self), budget, at, **options)
 
-    def frontier(self, points: int = 20, at: Any = None, **options: Any) -> tuple[FrontierPoint, ...]:
+    def frontier(self, points: int = 20, at: Any = None, **options: Any) -> Listed[FrontierPoint]:
         """The least recomputation for budgets from nothing to all; see :func:`remat_magic.tuning.plan.frontier`."""
         from remat_magic.tuning.plan import frontier
 

@@ -9,6 +9,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 
 from __future__ import annotations
 
+from remat_magic.model.displayed import Displayed, Listed
 from remat_magic.model.edit import Edit, EditedName, FileEdit
 from remat_magic.model.loops import Loop, Nesting
 from remat_magic.model.plan import Advice, FrontierPoint, Plan, PlannedValue
@@ -49,6 +50,7 @@ __all__ = [
     "Choice",
     "ComparisonRow",
     "Difference",
+    "Displayed",
     "Edit",
     "EditedName",
     "Equation",
@@ -57,6 +59,7 @@ __all__ = [
     "GradientDifference",
     "Half",
     "Kind",
+    "Listed",
     "LiveValue",
     "Loop",
     "Measurement",

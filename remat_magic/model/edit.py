@@ -6,6 +6,7 @@ import difflib
 import os
 from dataclasses import dataclass
 
+from remat_magic.model.displayed import Displayed
 from remat_magic.model.report import RematError
 from remat_magic.model.source import SourceSpan
 
@@ -53,8 +54,8 @@ class EditedName:
     existing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+@dataclass(frozen=True, slots=True, repr=False)
+class Edit(Displayed):
     """An edit of the user's source, with what JAX does with the edited text.
 
     ``files`` are all the texts that change, ``names`` what the policy at ``at`` saves by name. ``unnamed`` says in a

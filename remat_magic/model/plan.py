@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from remat_magic.model import files, plan_file
+from remat_magic.model.displayed import Displayed
 from remat_magic.model.source import SourceSpan
 
 __all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue"]
@@ -40,7 +41,8 @@ class PlannedValue:
 
     ``output`` is the result's number among those of its operation, None for a value that a loop carries in. Of the
     values that one operation of one line and function makes, this is number ``occurrence`` of ``occurrences``, in the
-    order of the program: so it is found again in a program that has changed elsewhere.
+    order of the program: so it is found again in a program that has changed elsewhere. Of the values that one operation
+    of one expression makes, as in equal layers, it is number ``number``, from 0, of ``alike``.
     """
 
     key: str
@@ -56,10 +58,17 @@ class PlannedValue:
     occurrences: int = 1
     offloaded: bool = False
     library: SourceSpan | None = None
+    number: int = 0
+    alike: int = 1
+
+    @property
+    def origin(self) -> tuple[SourceSpan | None, SourceSpan | None, tuple[str, ...], str, int | None, str]:
+        """What is the same for the values that one operation of one expression makes."""
+        return self.source, self.library, self.path, self.primitive, self.output, self.type
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan(Displayed):
     """What to save within ``budget_bytes`` so that as little as possible is recomputed.
 
     ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the

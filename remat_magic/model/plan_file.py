@@ -19,6 +19,7 @@ __all__ = ["VERSION", "from_json", "load_plan", "read", "to_json"]
 VERSION = 1
 _FORMAT = "remat_magic plan"
 _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has some five million
+_LATER = frozenset({"number", "alike"})  # fields that files written before they were there do without
 _HUGE = 2**63  # no count of bytes or FLOPs is larger
 
 # Control characters (a tab apart, which source lines have), halves of surrogate pairs, and what turns the direction of
@@ -109,13 +110,15 @@ def read(record: type[_T], data: Any) -> _T:
     for value in made.names:
         if value.occurrence >= value.occurrences:
             raise RematError(f"the plan has value {value.occurrence} of {value.occurrences}: save it anew.")
+        if value.number >= value.alike:
+            raise RematError(f"the plan has value {value.number} of {value.alike} alike: save it anew.")
     return made
 
 
 def _read(record: Any, data: Any, what: str) -> Any:
     if not isinstance(data, dict):
         raise RematError(f"{what} is no JSON object but {type(data).__name__}: give what Plan.to_dict() made.")
-    fields = get_type_hints(record)
+    fields = {name: kind for name, kind in get_type_hints(record).items() if name in data or name not in _LATER}
     wrong = sorted({*fields} ^ {str(key) for key in data})
     if wrong:
         which = ", ".join(map(_shown, wrong[:3]))

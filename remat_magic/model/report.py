@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from remat_magic.model.displayed import Displayed
 from remat_magic.model.source import SourceSpan, SourceText
 
 __all__ = [
@@ -240,8 +241,8 @@ def _total(numbers: Iterable[int | None]) -> int:
     return sum(number or 0 for number in numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Displayed):
     """What one policy does at one place.
 
     A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from remat_magic.model.displayed import Displayed
 from remat_magic.model.report import Equation, Residual
 from remat_magic.model.source import SourceSpan
 
@@ -93,8 +94,8 @@ class LiveValue:
     source: SourceSpan | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+@dataclass(frozen=True, slots=True, repr=False)
+class Timeline(Displayed):
     """The estimated device memory from the first equation of the forward half to the last of the backward one.
 
     ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first.

@@ -21,7 +21,7 @@ from remat_magic.analysis.bodies import nbytes
 from remat_magic.analysis.flow import Scope
 from remat_magic.analysis.residuals import locate
 from remat_magic.analysis.sites import Rewriter
-from remat_magic.model import Loop, Nesting, RematError, Report
+from remat_magic.model import Listed, Loop, Nesting, RematError, Report
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.tuning import nesting
 
@@ -31,7 +31,7 @@ _SHORTEST = 4  # steps: of fewer there is nothing to nest
 _Scan = Callable[..., tuple[Any, Any]]
 
 
-def loops(trace: Any, *, shortest: int = _SHORTEST) -> tuple[Loop, ...]:
+def loops(trace: Any, *, shortest: int = _SHORTEST) -> Listed[Loop]:
     """For each scan of a function, at any depth, what nesting it saves and recomputes.
 
     The figures are those of the whole function, as written but for that scan: JAX's own, since it is rewritten and
@@ -51,7 +51,7 @@ def loops(trace: Any, *, shortest: int = _SHORTEST) -> tuple[Loop, ...]:
     for scope, eqn in _scans(Scope(_compat.open_jaxpr(trace.index.closed))):
         if id(eqn) not in found and int(eqn.params["length"]) >= max(shortest, _SHORTEST):
             found[id(eqn)] = _Rewritten(trace, scope, eqn, report).loop()
-    return tuple(found.values())
+    return Listed(found.values())
 
 
 def segment_of(length: int) -> int:

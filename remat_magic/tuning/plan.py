@@ -8,7 +8,7 @@ from typing import Any
 
 from remat_magic import units
 from remat_magic.devices import Device
-from remat_magic.model import FrontierPoint, Plan, RematError
+from remat_magic.model import FrontierPoint, Listed, Plan, RematError
 from remat_magic.tuning.objective import Objective, objective
 from remat_magic.tuning.peak import within_peak
 from remat_magic.tuning.planner import Asked, Planner, planner
@@ -80,7 +80,7 @@ def plan(
 
 def frontier(
     trace: Any, points: int = 20, at: Any = None, *, separately: bool = False, seconds: float = 1.0
-) -> tuple[FrontierPoint, ...]:
+) -> Listed[FrontierPoint]:
     """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
     Of many values the lower hull of all choices bounds them, and between its corners choices are mixed; what time
@@ -117,7 +117,7 @@ def frontier(
         if ours.most <= budget and bare < cost:
             saved, cost = ours.most, bare
         made.append(FrontierPoint(budget, saved, cost, int(min(solution.bound, cost))))
-    return tuple(made)
+    return Listed(made)
 
 
 def budget_bytes(budget: int | float | str, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,10 +65,11 @@ class Planner:
         objective = objective or Objective()
         known = self._problems.get(objective.key)
         if known is None:
+            costs = objective.costs(self.graph, self.parts.backward)
             alike: dict[Any, list[str]] = {}
             for value in self.every_value().values():
-                alike.setdefault((value.source, value.primitive, value.output, value.type), []).append(value.key)
-            known = Problem(self.graph, objective.costs(self.graph, self.parts.backward), alike.values())
+                alike.setdefault(value.origin, []).append(value.key)
+            known = Problem(self.graph, costs, alike.values())
             self._problems[objective.key] = known
         return known
 
@@ -187,12 +189,19 @@ class Planner:
     def values(self, names: Collection[str], offloaded: Collection[str] = ()) -> Iterator[PlannedValue]:
         """The values that names are given to, as far as they are read, in the order of the program."""
         sizes = self.graph.sizes(self.graph.used_gates(names))
-        return self._values(sizes, offloaded)
+        every = self.every_value()
+        for value in self._values(sizes, offloaded):
+            yield replace(value, number=every[value.key].number, alike=every[value.key].alike)
 
     def every_value(self) -> dict[str, PlannedValue]:
         """All values that could be saved, by name, each with its bytes where nothing else is saved."""
         if not self._every:
-            self._every.update((value.key, value) for value in self._values(self.graph.sizes(self.graph.gates), ()))
+            values = [*self._values(self.graph.sizes(self.graph.gates), ())]
+            alike = Counter(value.origin for value in values)
+            before: Counter[Any] = Counter()
+            for value in values:
+                self._every[value.key] = replace(value, number=before[value.origin], alike=alike[value.origin])
+                before[value.origin] += 1
         return self._every
 
     def _values(self, sizes: Mapping[str, tuple[int, int]], offloaded: Collection[str]) -> Iterator[PlannedValue]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.model import Plan, PlannedValue, RematError, WhatIf
+from remat_magic.model import Listed, Plan, PlannedValue, RematError, WhatIf
 from remat_magic.policies import resolve
 from remat_magic.tuning.answers import answered
 from remat_magic.tuning.flips import Flip, Flips
@@ -27,7 +27,7 @@ def what_if(
     by: str = "flops",
     separately: bool = False,
     namespace: Mapping[str, Any] | None = None,
-) -> tuple[WhatIf, ...]:
+) -> Listed[WhatIf]:
     """For each residual that could be recomputed, and each recomputed value that could be saved: what that changes.
 
     Reckoned on the graph that plans are made on, all in one go; each plan, applied, does what is said of it. What could
@@ -74,7 +74,7 @@ def what_if(
                 "effect of single values is not known: choose at='sites', or one site."
             )
     rows = [base.row(name, chosen, against) for name in (*flips.base.used, *flips.recomputed)]
-    return tuple(sorted(rows, key=lambda row: _rank(row, by)))
+    return Listed(sorted(rows, key=lambda row: _rank(row, by)))
 
 
 def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:

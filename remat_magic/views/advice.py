@@ -9,7 +9,7 @@ from remat_magic.model import Advice
 from . import format as fmt
 from .format import escape
 
-__all__ = ["advice_html"]
+__all__ = ["advice_html", "stake"]
 
 
 def advice_html(advice: Sequence[Advice]) -> str:
@@ -19,11 +19,18 @@ def advice_html(advice: Sequence[Advice]) -> str:
     return f'<ul class="remat-advice">{"".join(map(_item, advice))}</ul>'
 
 
+def stake(found: Advice) -> str:
+    """What is at stake, empty where it is not known."""
+    if found.figure is None or not found.unit:
+        return ""
+    return fmt.nbytes(found.figure) if found.unit == "bytes" else fmt.flops(found.figure)
+
+
 def _item(found: Advice) -> str:
-    stake = ""
-    if found.figure is not None and found.unit:
-        amount = fmt.nbytes(found.figure) if found.unit == "bytes" else fmt.flops(found.figure)
-        stake = f' <b title="{escape(fmt.exact(found.figure, found.unit))}">{escape(amount)}</b> at stake.'
+    at_stake, amount = "", stake(found)
+    if amount:
+        exact = fmt.exact(found.figure or 0, found.unit)
+        at_stake = f' <b title="{escape(exact)}">{escape(amount)}</b> at stake.'
     place = fmt.location(found.source)
     where = f'<span class="remat-place">{escape(place)}</span> ' if place else ""
-    return f"<li>{where}{escape(found.sentence)}{stake}<br><i>{escape(found.mend)}</i></li>"
+    return f"<li>{where}{escape(found.sentence)}{at_stake}<br><i>{escape(found.mend)}</i></li>"

@@ -47,9 +47,18 @@ def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
     return f"{code_html(label)}{named}{others}"
 
 
-def planned_cells(value: PlannedValue) -> tuple[str, str, str]:
-    """What makes a value, its type, and where: three cells."""
-    times = f' <span class="remat-times">x{value.times}</span>' if value.times > 1 else ""
+def planned_cells(value: PlannedValue, times: str | None = None, numbers: str = "") -> tuple[str, str, str]:
+    """What makes a value, its type, and where: three cells.
+
+    Args:
+        value: one value, or the first of several.
+        times: how many of them there are, where that is not told by the value.
+        numbers: which of them, for the hover.
+    """
+    if times is None:
+        times = f"x{value.times:,}" if value.times > 1 else ""
+    hover = f' title="{escape(numbers)}"' if numbers else ""
+    times = f' <span class="remat-times"{hover}>{escape(times)}</span>' if times else ""
     where = list[str]()
     if value.source is not None:
         where.append(f'<span class="remat-place">{escape(value.source.place)}</span>')

@@ -10,24 +10,24 @@ from . import format as fmt
 from .cells import KEYS, planned_cells, table, td
 from .format import escape
 
-__all__ = ["edit_html", "loops_html", "what_if_html"]
+__all__ = ["ROWS", "best_edit", "edit_html", "edit_sentences", "loops_html", "what_if_html"]
 
 # Beyond these the exchange is a bad one, and the list a burden.
-_ROWS = 40
+ROWS = 40
 
 
-def what_if_html(rows: Sequence[WhatIf]) -> str:
-    """For each value what it would change to keep it, or to recompute it; each row's button does it."""
+def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
+    """For each value what it would change to keep it, or to recompute it; each row's button does it, if ``live``."""
     if not rows:
         return '<p class="remat-empty">No single value can be saved or recomputed instead.</p>'
     body = list[str]()
-    for number, row in enumerate(rows[:_ROWS]):
+    for number, row in enumerate(rows[:ROWS]):
         what, kind, where = planned_cells(row.value)
         bytes_, flops = row.saved_bytes, row.recomputed_flops
         seconds = "" if row.seconds is None else f"{'+' if row.seconds > 0 else ''}{fmt.seconds(row.seconds)}"
         button = f'<button type="button" class="remat-link" data-flip="{number}" {KEYS}>{escape(row.change)}</button>'
         cells = [
-            td("kind", button),
+            td("kind", button if live else escape(row.change)),
             what,
             kind,
             td("num", fmt.signed(fmt.nbytes(bytes_), bytes_), fmt.exact(bytes_, "bytes")),
@@ -38,7 +38,7 @@ def what_if_html(rows: Sequence[WhatIf]) -> str:
         body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
              ("Estimated", "num"), ("Source", "source")]  # fmt: skip
-    more = f'<p class="remat-empty">and {len(rows) - _ROWS} more.</p>' if len(rows) > _ROWS else ""
+    more = f'<p class="remat-empty">and {len(rows) - ROWS} more.</p>' if len(rows) > ROWS else ""
     device = f", times on {rows[0].device}" if rows[0].device else ""
     told = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(device)}.</p>'
     return told + table("Single values the other way", heads, body, stacks=False) + more
@@ -76,9 +76,14 @@ def _nesting(way: Nesting) -> str:
     return f'<tr class="remat-row">{"".join(cells)}</tr>'
 
 
-def edit_html(edit: Edit) -> str:
-    """The edit of the user's own source that does what is chosen, and whether JAX agrees."""
-    best = edit if edit.verified or edit.closest is None else edit.closest
+def best_edit(edit: Edit) -> Edit:
+    """The edit itself, or the closest one where it does not do what is chosen."""
+    return edit if edit.verified or edit.closest is None else edit.closest
+
+
+def edit_sentences(edit: Edit) -> list[str]:
+    """Whether an edit of the user's own source, the best that there is, does what is chosen, and what it costs."""
+    best = best_edit(edit)
     told = list[str]()
     if best is not edit:
         told.append(
@@ -93,13 +98,19 @@ def edit_html(edit: Edit) -> str:
         saved += f" and recomputes {fmt.flops(best.recomputed_flops)}"
     if saved:
         told.append(f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}.")
-    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
+    return told
+
+
+def edit_html(edit: Edit, *, live: bool = True) -> str:
+    """The edit of the user's own source that does what is chosen, with a button that copies it if ``live``."""
+    best = best_edit(edit)
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in edit_sentences(edit))
     diff = best.diff()
     if not diff:
         return f'<ul class="remat-findings">{sentences}</ul><p class="remat-empty">Nothing is to be edited.</p>'
     copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
     return (
-        f'<ul class="remat-findings">{sentences}</ul>{copy}'
+        f'<ul class="remat-findings">{sentences}</ul>{copy if live else ""}'
         f'<pre class="remat-program remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
         f"{escape(diff)}</pre>"
     )

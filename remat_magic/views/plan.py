@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from remat_magic.model import FrontierPoint, Plan, PlannedValue, Report
 
@@ -11,7 +12,16 @@ from .cells import planned_cells, table, td
 from .format import escape
 from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
 
-__all__ = ["UNPASTED", "beyond_text", "frontier_svg", "plan_html", "plan_meaning", "point_text"]
+__all__ = [
+    "UNPASTED",
+    "beyond_text",
+    "frontier_svg",
+    "plan_html",
+    "plan_meaning",
+    "plan_rows",
+    "plan_sentences",
+    "point_text",
+]
 
 UNPASTED = "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it"
 
@@ -115,33 +125,77 @@ def plan_meaning(plan: Plan) -> str:
     return f"Recompute as little as possible within {fmt.nbytes(plan.budget_bytes)} of {peak}."
 
 
-def plan_html(plan: Plan) -> str:
-    """What a plan saves, how good it is, and what to do with it."""
+def plan_sentences(plan: Plan) -> list[str]:
+    """What a plan saves and recomputes, and how good it is."""
     again = fmt.flops(plan.recomputed_flops)
     share = (
         f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)" if plan.forward_flops else ""
     )
-    least = (
-        f"at most {fmt.percent(round(plan.gap * 10_000), 10_000)} above the least possible"
-        if plan.gap
-        else "proven best"
-    )
+    least = f"at most {max(plan.gap, 0.0001):.2%} above the least possible" if plan.gap else "proven best"
     facts = [
         f"Saves {fmt.nbytes(plan.saved_bytes)} of {fmt.nbytes(plan.budget_bytes)}",
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
         f"recomputes {again}{share}, {least}",
         f"solved in {fmt.seconds(plan.solve_seconds)}",
     ]
-    status = f'<p class="remat-empty">{escape(plan.status)}</p>' if plan.status else ""
-    return f"<p>{escape('; '.join(filter(None, facts)))}.</p>{status}{_values(plan.names)}"
+    return [f"{'; '.join(filter(None, facts))}.", *filter(None, [plan.status])]
+
+
+def plan_html(plan: Plan) -> str:
+    """What a plan saves, how good it is, and what to do with it."""
+    facts, *status = plan_sentences(plan)
+    told = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in status)
+    return f"<p>{escape(facts)}</p>{told}{_values(plan.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Values of a plan that one operation of one expression makes: ``value`` is the first, ``nbytes`` are of all.
+
+    ``times`` tells how many, and of how many that it makes; ``numbers`` which of these, in the order of the program.
+    """
+
+    value: PlannedValue
+    nbytes: int
+    times: str
+    numbers: str
+
+
+def plan_rows(values: Sequence[PlannedValue]) -> list[PlanRow]:
+    """The values of a plan by the operation and expression that make them, those of most bytes first."""
+    groups: dict[Hashable, list[PlannedValue]] = {}
+    for value in values:
+        groups.setdefault((value.origin, value.name, value.offloaded), []).append(value)
+    return sorted((_plan_row(group) for group in groups.values()), key=lambda row: -row.nbytes)
+
+
+def _plan_row(group: Sequence[PlannedValue]) -> PlanRow:
+    first = group[0]
+    times = sum(value.times for value in group)
+    told, numbers = f"x{times:,}" if times > 1 else "", ""
+    if len(group) < first.alike:
+        told = f"{len(group):,} of {first.alike:,}"
+        numbers = f"number {_ranges([value.number + 1 for value in group])} in the order of the program"
+    return PlanRow(first, sum(value.nbytes for value in group), told, numbers)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in short: ``1-7, 9``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
 
 
 def _values(values: Sequence[PlannedValue]) -> str:
     rows = list[str]()
-    for value in sorted(values, key=lambda value: -value.nbytes):
-        what, kind, where = planned_cells(value)
-        size = td("num", fmt.nbytes(value.nbytes), fmt.exact(value.nbytes, "bytes"))
-        cells = [size, kind, td("kind", "offload" if value.offloaded else "save"), what, where]
+    for row in plan_rows(values):
+        what, kind, where = planned_cells(row.value, row.times, row.numbers)
+        size = td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes"))
+        cells = [size, kind, td("kind", "offload" if row.value.offloaded else "save"), what, where]
         rows.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     if not rows:
         return '<p class="remat-empty">A policy of JAX\'s own does it: no value needs a name.</p>'

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from io import StringIO
 
 import rich.text
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 
@@ -16,10 +16,11 @@ from . import format as fmt
 from .rows import RecomputedRow, ResidualRow, made_by, recomputed_rows, residual_rows, residual_words, totals
 from .shown import Text
 
-__all__ = ["plain", "render"]
+__all__ = ["grid", "plain", "printed", "render"]
 
 # A terminal's scrollback is no place for twelve thousand lines.
 _PROGRAM_LINES = 200
+_NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound", "Segment")
 # Below this width the columns of the tables are stacked.
 _WIDE = 110
 
@@ -32,7 +33,7 @@ class _View:
     def __init__(self, report: Report, width: int | None, compare: Report | None, title: str) -> None:
         self.report, self.width, self.compare, self.title = report, width, compare, title
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(self.width or options.max_width, options.max_width)
         title = [Text(self.title)] if self.title else []
         for part in (*title, *_parts(self.report, self.compare, width)):
@@ -55,10 +56,15 @@ def render(report: Report, width: int | None = None, compare: Report | None = No
 
 def plain(report: Report, width: int = 100, title: str = "") -> str:
     """The report as text without colours, no line longer than ``width`` columns."""
+    return printed(render(report, title=title), width)
+
+
+def printed(shown: RenderableType, width: int) -> str:
+    """What rich prints without colours, no line longer than ``width`` columns."""
     file = StringIO()
     # Inside Jupyter a rich console displays what it prints, whatever file it is given.
     console = Console(file=file, force_jupyter=False, force_terminal=False, color_system=None, width=width)
-    console.print(render(report, title=title))
+    console.print(shown)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -74,7 +80,7 @@ def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.
     if report.uncosted:
         sentences.append(f"Not counted in the FLOPs: {', '.join(report.uncosted)}.")
     if sentences:
-        notes = _grid()
+        notes = grid()
         for sentence in sentences:
             notes.add_row(Text("!", style="yellow"), Text(sentence))
         yield notes
@@ -104,10 +110,11 @@ def _heading(text: str) -> Text:
     return Text(text, style="bold underline")
 
 
-def _grid(*columns: str) -> Table:
+def grid(*columns: str) -> Table:
+    """A table without lines; numbers go to the right."""
     table = Table(box=None, show_header=bool(columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
     for column in columns:
-        right = column in ("Size", "Cost", "Runs")
+        right = column in _NUMBERS
         table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
 
@@ -144,7 +151,7 @@ def _readers(readers: Sequence[str], complete: bool) -> str:
 
 
 def _residuals(report: Report, wide: bool) -> Table:
-    table = _grid("Size", "Type", "Kind", "What", "Source", "Needed by") if wide else _grid("Size", "Type", "What")
+    table = grid("Size", "Type", "Kind", "What", "Source", "Needed by") if wide else grid("Size", "Type", "What")
     for row in residual_rows(report):
         size = Text(fmt.nbytes(row.nbytes), style="bold" if row.kind == "intermediate" else "")
         type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
@@ -160,7 +167,7 @@ def _residuals(report: Report, wide: bool) -> Table:
 
 
 def _recomputed(report: Report, wide: bool) -> Table:
-    table = _grid("Cost", "Runs", "Kind", "What", "Type", "Source") if wide else _grid("Cost", "Runs", "What")
+    table = grid("Cost", "Runs", "Kind", "What", "Type", "Source") if wide else grid("Cost", "Runs", "What")
     for row in recomputed_rows(report):
         cost = Text(fmt.flops(row.flops))
         runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
@@ -175,7 +182,7 @@ def _recomputed(report: Report, wide: bool) -> Table:
 
 
 def _sites(report: Report) -> Table:
-    table = _grid("Site", "Calls", "As written", "Source")
+    table = grid("Site", "Calls", "As written", "Source")
     for site in report.sites:
         table.add_row(
             _cell(site.function), _cell(f"x{site.times}"), _cell(site.policy), _cell(fmt.location(site.source))
@@ -184,7 +191,7 @@ def _sites(report: Report) -> Table:
 
 
 def _program(program: Program) -> Iterator[Text | Table]:
-    table = _grid()
+    table = grid()
     for line in program.lines[:_PROGRAM_LINES]:
         letter, style = _MARKS[line.recomputation]
         # Indentation is structure here; a wrapped table cell would drop it.

@@ -151,6 +151,11 @@ def _what(value: LiveValue) -> str:
     return value.primitive or ("constant" if value.kind == "constant" else "cotangent")
 
 
+def held_rows(timeline: Timeline, top: int = 10) -> list[tuple[int, LiveValue, str]]:
+    """What is held at the peak, the most bytes first: the bytes of all that are alike, one of them, and what it is."""
+    return [(count * value.nbytes, value, _what(value)) for count, value in _folded(timeline.alive)[:top]]
+
+
 def timeline_html(timeline: Timeline, top: int = 10, width: int = 680) -> str:
     """The picture with a table of what is held at the peak, to stand inside an element of class ``remat``."""
     folded = _folded(timeline.alive)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.model import Advice, Plan
+from remat_magic.model import Advice, Listed, Plan
 from remat_magic.tuning.advice import exchange, names, offloading, policies, programs, remat3
 from remat_magic.tuning.advice.case import Case
 
@@ -24,7 +24,7 @@ def advise(
     namespace: Mapping[str, Any] | None = None,
     *,
     device: str | devices.Device | None = None,
-) -> tuple[Advice, ...]:
+) -> Listed[Advice]:
     """Advice on one policy at one place.
 
     Args:
@@ -41,7 +41,7 @@ def advise(
     case = Case(
         trace, trace.report(policy, None if isinstance(policy, Plan) else at, namespace), at, policy, namespace, chosen
     )
-    return tuple(advice for rule in _RULES for advice in rule(case))
+    return Listed(advice for rule in _RULES for advice in rule(case))
 
 
 _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (

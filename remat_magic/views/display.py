@@ -1,0 +1,157 @@
+"""What a record is where it is the value of a cell: as HTML, as tables of text, and in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+
+from remat_magic.model import Advice, Edit, FrontierPoint, Loop, Plan, Report, SourceSpan, Timeline, WhatIf
+
+from . import format as fmt
+from .advice import advice_html, stake
+from .choosing import ROWS, best_edit, edit_html, edit_sentences, loops_html, what_if_html
+from .html import report_html, static
+from .plan import frontier_svg, plan_html, plan_rows, plan_sentences
+from .shown import Text
+from .text import grid, printed, render
+from .timeline import held_rows, timeline_html
+
+__all__ = ["html", "line", "renderable", "text"]
+
+
+def html(record: Any) -> str:
+    """A fragment that serves without scripts."""
+    match record:
+        case Report():
+            return report_html(record)
+        case Plan():
+            return static(plan_html(record), ())
+        case Edit():
+            return static(edit_html(record, live=False), ())
+        case Timeline():
+            return static(timeline_html(record), ())
+        case [WhatIf(), *_]:
+            return static(what_if_html(record, live=False), ())
+        case [Advice(), *_]:
+            return static(advice_html(record), ())
+        case [Loop(), *_]:
+            return static(loops_html(record), ())
+        case [FrontierPoint(), *_]:
+            return static(frontier_svg(record), ())
+        case _:
+            return static(f'<p class="remat-empty">{_NOTHING}</p>', ())
+
+
+def text(record: Any, width: int = 100) -> str:
+    """Tables without colours, no line longer than ``width`` columns; the diff of an edit is as it is to be applied."""
+    if isinstance(record, Edit):
+        return printed(Group(*map(Text, edit_sentences(record))), width) + best_edit(record).diff()
+    return printed(renderable(record), width)
+
+
+def renderable(record: Any) -> RenderableType:
+    """The same for rich."""
+    match record:
+        case Report():
+            return render(record)
+        case Plan():
+            return Group(*map(Text, plan_sentences(record)), _plan(record))
+        case Edit():
+            return Group(
+                *map(Text, edit_sentences(record)), Text(best_edit(record).diff(), no_wrap=True, overflow="ignore")
+            )
+        case Timeline():
+            rows = [
+                (fmt.nbytes(size), value.type, value.kind, what, fmt.location(value.source))
+                for size, value, what in held_rows(record)
+            ]
+            return Group(Text(line(record)), _table(("Size", "Type", "Kind", "What", "Source"), rows))
+        case [WhatIf(), *_]:
+            return _what_if(record)
+        case [Advice(), *_]:
+            return Group(*map(_advice, record))
+        case [Loop(), *_]:
+            return Group(*map(_loop, record))
+        case [FrontierPoint(), *_]:
+            cells = [
+                (fmt.nbytes(each.budget_bytes), fmt.nbytes(each.saved_bytes), fmt.flops(each.recomputed_flops),
+                 fmt.flops(each.bound))
+                for each in record
+            ]  # fmt: skip
+            return _table(("Budget", "Saved", "Recomputed", "Bound"), cells)
+        case _:
+            return Text(_NOTHING)
+
+
+def line(record: Any) -> str:
+    """One line, for ``repr`` of a report, a plan, an edit or a timeline."""
+    of = record.function or "a function"
+    under = f"{of} under {fmt.policy(record.policy)}" + (f" at {record.at}" if record.at else "")
+    match record:
+        case Report():
+            again = f"{fmt.flops(record.recomputed_flops)} recomputed" if record.complete else "the forward half"
+            again = "no backward half" if record.backward_error else again
+            return f"<Report of {under}: {fmt.nbytes(record.saved_bytes)} saved, {again}>"
+        case Plan():
+            told = f"{fmt.nbytes(record.saved_bytes)} saved, {fmt.flops(record.recomputed_flops)} recomputed"
+            return f"<Plan for {under}: {told}, {fmt.count(len(record.names), 'value')} named>"
+        case Edit():
+            names = fmt.count(len(record.names), "name")
+            return f"<Edit of {under}: {names}, {'verified' if record.verified else 'not verified'}>"
+        case Timeline():
+            return f"<Timeline of {under}: {fmt.nbytes(record.peak_bytes)} at the estimated peak>"
+        case _:
+            raise TypeError(record)
+
+
+_NOTHING = "There is nothing to show."
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    table = grid(*heads)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _place(span: SourceSpan | None) -> str:
+    return f"{fmt.location(span)} {span.expression}" if span else ""
+
+
+def _plan(plan: Plan) -> RenderableType:
+    rows = [
+        (fmt.nbytes(row.nbytes), row.value.type, row.times, row.value.name or row.value.primitive,
+         _place(row.value.source))
+        for row in plan_rows(plan.names)
+    ]  # fmt: skip
+    return _table(("Size", "Type", "Times", "What", "Source"), rows) if rows else Text("No value needs a name.")
+
+
+def _what_if(rows: Sequence[WhatIf]) -> RenderableType:
+    cells = [
+        (row.change, row.value.name or row.value.primitive, row.value.type,
+         fmt.signed(fmt.nbytes(row.saved_bytes), row.saved_bytes),
+         fmt.signed(fmt.flops(row.recomputed_flops), row.recomputed_flops), _place(row.value.source))
+        for row in rows[:ROWS]
+    ]  # fmt: skip
+    table = _table(("Instead", "What", "Type", "Saved", "Recomputed", "Source"), cells)
+    return Group(table, Text(f"and {len(rows) - ROWS} more")) if len(rows) > ROWS else table
+
+
+def _advice(found: Advice) -> RenderableType:
+    at_stake = f" {stake(found)} at stake." if stake(found) else ""
+    return Group(Text(f"{found.sentence}{at_stake}"), Padding(Text(found.mend), (0, 0, 0, 4)))
+
+
+def _loop(loop: Loop) -> RenderableType:
+    head = Text(f"scan of {loop.function} x{loop.length:,} {fmt.location(loop.source)}".rstrip())
+    if loop.error:
+        return Group(head, Text(loop.error))
+    rows = [
+        (way.kind.replace("_", " "), f"{way.segment:,}", fmt.nbytes(way.saved_bytes), fmt.flops(way.recomputed_flops))
+        for way in (loop.as_written, *loop.nested)
+    ]
+    return Group(head, _table(("How", "Segment", "Saved", "Recomputed"), rows))

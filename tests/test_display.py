@@ -1,0 +1,133 @@
+"""Records as the values of cells: HTML in a notebook, tables in a terminal, a line inside of other things."""
+
+import dataclasses
+import io
+import pickle
+
+import jax.numpy as jnp
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from IPython.lib.pretty import pretty
+from programs import f32
+from rich.console import Console
+
+import remat_magic as rm
+from remat_magic.model import Displayed, FrontierPoint, Listed
+from remat_magic.views import display
+from remat_magic.views.plan import plan_rows
+
+RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "loops", "frontier"]
+
+
+def layers(ws, x):
+    for w in ws:
+        x = x + jnp.sin(jnp.tanh(x @ w))
+    return jnp.sum(x)
+
+
+@pytest.fixture(scope="module")
+def records():
+    trace = rm.trace(layers, f32(6, 16, 16), f32(8, 16))
+    plan = trace.plan("40%")
+    return {
+        "report": trace.report("dots_saveable"),
+        "preview": trace.preview("nothing_saveable"),
+        "plan": plan,
+        "edit": trace.edit(plan),
+        "timeline": trace.timeline(),
+        "what_if": trace.what_if("dots_saveable"),
+        "advice": trace.advice("nothing_saveable"),
+        "loops": trace.loops(),
+        "frontier": trace.frontier(5),
+    }
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_notebook_gets_html_and_a_terminal_tables(records, name):
+    record = records[name]
+    assert isinstance(record, Displayed)
+    data, _ = DisplayFormatter().format(record)
+    assert data["text/html"].startswith('<div class="remat remat-static">')
+    assert data["text/plain"] == display.text(record).rstrip("\n")
+    assert "<button" not in data["text/html"]  # nobody would hear it
+    if name != "edit":  # whose diff is to be applied as it is
+        assert max(map(len, data["text/plain"].splitlines())) <= 100
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(record)
+    assert console.export_text().strip()
+
+
+@pytest.mark.parametrize("name", ["report", "preview", "plan", "edit", "timeline"])
+def test_one_line_inside_of_other_things(records, name):
+    record = records[name]
+    assert "\n" not in repr(record)
+    assert len(repr(record)) < 150
+    assert "layers" in repr(record)
+    assert pretty([record]) == f"[{record!r}]"
+    assert pretty({"a": record}) == f"{{'a': {record!r}}}"
+
+
+def test_figures_are_the_records_own(records):
+    report, plan, timeline = records["report"], records["plan"], records["timeline"]
+    assert f"{rm.units.nbytes(report.saved_bytes)} saved, {rm.units.flops(report.recomputed_flops)} recomputed" in repr(
+        report
+    )
+    assert "forward half" in repr(records["preview"])  # of which it is not known what is recomputed
+    assert f"{rm.units.nbytes(plan.saved_bytes)} saved" in repr(plan)
+    assert f"{len(plan.names)} values" in repr(plan)
+    assert rm.units.nbytes(timeline.peak_bytes) in repr(timeline)
+    assert records["edit"].diff() in display.text(records["edit"])
+    for point in records["frontier"]:
+        assert rm.units.nbytes(point.budget_bytes) in repr(records["frontier"])
+    for found in records["advice"]:
+        assert " ".join(found.sentence.split()) in " ".join(repr(records["advice"]).split())
+
+
+def test_lists_are_tuples(records):
+    rows = records["what_if"]
+    assert isinstance(rows, tuple)
+    assert rows == tuple(rows)
+    assert hash(rows) == hash(tuple(rows))
+    assert isinstance(rows[:2], Listed)
+    assert rows[:2] == tuple(rows)[:2]
+    assert rows[0] is next(iter(rows))
+    for record in records.values():
+        again = pickle.loads(pickle.dumps(record))
+        assert again == record
+        assert type(again) is type(record)
+    assert Listed() == ()
+    assert "nothing to show" in repr(Listed())
+    assert "nothing to show" in Listed()._repr_html_()
+
+
+def test_what_is_shown_is_escaped(records):
+    hostile = "<script>alert(1)</script>"
+    report = dataclasses.replace(records["report"], function=hostile, signature=hostile, policy=hostile)
+    plan = dataclasses.replace(
+        records["plan"], status=hostile, names=(dataclasses.replace(records["plan"].names[0], primitive=hostile),)
+    )
+    point = FrontierPoint(1, 1, 1, 1)
+    for record in (report, plan, Listed([point]), dataclasses.replace(records["edit"], unnamed=(hostile,))):
+        assert hostile not in record._repr_html_()
+
+
+def test_equal_layers_have_one_row(records):
+    """Where some of six layers save a value there is one row, which says how many, and which."""
+    plan = records["plan"]
+    rows = plan_rows(plan.names)
+    assert sum(row.nbytes for row in rows) == sum(value.nbytes for value in plan.names)
+    assert len(rows) < len(plan.names)
+    assert {value.alike for value in plan.names} <= {5, 6}  # of each expression's six all can be saved, or all but one
+    for row in rows:
+        mine = [value for value in plan.names if value.origin == row.value.origin]
+        every = mine[0].alike
+        assert len({value.number for value in mine}) == len(mine)
+        assert row.times == (f"{len(mine)} of {every}" if len(mine) < every else f"x{every}")
+        assert bool(row.numbers) == (len(mine) < every)
+    first = dataclasses.replace(plan.names[0], alike=9)
+    some = [dataclasses.replace(first, key=str(number), number=number) for number in (0, 1, 2, 4, 7, 8)]
+    (row,) = plan_rows(some)
+    assert row.times == "6 of 9"
+    assert row.numbers.startswith("number 1-3, 5, 8-9 ")
+    assert "6 of 9" in display.text(dataclasses.replace(plan, names=tuple(some)))
+    assert "1-3, 5, 8-9" in dataclasses.replace(plan, names=tuple(some))._repr_html_()
