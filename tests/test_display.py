@@ -100,6 +100,16 @@ def test_lists_are_tuples(records):
     assert "nothing to show" in Listed()._repr_html_()
 
 
+def test_a_reason_is_told_once(records):
+    edit = dataclasses.replace(
+        records["edit"], unnamed=("sub is made inside.", "exp is made inside.", "sub is made inside.")
+    )
+    for shown in (display.text(edit), edit._repr_html_()):
+        assert shown.count("sub is made inside") == 1
+        assert "sub is made inside (2 times)." in shown
+        assert "exp is made inside." in shown
+
+
 def test_what_is_shown_is_escaped(records):
     hostile = "<script>alert(1)</script>"
     report = dataclasses.replace(records["report"], function=hostile, signature=hostile, policy=hostile)

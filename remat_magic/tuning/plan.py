@@ -108,7 +108,7 @@ def frontier(
     bare = sum(equation.flops or 0 for equation in trace.recomputed("none", ours.at))
     hull = ours.hull(seconds / 2)
     left = seconds - (time.thread_time() - began)
-    found = sweep(ours.problem(), budgets, left, hull.mixed, hull.between)
+    found = sweep(ours.problem(), budgets, left, hull.mixed)
     made: list[FrontierPoint] = []
     for budget, solution in zip(budgets, found, strict=True):
         if solution is None:

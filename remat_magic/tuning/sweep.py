@@ -12,11 +12,7 @@ __all__ = ["sweep"]
 
 
 def sweep(
-    problem: Problem,
-    budgets: Sequence[int],
-    seconds: float,
-    start: Callable[[int], Solution | None],
-    near: Callable[[int, float], Solution | None] | None = None,
+    problem: Problem, budgets: Sequence[int], seconds: float, start: Callable[[int], Solution | None]
 ) -> list[Solution | None]:
     """A choice for each of ascending budgets; what time is left goes where the bound is farthest.
 
@@ -25,29 +21,20 @@ def sweep(
         budgets: in bytes.
         seconds: how long to go on improving, in this thread's own time.
         start: gives a first choice for a budget.
-        near: gives a better one for a budget within so many seconds, before the whole programme is tried.
     """
-
-    def whole(budget: int, seconds: float) -> Solution | None:
-        return problem.solve(budget, seconds, 0.01)
-
-    began = time.thread_time()
+    end = time.thread_time() + seconds
     found = [start(budget) for budget in budgets]
-    # The quick way is gone for each budget all the same, within reason.
-    ways = [(near, began + 4 * seconds)] if near else []
-    ways.append((whole, began + seconds))
-    todo = {index: list(ways) for index in range(len(budgets))}
+    todo = set(range(len(budgets)))
     while True:
         _share(found)
-        now = time.thread_time()
         # Of equal ones the smallest budget: what is found for it fits the larger ones.
-        far = [(_gap(found[index]), -index) for index, left in todo.items() if left and now < left[0][1]]
-        widest, number = max(far, default=(0.0, 0))
-        if not widest:
+        widest, number = max(((_gap(found[index]), -index) for index in todo), default=(0.0, 0))
+        left = end - time.thread_time()
+        if not widest or left <= 0:
             return found
         index = -number
-        way, end = todo[index].pop(0)
-        better, known = way(budgets[index], min(end - now, max(0.5, seconds / 5))), found[index]
+        todo.remove(index)
+        better, known = problem.solve(budgets[index], min(left, max(0.5, seconds / 5)), 0.01), found[index]
         if better is not None and known is not None:
             bound = max(better.bound, known.bound)
             found[index] = replace(min(better, known, key=lambda each: each.cost), bound=bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from remat_magic.model import Edit, Loop, Nesting, WhatIf
@@ -10,7 +11,15 @@ from . import format as fmt
 from .cells import KEYS, planned_cells, table, td
 from .format import escape
 
-__all__ = ["ROWS", "best_edit", "edit_html", "edit_sentences", "loops_html", "what_if_html"]
+__all__ = [
+    "ROWS",
+    "best_edit",
+    "edit_html",
+    "edit_sentences",
+    "loops_html",
+    "unnamed_sentences",
+    "what_if_html",
+]
 
 # Beyond these the exchange is a bad one, and the list a burden.
 ROWS = 40
@@ -92,25 +101,35 @@ def edit_sentences(edit: Edit) -> list[str]:
         )
     if best.verified:
         told.append("Verified: the edited source, traced, saves just what it is to save.")
-    told += [*best.differences, *edit.unnamed]
     saved = "" if best.saved_bytes is None else f"It saves {fmt.nbytes(best.saved_bytes)}"
     if saved and best.recomputed_flops is not None:
         saved += f" and recomputes {fmt.flops(best.recomputed_flops)}"
     if saved:
         told.append(f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}.")
-    return told
+    return told + list(best.differences)
+
+
+def unnamed_sentences(edit: Edit) -> list[str]:
+    """Why an edit does not name all values: each reason once, with the number of values that it holds for."""
+    reasons = Counter(edit.unnamed).items()
+    return [f"{reason.rstrip('.')} ({count} times)." if count > 1 else reason for reason, count in reasons]
 
 
 def edit_html(edit: Edit, *, live: bool = True) -> str:
     """The edit of the user's own source that does what is chosen, with a button that copies it if ``live``."""
     best = best_edit(edit)
-    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in edit_sentences(edit))
+    told, why = _findings(edit_sentences(edit)), _findings(unnamed_sentences(edit))
     diff = best.diff()
     if not diff:
-        return f'<ul class="remat-findings">{sentences}</ul><p class="remat-empty">Nothing is to be edited.</p>'
+        return f'{told}{why}<p class="remat-empty">Nothing is to be edited.</p>'
     copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
     return (
-        f'<ul class="remat-findings">{sentences}</ul>{copy if live else ""}'
+        f"{told}{copy if live else ''}"
         f'<pre class="remat-program remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
-        f"{escape(diff)}</pre>"
+        f"{escape(diff)}</pre>{why}"
     )
+
+
+def _findings(sentences: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="remat-findings">{items}</ul>' if items else ""

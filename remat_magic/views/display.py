@@ -12,7 +12,7 @@ from remat_magic.model import Advice, Edit, FrontierPoint, Loop, Plan, Report, S
 
 from . import format as fmt
 from .advice import advice_html, stake
-from .choosing import ROWS, best_edit, edit_html, edit_sentences, loops_html, what_if_html
+from .choosing import ROWS, best_edit, edit_html, edit_sentences, loops_html, unnamed_sentences, what_if_html
 from .html import report_html, static
 from .plan import frontier_svg, plan_html, plan_rows, plan_sentences
 from .shown import Text
@@ -48,7 +48,8 @@ def html(record: Any) -> str:
 def text(record: Any, width: int = 100) -> str:
     """Tables without colours, no line longer than ``width`` columns; the diff of an edit is as it is to be applied."""
     if isinstance(record, Edit):
-        return printed(Group(*map(Text, edit_sentences(record))), width) + best_edit(record).diff()
+        told, why = edit_sentences(record), unnamed_sentences(record)
+        return printed(Group(*map(Text, [*told, *why])), width) + best_edit(record).diff()
     return printed(renderable(record), width)
 
 
@@ -60,9 +61,9 @@ def renderable(record: Any) -> RenderableType:
         case Plan():
             return Group(*map(Text, plan_sentences(record)), _plan(record))
         case Edit():
-            return Group(
-                *map(Text, edit_sentences(record)), Text(best_edit(record).diff(), no_wrap=True, overflow="ignore")
-            )
+            told = [*edit_sentences(record), *unnamed_sentences(record)]
+            diff = Text(best_edit(record).diff(), no_wrap=True, overflow="ignore")
+            return Group(*map(Text, told), diff)
         case Timeline():
             rows = [
                 (fmt.nbytes(size), value.type, value.kind, what, fmt.location(value.source))
