@@ -121,6 +121,23 @@ def test_what_is_shown_is_escaped(records):
         assert hostile not in record._repr_html_()
 
 
+def test_nothing_shown_obeys_a_terminal(records):
+    hostile = "f\x1b[2J\u202e\nx"
+    value = dataclasses.replace(records["plan"].names[0], primitive=hostile, type=hostile)
+    for record in (
+        dataclasses.replace(records["report"], function=hostile, policy=hostile, at=hostile, signature=hostile),
+        dataclasses.replace(records["plan"], function=hostile, status=hostile, names=(value,)),
+        dataclasses.replace(records["edit"], function=hostile, unnamed=(hostile,)),
+        dataclasses.replace(records["timeline"], function=hostile),
+        Listed([dataclasses.replace(records["what_if"][0], value=value)]),
+        Listed([dataclasses.replace(found, sentence=hostile) for found in records["advice"]]),
+    ):
+        for shown in (repr(record), display.text(record)):
+            assert "\x1b" not in shown
+            assert "\u202e" not in shown
+        assert "\n" not in repr(record) or isinstance(record, Listed)
+
+
 def test_equal_layers_have_one_row(records):
     """Where some of six layers save a value there is one row, which says how many, and which."""
     plan = records["plan"]

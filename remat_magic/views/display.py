@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 
 from remat_magic.model import Advice, Edit, FrontierPoint, Loop, Plan, Report, SourceSpan, Timeline, WhatIf
+from remat_magic.wording import one_line, printable
 
 from . import format as fmt
 from .advice import advice_html, stake
@@ -49,7 +50,7 @@ def text(record: Any, width: int = 100) -> str:
     """Tables without colours, no line longer than ``width`` columns; the diff of an edit is as it is to be applied."""
     if isinstance(record, Edit):
         told, why = edit_sentences(record), unnamed_sentences(record)
-        return printed(Group(*map(Text, [*told, *why])), width) + best_edit(record).diff()
+        return printed(Group(*map(Text, [*told, *why])), width) + printable(best_edit(record).diff())
     return printed(renderable(record), width)
 
 
@@ -90,7 +91,7 @@ def renderable(record: Any) -> RenderableType:
 def line(record: Any) -> str:
     """One line, for ``repr`` of a report, a plan, an edit or a timeline."""
     of = record.function or "a function"
-    under = f"{of} under {fmt.policy(record.policy)}" + (f" at {record.at}" if record.at else "")
+    under = one_line(f"{of} under {fmt.policy(record.policy)}" + (f" at {record.at}" if record.at else ""), 100)
     match record:
         case Report():
             again = f"{fmt.flops(record.recomputed_flops)} recomputed" if record.complete else "the forward half"
