@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import pickle
+import re
 
 import jax.numpy as jnp
 import pytest
@@ -14,6 +15,7 @@ from rich.console import Console
 import remat_magic as rm
 from remat_magic.model import Displayed, FrontierPoint, Listed
 from remat_magic.views import display
+from remat_magic.views.choosing import alike_rows, what_if_html
 from remat_magic.views.plan import plan_rows
 
 RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "loops", "frontier"]
@@ -136,6 +138,21 @@ def test_nothing_shown_obeys_a_terminal(records):
             assert "\x1b" not in shown
             assert "\u202e" not in shown
         assert "\n" not in repr(record) or isinstance(record, Listed)
+
+
+def test_what_if_tells_of_equal_layers_once(records):
+    rows = records["what_if"]
+    alike = alike_rows(rows)
+    assert sum(count for _, count in alike) == len(rows)
+    assert len(alike) < len(rows) / 2  # six layers, of which the first and the last may differ
+    page = what_if_html(rows)
+    # The button of a row is that of the first of its values, by its number among all.
+    assert re.findall(r'data-flip="(\d+)"', page) == [str(number) for number, _ in alike]
+    number, count = max(alike, key=lambda each: each[1])
+    assert f"{count} alike" in page
+    assert f"{count} alike" in display.text(rows)
+    told = [(row.change, row.value.origin, row.saved_bytes, row.recomputed_flops) for row in rows]
+    assert told.count(told[number]) == count
 
 
 def test_equal_layers_have_one_row(records):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from remat_magic.model import Edit, Loop, Nesting, WhatIf
 
@@ -13,6 +13,8 @@ from .format import escape
 
 __all__ = [
     "ROWS",
+    "alike_rows",
+    "alike_text",
     "best_edit",
     "edit_html",
     "edit_sentences",
@@ -20,6 +22,8 @@ __all__ = [
     "unnamed_sentences",
     "what_if_html",
 ]
+
+_EACH = "what is told is of each of these alone, and the button is for the first"
 
 # Beyond these the exchange is a bad one, and the list a burden.
 ROWS = 40
@@ -30,8 +34,10 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     if not rows:
         return '<p class="remat-empty">No single value can be saved or recomputed instead.</p>'
     body = list[str]()
-    for number, row in enumerate(rows[:ROWS]):
-        what, kind, where = planned_cells(row.value)
+    alike = alike_rows(rows)
+    for number, count in alike[:ROWS]:
+        row = rows[number]
+        what, kind, where = planned_cells(row.value, alike_text(row, count), _EACH if count > 1 else "")
         bytes_, flops = row.saved_bytes, row.recomputed_flops
         seconds = "" if row.seconds is None else f"{'+' if row.seconds > 0 else ''}{fmt.seconds(row.seconds)}"
         button = f'<button type="button" class="remat-link" data-flip="{number}" {KEYS}>{escape(row.change)}</button>'
@@ -47,10 +53,30 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
         body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
              ("Estimated", "num"), ("Source", "source")]  # fmt: skip
-    more = f'<p class="remat-empty">and {len(rows) - ROWS} more.</p>' if len(rows) > ROWS else ""
+    more = f'<p class="remat-empty">and {len(alike) - ROWS} more.</p>' if len(alike) > ROWS else ""
     device = f", times on {rows[0].device}" if rows[0].device else ""
     told = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(device)}.</p>'
     return told + table("Single values the other way", heads, body, stacks=False) + more
+
+
+def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
+    """The rows without those that say the same of another layer: the number of the first, and how many say so."""
+    groups: dict[Hashable, list[int]] = {}
+    for number, row in enumerate(rows):
+        told = (
+            row.change,
+            row.saved_bytes,
+            row.recomputed_flops,
+            None if row.seconds is None else fmt.seconds(row.seconds),
+        )
+        groups.setdefault((told, row.value.origin, row.value.name, row.value.times), []).append(number)
+    return [(numbers[0], len(numbers)) for numbers in groups.values()]
+
+
+def alike_text(row: WhatIf, count: int) -> str:
+    """How many values a row is of."""
+    times = f"x{row.value.times:,}" if row.value.times > 1 else ""
+    return f"{count:,} alike, {times} each" if count > 1 and times else f"{count:,} alike" if count > 1 else times
 
 
 def loops_html(loops: Sequence[Loop]) -> str:

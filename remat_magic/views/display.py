@@ -13,7 +13,17 @@ from remat_magic.wording import one_line, printable
 
 from . import format as fmt
 from .advice import advice_html, stake
-from .choosing import ROWS, best_edit, edit_html, edit_sentences, loops_html, unnamed_sentences, what_if_html
+from .choosing import (
+    ROWS,
+    alike_rows,
+    alike_text,
+    best_edit,
+    edit_html,
+    edit_sentences,
+    loops_html,
+    unnamed_sentences,
+    what_if_html,
+)
 from .html import report_html, static
 from .plan import frontier_svg, plan_html, plan_rows, plan_sentences
 from .shown import Text
@@ -133,14 +143,15 @@ def _plan(plan: Plan) -> RenderableType:
 
 
 def _what_if(rows: Sequence[WhatIf]) -> RenderableType:
+    alike = alike_rows(rows)
     cells = [
-        (row.change, row.value.name or row.value.primitive, row.value.type,
+        (row.change, row.value.name or row.value.primitive, row.value.type, alike_text(row, count),
          fmt.signed(fmt.nbytes(row.saved_bytes), row.saved_bytes),
          fmt.signed(fmt.flops(row.recomputed_flops), row.recomputed_flops), _place(row.value.source))
-        for row in rows[:ROWS]
+        for row, count in ((rows[number], count) for number, count in alike[:ROWS])
     ]  # fmt: skip
-    table = _table(("Instead", "What", "Type", "Saved", "Recomputed", "Source"), cells)
-    return Group(table, Text(f"and {len(rows) - ROWS} more")) if len(rows) > ROWS else table
+    table = _table(("Instead", "What", "Type", "Times", "Saved", "Recomputed", "Source"), cells)
+    return Group(table, Text(f"and {len(alike) - ROWS} more")) if len(alike) > ROWS else table
 
 
 def _advice(found: Advice) -> RenderableType:
