@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 
 import jax
@@ -104,9 +103,7 @@ def test_cancelled_between_two_measurements(trace):
 def test_cancelling_does_not_wait_for_xla_and_drops_its_result(trace, gate):
     job = rm.Measuring(trace, CHOICES)
     assert gate.reached.wait(60)
-    before = time.perf_counter()
-    job.cancel()
-    assert time.perf_counter() - before < 1
+    job.cancel()  # the gate is shut: it would wait for ever
     assert job.progress.finished
     assert not job.wait(0.05)  # the compilation goes on
     gate.opened.set()

@@ -93,6 +93,9 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
         trace.plan_bound(i / 39, at)
         slowest = max(slowest, time.perf_counter() - began)
     print(f"  bound: {first:.2f} s at first, then at most {slowest * 1e3:.1f} ms a step")
+    began = time.perf_counter()
+    flips = trace.what_if("nothing_saveable", at, device="H100 SXM")
+    print(f"  what if: {len(flips)} values in {time.perf_counter() - began:.2f} s")
     least = trace.preview("nothing_saveable", at).saved_bytes
     for part in (0.1, 0.3, 0.6) if xla else ():
         plan = trace.plan(int(least + part * (found.most - least)), at)
