@@ -79,9 +79,10 @@ class Plan(Displayed):
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
     ``bound_seconds`` where these are what is least, both as reckoned; equal layers that share one body are decided
-    together, or one by one if ``separately``. A policy of JAX's that does better is taken instead: then ``names`` is
-    empty and ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where
-    only ``plan.apply(function)`` can apply it. ``fingerprint`` tells programs of other operations apart.
+    together, or one by one if ``separately``; those of a Python loop one by one, or ``together``. A policy of JAX's
+    that does better is taken instead: then ``names`` is empty and ``policy`` its key. ``status`` is one sentence on
+    how sure this is, ``code`` what to paste, empty where only ``plan.apply(function)`` can apply it.
+    ``fingerprint`` tells programs of other operations apart.
     """
 
     function: str
@@ -100,6 +101,7 @@ class Plan(Displayed):
     predicted_flops: int | None = None
     uncosted: tuple[str, ...] = ()
     separately: bool = False
+    together: bool = False
     fingerprint: str = ""
     solve_seconds: float = 0.0
     of: str = "saved"

@@ -19,7 +19,7 @@ __all__ = ["VERSION", "from_json", "load_plan", "read", "to_json"]
 VERSION = 1
 _FORMAT = "remat_magic plan"
 _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has some five million
-_LATER = frozenset({"number", "alike"})  # fields that files written before they were there do without
+_LATER = frozenset({"number", "alike", "together"})  # fields that files written before they were there do without
 _HUGE = 2**63  # no count of bytes or FLOPs is larger
 
 # Control characters (a tab apart, which source lines have), halves of surrogate pairs, and what turns the direction of

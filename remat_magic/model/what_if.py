@@ -19,6 +19,8 @@ class WhatIf:
     ``seconds`` is the estimated difference on ``device``, None where no device is known. ``plan`` does it, and
     ``against`` is what it is compared with: both are what ``trace.report`` takes. That is the policy itself where a
     choice among the values does just the same, else the plan that saves all that the policy answers for.
+
+    Where equal layers go the other way together, it is of ``count`` values, of which ``value`` is the first.
     """
 
     change: Literal["save", "recompute"]
@@ -29,6 +31,7 @@ class WhatIf:
     device: str
     plan: Plan
     against: str | Plan
+    count: int = 1
 
     @property
     def flops_per_byte(self) -> float:

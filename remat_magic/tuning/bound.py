@@ -17,6 +17,7 @@ def plan_bound(
     at: Any = None,
     *,
     separately: bool = False,
+    together: bool = False,
     first: float = 2.0,
     seconds: float = 0.04,
 ) -> FrontierPoint:
@@ -30,13 +31,13 @@ def plan_bound(
         budget: of saved bytes, as for ``trace.plan``.
         at: as for ``trace.plan``.
         separately: as for ``trace.plan``.
+        together: as for ``trace.plan``.
         first: how long the first call may search, in seconds.
         seconds: how long the others may.
 
     Raises:
         RematError: as ``trace.plan``.
     """
-    found = planner(trace, at, separately)
+    found = planner(trace, at, separately, together)
     limit = budget_bytes(budget, found.most)
-    saved, flops, bound = found.hull(first).at(limit, seconds)
-    return FrontierPoint(limit, saved, int(flops), int(min(bound, flops)))
+    return found.point(limit, *found.hull(first).at(limit, seconds))

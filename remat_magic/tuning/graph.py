@@ -7,8 +7,8 @@ it need not run for those who read it there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from remat_magic import _compat
@@ -21,7 +21,7 @@ from remat_magic.analysis.residuals import residuals, saved_values
 from remat_magic.analysis.trace import Dissection
 from remat_magic.tuning.copies import copies
 
-__all__ = ["Figures", "Graph", "build"]
+__all__ = ["Figures", "Graph", "Grouped", "build"]
 
 
 class Figures(NamedTuple):
@@ -88,6 +88,10 @@ class Graph:
             times[name] = min(times.get(name, 0) + passed, self.copies.get(name, passed))
         return {name: (each[name] * times[name], times[name]) for name in times}
 
+    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """The same for each value, where the gates of several have one name."""
+        return self.sizes(gates)
+
     def used_gates(self, chosen: Collection[str]) -> list[int]:
         """The gates whose saved values are read if just these names are saved."""
         return self._run(chosen)[1]
@@ -108,6 +112,41 @@ class Graph:
                 gate = self.gates.get(read)
                 (nodes if gate is None or gate[0] not in chosen else gates).append(read)
         return nodes, gates
+
+
+@dataclass(eq=False, slots=True)
+class Grouped(Graph):
+    """A graph whose gates have the names of groups: what is saved of a group is saved in all of it.
+
+    ``own`` are the names that the gates had, by which values are told apart, and counted.
+    """
+
+    own: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, group: Mapping[str, str]) -> Grouped:
+        """A graph with its values in groups, by their names; one that is in none has no gate."""
+        gates = {node: gate for node, gate in graph.gates.items() if gate[0] in group}
+        return cls(
+            **{each.name: getattr(graph, each.name) for each in fields(graph) if each.name != "gates"},
+            gates={node: (group[name], size, passed) for node, (name, size, passed) in gates.items()},
+            own={node: name for node, (name, _, _) in gates.items()},
+        )
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of a graph, the sizes of a group's values added."""
+        gates = list(gates)
+        group = {self.own[gate]: self.gates[gate][0] for gate in gates}
+        found: dict[str, tuple[int, int]] = {}
+        for name, (size, times) in self.own_sizes(gates).items():
+            bytes_before, times_before = found.get(group[name], (0, 0))
+            found[group[name]] = bytes_before + size, times_before + times
+        return found
+
+    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of the graph that it was made of."""
+        plain = Graph(gates={gate: (self.own[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
+        return plain.sizes(plain.gates)
 
 
 def build(parts: Dissection) -> Graph:

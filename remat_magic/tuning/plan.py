@@ -28,6 +28,7 @@ def plan(
     device: str | Device | None = None,
     offload: float | str | bool | None = None,
     separately: bool = False,
+    together: bool = False,
     seconds: float = 10.0,
     gap: float = 0.01,
 ) -> Plan:
@@ -50,6 +51,8 @@ def plan(
             or a text like ``"32 GB/s"``), or True for the device's own. What is least is then seconds.
         separately: decide equal layers that share one body (the calls of one checkpointed or jitted function) one by
             one, not together; slower.
+        together: decide equal layers that a Python loop unrolls together too: what one expression of the source makes
+            is saved in all of them or in none. More is recomputed, and there is less to name.
         seconds: the time limit of the solver.
         gap: how far from the best, relatively, the solver may stop.
 
@@ -60,7 +63,7 @@ def plan(
     if of not in ("saved", "peak"):
         raise RematError(f"of={of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
     least = objective(cost, device, offload)
-    found = planner(trace, at, separately)
+    found = planner(trace, at, separately, together)
     if of == "peak":
         most = trace.report("none", found.at).peak_bytes
         if most is None:
@@ -79,7 +82,13 @@ def plan(
 
 
 def frontier(
-    trace: Any, points: int = 20, at: Any = None, *, separately: bool = False, seconds: float = 1.0
+    trace: Any,
+    points: int = 20,
+    at: Any = None,
+    *,
+    separately: bool = False,
+    together: bool = False,
+    seconds: float = 1.0,
 ) -> Listed[FrontierPoint]:
     """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
@@ -92,6 +101,7 @@ def frontier(
         points: how many budgets.
         at: as for ``plan``.
         separately: as for ``plan``.
+        together: as for ``plan``.
         seconds: how long to go on improving, in seconds of work: a busy machine takes longer.
 
     Raises:
@@ -99,25 +109,19 @@ def frontier(
     """
     if points < 2:
         raise RematError(f"a frontier has two points or more, not {points}.")
-    ours = planner(trace, at, separately)
+    ours = planner(trace, at, separately, together)
     least, _ = ours.graph.predict(())
     most = max(ours.most, least)
     budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
     began = time.thread_time()
-    # Where all fits that autodiff keeps by itself, it may keep what no name reaches, such as the cosine of a sine.
-    bare = sum(equation.flops or 0 for equation in trace.recomputed("none", ours.at))
     hull = ours.hull(seconds / 2)
     left = seconds - (time.thread_time() - began)
     found = sweep(ours.problem(), budgets, left, hull.mixed)
-    made: list[FrontierPoint] = []
-    for budget, solution in zip(budgets, found, strict=True):
-        if solution is None:
-            continue
-        saved, cost = solution.saved_bytes, int(solution.cost)
-        if ours.most <= budget and bare < cost:
-            saved, cost = ours.most, bare
-        made.append(FrontierPoint(budget, saved, cost, int(min(solution.bound, cost))))
-    return Listed(made)
+    return Listed(
+        ours.point(budget, each.saved_bytes, each.cost, each.bound)
+        for budget, each in zip(budgets, found, strict=True)
+        if each is not None
+    )
 
 
 def budget_bytes(budget: int | float | str, most: int) -> int:
@@ -134,5 +138,5 @@ def _text(trace: Any, found: Planner, limit: int, least: Objective, of: str) -> 
     """The key that a plan goes by among policies: its budget, and what else was asked for where that is not usual."""
     peak = "peak " if of == "peak" else ""
     place = "" if found.at == trace.default_at else f" at {found.at}"
-    apart = ", one by one" if found.separately else ""
+    apart = ", one by one" if found.separately else ", equal layers together" if found.together else ""
     return f"plan({peak}{limit}{place}{apart}{least.text})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,15 +11,15 @@ from remat_magic import _compat
 from remat_magic.analysis.bodies import type_text
 from remat_magic.analysis.positions import find_again, positions
 from remat_magic.analysis.trace import Dissection
-from remat_magic.model import Plan, PlannedValue, RematError, Report
+from remat_magic.model import FrontierPoint, Plan, PlannedValue, RematError, Report
 from remat_magic.policies import resolve
 from remat_magic.tuning.answers import answered
-from remat_magic.tuning.graph import Graph, build
+from remat_magic.tuning.graph import Graph, Grouped, build
 from remat_magic.tuning.hull import Hull
 from remat_magic.tuning.objective import Objective
 from remat_magic.tuning.solve import Problem, Solution
 
-__all__ = ["BUILT_IN", "Asked", "Planner", "of_report", "planner"]
+__all__ = ["BUILT_IN", "Asked", "Planner", "alike_values", "of_report", "planner"]
 
 BUILT_IN = (
     "none",
@@ -44,15 +44,21 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planner:
-    """The graph of a function at a place; ``most`` bytes are saved there without a checkpoint."""
+    """The graph of a function at a place; ``most`` bytes are saved there without a checkpoint.
+
+    Where equal layers are decided together, ``group`` tells for each value's name that of its group, by which the graph
+    and all choices go.
+    """
 
     trace: Any
     parts: Dissection
     graph: Graph
     separately: bool
     most: int
+    group: Mapping[str, str] | None = None
     _problems: dict[Any, Problem] = field(default_factory=dict)
     _hulls: list[Hull] = field(default_factory=list)
+    _bare: list[int] = field(default_factory=list)
     _every: dict[str, PlannedValue] = field(default_factory=dict)
 
     @property
@@ -60,16 +66,19 @@ class Planner:
         """Where the policy is."""
         return self.parts.at
 
+    @property
+    def together(self) -> bool:
+        """Whether equal layers are decided together, also those that share no body."""
+        return self.group is not None
+
     def problem(self, objective: Objective | None = None) -> Problem:
         """The integer programme for what is to be least, FLOPs by default."""
         objective = objective or Objective()
         known = self._problems.get(objective.key)
         if known is None:
             costs = objective.costs(self.graph, self.parts.backward)
-            alike: dict[Any, list[str]] = {}
-            for value in self.every_value().values():
-                alike.setdefault(value.origin, []).append(value.key)
-            known = Problem(self.graph, costs, alike.values())
+            alike = () if self.together else alike_values(self.every_value().values())
+            known = Problem(self.graph, costs, alike)
             self._problems[objective.key] = known
         return known
 
@@ -80,6 +89,18 @@ class Planner:
             made.refine(None, seconds)
             self._hulls.append(made)
         return self._hulls[0]
+
+    def point(self, budget: int, saved: int, flops: float, bound: float) -> FrontierPoint:
+        """What choices of names come to within a budget, or autodiff without a checkpoint where that fits and is less.
+
+        It may keep what no name reaches, such as the cosine of a sine.
+        """
+        if self.most <= budget:
+            if not self._bare:
+                self._bare.append(sum(each.flops or 0 for each in self.trace.recomputed("none", self.at)))
+            if self._bare[0] < flops:
+                saved, flops = self.most, self._bare[0]
+        return FrontierPoint(budget, saved, int(flops), int(min(bound, flops)))
 
     def within(self, asked: Asked, limit: int, seconds: float, gap: float, *, names_only: bool = False) -> Plan | None:
         """The best plan that saves at most ``limit`` bytes, None where more is saved whatever is chosen.
@@ -141,7 +162,8 @@ class Planner:
     def names_of(self, key: str, saved: int) -> tuple[frozenset[str], bool]:
         """The names of what a policy saves, and whether these take just the bytes that JAX then saves."""
         plain = callable(resolve(key).policy)
-        names = self.graph.used(answered(self.trace, self.parts, resolve(key))) if plain else frozenset[str]()
+        own = answered(self.trace, self.parts, resolve(key)) if plain else frozenset[str]()
+        names = self.graph.used(own if self.group is None else {self.group[name] for name in own & self.group.keys()})
         return names, plain and self.graph.predict(names)[0] == saved
 
     def keys_of(self, plan: Plan) -> frozenset[str]:
@@ -164,6 +186,7 @@ class Planner:
             0,
             values,
             separately=self.separately,
+            together=self.together,
             fingerprint=naming.fingerprint,
         )
 
@@ -183,13 +206,16 @@ class Planner:
         )
         if not values:
             return made
-        made = replace(made, names=values, separately=self.separately, fingerprint=draft.fingerprint)
+        decided = {"separately": self.separately, "together": self.together}
+        made = replace(made, names=values, fingerprint=draft.fingerprint, **decided)
         return replace(made, code=self._code(report, values))
 
     def values(self, names: Collection[str], offloaded: Collection[str] = ()) -> Iterator[PlannedValue]:
         """The values that names are given to, as far as they are read, in the order of the program."""
-        sizes = self.graph.sizes(self.graph.used_gates(names))
+        sizes = self.graph.own_sizes(self.graph.used_gates(names))
         every = self.every_value()
+        if self.group is not None:
+            offloaded = {name for name, group in self.group.items() if group in offloaded}
         for value in self._values(sizes, offloaded):
             yield replace(value, number=every[value.key].number, alike=every[value.key].alike)
 
@@ -252,16 +278,39 @@ class Planner:
         return replace(made, bound_seconds=min(bound, made.seconds), predicted_seconds=made.seconds)
 
 
-def planner(trace: Any, at: Any, separately: bool) -> Planner:
-    """The planner for a place of a trace, made once."""
+def planner(trace: Any, at: Any, separately: bool, together: bool = False) -> Planner:
+    """The planner for a place of a trace, made once.
+
+    Raises:
+        RematError: as ``trace.dissect``; equal layers cannot be decided both ``separately`` and ``together``.
+    """
+    if separately and together:
+        raise RematError("equal layers are decided separately or together: give one of these, not both.")
     at = trace.default_at if at is None else at
-    key = (__name__, str(at), separately)
+    key = (__name__, str(at), separately, together)
     known = trace.memo.get(key)
+    if known is None and together:
+        each = planner(trace, at, False)
+        every = each.every_value()
+        group = {name: names[0] for names in alike_values(every.values()) for name in names}
+        graph = Grouped.of(each.graph, group)
+        known = trace.memo[key] = replace(each, graph=graph, group=group, _problems={}, _hulls=[], _every=every)
     if known is None:
         parts = trace.dissect(at, separately)
         most = trace.preview("none", at).saved_bytes
         known = trace.memo[key] = Planner(trace, parts, build(parts), separately, most)
     return known
+
+
+def alike_values(values: Iterable[PlannedValue]) -> list[list[str]]:
+    """The names of the values that one operation of one expression makes, as in equal layers.
+
+    A value that no line of the user's makes is alone: of where no line is known, nothing tells whether it is equal.
+    """
+    groups: dict[Any, list[str]] = {}
+    for value in values:
+        groups.setdefault(value.origin if value.source else value.key, []).append(value.key)
+    return list(groups.values())
 
 
 def of_report(report: Report, asked: Asked) -> Plan:
@@ -302,7 +351,10 @@ def _told(applied: Plan, solution: Solution | None, bound: float, spent: float) 
     departs = "" if exact else " JAX saves or recomputes otherwise than was reckoned; the figures are JAX's."
     if found.gap == 0:
         what = "takes less time, as reckoned" if found.cost == "seconds" else "recomputes less"
-        return replace(found, status=f"No choice of names within the budget {what}.{departs}")
+        same = " that is the same in equal layers" if found.together else ""
+        return replace(found, status=f"No choice of names{same} within the budget {what}.{departs}")
     why = ", where the solver's time was up" if solution is not None and not solution.proven else ""
     what = "the time that is added, as reckoned," if found.cost == "seconds" else "what is recomputed"
-    return replace(found, status=f"At most {max(found.gap, 0.0001):.2%} of {what} could be spared{why}.{departs}")
+    same = " by a choice that is the same in equal layers" if found.together else ""
+    least = f"At most {max(found.gap, 0.0001):.2%} of {what} could be spared{same}"
+    return replace(found, status=f"{least}{why}.{departs}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from remat_magic.policies import resolve
 from remat_magic.tuning.answers import answered
 from remat_magic.tuning.flips import Flip, Flips
 from remat_magic.tuning.objective import Objective
-from remat_magic.tuning.planner import Planner, planner
+from remat_magic.tuning.planner import Planner, alike_values, planner
 
 __all__ = ["names_saved", "what_if"]
 
@@ -26,6 +26,7 @@ def what_if(
     device: str | devices.Device | None = None,
     by: str = "flops",
     separately: bool = False,
+    together: bool = False,
     namespace: Mapping[str, Any] | None = None,
 ) -> Listed[WhatIf]:
     """For each residual that could be recomputed, and each recomputed value that could be saved: what that changes.
@@ -41,6 +42,7 @@ def what_if(
         device: whose seconds are estimated; by default the one that JAX runs on, if it is known.
         by: what ranks: ``"flops"`` or ``"seconds"``.
         separately: for equal layers that share one body one by one, not together.
+        together: for all values at once that one expression makes, in equal layers that a Python loop unrolls.
         namespace: where policies of one's own are looked up by name.
 
     Raises:
@@ -73,7 +75,7 @@ def what_if(
                 f"JAX saves or recomputes otherwise at {found.at!r} than is reckoned for {report.policy}, so that the "
                 "effect of single values is not known: choose at='sites', or one site."
             )
-    rows = [base.row(name, chosen, against) for name in (*flips.base.used, *flips.recomputed)]
+    rows = [base.row(each, chosen, against) for each in base.groups(together)]
     return Listed(sorted(rows, key=lambda row: _rank(row, by)))
 
 
@@ -114,13 +116,22 @@ class _Base:
         self._used = sorted(flips.base.used, key=self._order.__getitem__)
         self._kept = [self._values[name] for name in self._used]
 
-    def row(self, name: str, device: devices.Device | None, against: str | Plan) -> WhatIf:
-        """What flipping a name changes."""
-        base, flip, value = self._flips.base, self._flips.flip(name), self._values[name]
-        saving = name not in self._flips.chosen
+    def groups(self, together: bool) -> list[list[str]]:
+        """The names that go the other way at once: each alone, or those alike that now go the same way."""
+        found: list[list[str]] = []
+        for names in (self._flips.base.used, self._flips.recomputed):
+            mine = sorted(names, key=self._order.__getitem__)
+            found += alike_values(self._values[name] for name in mine) if together else [[name] for name in mine]
+        return found
+
+    def row(self, names: Sequence[str], device: devices.Device | None, against: str | Plan) -> WhatIf:
+        """What flipping some names changes."""
+        base, flip, value = self._flips.base, self._flips.flip(*names), self._values[names[0]]
+        saving = names[0] not in self._flips.chosen
         sign = "+" if saving else "-"
         what = value.name or value.primitive or "carry"
         where = f" {value.source.place}" if value.source else ""
+        many = f" x{len(names):,}" if len(names) > 1 else ""
         return WhatIf(
             "save" if saving else "recompute",
             value,
@@ -128,8 +139,9 @@ class _Base:
             flip.recomputed_flops - base.recomputed_flops,
             None if device is None else flip.seconds - base.seconds,
             "" if device is None else device.name,
-            self.plan(flip, f"{self._policy} {sign} {what}{where}"),
+            self.plan(flip, f"{self._policy} {sign} {what}{where}{many}"),
             against,
+            len(names),
         )
 
     def plan(self, flip: Flip, text: str) -> Plan:

@@ -55,7 +55,9 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
              ("Estimated", "num"), ("Source", "source")]  # fmt: skip
     more = f'<p class="remat-empty">and {len(alike) - ROWS} more.</p>' if len(alike) > ROWS else ""
     device = f", times on {rows[0].device}" if rows[0].device else ""
-    told = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(device)}.</p>'
+    together = any(row.count > 1 for row in rows)
+    what = "What one expression makes, in all equal layers at once," if together else "One value alone"
+    told = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(device)}.</p>'
     return told + table("Single values the other way", heads, body, stacks=False) + more
 
 
@@ -69,13 +71,15 @@ def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
             row.recomputed_flops,
             None if row.seconds is None else fmt.seconds(row.seconds),
         )
-        groups.setdefault((told, row.value.origin, row.value.name, row.value.times), []).append(number)
+        groups.setdefault((told, row.count, row.value.origin, row.value.name, row.value.times), []).append(number)
     return [(numbers[0], len(numbers)) for numbers in groups.values()]
 
 
 def alike_text(row: WhatIf, count: int) -> str:
     """How many values a row is of."""
     times = f"x{row.value.times:,}" if row.value.times > 1 else ""
+    if row.count > 1:
+        return f"all {row.count:,}" if row.count == row.value.alike else f"{row.count:,} of {row.value.alike:,}"
     return f"{count:,} alike, {times} each" if count > 1 and times else f"{count:,} alike" if count > 1 else times
 
 

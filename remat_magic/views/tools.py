@@ -119,6 +119,7 @@ def compare_tools(devices: Sequence[str], has_inputs: bool) -> str:
 def plan_tools() -> str:
     """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
     kinds = [("saved", "saved bytes"), ("peak", "estimated peak")]
+    layers = [("", "automatic"), ("together", "together"), ("separately", "one by one")]
     return (
         '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide">'
         f'<label for="{ID}budget">Budget</label> '
@@ -127,6 +128,6 @@ def plan_tools() -> str:
         f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
         f'<span class="remat-field"><label for="{ID}typed">or</label> '
         f'<input type="search" id="{ID}typed" data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}>'
-        f"</span>{select('of', 'of', kinds)}{button('plan', 'Plan')}</span>"
+        f"</span>{select('of', 'of', kinds)}{select('layers', 'Equal layers', layers)}{button('plan', 'Plan')}</span>"
         f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
     )

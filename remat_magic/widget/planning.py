@@ -17,15 +17,24 @@ __all__ = ["Planning"]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the panel asks for; ``budget`` is bytes, or a text that the reader typed, ``flip`` a row of the what-ifs."""
+    """What the panel asks for; ``budget`` is bytes, or a text that the reader typed, ``flip`` a row of the what-ifs.
+
+    ``layers`` is how equal ones are decided: "together", "separately", or as the program shares them.
+    """
 
     kind: str
     policy: str
     at: str
     budget: int | str = ""
     of: str = "saved"
+    layers: str = ""
     flip: int = 0
     serial: int = 0
+
+    @property
+    def deciding(self) -> dict[str, bool]:
+        """What plans and what-ifs are asked for about equal layers."""
+        return {self.layers: True} if self.layers in ("together", "separately") else {}
 
 
 class Planning(Panels[_Request]):
@@ -60,6 +69,7 @@ class Planning(Panels[_Request]):
             str(content["at"]),
             budget if isinstance(budget, int) else str(budget),
             str(content.get("of") or "saved"),
+            str(content.get("layers", "")),
             int(content.get("flip", 0)),
             int(content.get("serial", 0)),
         )
@@ -80,7 +90,8 @@ class Planning(Panels[_Request]):
                 self._choose(self._flips[request.flip].plan, request.serial)
             case "what-if":
                 policy, at, namespace = self._arguments(request.policy, request.at)
-                self._flips = trace.what_if(policy, None if isinstance(policy, Plan) else at, namespace=namespace)
+                place = None if isinstance(policy, Plan) else at
+                self._flips = trace.what_if(policy, place, namespace=namespace, **request.deciding)
                 self._answer(request, html=choosing.what_if_html(self._flips))
             case "loops":
                 self._answer(request, html=choosing.loops_html(trace.loops()))
@@ -92,11 +103,11 @@ class Planning(Panels[_Request]):
                 raise AssertionError(other)
 
     def _about(self, request: _Request) -> dict[str, Any]:
-        return {"type": request.kind, "at": request.at, "serial": request.serial}
+        return {"type": request.kind, "at": request.at, "layers": request.layers, "serial": request.serial}
 
     def _frontier(self, trace: Any, request: _Request) -> None:
         trace.report("none", request.at)  # at one end of the frontier, and what shares of the forward pass are of
-        points = trace.frontier(at=request.at)
+        points = trace.frontier(at=request.at, **request.deciding)
         known = [trace.cached(choice.key, request.at) for choice in trace.choices()]
         complete = [report for report in known if report is not None and report.complete and not report.backward_error]
         forward = next((report.forward_flops for report in complete), None)
@@ -114,6 +125,6 @@ class Planning(Panels[_Request]):
         )
 
     def _plan(self, trace: Any, request: _Request) -> None:
-        plan = trace.plan(request.budget, request.at, of=request.of)
+        plan = trace.plan(request.budget, request.at, of=request.of, **request.deciding)
         self._choose(plan, request.serial)
         self._answer(request, html=views.plan_html(plan))

@@ -8,37 +8,18 @@ together, and those that none names cannot be chosen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic.model import Plan, PlannedValue, Report
 from remat_magic.tuning.editing.choice import Place
 from remat_magic.tuning.editing.values import Skeleton, Value
-from remat_magic.tuning.graph import Graph
+from remat_magic.tuning.graph import Grouped
 from remat_magic.tuning.planner import planner
 from remat_magic.tuning.solve import Problem
 
 __all__ = ["closest", "grouped"]
 
 _ATTEMPTS = 4
-
-
-@dataclass(eq=False, slots=True)
-class _Grouped(Graph):
-    """A graph whose gates are those that a place of the source opens; ``keys`` are the names of the gates' values."""
-
-    keys: dict[int, str] = field(default_factory=dict)
-
-    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
-        """As of a graph, the sizes of the values of one place added."""
-        gates = list(gates)
-        groups = {self.keys[gate]: self.gates[gate][0] for gate in gates}
-        plain = Graph(gates={gate: (self.keys[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
-        found: dict[str, tuple[int, int]] = {}
-        for key, (size, times) in plain.sizes(gates).items():
-            bytes_before, times_before = found.get(groups[key], (0, 0))
-            found[groups[key]] = bytes_before + size, times_before + times
-        return found
 
 
 def grouped(program: Skeleton, keys: Iterable[str], offered: Sequence[Place]) -> dict[str, int]:
@@ -82,17 +63,7 @@ def closest(trace: Any, plan: Plan, assigned: Mapping[str, int]) -> tuple[Plan, 
     """
     found = planner(trace, plan.at, False)
     parts, whole = found.parts, found.graph
-    graph = _Grouped(
-        whole.flops,
-        whole.needed,
-        {n: (str(assigned[gate[0]]), *gate[1:]) for n, gate in whole.gates.items() if gate[0] in assigned},
-        whole.reads,
-        whole.leaves,
-        whole.leaf_bytes,
-        whole.copies,
-        whole.operations,
-        keys={n: gate[0] for n, gate in whole.gates.items() if gate[0] in assigned},
-    )
+    graph = Grouped.of(whole, {key: str(number) for key, number in assigned.items()})
     problem = Problem(graph)
     limit = allowed = plan.budget_bytes or plan.saved_bytes
     for _ in range(_ATTEMPTS):

@@ -231,19 +231,23 @@ function render({ model, el }) {
       }
       asked.compare = key;
       asked.beside = policy;
-      if (asked.frontier !== at) one('[data-control="budget"]').disabled = true;
+      if (asked.frontier !== `${at}\n${layers()}`) one('[data-control="budget"]').disabled = true;
       if (!part("comparison").classList.contains("remat-stale")) fillStops(at);
     } else if (tab === "plan") fillStops(at);
   }
 
   /** What the slider moves over. @param {string} at */
   function fillStops(at) {
-    if (asked.frontier === at) return;
-    asked.frontier = at;
+    const key = `${at}\n${layers()}`;
+    if (asked.frontier === key) return;
+    asked.frontier = key;
     one('[data-control="budget"]').disabled = true;
     part("stop").textContent = "Working out the frontier…";
-    send({ type: "frontier", at });
+    send({ type: "frontier", at, layers: layers() });
   }
+
+  /** How equal layers are decided: "together", "separately", or as the program shares them. */
+  const layers = () => one('[data-control="layers"]').value;
 
   /** Replaces a part's content and leaves the keyboard where it was. @param {string} name @param {string} html */
   function place(name, html) {
@@ -378,7 +382,8 @@ function render({ model, el }) {
 
   /** @param {number | string} budget */
   function plan(budget) {
-    ask({ type: "plan", budget, of: typeof budget === "number" ? "saved" : one('[data-control="of"]').value, at: shown?.at });
+    const of = typeof budget === "number" ? "saved" : one('[data-control="of"]').value;
+    ask({ type: "plan", budget, of, layers: layers(), at: shown?.at });
     part("planned").classList.add("remat-stale");
   }
 
@@ -646,7 +651,7 @@ function render({ model, el }) {
         say(message.error, true);
       }
     } else if (message.type === "frontier") {
-      if (asked.frontier !== message.at) return;
+      if (asked.frontier !== `${message.at}\n${message.layers}`) return;
       stops = message.stops ?? [];
       const slider = one('[data-control="budget"]');
       slider.disabled = !stops.length;
@@ -715,6 +720,8 @@ function render({ model, el }) {
       root.classList.toggle("remat-beside", target.checked);
     } else if (target.dataset.control === "budget") {
       plan(budgetAt());
+    } else if (target.dataset.control === "layers") {
+      if (shown) fillStops(shown.at);
     } else if (["inputs", "of", "typed"].includes(target.dataset.control ?? "")) {
       // Read when something is measured or planned.
     } else if (target.dataset.control) {
@@ -784,6 +791,7 @@ function render({ model, el }) {
           type: action,
           policy: one('[data-control="policy"]').value,
           at: one('[data-control="at"]')?.value ?? shown?.at,
+          layers: layers(),
         });
       case "copy-diff":
         return copied(part("found").querySelector(".remat-diff")?.textContent ?? "");
