@@ -155,6 +155,27 @@ def test_what_if_tells_of_equal_layers_once(records):
     assert told.count(told[number]) == count
 
 
+def test_what_changes_nothing_is_counted(records):
+    first, *others = records["what_if"]
+    idle = [dataclasses.replace(row, saved_bytes=0, recomputed_flops=0, seconds=None) for row in others]
+    rows = Listed([idle[0], dataclasses.replace(first, saved_bytes=1), *idle[1:]])
+    assert alike_rows(rows) == [(1, 1)]
+    told = f"To flip {len(idle)} other values changes neither bytes nor work."
+    assert told in what_if_html(rows)
+    assert told in display.text(rows)
+    assert "To flip" not in what_if_html(rows[1:2])
+
+
+def test_values_of_equal_layers_that_go_together(records):
+    """One row says how many, and is not folded with others."""
+    first, second, *_ = records["what_if"]
+    rows = Listed([dataclasses.replace(first, count=6), dataclasses.replace(first, count=6), second])
+    for shown in (what_if_html(rows), display.text(rows)):
+        assert "6 together" in shown or "2 alike" not in shown
+    assert "in all equal layers at once" in what_if_html(rows)
+    assert "One value alone" in what_if_html(rows[2:])
+
+
 def test_equal_layers_have_one_row(records):
     """Where some of six layers save a value there is one row, which says how many, and which."""
     plan = records["plan"]

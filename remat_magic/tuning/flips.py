@@ -52,7 +52,9 @@ class Flips:
         self._rows, self._starts = columns.copy(), starts
         self._matrix = csr_array((np.ones(len(columns)), columns, starts), shape=(len(rows), len(rows)))
         self._flops = np.array([*graph.flops, *[0] * (len(leaves) + 1)], np.int64)
-        self._seconds = np.array([*(seconds or [0.0] * count), *[0.0] * (len(leaves) + 1)])
+        # In whole picoseconds: what changes nothing is to differ by nothing, in whatever order it is summed.
+        each = np.array([*(seconds or [0.0] * count), *[0.0] * (len(leaves) + 1)])
+        self._picoseconds = np.rint(each * 1e12).astype(np.int64)
         self._leaf = np.array([*[0] * count, *graph.leaf_bytes.values(), 0], np.int64)
         self._names = list(dict.fromkeys(name for name, _, _ in graph.gates.values()))
         number = {name: i for i, name in enumerate(self._names)}
@@ -91,7 +93,7 @@ class Flips:
         held, again = reached[shut], reached[~shut]
         times = np.bincount(self._name[held], self._passed[held], len(self._names)).astype(np.int64)
         saved = int((np.minimum(times, self._copies) * self._each).sum() + self._leaf[reached].sum())
-        flops, seconds = int(self._flops[again].sum()), float(self._seconds[again].sum())
+        flops, seconds = int(self._flops[again].sum()), int(self._picoseconds[again].sum()) * 1e-12
         return Flip(saved, flops, seconds, frozenset(self._names[i] for i in np.flatnonzero(times)))
 
     def flip(self, *names: str) -> Flip:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,14 @@ from remat_magic.analysis.positions import find_again, positions
 from remat_magic.analysis.trace import Dissection
 from remat_magic.model import FrontierPoint, Plan, PlannedValue, RematError, Report
 from remat_magic.policies import resolve
+from remat_magic.tuning.alike import alike_values
 from remat_magic.tuning.answers import answered
 from remat_magic.tuning.graph import Graph, Grouped, build
 from remat_magic.tuning.hull import Hull
 from remat_magic.tuning.objective import Objective
 from remat_magic.tuning.solve import Problem, Solution
 
-__all__ = ["BUILT_IN", "Asked", "Planner", "alike_values", "of_report", "planner"]
+__all__ = ["BUILT_IN", "Asked", "Planner", "of_report", "planner"]
 
 BUILT_IN = (
     "none",
@@ -77,7 +78,7 @@ class Planner:
         known = self._problems.get(objective.key)
         if known is None:
             costs = objective.costs(self.graph, self.parts.backward)
-            alike = () if self.together else alike_values(self.every_value().values())
+            alike = () if self.together else alike_values(self.every_value().values(), self.parts)
             known = Problem(self.graph, costs, alike)
             self._problems[objective.key] = known
         return known
@@ -292,7 +293,7 @@ def planner(trace: Any, at: Any, separately: bool, together: bool = False) -> Pl
     if known is None and together:
         each = planner(trace, at, False)
         every = each.every_value()
-        group = {name: names[0] for names in alike_values(every.values()) for name in names}
+        group = {name: names[0] for names in alike_values(every.values(), each.parts) for name in names}
         graph = Grouped.of(each.graph, group)
         known = trace.memo[key] = replace(each, graph=graph, group=group, _problems={}, _hulls=[], _every=every)
     if known is None:
@@ -300,17 +301,6 @@ def planner(trace: Any, at: Any, separately: bool, together: bool = False) -> Pl
         most = trace.preview("none", at).saved_bytes
         known = trace.memo[key] = Planner(trace, parts, build(parts), separately, most)
     return known
-
-
-def alike_values(values: Iterable[PlannedValue]) -> list[list[str]]:
-    """The names of the values that one operation of one expression makes, as in equal layers.
-
-    A value that no line of the user's makes is alone: of where no line is known, nothing tells whether it is equal.
-    """
-    groups: dict[Any, list[str]] = {}
-    for value in values:
-        groups.setdefault(value.origin if value.source else value.key, []).append(value.key)
-    return list(groups.values())
 
 
 def of_report(report: Report, asked: Asked) -> Plan:

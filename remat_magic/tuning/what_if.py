@@ -10,10 +10,11 @@ from typing import Any
 from remat_magic import devices
 from remat_magic.model import Listed, Plan, PlannedValue, RematError, WhatIf
 from remat_magic.policies import resolve
+from remat_magic.tuning.alike import alike_values
 from remat_magic.tuning.answers import answered
 from remat_magic.tuning.flips import Flip, Flips
 from remat_magic.tuning.objective import Objective
-from remat_magic.tuning.planner import Planner, alike_values, planner
+from remat_magic.tuning.planner import Planner, planner
 
 __all__ = ["names_saved", "what_if"]
 
@@ -121,7 +122,8 @@ class _Base:
         found: list[list[str]] = []
         for names in (self._flips.base.used, self._flips.recomputed):
             mine = sorted(names, key=self._order.__getitem__)
-            found += alike_values(self._values[name] for name in mine) if together else [[name] for name in mine]
+            alike = alike_values((self._values[name] for name in mine), self._found.parts) if together else ()
+            found += alike or [[name] for name in mine]
         return found
 
     def row(self, names: Sequence[str], device: devices.Device | None, against: str | Plan) -> WhatIf:

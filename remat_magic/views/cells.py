@@ -24,13 +24,18 @@ def code_html(text: str) -> str:
 
 def where_html(row: ResidualRow | RecomputedRow) -> str:
     """The place in the user's source, its expression, the line of a library that it called, and the loops around."""
-    code = f'<code title="{escape(row.expression)}">{escape(row.expression)}</code>' if row.expression else ""
+    code = _expression(row.expression)
     hover = f' title="in {escape(row.function)}"' if row.function else ""
     parts = [f'<span class="remat-place"{hover}>{escape(row.place)}</span>' if row.place else "", code]
     parts += _library(row.library)
     if row.path:
         parts.append(f'<small class="remat-path">in {escape(row.path)}</small>')
     return " ".join(filter(None, parts))
+
+
+def _expression(text: str) -> str:
+    """An expression, which may be cut off, and is whole on hover."""
+    return f'<code title="{escape(text)}">{escape(text)}</code>' if text else ""
 
 
 def _library(span: SourceSpan | None) -> list[str]:
@@ -62,7 +67,7 @@ def planned_cells(value: PlannedValue, times: str | None = None, numbers: str = 
     where = list[str]()
     if value.source is not None:
         where.append(f'<span class="remat-place">{escape(value.source.place)}</span>')
-        where.append(code_html(value.source.expression))
+        where.append(_expression(value.source.expression))
     where += _library(value.library)
     if value.path:
         where.append(f'<small class="remat-path">in {escape(place(value.path))}</small>')
@@ -73,15 +78,17 @@ def planned_cells(value: PlannedValue, times: str | None = None, numbers: str = 
     )
 
 
-def table(caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str], *, stacks: bool = True) -> str:
+def table(
+    caption: str, heads: Sequence[tuple[str, str]], rows: Sequence[str], kinds: Iterable[str] = ("stacks",)
+) -> str:
     """A table with its caption for screen readers; heads are pairs of text and kind, rows are HTML.
 
-    Where there is little room, the cells of each row are stacked if it ``stacks``.
+    Of the ``kinds``, "stacks" has the cells of each row stacked where there is little room.
     """
     cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
-    kind = " remat-stacks" if stacks else ""
+    classes = " ".join(["remat-table", *(f"remat-{kind}" for kind in kinds)])
     return (
-        f'<table class="remat-table{kind}"><caption class="remat-hidden">{escape(caption)}</caption>'
+        f'<table class="{classes}"><caption class="remat-hidden">{escape(caption)}</caption>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 

@@ -18,6 +18,7 @@ __all__ = [
     "best_edit",
     "edit_html",
     "edit_sentences",
+    "left_out",
     "loops_html",
     "unnamed_sentences",
     "what_if_html",
@@ -39,7 +40,7 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
         row = rows[number]
         what, kind, where = planned_cells(row.value, alike_text(row, count), _EACH if count > 1 else "")
         bytes_, flops = row.saved_bytes, row.recomputed_flops
-        seconds = "" if row.seconds is None else f"{'+' if row.seconds > 0 else ''}{fmt.seconds(row.seconds)}"
+        seconds = "" if row.seconds is None else fmt.signed(fmt.seconds(row.seconds), row.seconds)
         button = f'<button type="button" class="remat-link" data-flip="{number}" {KEYS}>{escape(row.change)}</button>'
         cells = [
             td("kind", button if live else escape(row.change)),
@@ -53,34 +54,45 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
         body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
              ("Estimated", "num"), ("Source", "source")]  # fmt: skip
-    more = f'<p class="remat-empty">and {len(alike) - ROWS} more.</p>' if len(alike) > ROWS else ""
+    more = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
     device = f", times on {rows[0].device}" if rows[0].device else ""
     together = any(row.count > 1 for row in rows)
     what = "What one expression makes, in all equal layers at once," if together else "One value alone"
     told = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(device)}.</p>'
-    return told + table("Single values the other way", heads, body, stacks=False) + more
+    return told + table("Single values the other way", heads, body, ("stacks", "flips")) + more
+
+
+def left_out(rows: Sequence[WhatIf]) -> list[str]:
+    """Sentences on the rows that are not shown."""
+    more = len(alike_rows(rows)) - ROWS
+    idle = sum(row.count for row in rows if not _changes(row))
+    told = [f"and {more:,} more."] if more > 0 else []
+    return told + ([f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else [])
+
+
+def _changes(row: WhatIf) -> bool:
+    return bool(row.saved_bytes or row.recomputed_flops or row.seconds)
 
 
 def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
-    """The rows without those that say the same of another layer: the number of the first, and how many say so."""
+    """The rows that change something, without those that say the same of another layer.
+
+    The number of the first of these among all rows, and how many say so.
+    """
     groups: dict[Hashable, list[int]] = {}
     for number, row in enumerate(rows):
-        told = (
-            row.change,
-            row.saved_bytes,
-            row.recomputed_flops,
-            None if row.seconds is None else fmt.seconds(row.seconds),
-        )
-        groups.setdefault((told, row.count, row.value.origin, row.value.name, row.value.times), []).append(number)
+        seconds = None if row.seconds is None else fmt.seconds(row.seconds)
+        told = (row.change, row.count, row.saved_bytes, row.recomputed_flops, seconds)
+        if _changes(row):
+            groups.setdefault((told, row.value.origin, row.value.name, row.value.times), []).append(number)
     return [(numbers[0], len(numbers)) for numbers in groups.values()]
 
 
 def alike_text(row: WhatIf, count: int) -> str:
     """How many values a row is of."""
     times = f"x{row.value.times:,}" if row.value.times > 1 else ""
-    if row.count > 1:
-        return f"all {row.count:,}" if row.count == row.value.alike else f"{row.count:,} of {row.value.alike:,}"
-    return f"{count:,} alike, {times} each" if count > 1 and times else f"{count:,} alike" if count > 1 else times
+    many = f"{row.count:,} together" if row.count > 1 else f"{count:,} alike" if count > 1 else ""
+    return f"{many}, {times} each" if many and times else many or times
 
 
 def loops_html(loops: Sequence[Loop]) -> str:
@@ -98,7 +110,7 @@ def _loop(loop: Loop) -> str:
     heads = [("How", "kind"), ("Segment", "num"), ("Saved", "num"), ("Recomputed", "num"), ("Peak", "num"),
              ("Code", "what")]  # fmt: skip
     rows = [_nesting(each) for each in (loop.as_written, *loop.nested)]
-    return head + table(f"Ways to run the scan of {loop.function}", heads, rows, stacks=False)
+    return head + table(f"Ways to run the scan of {loop.function}", heads, rows, ())
 
 
 def _nesting(way: Nesting) -> str:

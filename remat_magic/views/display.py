@@ -20,6 +20,7 @@ from .choosing import (
     best_edit,
     edit_html,
     edit_sentences,
+    left_out,
     loops_html,
     unnamed_sentences,
     what_if_html,
@@ -151,7 +152,7 @@ def _what_if(rows: Sequence[WhatIf]) -> RenderableType:
         for row, count in ((rows[number], count) for number, count in alike[:ROWS])
     ]  # fmt: skip
     table = _table(("Instead", "What", "Type", "Times", "Saved", "Recomputed", "Source"), cells)
-    return Group(table, Text(f"and {len(alike) - ROWS} more")) if len(alike) > ROWS else table
+    return Group(table, *map(Text, left_out(rows)))
 
 
 def _advice(found: Advice) -> RenderableType:

@@ -24,7 +24,7 @@ def exact(number: int, unit: str) -> str:
     return f"{number:,} {unit}"
 
 
-def signed(text: str, number: int) -> str:
+def signed(text: str, number: float) -> str:
     """``text`` of a difference, with a plus where ``number`` is positive; ``±0`` for none."""
     return f"+{text}" if number > 0 else text if number < 0 else "±0"
 

@@ -374,6 +374,13 @@ def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
     expect(first).to_be_visible(timeout=60_000)
     first.click()
     expect(widget.policy).not_to_have_value("as_written")
+    action(widget, "Undo").click()
+    widget.root.get_by_label("Equal layers", exact=True).select_option("together")
+    action(widget, "What if").click()
+    together = widget.part("found").locator("tr", has_text="2 together")
+    expect(together.first).to_be_visible(timeout=60_000)
+    together.locator("[data-flip]").first.click()
+    expect(widget.policy).to_have_value(re.compile(r" x\d"))
     widget.policy.select_option("dots_saveable")
     action(widget, "Edit my source").click()  # of what is chosen, shown or not
     diff = widget.part("found").locator(".remat-diff")
