@@ -149,6 +149,8 @@ def test_equal_layers_as_asked(browser):
             assert "error" not in answer
         stops = [stop["text"] for stop in browser.of("frontier")["stops"]]
         forward = trace.report("none", "function").forward_flops
+        shaded = "nothing is possible with equal layers together"
+        assert (shaded in browser.of("frontier")["html"]) == (layers == "together")
         assert stops == [point_text(point, forward) for point in trace.frontier(at="function", **asked)]
         ((plan, _),) = browser.chosen
         assert {"together": plan.together, "separately": plan.separately} == {

@@ -180,8 +180,8 @@ class Plan(Displayed):
 class FrontierPoint:
     """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
 
-    No choice of names within ``budget_bytes`` recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a
-    checkpoint does not either, if it fits.
+    No choice of names within ``budget_bytes`` (the same in equal layers, where these are decided together) recomputes
+    fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not either, if it fits.
     """
 
     budget_bytes: int

@@ -48,15 +48,19 @@ def beyond_text(below: FrontierPoint, above: FrontierPoint, forward_flops: int |
     return f"at most {fmt.flops(below.recomputed_flops)} again{share}; never less than {fmt.flops(above.bound)}"
 
 
-def frontier_svg(points: Sequence[FrontierPoint], known: Sequence[Report] = (), width: int = 680) -> str:
+def frontier_svg(
+    points: Sequence[FrontierPoint], known: Sequence[Report] = (), width: int = 680, *, together: bool = False
+) -> str:
     """The least recomputation for each budget, with the policies that are known already.
 
     Args:
         points: by budget, as reckoned.
         known: complete reports at the same place.
         width: in pixels.
+        together: whether the points are of choices that are the same in equal layers.
     """
     height = 260
+    shaded = "shaded: nothing is possible" + (" with equal layers together" if together else "")
     title = "Budget of saved bytes against recomputed FLOPs"
     if not points:
         words = [text(12, 24, "There is nothing to choose here.", class_="remat-axis")]
@@ -84,7 +88,7 @@ def frontier_svg(points: Sequence[FrontierPoint], known: Sequence[Report] = (), 
         text(
             frame.right,
             frame.top - 16,
-            "○ a plan   \N{MULTIPLICATION SIGN} a policy   shaded: nothing is possible",
+            f"○ a plan   \N{MULTIPLICATION SIGN} a policy   {shaded}",
             text_anchor="end",
             class_="remat-axis",
             aria_hidden="true",

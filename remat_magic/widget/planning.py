@@ -113,7 +113,7 @@ class Planning(Panels[_Request]):
         forward = next((report.forward_flops for report in complete), None)
         self._answer(
             request,
-            html=views.frontier_svg(points, complete),
+            html=views.frontier_svg(points, complete, together=request.layers == "together"),
             stops=[
                 {
                     "budget": point.budget_bytes,
