@@ -27,9 +27,22 @@ def _chromium() -> None:
         pytest.skip(missing)
 
 
+def _alone(folder: Path) -> None:
+    """Fail on a second worker of one run: two JupyterLabs and their kernels would wait for each other's time."""
+    run, worker = (os.environ.get(f"PYTEST_XDIST_{name}", "") for name in ("TESTRUNUID", "WORKER"))
+    mark = folder.parent / f"browser-tests-{run}"  # the workers' folders are beside each other
+    try:
+        with mark.open("x") as file:
+            file.write(worker)
+    except FileExistsError:
+        assert mark.read_text() == worker, "browser tests ran on two workers: see BrowserTogether in tests/conftest.py"
+
+
 @pytest.fixture(scope="session")
 def lab(_chromium: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """JupyterLab, shared by all browser tests."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _alone(tmp_path_factory.getbasetemp())
     with serve(tmp_path_factory.mktemp("lab")) as server:
         yield server
 
