@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +105,40 @@ def test_no_choice_of_groups_is_better():
     for point in points:
         assert point.recomputed_flops >= min(flops for saved, flops in choices if saved <= point.budget_bytes)
         assert point.bound <= min(flops for saved, flops in choices if saved <= point.budget_bytes)
+
+
+def test_steps_of_one_expression_are_told_apart():
+    """Each of gelu's products has a group of its own, of as many values as there are layers."""
+
+    def fun(weights, x):
+        for w in weights:
+            x = jax.nn.gelu(x @ w)
+        return x.sum()
+
+    trace = rm.trace(fun, *ARGS)
+    rows = trace.what_if("nothing_saveable", "function", device="H100 SXM", together=True)
+    products = [row for row in rows if row.value.primitive == "mul"]
+    assert len(products) >= 4
+    assert {row.count for row in products} <= {2, 3}  # the last layer's are not all needed
+    each = {value.key: value for value in planner(trace, "function", False).every_value().values()}
+    assert {row.value.alike for row in products} == {sum(v.origin == products[0].value.origin for v in each.values())}
+
+
+def test_layers_of_a_library():
+    """Of its values a line of the library is known, if none of the user's."""
+    made = compile(
+        "def fun(weights, x):\n    for w in weights:\n        x = (x @ w) * 2.0\n    return (x ** 2).sum()\n",
+        str(Path(jax.__file__).parent.parent / "some_library" / "model.py"),
+        "exec",
+    )
+    space = {}
+    exec(made, space)
+    trace = rm.trace(space["fun"], *ARGS)
+    values = planner(trace, "function", False).every_value().values()
+    assert not any(value.source for value in values)
+    assert [value.primitive for value in values].count("mul") == 3
+    rows = trace.what_if("nothing_saveable", "function", device="H100 SXM", together=True)
+    assert max(row.count for row in rows) == 3
 
 
 def test_a_plan_says_how_it_was_made():

@@ -19,8 +19,7 @@ def alike_values(values: Iterable[PlannedValue], parts: Dissection) -> list[list
     """The names of values in groups of those that one step of one expression makes, in the order of the values.
 
     One expression can be many operations, such as the four multiplications of ``jax.nn.gelu``: they are told apart by
-    what they are given within it. A value that no line of the user's makes is alone, since nothing tells that it is
-    equal.
+    what they are given within it. A value of which no line is known is alone, since nothing tells that it is equal.
 
     Args:
         values: some of the values that are named in ``parts``.
@@ -29,7 +28,7 @@ def alike_values(values: Iterable[PlannedValue], parts: Dissection) -> list[list
     steps = _Steps(parts)
     groups: dict[Hashable, list[str]] = {}
     for value in values:
-        kind = (value.origin, steps.of(value)) if value.source else value.key
+        kind = (value.origin, steps.of(value)) if value.source or value.library else value.key
         groups.setdefault(kind, []).append(value.key)
     return list(groups.values())
 
@@ -39,7 +38,7 @@ class _Steps:
         self._parts = parts
         self._made_by = {
             var: eqn
-            for jaxpr in _jaxprs(_compat.open_jaxpr(parts.naming.closed))
+            for jaxpr in _jaxprs(_compat.open_jaxpr(parts.naming.closed), set())
             for eqn in jaxpr.eqns
             for var in eqn.outvars
         }
@@ -65,8 +64,11 @@ class _Steps:
         return "" if primitive == value.primitive else (primitive, self._given(eqn, value, depth))
 
 
-def _jaxprs(jaxpr: Any) -> Iterator[Any]:
-    yield jaxpr
-    for eqn in jaxpr.eqns:
-        for body in bodies(eqn):
-            yield from _jaxprs(body.jaxpr)
+def _jaxprs(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
+    """A jaxpr and those inside it, each once, however many calls share it."""
+    if id(jaxpr) not in seen:
+        seen.add(id(jaxpr))
+        yield jaxpr
+        for eqn in jaxpr.eqns:
+            for body in bodies(eqn):
+                yield from _jaxprs(body.jaxpr, seen)
