@@ -36,6 +36,17 @@ def write_notebook(path: Path, *cells: str) -> None:
     nbformat.write(notebook, path)
 
 
+def focus(target: Locator) -> None:
+    """Focus an element that can be seen.
+
+    Playwright's own ``focus`` does not wait until one can be: a widget that has not heard of its kernel yet is hidden
+    and takes no focus, so that the keys go to the cell, which "dd" deletes.
+    """
+    expect(target).to_be_visible()
+    target.focus()
+    expect(target).to_be_focused()
+
+
 class Widget:
     """The widget below a cell."""
 
@@ -57,5 +68,6 @@ class Widget:
 
     def shows(self, policy: str) -> None:
         """Wait until the widget shows a policy's residuals, in the control and in the numbers."""
+        expect(self.root).to_be_visible()
         expect(self.policy).to_have_value(policy)
         expect(self.totals).to_contain_text(f"saved {SAVED[policy]}")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from inspected import LOAD, Widget, write_notebook
+from inspected import LOAD, Widget, focus, write_notebook
 from lab import NotebookPage, Server
 from playwright.sync_api import Locator, expect
 
@@ -62,7 +62,7 @@ def test_the_slider_puts_plans_into_the_picture(widget: Widget) -> None:
     plans = picture.locator('[data-same*="plan("]')
     chosen = picture.locator('[aria-pressed="true"]')
     expect(plans).to_have_count(0)
-    slider.focus()
+    focus(slider)
     page.keyboard.press("ArrowLeft")
     expect(widget.policy).to_have_value(re.compile("^plan"))
     first = widget.policy.input_value()
@@ -84,12 +84,12 @@ def test_the_slider_puts_plans_into_the_picture(widget: Widget) -> None:
 def test_the_keyboard_sets_it_too(widget: Widget) -> None:
     page = widget.notebook.page
     cells = widget.notebook.cell_count()
-    point(widget, "dots_saveable").focus()
+    focus(point(widget, "dots_saveable"))
     page.keyboard.press("Enter")
     expect(widget.policy).to_have_value("dots_saveable")
     expect(point(widget, "dots_saveable")).to_be_focused()
     button = widget.part("comparison").locator('button[data-policy="nothing_saveable"]')
-    button.focus()
+    focus(button)
     page.keyboard.press("Space")
     expect(widget.policy).to_have_value("nothing_saveable")
     page.keyboard.type("dd")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from inspected import LAYERS, LOAD, Widget, write_notebook
+from inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from lab import NotebookPage, Server
 from playwright.sync_api import Browser, Page, expect
 
@@ -33,7 +33,7 @@ def expect_dropdown(page: Page) -> None:
     policy = report.get_by_label("Policy", exact=True)
     expect(policy.locator("option:checked")).to_have_text("dots_saveable")
     expect(report.locator(".remat-total:visible", has_text="saved 72 B")).to_be_visible()
-    policy.focus()
+    focus(policy)
     policy.press("a")  # as_written
     expect(policy.locator("option:checked")).to_have_text("as_written")
     expect(report.locator(".remat-total:visible", has_text="saved 116 B")).to_be_visible()

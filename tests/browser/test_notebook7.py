@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from contrast import unreadable
-from inspected import LAYERS, LOAD, Widget, write_notebook
+from inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from lab import NotebookPage, Server
 from playwright.sync_api import Browser, expect
 from test_kept_output import POLICY_CHANGE, expect_dropdown, expect_report
@@ -41,11 +41,11 @@ def test_by_keyboard(seven: NotebookPage) -> None:
     widget, page = Widget(seven, 1), seven.page
     widget.shows("dots_saveable")
     cells = seven.cell_count()
-    widget.policy.focus()
+    focus(widget.policy)
     page.keyboard.type("dd")  # which deletes the cell where the notebook hears it
     page.keyboard.press("Home")
     widget.shows("as_written")
-    widget.tab("Residuals").focus()
+    focus(widget.tab("Residuals"))
     page.keyboard.press("ArrowRight")
     expect(widget.tab("Recomputed")).to_be_focused()
     page.keyboard.press("b")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from inspected import LAYERS, LOAD, Widget, write_notebook
+from inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from lab import NotebookPage, Server
 from playwright.sync_api import expect
 
@@ -50,14 +50,10 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
     widget.shows("as_written")
     before = widget.policy.input_value()
     page.evaluate("() => document.querySelector('.remat-widget').scrollIntoView()")
-    # From the cell's last focusable element before the widget, Tab leads into it. Again where the focus has gone
-    # elsewhere meanwhile: seen twice in some fifty runs beside other load, so that it was not found what takes it.
-    for _ in range(3):
-        widget.policy.focus()
-        page.keyboard.press("Shift+Tab")
-        page.keyboard.press("Tab")
-        if widget.policy.evaluate("policy => policy === document.activeElement"):
-            break
+    # From the cell's last focusable element before the widget, Tab leads into it.
+    focus(widget.policy)
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
     expect(widget.policy).to_be_focused()
     page.keyboard.type("dots_s")
     widget.shows("dots_saveable")
@@ -90,7 +86,8 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
 def test_keys_typed_in_the_widget_do_not_delete_the_cell(opened: NotebookPage, target: str) -> None:
     widget = Widget(opened, 1)
     cells = opened.cell_count()
-    (widget.policy if target == "policy" else widget.tab("Residuals")).focus()
+    focused = widget.policy if target == "policy" else widget.tab("Residuals")
+    focus(focused)
     opened.page.keyboard.type("dd")
     opened.page.wait_for_timeout(300)
     assert opened.cell_count() == cells

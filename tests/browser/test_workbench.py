@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspected import LOAD, Widget, write_notebook
+from inspected import LOAD, Widget, focus, write_notebook
 from lab import NotebookPage, Server
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -123,7 +123,7 @@ def test_rows_are_grouped_and_folded(widget: Widget, reports: dict[str, Any]) ->
     expect(sines).to_contain_text(units.nbytes(by_operation["sin"]))
     before = rows(widget).count()
     button = sines.get_by_role("button")
-    button.focus()
+    focus(button)
     widget.notebook.page.keyboard.press("Enter")
     again = widget.part("residuals").locator(".remat-grouprow button[data-label=sin]")
     expect(again).to_have_attribute("aria-expanded", "false")
@@ -222,7 +222,7 @@ def test_keys_move_through_a_program_and_mark_its_variables(widget: Widget) -> N
     page = widget.notebook.page
     widget.tab("Jaxprs").click()
     pane = widget.part("jaxprs").locator("pre").first
-    pane.focus()
+    focus(pane)
     here = pane.locator(".remat-here")
     for _ in range(40):
         page.keyboard.press("ArrowDown")
@@ -320,7 +320,7 @@ def test_choices_are_undone_and_done_again(widget: Widget) -> None:
         expect(widget.policy).to_have_value(policy)
     undo.click()
     expect(widget.policy).to_have_value("dots_saveable")
-    widget.policy.focus()
+    focus(widget.policy)
     widget.notebook.page.keyboard.press("Control+z")
     expect(widget.policy).to_have_value("as_written")
     expect(undo).to_be_disabled()
@@ -347,7 +347,7 @@ def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
     stops = widget.part("frontier").locator("[data-stop]")
     assert stops.count() == int(slider.get_attribute("max") or 0) + 1
     before = widget.part("stop").inner_text()
-    slider.focus()
+    focus(slider)
     page.keyboard.press("ArrowLeft")
     expect(widget.part("stop")).not_to_have_text(before)
     expect(widget.policy).to_have_value(re.compile("plan|saveable"))
