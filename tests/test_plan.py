@@ -122,6 +122,27 @@ def test_never_worse_than_a_policy_of_jax(name, at):
         assert plan.saved_bytes <= report.saved_bytes
 
 
+def test_values_in_branches_are_said_to_be_no_choices():
+    """JAX keeps a named value of a branch, which no plan names; where that would be better, no plan claims the best."""
+
+    def fun(p, x):
+        def first(x):
+            return jnp.tanh(checkpoint_name(jnp.sin(x @ x), "kept"))
+
+        return jax.lax.cond(p, first, jnp.cos, x).sum()
+
+    args = jax.ShapeDtypeStruct((), "bool"), f32(8, 8)
+    trace = rm.trace(fun, *args)
+    assert trace.report("save_only_these_names('kept')", "function").saved_bytes == 8 * 8 * 4
+    for budget in (0, 8 * 8 * 4):
+        for of in ("saved", "peak"):
+            plan = trace.plan(budget if of == "saved" else "100%", "function", of=of)
+            assert plan.status.endswith("Values inside the branches of a conditional are not among the choices.")
+    assert "branches" not in traced("three_layers").plan(64).status
+    outside = rm.trace(lambda p, x: jax.lax.cond(p, lambda x: x, lambda x: x, jnp.sin(x @ x)).sum(), *args)
+    assert "branches" not in outside.plan(64, "function").status
+
+
 def test_more_bytes_never_cost_more():
     fun, args = named_models.transformer(2, 32, 16, 2, scanned=True)
     trace = rm.trace(fun, *args)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _compat
-from remat_magic.analysis.bodies import TRANSPARENT
+from remat_magic.analysis.bodies import TRANSPARENT, bodies
 from remat_magic.analysis.values import is_inexact
 
 __all__ = ["PREFIX", "Naming", "is_given", "name_everything"]
@@ -39,13 +39,15 @@ class Naming:
     """A program in which every candidate has a name of its own.
 
     ``values`` tells for each name what it was given to. ``fingerprint`` is equal for programs of the same operations,
-    whatever their shapes.
+    whatever their shapes. ``branches`` tells whether there are values inside branches, which have no names here though
+    JAX could keep them by name.
     """
 
     closed: Any
     values: dict[str, NamedValue]
     fingerprint: str
     separately: bool = False
+    branches: bool = False
 
 
 def is_given(name: str | None) -> bool:
@@ -69,7 +71,7 @@ def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, se
     """
     namer = _Namer(within or (lambda _: True), separately)
     named = namer.jaxpr(closed, (), within is None)
-    return Naming(named, namer.values, namer.digest.hexdigest()[:16], separately)
+    return Naming(named, namer.values, namer.digest.hexdigest()[:16], separately, namer.branches)
 
 
 _ENTERED = {"jit": "jaxpr", "pjit": "jaxpr", "scan": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
@@ -79,6 +81,7 @@ class _Namer:
     def __init__(self, within: Callable[[Any], bool], separately: bool) -> None:
         self.values: dict[str, NamedValue] = {}
         self.digest = hashlib.sha256()
+        self.branches = False
         self._within, self._separately = within, separately
         self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
@@ -113,6 +116,9 @@ class _Namer:
             if any(not _compat.is_literal(atom) and atom in renamed for atom in eqn.invars):
                 eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
             eqns.append(self._inside(eqn, active))
+            if active and eqn.primitive.name == "cond":
+                inside = (var for body in bodies(eqn) for made in body.jaxpr.eqns for var in made.outvars)
+                self.branches = self.branches or any(map(_can_be_named, inside))
             if _compat.primitive_name(eqn) in TRANSPARENT:
                 given.update(
                     out

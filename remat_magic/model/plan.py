@@ -78,11 +78,11 @@ class Plan(Displayed):
     ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
-    ``bound_seconds`` where these are what is least, both as reckoned; equal layers that share one body are decided
-    together, or one by one if ``separately``; those of a Python loop one by one, or ``together``. A policy of JAX's
-    that does better is taken instead: then ``names`` is empty and ``policy`` its key. ``status`` is one sentence on
-    how sure this is, ``code`` what to paste, empty where only ``plan.apply(function)`` can apply it.
-    ``fingerprint`` tells programs of other operations apart.
+    ``bound_seconds`` where these are what is least, both as reckoned, and of values outside of branches; equal
+    layers that share one body are decided together, or one by one if ``separately``; those of a Python loop one by
+    one, or ``together``. A policy of JAX's that does better is taken instead: then ``names`` is empty and
+    ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
+    ``plan.apply(function)`` can apply it. ``fingerprint`` tells programs of other operations apart.
     """
 
     function: str
@@ -180,8 +180,9 @@ class Plan(Displayed):
 class FrontierPoint:
     """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
 
-    No choice of names within ``budget_bytes`` (the same in equal layers, where these are decided together) recomputes
-    fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not either, if it fits.
+    No choice of names within ``budget_bytes`` (of values outside of branches, and the same in equal layers where these
+    are decided together) recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not
+    either, if it fits.
     """
 
     budget_bytes: int

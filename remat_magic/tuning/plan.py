@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 from remat_magic import units
@@ -36,7 +37,8 @@ def plan(
 
     Every intermediate gets a checkpoint name, and an integer programme chooses among them. The choice is then applied
     and traced, so that what the plan says of it is what JAX does; where one of JAX's own policies fits the budget and
-    costs less (it can keep what no name reaches, such as the cosine of a sine), the plan is that policy.
+    costs less (it can keep what no name reaches, such as the cosine of a sine), the plan is that policy. Values inside
+    the branches of a ``lax.cond`` are not chosen among, and ``Plan.status`` says so where there are any.
 
     Args:
         trace: what ``remat_magic.trace`` gave.
@@ -69,7 +71,8 @@ def plan(
         if most is None:
             raise RematError(f"the peak of {trace.function_name} is not known: give a budget of saved bytes.")
         limit = budget_bytes(budget, most)
-        return within_peak(found, Asked(_text(trace, found, limit, least, of), limit, least, of), seconds, gap)
+        made = within_peak(found, Asked(_text(trace, found, limit, least, of), limit, least, of), seconds, gap)
+        return _with_branches(made, found)
     limit = budget_bytes(budget, found.most)
     made = found.within(Asked(_text(trace, found, limit, least, of), limit, least), limit, seconds, gap)
     if made is None:
@@ -78,7 +81,14 @@ def plan(
             f"{few} are too few: nothing_saveable at {found.at!r} keeps {keeps} of {trace.function_name} already; "
             "raise the budget, or plan for at='function'."
         )
-    return made
+    return _with_branches(made, found)
+
+
+def _with_branches(made: Plan, found: Planner) -> Plan:
+    """A plan that says where there are values that it could not choose."""
+    if not found.parts.naming.branches:
+        return made
+    return replace(made, status=f"{made.status} Values inside the branches of a conditional are not among the choices.")
 
 
 def frontier(
