@@ -220,7 +220,8 @@ def test_a_value_smaller_than_the_solver_sees():
 @pytest.mark.parametrize("name", ["three_layers", "named_tanh", "scanned_relu", "attention", "nested_scan"])
 def test_a_bound_is_the_linear_programmes(name):
     trace = traced(name)
-    problem = planner(trace, "function", False).problem()
+    found = planner(trace, "function", False)
+    problem, bare = found.problem(), trace.report("none", "function").recomputed_flops
     most = problem.measure(problem.names)[0]
     choices = itertools.chain.from_iterable(itertools.combinations(problem.names, k) for k in range(5))
     measured = [problem.measure(choice) for choice in itertools.islice(choices, 2000)]
@@ -228,13 +229,17 @@ def test_a_bound_is_the_linear_programmes(name):
         point = trace.plan_bound(i * most // 11, "function")
         bound, _ = problem.relax(point.budget_bytes)
         assert bound is not None
+        if found.most <= point.budget_bytes:  # what autodiff keeps without a checkpoint fits, and may be less
+            bound = min(bound, bare)
         # Of the whole, for which the solver's tolerance is meant.
         assert point.bound == pytest.approx(bound, rel=1e-6, abs=1e-6 * problem.measure(())[1] + 1)
         assert all(point.bound <= cost for saved, cost in measured if saved <= point.budget_bytes)
         assert point.saved_bytes <= point.budget_bytes
-        assert (point.saved_bytes, point.recomputed_flops) in [(0, problem.measure(())[1]), *measured] or (
-            len(problem.names) > 4
-        )
+        assert (point.saved_bytes, point.recomputed_flops) in [
+            (0, problem.measure(())[1]),
+            (found.most, bare),
+            *measured,
+        ] or len(problem.names) > 4
 
 
 def test_a_slider_does_not_wait(monkeypatch):
