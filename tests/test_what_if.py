@@ -161,6 +161,14 @@ def test_the_best_comes_first():
         assert rows[0].recomputed_flops < 0 if by == "flops" else rows[0].seconds < 0
 
 
+def test_what_changes_nothing_takes_no_time():
+    """Not the 1e-15 s by which sums of the same times in another order differ."""
+    fun, args = models.transformer(3)
+    rows = rm.trace(fun, *args).what_if("dots_with_no_batch_dims_saveable", device="H100 SXM")
+    assert any(row.seconds == 0 for row in rows)
+    assert all(row.seconds == 0 or abs(row.seconds) > 0.9e-12 for row in rows)
+
+
 def test_rows_take_no_work_of_their_own(monkeypatch):
     """JAX is asked as often for 160 values as for a thousand. How long that takes, benchmarks/plans.py tells."""
     asked = Counter()
