@@ -231,14 +231,14 @@ function render({ model, el }) {
       }
       asked.compare = key;
       asked.beside = policy;
-      if (asked.frontier !== `${at}\n${layers()}`) one('[data-control="budget"]').disabled = true;
+      if (asked.frontier !== keyOf(layers(), at)) one('[data-control="budget"]').disabled = true;
       if (!part("comparison").classList.contains("remat-stale")) fillStops(at);
     } else if (tab === "plan") fillStops(at);
   }
 
   /** What the slider moves over. @param {string} at */
   function fillStops(at) {
-    const key = `${at}\n${layers()}`;
+    const key = keyOf(layers(), at);
     if (asked.frontier === key) return;
     asked.frontier = key;
     one('[data-control="budget"]').disabled = true;
@@ -651,7 +651,7 @@ function render({ model, el }) {
         say(message.error, true);
       }
     } else if (message.type === "frontier") {
-      if (asked.frontier !== `${message.at}\n${message.layers}`) return;
+      if (asked.frontier !== keyOf(message.layers, message.at)) return;
       stops = message.stops ?? [];
       const slider = one('[data-control="budget"]');
       slider.disabled = !stops.length;
