@@ -218,6 +218,25 @@ def test_rapid_toggling_ends_on_the_last(browser):
     assert len(views(widget)) < len(keys)  # what nobody waits for any more is not traced
 
 
+@pytest.mark.parametrize(
+    ("trait", "value", "ends"),
+    [
+        ("policy", "as_written", ("as_written", "sites")),  # what was shown before the click: it is taken back
+        ("policy", "none", ("none", "sites")),
+        ("at", "function", ("dots_saveable", "function")),
+        ("at", "layer:4", ("dots_saveable", "layer:4")),
+    ],
+)
+def test_an_assignment_while_a_click_is_traced_has_the_last_word(browser, trait, value, ends):
+    """The other trait keeps what was clicked."""
+    widget = RematWidget(FakeTrace(slow=0.1))
+    content = {"type": "choose", "policy": "dots_saveable", "at": "sites", "serial": 1}
+    widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+    setattr(widget, trait, value)
+    widget._worker.join()
+    assert (widget.policy, widget.at) == (widget._view["policy"], widget._view["at"]) == ends
+
+
 def test_two_threads_that_choose_end_alike(browser):
     widget = RematWidget(FakeTrace(slow=0.002))
 

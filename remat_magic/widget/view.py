@@ -194,26 +194,31 @@ class RematWidget(Channel):
     def _validate(self, proposal: Any) -> str:
         """Raise for a choice that fails before anything changes; the trace remembers what was found."""
         value: str = proposal["value"]
-        if self._settling == threading.get_ident() or value == getattr(self, proposal["trait"].name):
+        name, wished = proposal["trait"].name, self._wished
+        # With what was asked for last, which may not be shown yet: an assignment takes back a click just before it.
+        policy, at = (value, wished.at) if name == "policy" else (wished.policy, value)
+        unchanged = value == getattr(self, name) and (policy, at) == (wished.policy, wished.at)
+        if unchanged or self._settling == threading.get_ident():
             return value
-        policy, at = (value, self.at) if proposal["trait"].name == "policy" else (self.policy, value)
         report = self._preview(policy, at)
         # Before the trait changes: from here on the worker does not put an older wish in its place.
         self._choose(report.policy, report.at)
-        return report.policy if proposal["trait"].name == "policy" else report.at
+        return report.policy if name == "policy" else report.at
 
     @traitlets.observe("policy", "at")
-    def _changed(self, _change: Any) -> None:
+    def _changed(self, change: Any) -> None:
         """Ask again where threads assign in one order and were validated in another: the traits have the last word."""
         wished = self._wished
-        if self._settling != threading.get_ident() and (wished.policy, wished.at) != (self.policy, self.at):
-            self._choose(self.policy, self.at)
+        if self._settling != threading.get_ident() and getattr(wished, change.name) != getattr(self, change.name):
+            last = {"policy": wished.policy, "at": wished.at, change.name: getattr(self, change.name)}
+            self._choose(last["policy"], last["at"])
 
     def _settle(self, report: Report, wish: _Wish) -> None:
         """Make the traits say what is shown, unless something newer is wished for."""
         with self._choosing:
             if wish.serial < self._serial:
                 return
+            self._wished = _Wish(report.policy, report.at, wish.serial)
             self._settling = threading.get_ident()
             try:
                 self.policy, self.at = report.policy, report.at

@@ -52,6 +52,7 @@ class Widget:
 
     def __init__(self, notebook: NotebookPage, cell: int) -> None:
         self.notebook = notebook
+        self.cell_index = cell
         self.root = notebook.cell(cell).locator(".remat-widget")
         self.policy = self.root.get_by_label("Policy", exact=True)
         self.at = self.root.get_by_label("at", exact=True)
@@ -71,3 +72,9 @@ class Widget:
         expect(self.root).to_be_visible()
         expect(self.policy).to_have_value(policy)
         expect(self.totals).to_contain_text(f"saved {SAVED[policy]}")
+
+    def keeps(self, policy: str) -> None:
+        """Wait until what a notebook keeps is a policy's report, which is written once its programs are known too."""
+        self.shows(policy)
+        kept = self.notebook.outputs(self.cell_index).locator(".remat-static .remat-chosen").first
+        expect(kept).to_have_text(f"Policy {policy}")

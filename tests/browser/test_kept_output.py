@@ -51,7 +51,7 @@ def kept(lab: Server, browser: Browser) -> Path:
         notebook.open(path.name)
         notebook.run_all()
         assert notebook.errors() == []
-        Widget(notebook, 1).shows("dots_saveable")
+        Widget(notebook, 1).keeps("dots_saveable")
         notebook.save()
     lab.shut_down_kernels()
     return path

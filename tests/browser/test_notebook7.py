@@ -63,7 +63,7 @@ def test_in_the_dark(seven: NotebookPage) -> None:
 
 
 def test_kept(seven: NotebookPage, notebook7: Server, browser: Browser) -> None:
-    Widget(seven, 1).shows("dots_saveable")
+    Widget(seven, 1).keeps("dots_saveable")
     seven.save()
     notebook7.shut_down_kernels()
     with browser.new_context() as context:
