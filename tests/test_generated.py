@@ -1,6 +1,6 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-By default some forty programs; ``--hypothesis-profile=thorough`` tries thousands; both the same ones each time.
+By default some forty programs; ``--hypothesis-profile=thorough`` tries five hundred; both the same ones each time.
 ``--programs 5000`` tries that many new ones in each test (``--hypothesis-seed=1`` makes them the same again).
 """
 
@@ -42,7 +42,7 @@ _TALLY = os.environ.get("REMAT_TALLY", "")
 # JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 
-_THOROUGH = 25
+_THOROUGH = 12
 _MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))
 
 
