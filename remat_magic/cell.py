@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from IPython.core.error import UsageError
 
 from .line import parse
+from .parsing import parse_python
 
 __all__ = ["CellTransformer", "hooked_expression", "mark"]
 
@@ -122,7 +123,7 @@ def _shown(last: ast.Expr) -> ast.Expr:
 
 
 def _expression(source: str, where: ast.AST) -> ast.expr:
-    return _moved(ast.parse(source, mode="eval").body, where)
+    return _moved(parse_python(source, "eval").body, where)
 
 
 def _moved(expression: ast.expr, where: ast.AST) -> ast.expr:

@@ -16,6 +16,7 @@ from IPython.core.error import UsageError
 
 from .line import NameKind, Options
 from .model import RematError
+from .parsing import parse_expression
 from .wording import one_line, printable, text_of
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _matching(patterns: tuple[str, ...], trace: Any) -> list[str]:
     if not patterns:
         return []
     asked = f"save_only_these_names({', '.join(map(repr, patterns))})"
-    found = ast.parse(policies.resolve(asked, trace.names, function=trace.function_name).key, mode="eval").body
+    found = parse_expression(policies.resolve(asked, trace.names, function=trace.function_name).key)
     return [ast.literal_eval(name) for name in cast("ast.Call", found).args]
 
 

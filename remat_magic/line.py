@@ -18,6 +18,8 @@ from typing import Literal
 
 from IPython.core.error import UsageError
 
+from .parsing import parse_python
+
 __all__ = ["NAME_KINDS", "NameKind", "Options", "option_actions", "parse", "split_options"]
 
 NameKind = Literal["save", "offload", "recompute"]
@@ -49,7 +51,7 @@ class Options:
     @property
     def tree(self) -> ast.expr | None:
         """The expression, parsed."""
-        return None if self.expression is None else ast.parse(self.expression, mode="eval").body
+        return None if self.expression is None else parse_python(self.expression, "eval").body
 
 
 def parse(parser: argparse.ArgumentParser, line: str) -> Options:
@@ -197,7 +199,7 @@ def _check_expression(parser: argparse.ArgumentParser, options: Options) -> None
 
 def _is_argument_list(text: str) -> bool:
     try:
-        tree = ast.parse(f"f(\n{text}\n)", mode="eval").body
+        tree = parse_python(f"f(\n{text}\n)", "eval").body
     except SyntaxError:
         return False
     return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)  # `a)(b` would be two calls

@@ -28,6 +28,7 @@ from .completion import matcher_for
 from .inspection import Inspection
 from .line import Options, parse
 from .model import RematError
+from .parsing import parse_expression
 from .session import Session
 from .wording import printable
 
@@ -219,7 +220,7 @@ def unload(ip: InteractiveShell) -> None:
 def _identifiers_and_texts(policy: str) -> tuple[set[str], tuple[str, ...]]:
     """The identifiers and the quoted texts in a policy's key."""
     try:
-        nodes = list(ast.walk(ast.parse(policy.strip(), mode="eval")))
+        nodes = list(ast.walk(parse_expression(policy.strip())))
     except SyntaxError:
         return set(), ()
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

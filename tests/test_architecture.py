@@ -19,12 +19,16 @@ PACKAGE = Path(_spec.origin).parent
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "model": (set(), set()),
     "units": (set(), set()),
+    "parsing": (set(), set()),
     "wording": (set(), set()),
     "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
-    "policies": ({"model", "_compat"}, {"jax"}),
+    "policies": ({"model", "parsing", "_compat"}, {"jax"}),
     "devices": ({"model"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "analysis": ({"model", "wording", "units", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": ({"model", "wording", "units", "_compat", "policies", "analysis", "devices"}, {"jax", "numpy", "scipy"}),
+    "tuning": (
+        {"model", "parsing", "wording", "units", "_compat", "policies", "analysis", "devices"},
+        {"jax", "numpy", "scipy"},
+    ),
     "views": ({"model", "wording", "units"}, {"rich", "pygments", "IPython"}),
     "widget": ({"model", "wording", "views", "devices"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from remat_magic.model import Choice, RematError
+from remat_magic.parsing import parse_expression
 from remat_magic.policies.objects import PROBES, from_object, meaning_of, same_make
 from remat_magic.policies.table import (
     AS_WRITTEN,
@@ -54,7 +55,7 @@ def resolve(
         policy = policy.key
     if isinstance(policy, str):
         try:
-            tree = ast.parse(policy.strip(), mode="eval").body
+            tree = parse_expression(policy.strip())
         except SyntaxError:
             raise RematError(f"{policy!r} is not a policy: {_nearest(policy, namespace)}") from None
         return _Reader(tuple(names), namespace or {}, function).read(tree)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from remat_magic.model import RematError
+from remat_magic.parsing import parse_expression
 from remat_magic.policies.table import (
     CANONICAL,
     DESTINATION,
@@ -129,8 +130,7 @@ def _names_in(policy: Any) -> list[str]:
 def _code(key: str, policy: Any) -> str:
     """The Python expression that makes a policy: JAX's by its public name, another by its own."""
     if isinstance(policy, str) or key in PLAIN or any(same_make(policy, probe) for probe in PROBES.values()):
-        tree = ast.parse(key, mode="eval").body
-        return _python(tree)
+        return _python(parse_expression(key))
     return key
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from remat_magic.model import PlannedValue, RematError
+from remat_magic.parsing import parse_expression
 from remat_magic.policies import resolve
 from remat_magic.tuning.named import names_asked_for
 
@@ -37,7 +38,7 @@ def without_names(policy: str, less: Iterable[str], names: Iterable[str]) -> str
     if head == "save_any_names_but_these":
         return _code(f"{head}({', '.join(map(repr, dict.fromkeys([*names_asked_for(policy), *sorted(less)])))})", names)
     try:
-        call = ast.parse(policy, mode="eval").body
+        call = parse_expression(policy)
     except SyntaxError:
         return ""
     lists = [[each for each in given if each not in less] for given in _lists(call)]

@@ -13,6 +13,7 @@ import jax
 
 from remat_magic.analysis.signature import function_name
 from remat_magic.model import RematError
+from remat_magic.parsing import parse_python
 from remat_magic.tuning.editing.definitions import with_decorators, with_given_defaults
 from remat_magic.tuning.editing.setting import EditedCall, Setting, checkpoint_calls, held, layers
 from remat_magic.tuning.editing.source import Function, functions_of
@@ -184,7 +185,7 @@ class Remaking:
             if any(layer is function for layer in layers(content)) and name == getattr(was, "name", None):
                 continue  # it calls itself
             given[name] = self.remade(content)
-        scope = ast.parse(f"def {_SCOPE}({', '.join(given)}): pass").body[0]
+        scope = parse_python(f"def {_SCOPE}({', '.join(given)}): pass").body[0]
         assert isinstance(scope, ast.FunctionDef)
         scope.body = body
         _, space = self._spaces.of(file)

@@ -17,6 +17,7 @@ from typing import Any
 
 from remat_magic.analysis.source import cell_number
 from remat_magic.model import RematError, SourceSpan
+from remat_magic.parsing import parse_python
 
 __all__ = ["Function", "Source", "code_objects", "first_line", "functions_of", "read_source"]
 
@@ -186,7 +187,7 @@ def read_source(file: str, codes: set[CodeType]) -> Source:
     else:
         code, shift = re.sub("\r\n?", "\n", text.removeprefix("\ufeff")), 0
     try:
-        tree = ast.parse(code)
+        tree = parse_python(code)
         # IPython compiles a cell statement by statement, and Python writes other code for a name whose import it sees.
         parts = [tree] if cell is None else [tree, *(ast.Module([each], []) for each in tree.body)]
         compiled = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]

@@ -8,6 +8,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from remat_magic.model import EditedName, FileEdit, Plan, RematError, Site
+from remat_magic.parsing import parse_python
 from remat_magic.policies import resolve
 from remat_magic.tuning.editing.choice import Place, names_in, suggested
 from remat_magic.tuning.editing.place import Imports, write_policy
@@ -91,7 +92,7 @@ class Written:
     def trees(self) -> dict[str, ast.Module]:
         """What Python makes of it; after ``files``."""
         return {
-            writer.source.file: ast.parse(code_with(writer.source, writer.changes)) for writer, _ in self._changed()
+            writer.source.file: parse_python(code_with(writer.source, writer.changes)) for writer, _ in self._changed()
         }
 
 
