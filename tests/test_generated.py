@@ -1,6 +1,7 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-By default some forty programs; ``--hypothesis-profile=thorough`` tries five hundred; both the same ones each time.
+By default some forty programs; ``--hypothesis-profile=thorough`` tries twelve times as many; both the same ones each
+time.
 ``--programs 5000`` tries that many new ones in each test (``--hypothesis-seed=1`` makes them the same again).
 """
 

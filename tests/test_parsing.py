@@ -1,24 +1,36 @@
 """Parsing Python while other threads do."""
 
 import ast
+from types import SimpleNamespace
 
 import pytest
 
+from remat_magic import parsing
 from remat_magic.parsing import parse_expression, parse_python
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def parser(monkeypatch):
+    """Puts another parser in the place of Python's: there alone, since pytest parses what it reports."""
+
+    def replace(parse):
+        monkeypatch.setattr(parsing, "ast", SimpleNamespace(parse=parse, Name=ast.Name, Load=ast.Load))
+
+    return replace
+
+
+@pytest.fixture
+def asked(parser):
     """What Python's parser was asked; every other time it fails as when another thread's parsing got in between."""
-    asked, parse = [], ast.parse
+    asked = []
 
     def disturbed(text, *args, **kwargs):
         asked.append(text)
         if len(asked) % 2:
             raise SystemError("AST constructor recursion depth mismatch (before=147, after=25)")
-        return parse(text, *args, **kwargs)
+        return ast.parse(text, *args, **kwargs)
 
-    monkeypatch.setattr(ast, "parse", disturbed)
+    parser(disturbed)
     return asked
 
 
@@ -28,11 +40,11 @@ def test_another_threads_parsing_does_no_harm(asked):
     assert len(asked) == 4
 
 
-def test_a_fault_of_the_parser_itself_is_raised(monkeypatch):
+def test_a_fault_of_the_parser_itself_is_raised(parser):
     def broken(*_, **__):
         raise SystemError("broken")
 
-    monkeypatch.setattr(ast, "parse", broken)
+    parser(broken)
     with pytest.raises(SystemError, match="broken"):
         parse_python("x")
 

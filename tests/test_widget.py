@@ -237,6 +237,21 @@ def test_an_assignment_while_a_click_is_traced_has_the_last_word(browser, trait,
     assert (widget.policy, widget.at) == (widget._view["policy"], widget._view["at"]) == ends
 
 
+def test_an_assignment_that_is_stored_last_has_the_last_word(browser, monkeypatch):
+    """Though another thread's was validated after it: what ``policy`` says is what is shown."""
+    widget, choose = RematWidget(FakeTrace()), RematWidget._choose
+
+    def overtaken(self, policy, at, serial=0):
+        choose(self, policy, at, serial)
+        if policy == "none" and self.policy == "as_written":  # not stored yet
+            self.policy = "dots_saveable"
+
+    monkeypatch.setattr(RematWidget, "_choose", overtaken)
+    widget.policy = "none"
+    widget._worker.join()
+    assert (widget.policy, widget._view["policy"]) == ("none", "none")
+
+
 def test_two_threads_that_choose_end_alike(browser):
     widget = RematWidget(FakeTrace(slow=0.002))
 
@@ -288,6 +303,8 @@ def test_an_error_is_shown_and_the_last_good_view_stays(widget):
                     "text": "'nonsense' is not a policy: did you mean 'dots_saveable'?"}  # fmt: skip
     assert widget.policy == widget._view["policy"] == "dots_saveable"
     assert widget._view["complete"]
+    widget.at = "sites"  # of the policy that is shown, not of the one that failed
+    assert (widget.report.policy, widget.report.at) == ("dots_saveable", "sites")
 
 
 def test_a_policy_that_fails_in_the_backward_half_is_left_again(browser):

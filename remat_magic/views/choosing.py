@@ -82,9 +82,9 @@ def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
     groups: dict[Hashable, list[int]] = {}
     for number, row in enumerate(rows):
         seconds = None if row.seconds is None else fmt.seconds(row.seconds)
-        told = (row.change, row.saved_bytes, row.recomputed_flops, seconds)
-        if row.count > 1:  # of all equal layers: another row is of another step, and has its own button
-            told = (*told, row.value.key)
+        # A row of all equal layers has its own button: another one is of another step.
+        step = row.value.key if row.count > 1 else ""
+        told = (row.change, row.saved_bytes, row.recomputed_flops, seconds, step)
         if _changes(row):
             groups.setdefault((told, row.value.origin, row.value.name, row.value.times), []).append(number)
     return [(numbers[0], len(numbers)) for numbers in groups.values()]

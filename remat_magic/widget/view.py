@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import traitlets
@@ -196,11 +196,11 @@ class RematWidget(Channel):
         value: str = proposal["value"]
         name, wished = proposal["trait"].name, self._wished
         # With what was asked for last, which may not be shown yet: an assignment takes back a click just before it.
-        policy, at = (value, wished.at) if name == "policy" else (wished.policy, value)
-        unchanged = value == getattr(self, name) and (policy, at) == (wished.policy, wished.at)
+        asked = replace(wished, **{name: value})
+        unchanged = asked == wished and value == getattr(self, name)
         if unchanged or self._settling == threading.get_ident():
             return value
-        report = self._preview(policy, at)
+        report = self._preview(asked.policy, asked.at)
         # Before the trait changes: from here on the worker does not put an older wish in its place.
         self._choose(report.policy, report.at)
         return report.policy if name == "policy" else report.at
@@ -209,9 +209,9 @@ class RematWidget(Channel):
     def _changed(self, change: Any) -> None:
         """Ask again where threads assign in one order and were validated in another: the traits have the last word."""
         wished = self._wished
-        if self._settling != threading.get_ident() and getattr(wished, change.name) != getattr(self, change.name):
-            last = {"policy": wished.policy, "at": wished.at, change.name: getattr(self, change.name)}
-            self._choose(last["policy"], last["at"])
+        asked = replace(wished, **{change.name: getattr(self, change.name)})
+        if asked != wished and self._settling != threading.get_ident():
+            self._choose(asked.policy, asked.at)
 
     def _settle(self, report: Report, wish: _Wish) -> None:
         """Make the traits say what is shown, unless something newer is wished for."""
