@@ -6,22 +6,29 @@ In a notebook: ``%load_ext remat_magic``, then ``%%remat`` on a cell. In Python:
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from remat_magic.model import GradientDifference, Measurement, RematError, Report
+from remat_magic.records import GradientDifference, Measurement, RematError, Report
+from remat_magic.records.registered import register
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from remat_magic import devices, policies
-    from remat_magic.analysis.trace import Trace, trace
-    from remat_magic.model.plan_file import load_plan
-    from remat_magic.tuning.assertions import assert_policy
-    from remat_magic.tuning.compare import Comparison
-    from remat_magic.tuning.gradients import check_gradients
-    from remat_magic.tuning.job import Measuring
+    from remat_magic.api import Trace, trace
+    from remat_magic.comparing.assertions import assert_policy
+    from remat_magic.comparing.compare import Comparison
+    from remat_magic.measuring.gradients import check_gradients
+    from remat_magic.measuring.job import Measuring
+    from remat_magic.records.plan import load_plan
 
 __version__ = "0.1.0"
+# How records show and apply themselves, for which they need the layers above; loaded when it is first asked for.
+register("display", partial(importlib.import_module, "remat_magic.views.display"))
+register("comparison", partial(importlib.import_module, "remat_magic.views.compare"))
+register("applying", partial(importlib.import_module, "remat_magic.engine.applied"))
+
 __all__ = [
     "Comparison",
     "GradientDifference",
@@ -40,13 +47,13 @@ __all__ = [
 
 # Loaded when first asked for: `%load_ext remat_magic` must not wait for what only a click needs.
 _LAZY = {
-    "trace": "remat_magic.analysis.trace",
-    "Trace": "remat_magic.analysis.trace",
-    "load_plan": "remat_magic.model.plan_file",
-    "assert_policy": "remat_magic.tuning.assertions",
-    "check_gradients": "remat_magic.tuning.gradients",
-    "Comparison": "remat_magic.tuning.compare",
-    "Measuring": "remat_magic.tuning.job",
+    "trace": "remat_magic.api",
+    "Trace": "remat_magic.api",
+    "load_plan": "remat_magic.records.plan",
+    "assert_policy": "remat_magic.comparing.assertions",
+    "check_gradients": "remat_magic.measuring.gradients",
+    "Comparison": "remat_magic.comparing.compare",
+    "Measuring": "remat_magic.measuring.job",
 }
 _MODULES = ("policies", "devices")
 
@@ -61,13 +68,13 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(ip: InteractiveShell) -> None:
     """``%load_ext remat_magic``."""
-    from remat_magic.magic import load
+    from remat_magic.notebook.magic import load
 
     load(ip)
 
 
 def unload_ipython_extension(ip: InteractiveShell) -> None:
     """``%unload_ext remat_magic``."""
-    from remat_magic.magic import unload
+    from remat_magic.notebook.magic import unload
 
     unload(ip)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from remat_magic.model import RematError
+from remat_magic.errors import RematError
 
 __all__ = ["THIS_CPU", "Device", "default", "get", "names", "of_kind", "register"]
 

@@ -1,6 +1,7 @@
 """What every test shares: an environment of its own, whatever the developer's machine is set up like."""
 
 import atexit
+import importlib.util
 import os
 import shutil
 import sys
@@ -27,6 +28,14 @@ ROOT = Path(__file__).parent.parent
 
 # For `from tests.programs import ...`. Last, so that an installed remat_magic is what is tested.
 sys.path.append(str(ROOT))
+
+
+def package_folder() -> Path:
+    """Where the remat_magic that is tested lies, which may be an installed one."""
+    found = importlib.util.find_spec("remat_magic")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

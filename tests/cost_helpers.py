@@ -4,11 +4,11 @@ import contextlib
 
 import jax
 
-from remat_magic import _compat
-from remat_magic.analysis.bodies import walk
-from remat_magic.analysis.cost import jaxpr_cost
+from remat_magic import _jax
+from remat_magic.facts.cost import jaxpr_cost
+from remat_magic.jaxprs.bodies import walk
 
-REMATS = ["r2", "r3"] if _compat.JAX_VERSION >= (0, 12) else ["r2"]  # jax_remat3 is unfinished before
+REMATS = ["r2", "r3"] if _jax.JAX_VERSION >= (0, 12) else ["r2"]  # jax_remat3 is unfinished before
 
 
 @contextlib.contextmanager

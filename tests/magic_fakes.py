@@ -8,9 +8,9 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-import remat_magic
-from remat_magic import magic
-from remat_magic.model import Choice, RematError, Report, Site
+import remat_magic.api
+from remat_magic.notebook import magic
+from remat_magic.records import Choice, RematError, Report, Site
 
 
 class FakeTrace:
@@ -141,7 +141,7 @@ def cells(shell, capsys):
 def engine(monkeypatch):
     """The fake engine, in the place of the real one, with a widget and a text view that only record."""
     fake = FakeEngine()
-    monkeypatch.setitem(vars(remat_magic), "trace", fake.trace)
+    monkeypatch.setitem(vars(remat_magic.api), "trace", fake.trace)
     monkeypatch.setattr("remat_magic.widget.RematWidget", FakeWidget)
     monkeypatch.setattr("remat_magic.views.text.plain", lambda report: f"REPORT {report.function} {report.policy}\n")
     return fake

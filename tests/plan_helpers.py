@@ -11,7 +11,7 @@ from benchmarks import named_models
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic import _compat
+from remat_magic import _jax
 
 # JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
@@ -50,7 +50,7 @@ MODELS = {
 
 def as_reckoned(trace: rm.Trace, at: str) -> bool:
     """Under jax_remat3 a checkpoint inside another keeps its own policy, which no reckoning of the outer one sees."""
-    return not (_compat.remat3() and trace.sites and at == "function")
+    return not (_jax.remat3() and trace.sites and at == "function")
 
 
 # Random choices save what nobody would: values in shared and nested bodies, read in one call and not in another.

@@ -2,7 +2,7 @@
 
 from views_records import DOT, EVIL, SIN, span
 
-from remat_magic.model import ComparisonRow, LiveValue, Moment, SourceSpan, Timeline, Times
+from remat_magic.records import ComparisonRow, LiveValue, Moment, SourceSpan, Timeline, Times
 
 
 def row(policy, peak, recomputed, *, pareto=False, **changes):

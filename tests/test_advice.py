@@ -12,9 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic import _compat, devices, units
-from remat_magic.model import RematError
-from remat_magic.tuning.time import times
+from remat_magic import _jax, devices, units
+from remat_magic.facts.times import times
+from remat_magic.records import RematError
 
 POLICIES = jax.checkpoint_policies
 
@@ -79,7 +79,7 @@ def test_a_name_outside_its_checkpoint():
     assert not advice("name-out-of-sight", inside, NET)
     # Around the function the policy sees it; the checkpoint inside is overruled, unless jax_remat3 keeps it in force.
     found = advice("name-out-of-sight", outside, NET, "save_only_these_names('h')", "function")
-    assert bool(found) == _compat.remat3()
+    assert bool(found) == _jax.remat3()
 
 
 def test_saved_and_recomputed_all_the_same():
@@ -225,9 +225,9 @@ def test_what_jax_remat3_does_otherwise():
     assert found.mend == (
         f"By name it works with both: {named}, and policy=jax.checkpoint_policies.save_only_these_names('y')."
     )
-    assert ("would not save" in found.sentence) != _compat.remat3()
+    assert ("would not save" in found.sentence) != _jax.remat3()
     saved = rm.trace(sines, *NET).report(only_sines, "function").saved_bytes
-    assert saved == (0 if _compat.remat3() else found.figure)
+    assert saved == (0 if _jax.remat3() else found.figure)
 
     def mended(w, x):
         y = checkpoint_name(jnp.sin(x @ w), "y")
@@ -242,7 +242,7 @@ def test_what_jax_remat3_does_otherwise():
 def test_checkpoints_inside_one_another():
     fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
     (found,) = advice("remat3", fun, args, "nothing_saveable", "function")
-    assert ("would stay" in found.sentence) != _compat.remat3()
+    assert ("would stay" in found.sentence) != _jax.remat3()
     assert not advice("remat3", fun, args, "nothing_saveable", "sites")
 
 

@@ -1,7 +1,6 @@
 """The way of the data goes in one direction: who may import whom, and what an import may cost."""
 
 import ast
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,36 +9,46 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.find_spec("remat_magic")
-assert _spec is not None
-assert _spec.origin is not None
-PACKAGE = Path(_spec.origin).parent
+from tests.conftest import package_folder
 
-# A layer is a top-level module or subpackage. What it may import of ours, and which third-party packages.
+PACKAGE = package_folder()
+
+# A layer is a top-level module or subpackage, named by where it stands in the way from the user's cell to the browser;
+# it may import those that are listed for it, in functions and for type checkers too, and these third-party packages.
+LEAVES = {"errors", "units", "parsing", "wording", "sizes"}
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
-    "model": (set(), set()),
+    "errors": (set(), set()),
     "units": (set(), set()),
     "parsing": (set(), set()),
     "wording": (set(), set()),
-    "_compat": ({"model"}, {"jax", "jaxlib", "numpy"}),
-    "policies": ({"model", "parsing", "_compat"}, {"jax"}),
-    "devices": ({"model"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
-    "analysis": ({"model", "wording", "units", "_compat", "policies"}, {"jax", "numpy"}),
-    "tuning": (
-        {"model", "parsing", "wording", "units", "_compat", "policies", "analysis", "devices"},
+    "sizes": ({"errors"}, set()),
+    "records": (LEAVES, set()),
+    "devices": ({"errors"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
+    "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
+    "policies": ({"records", "_jax"}, {"jax"}),
+    "jaxprs": ({"records", "_jax"}, {"jax", "numpy"}),
+    "engine": ({"records", "_jax", "policies", "jaxprs"}, {"jax", "numpy"}),
+    "facts": ({"records", "_jax", "jaxprs", "engine", "devices"}, {"jax", "numpy"}),
+    "planning": (
+        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "devices"},
         {"jax", "numpy", "scipy"},
     ),
-    "views": ({"model", "wording", "units"}, {"rich", "pygments", "IPython"}),
-    "widget": ({"model", "wording", "views", "devices"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
-}
-
-# Conveniences that point against the direction: imported in the function that is called, never with the module.
-DEFERRED: dict[str, set[str]] = {
-    "analysis/shortcuts.py": {"tuning"},  # trace.compare() and trace.measure(), which is where users look for them
-    "model/plan.py": {"analysis"},  # plan.apply(), so that a training script needs nothing else
-    "model/report.py": {"views"},  # report.save_html()
-    "model/displayed.py": {"views"},  # records show themselves, as DataFrames do
-    "tuning/compare.py": {"views"},  # and so do comparisons
+    "measuring": ({"records", "_jax", "jaxprs", "engine", "facts"}, {"jax", "numpy"}),
+    "comparing": ({"records", "policies", "facts", "devices"}, set()),
+    "advice": ({"records", "_jax", "policies", "jaxprs", "engine", "facts", "planning", "devices"}, set()),
+    "editing": (
+        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "planning"},
+        {"jax"},
+    ),
+    "api": (
+        {"records", "engine", "facts", "planning", "measuring", "comparing", "advice", "editing", "devices"},
+        set(),
+    ),
+    "views": ({"records"}, {"rich", "pygments", "IPython"}),
+    "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
+    "notebook": ({"records", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),
+    # What `import remat_magic` offers.
+    "__init__": ({"records", "policies", "devices", "measuring", "comparing", "api", "notebook"}, {"IPython"}),
 }
 
 
@@ -47,52 +56,53 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def name_of(module: Path) -> str:
+    return ".".join(("remat_magic", *module.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
 def layer_of(module: Path) -> str:
     return module.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imports(module: Path, inside_functions: bool | None = None) -> Iterator[tuple[str, int]]:
-    """Every imported dotted name with its line, the relative ones made absolute; all, or those (not) in functions."""
-    package = ["remat_magic", *module.relative_to(PACKAGE).parts[:-1]]
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    # What only a type checker imports is not imported with the module either.
-    functions = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    ]
-    deferred = {id(node) for function in functions for node in ast.walk(function)}
-    for node in ast.walk(tree):
-        if inside_functions is not None and (id(node) in deferred) is not inside_functions:
-            continue
+def imports(module: Path) -> Iterator[tuple[str, int]]:
+    """Every imported dotted name with its line, wherever the import stands."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
             for alias in node.names:
-                yield ".".join([*base, *filter(None, [node.module]), alias.name]), node.lineno
+                yield f"{'.' * node.level}{node.module or ''}.{alias.name}", node.lineno
 
 
 def violations(module: Path) -> list[str]:
     layer = layer_of(module)
-    if layer not in LAYERS:  # the top: __init__ and the magic may import everything
-        return []
     ours, third_party = LAYERS[layer]
-    deferred = DEFERRED.get(module.relative_to(PACKAGE).as_posix(), set())
+    if layer not in LEAVES:
+        ours = ours | LEAVES
     found = list[str]()
-    for inside in (False, True):
-        for name, line in imports(module, inside_functions=inside):
-            top, _, rest = name.partition(".")
-            if top == "remat_magic":
-                layer_named = rest.split(".")[0]
-                allowed = layer_named in ours | {layer} or (inside and layer_named in deferred)
-            else:
-                allowed = top in sys.stdlib_module_names or top in third_party
-            if not allowed:
-                found.append(f"{module.relative_to(PACKAGE)}:{line} imports {name}")
+    for name, line in imports(module):
+        top, _, rest = name.partition(".")
+        if top == "remat_magic":
+            allowed = rest.split(".")[0] in ours | {layer}
+        else:
+            allowed = top in sys.stdlib_module_names or top in third_party
+        if not allowed:
+            found.append(f"{module.relative_to(PACKAGE)}:{line} imports {name}")
     return found
+
+
+def circles() -> list[list[str]]:
+    """The modules that import one another, directly or by others, wherever the imports stand."""
+    files = {name_of(module): module for module in modules()}
+    imported = dict[str, set[str]]()
+    for name, module in files.items():
+        targets = (target if target in files else target.rpartition(".")[0] for target, _ in imports(module))
+        imported[name] = {target for target in targets if target in files and target != name}
+    # What is left when every module that imports nothing of the rest has been taken out, again and again.
+    while leaves := {name for name, targets in imported.items() if not targets}:
+        imported = {name: targets - leaves for name, targets in imported.items() if name not in leaves}
+    return sorted([name, *sorted(targets)] for name, targets in imported.items())
 
 
 def names_private_jax(module: Path) -> list[str]:
@@ -103,23 +113,21 @@ def names_private_jax(module: Path) -> list[str]:
     return [f"{module.relative_to(PACKAGE)}:{line}" for line in found]
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_imports_go_one_way(module):
-    assert violations(module) == []
+def test_imports_go_one_way():
+    assert [line for module in modules() for line in violations(module)] == []
 
 
-@pytest.mark.parametrize("module", ["analysis.trace", "devices", "tuning.compare"])
-def test_conveniences_are_imported_late(module):
-    held = imported_by(f"import remat_magic.{module}")
-    late = {"remat_magic.views", *(set() if module.startswith("tuning") else {"remat_magic.tuning"})}
-    assert held.isdisjoint(late)
-    assert "jax" not in held or module != "devices"
+def test_no_modules_import_one_another():
+    assert circles() == []
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: str(module.relative_to(PACKAGE)))
-def test_private_jax_stays_in_its_seam(module):
-    if layer_of(module) != "_compat":
-        assert names_private_jax(module) == []
+def test_every_import_is_written_in_full():
+    assert [name for module in modules() for name, _ in imports(module) if name.startswith(".")] == []
+
+
+def test_private_jax_stays_in_its_seam():
+    others = [module for module in modules() if layer_of(module) != "_jax"]
+    assert [place for module in others for place in names_private_jax(module)] == []
 
 
 def test_the_checks_see_a_violation(tmp_path, monkeypatch):
@@ -127,26 +135,25 @@ def test_the_checks_see_a_violation(tmp_path, monkeypatch):
     (tmp_path / "views").mkdir()
     bad = tmp_path / "views" / "html.py"
     bad.write_text(
-        "import jax.numpy\nfrom ..analysis import trace\nfrom remat_magic import widget\nfrom .. import model\n"
-        "from jax._src import core\n"
+        "import jax.numpy\ndef f():\n    from remat_magic.engine import engine\nif TYPE_CHECKING:\n"
+        "    from remat_magic import widget\nfrom ..facts import facts\nfrom jax._src import core\n"
     )
-    assert [violation.split(" imports ")[1] for violation in violations(bad)] == [
-        "jax.numpy",
-        "remat_magic.analysis.trace",
-        "remat_magic.widget",
+    assert sorted(violation.split(" imports ")[1] for violation in violations(bad)) == [
+        "..facts.facts",
         "jax._src.core",
+        "jax.numpy",
+        "remat_magic.engine.engine",
+        "remat_magic.widget",
     ]
-    assert names_private_jax(bad) == ["views/html.py:5"]
+    assert names_private_jax(bad) == ["views/html.py:7"]
 
 
-def test_only_calls_may_go_against_the_direction(tmp_path, monkeypatch):
+def test_the_checks_see_a_circle(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    (tmp_path / "analysis").mkdir()
-    trace = tmp_path / "analysis" / "shortcuts.py"
-    trace.write_text("def f():\n    from remat_magic.tuning import measure\n    from remat_magic.views import text\n")
-    assert violations(trace) == ["analysis/shortcuts.py:3 imports remat_magic.views.text"]
-    trace.write_text("from remat_magic.tuning import measure\n")
-    assert violations(trace) == ["analysis/shortcuts.py:1 imports remat_magic.tuning.measure"]
+    (tmp_path / "a.py").write_text("def f():\n    from remat_magic import b\n")
+    (tmp_path / "b.py").write_text("if TYPE_CHECKING:\n    from remat_magic.a import f\n")
+    (tmp_path / "c.py").write_text("from remat_magic import errors\n")
+    assert circles() == [["remat_magic.a", "remat_magic.b"], ["remat_magic.b", "remat_magic.a"]]
 
 
 def imported_by(code: str) -> set[str]:
@@ -158,14 +165,20 @@ def imported_by(code: str) -> set[str]:
     return set(json.loads(ran.stdout.splitlines()[-1]))
 
 
-def test_the_model_needs_no_jax():
-    held = imported_by("import remat_magic.model")
-    assert {name for name in held if name.split(".")[0] in {"jax", "jaxlib", "numpy", "IPython", "rich"}} == set()
-
-
-def test_views_need_no_jax():
-    held = imported_by("import remat_magic.views.html, remat_magic.views.text")
-    assert held.isdisjoint({"jax", "jaxlib", "ipywidgets", "anywidget"})
+@pytest.mark.parametrize(
+    ("code", "never"),
+    [
+        # Records are pickled and shown where JAX is not installed.
+        ("import remat_magic.records", {"jax", "jaxlib", "numpy", "IPython", "rich"}),
+        ("import remat_magic.views.html, remat_magic.views.text", {"jax", "jaxlib", "ipywidgets", "anywidget"}),
+        ("import remat_magic.devices", {"jax", "remat_magic.views", "remat_magic.planning"}),
+        # A trace is made before anybody asks for a plan, and often nobody does.
+        ("import remat_magic.api", {"scipy", "remat_magic.planning", "remat_magic.views", "remat_magic.editing"}),
+        ("import remat_magic.comparing.compare", {"remat_magic.views", "rich"}),
+    ],
+)
+def test_an_import_costs_only_what_it_needs(code, never):
+    assert imported_by(code) & never == set()
 
 
 def test_loading_the_extension_imports_only_what_every_cell_needs():

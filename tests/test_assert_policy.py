@@ -7,7 +7,7 @@ from cost_helpers import S
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic.model import Report
+from remat_magic.records import Report
 
 
 def net(w, x):
@@ -133,7 +133,7 @@ def test_it_survives_optimised_python():
     import sys
 
     code = (
-        "import remat_magic as rm\nfrom remat_magic.model import Report, Residual\n"
+        "import remat_magic as rm\nfrom remat_magic.records import Report, Residual\n"
         "rm.assert_policy(Report('p', 'function', (Residual('f32', (2,), 8, 'intermediate'),)), saved_at_most=4)"
     )
     ran = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=120)

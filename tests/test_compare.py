@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic.devices import Device
-from remat_magic.model import Measurement
-from remat_magic.tuning.sizes import parse_bytes, parse_flops
+from remat_magic.records import Measurement
+from remat_magic.sizes import parse_bytes, parse_flops
 from tests.benchmarks.models import transformer
 from tests.programs import PROGRAMS
 
@@ -297,7 +297,7 @@ def test_it_shows_itself():
 def test_reports_are_not_made_twice(monkeypatch):
     trace = traced("attention")
     first = trace.compare(device=DEVICE)
-    import remat_magic.analysis.explain as explain
+    import remat_magic.facts.reports as explain
 
     monkeypatch.setattr(explain, "full", None)
     assert trace.compare(device=DEVICE).rows == first.rows

@@ -10,8 +10,8 @@ import pytest
 from views_records import EVIL
 
 import remat_magic as rm
-from remat_magic.model import Advice, ComparisonRow, GradientDifference, SourceSpan
-from remat_magic.tuning.compare import Comparison
+from remat_magic.comparing.compare import Comparison
+from remat_magic.records import Advice, ComparisonRow, GradientDifference, SourceSpan
 from remat_magic.views.advice import advice_html
 from remat_magic.views.gradients import gradients_html
 from remat_magic.widget.comparing import Comparing

@@ -10,7 +10,7 @@ import pytest
 from cost_helpers import S, flops_of
 from jax import lax
 
-from remat_magic.analysis.cost import equation_cost
+from remat_magic.facts.cost import equation_cost
 
 # ------------------------------------------------------------------------------------------------------------ the dots
 

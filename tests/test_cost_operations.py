@@ -11,8 +11,8 @@ from jax import lax
 from jax._src.lax.linalg import geqrf
 from jax.ad_checkpoint import checkpoint_name
 
-from remat_magic.analysis.bodies import walk
-from remat_magic.analysis.cost import FREE, Cost, equation_cost
+from remat_magic.facts.cost import FREE, Cost, equation_cost
+from remat_magic.jaxprs.bodies import walk
 
 # ------------------------------------------------------------------------------------------------------- one by one
 

@@ -5,7 +5,7 @@ import pytest
 
 from remat_magic import devices
 from remat_magic.devices import Device
-from remat_magic.model import RematError
+from remat_magic.records import RematError
 
 
 @pytest.fixture

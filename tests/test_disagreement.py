@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.analysis.contractions import in_program
-from remat_magic.model import Measurement, Report, Residual
-from remat_magic.tuning.disagree import between, forward_is_dead, kept_less, undone
-from remat_magic.tuning.hlo import contractions
-from remat_magic.tuning.measure import compile_for_memory
+from remat_magic.facts.contractions import in_program
+from remat_magic.measuring.disagree import between, forward_is_dead, kept_less, recomputation_of, undone
+from remat_magic.measuring.hlo import contractions
+from remat_magic.measuring.measure import compile_for_memory
+from remat_magic.records import Measurement, Report, Residual
 from tests.benchmarks.named_models import resnet, transformer
 
 policies = jax.checkpoint_policies
@@ -40,9 +40,9 @@ def net(prevent_cse):
 
 def seen(trace, policy="as_written", at=None):
     """The finding about matmuls, and how many of them the compiled program has by a plain count of its text."""
-    gradient = trace.gradient(policy, at)
+    gradient = trace.engine.gradient(policy, at)
     text = compile_for_memory(gradient.lowered, "cpu").as_text()
-    return undone(gradient, gradient.recomputation(), text), len(re.findall(r" (?:dot|convolution)\(", text))
+    return undone(gradient, recomputation_of(gradient), text), len(re.findall(r" (?:dot|convolution)\(", text))
 
 
 def repeated(trace, policy="as_written", at=None):
@@ -57,7 +57,7 @@ def repeated(trace, policy="as_written", at=None):
 def test_a_compiled_program_runs_the_contractions_of_its_jaxpr(name, remat3):
     """XLA splits none and merges none: the two counts share no code and agree to the size."""
     fun, args = MODELS[name]
-    gradient = rm.trace(fun, *args).gradient("none")
+    gradient = rm.trace(fun, *args).engine.gradient("none")
     found = contractions(compile_for_memory(gradient.lowered, "cpu").as_text())
     assert found.all == in_program(gradient.jaxpr)
     assert found.all.total() >= 30
@@ -156,10 +156,10 @@ def test_what_the_user_computes_twice_is_not_taken_for_it(remat3):
         return jax.lax.scan(lambda c, w: (layer(c, w), None), x, ws)[0].sum()
 
     trace = rm.trace(twice, jax.ShapeDtypeStruct((4, 64, 64), "float32"), ROWS)
-    gradient = trace.gradient()
+    gradient = trace.engine.gradient()
     text = compile_for_memory(gradient.lowered, "cpu").as_text()
     assert contractions(text).all.total() < in_program(gradient.jaxpr).total()
-    assert undone(gradient, gradient.recomputation(), text) == ""
+    assert undone(gradient, recomputation_of(gradient), text) == ""
 
 
 def _flat(model):
@@ -178,8 +178,8 @@ LAYERS = (layers, jax.ShapeDtypeStruct((4, 64, 64), "float32"), ROWS)
 
 
 def is_dead(trace, policy, at=None):
-    gradient = trace.gradient(policy, at)
-    return forward_is_dead(gradient, gradient.recomputation())
+    gradient = trace.engine.gradient(policy, at)
+    return forward_is_dead(gradient, recomputation_of(gradient))
 
 
 def test_a_forward_pass_that_only_the_value_needs_is_told(remat3):

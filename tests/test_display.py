@@ -13,7 +13,7 @@ from programs import f32
 from rich.console import Console
 
 import remat_magic as rm
-from remat_magic.model import Displayed, FrontierPoint, Listed
+from remat_magic.records import Displayed, FrontierPoint, Listed
 from remat_magic.views import display
 from remat_magic.views.choosing import alike_rows, what_if_html
 from remat_magic.views.plan import plan_rows

@@ -14,8 +14,8 @@ from benchmarks import models, named_models
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic import _compat
-from remat_magic.model import PlannedValue, RematError
+from remat_magic import _jax
+from remat_magic.records import PlannedValue, RematError
 
 pytest_plugins = ("magic_fakes",)
 _count = itertools.count()
@@ -258,7 +258,7 @@ def test_a_carried_value_is_named_in_the_body_of_the_loop(module):
         """
     )
     trace = rm.trace(made.f, f32(8, 4, 4), f32(4))
-    naming = trace.dissect("function").naming
+    naming = trace.engine.dissect("function").naming
     (key,) = (key for key, value in naming.values.items() if value.output is None)
     draft = dataclasses.replace(two_layers(module)[1], names=(PlannedValue(key, 128),), fingerprint=naming.fingerprint)
     edit = trace.edit(draft)
@@ -623,7 +623,7 @@ def test_nothing_of_the_session_changes(module, tmp_path):
 
 def test_a_file_that_has_changed_is_refused(module):
     trace, plan = two_layers(module)
-    path = Path(trace.traced.__code__.co_filename)
+    path = Path(trace.engine.traced.__code__.co_filename)
     old = path.read_text()
     path.write_text(f"{old}# more\n")
     assert trace.edit(plan).verified  # the function is the same
@@ -722,9 +722,10 @@ def test_a_cell_that_imports_what_it_calls(cells, engine):
 
 def kept_now(fun, expression):
     """As ``kept``, where ``rm.trace`` is the fake engine's."""
-    from remat_magic.analysis.trace import trace
+    from remat_magic.api import Trace  # the module's own `trace` is the fake engine's here
+    from remat_magic.engine.engine import Engine
 
-    traced = trace(fun, *SQUARE)
+    traced = Trace(Engine(fun, SQUARE, {}, None, False))
     return traced.edit(rows(traced, expression))
 
 
@@ -768,7 +769,7 @@ def planned(trace):
 
 def nested(trace, plan):
     """Under jax_remat3 a checkpoint inside another keeps its own policy, as no plan of the outer reckons."""
-    return bool(_compat.remat3() and trace.sites and plan.at == "function")
+    return bool(_jax.remat3() and trace.sites and plan.at == "function")
 
 
 def holds(trace, plan):

@@ -35,10 +35,10 @@ from jax._src.interpreters import partial_eval as pe
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic._compat import caches
-from remat_magic.analysis import halves, retraces
-from remat_magic.model import RematError, files
-from remat_magic.tuning import measure as measuring
+from remat_magic._jax import caches
+from remat_magic.engine import halves, retraces
+from remat_magic.measuring import measure as measuring
+from remat_magic.records import RematError, files
 from remat_magic.widget import RematWidget
 from remat_magic.widget import view as view_module
 from remat_magic.widget.worker import Worker
@@ -541,11 +541,11 @@ def test_a_backward_half_that_fails_in_passing(error, monkeypatch):
 def test_an_interrupted_trace_asks_jax_under_another_number():
     """An entry of JAX's caches that was begun and not ended is never asked for again."""
     trace = rm.trace(loss, *SHAPES)
-    before = trace._primal._generation.number
-    with contextlib.suppress(KeyboardInterrupt), trace._primal.tracing():
+    before = trace.engine._primal._generation.number
+    with contextlib.suppress(KeyboardInterrupt), trace.engine._primal.tracing():
         assert config.jax_xla_profile_version.value == before
         raise KeyboardInterrupt
-    with trace._primal.tracing():
+    with trace.engine._primal.tracing():
         assert config.jax_xla_profile_version.value != before
 
 
@@ -792,7 +792,7 @@ def test_the_moments_are_those_of_the_package():
         rm.trace(loss, *SHAPES).report()
     assert moments.count > 100
     assert not hasattr(rm.trace, "__wrapped__")
-    assert inspect.isfunction(sys.modules["remat_magic.analysis.trace"].trace)
+    assert inspect.isfunction(sys.modules["remat_magic.api"].trace)
     assert view_module.RematWidget is RematWidget
     assert FakeComm is not None
 

@@ -27,9 +27,9 @@ from jax._src.ad_checkpoint import saved_residuals
 from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
-from remat_magic.analysis.bodies import nbytes
-from remat_magic.analysis.recompute import Liveness
-from remat_magic.model import Plan
+from remat_magic.facts.recomputation import Liveness
+from remat_magic.jaxprs.bodies import nbytes
+from remat_magic.records import Plan
 from remat_magic.views import advice as advice_views
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
@@ -238,7 +238,7 @@ def _written(policy: str) -> str | None:
 @given(program=programs(without=("grad",)), policy=_POLICY, which=st.integers(0, 2))
 def test_reports_hold_together(remat3, program, policy, which):
     trace = traced(program)
-    outputs = trace._primal.output_types
+    outputs = trace.engine._primal.output_types
     steps = [*steps_in(program.body)]
 
     # Names and sites are those that are written.
@@ -267,7 +267,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     assert report.forward.text == forward.pretty_print(use_color=False)
     total = len(outputs)
     residuals = list(forward.out_avals)
-    aux = trace._primal.auxiliary
+    aux = trace.engine._primal.auxiliary
     residuals = residuals[total + aux :]
     # Every byte is of one kind.
     assert report.saved_bytes + report.argument_bytes + report.constant_bytes + report.offloaded_bytes == sum(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import remat_magic as rm
-from remat_magic.tuning import gradients
-from remat_magic.tuning.gradients import _difference
+from remat_magic.measuring import gradients
+from remat_magic.measuring.gradients import _difference
 from tests.programs import PROGRAMS
 
 POLICIES = ("nothing_saveable", "dots_saveable", "everything_saveable")

@@ -10,7 +10,7 @@ import pytest
 from test_views_source import f32, sums
 
 import remat_magic as rm
-from remat_magic.analysis.source import is_library_file, is_user_file
+from remat_magic.jaxprs.spans import is_library_file, is_user_file
 from remat_magic.views.choosing import what_if_html
 from remat_magic.views.lines import library_rows, line_rows
 from remat_magic.views.rows import recomputed_rows, residual_rows

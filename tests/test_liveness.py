@@ -8,8 +8,8 @@ from cost_helpers import REMATS, under
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from remat_magic import _compat
-from remat_magic.analysis.liveness import Peak, peak, timeline
+from remat_magic import _jax
+from remat_magic.facts.memory import Peak, peak, timeline
 
 policies = jax.checkpoint_policies
 N = 1000
@@ -293,6 +293,6 @@ def test_growth_from_policy_to_policy_is_that_of_xla(remat):
             )
         ]
     ).T
-    growth = 0.15 if _compat.JAX_VERSION >= (0, 12) else 0.25  # the step to dots is 22% off there
+    growth = 0.15 if _jax.JAX_VERSION >= (0, 12) else 0.25  # the step to dots is 22% off there
     assert np.diff(ours) == pytest.approx(np.diff(theirs), rel=growth)
     assert ours == pytest.approx(theirs, rel=0.1)

@@ -17,7 +17,7 @@ from jax._src import pjit
 from jax._src.interpreters import partial_eval as pe
 
 import remat_magic as rm
-from remat_magic import _compat
+from remat_magic import _jax
 from remat_magic.widget import RematWidget
 from remat_magic.widget import view as view_module
 from remat_magic.widget.between import Between
@@ -40,7 +40,7 @@ POLICIES = (("as_written", None), ("nothing_saveable", "function"), ("dots_savea
 SLACK = 500
 # A tracer of jax_remat3's lives for ever, and its trace with it: the finalizer that JAX 0.12 gives it holds the trace.
 REMAT3_SLACK = 3000
-TIMES = 4 if _compat.remat3() else 12
+TIMES = 4 if _jax.remat3() else 12
 
 
 def fresh():
@@ -80,7 +80,7 @@ def resident_bytes() -> int:
 
 
 def check_bounded(left: Counter[str]) -> None:
-    if _compat.remat3():
+    if _jax.remat3():
         assert sum(left.values()) < REMAT3_SLACK, left.most_common(8)
         return
     assert left["Jaxpr"] < 0.2, left.most_common(8)  # a single one would be left by each if any were
@@ -141,7 +141,7 @@ class Channels:
 def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
     from tests.test_widget import FakeShell  # here, since tests/benchmarks reads this file outside of pytest
 
-    many = 10 if _compat.remat3() else 50  # what jax_remat3 leaves makes every collection slower
+    many = 10 if _jax.remat3() else 50  # what jax_remat3 leaves makes every collection slower
     channels, shell = Channels(), FakeShell()
     monkeypatch.setattr(comm, "create_comm", channels.create)
     monkeypatch.setattr(view_module, "_kernel", object)
@@ -171,7 +171,7 @@ def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
     again = traces(), len(channels.open), sum(alive().values())
     assert again[:2] == once[:2]
     # Of those that are gone nothing is left but what JAX itself caches, and keeps few of.
-    assert again[2] - once[2] < many * (REMAT3_SLACK if _compat.remat3() else SLACK)
+    assert again[2] - once[2] < many * (REMAT3_SLACK if _jax.remat3() else SLACK)
     idle.stop()
     Widget.close_all()
     assert (traces(), len(channels.open)) == (0, 0)
@@ -187,9 +187,9 @@ def test_a_hundred_inspections_leave_nothing():
 
         rm.trace(loss, x).report("nothing_saveable", "function")
 
-    left = left_behind(inspect, 12 if _compat.remat3() else 100)
-    assert left["Trace"] == left["Jaxpr"] == 0 or _compat.remat3(), left.most_common(8)
-    assert sum(left.values()) < (REMAT3_SLACK if _compat.remat3() else 50), left.most_common(8)
+    left = left_behind(inspect, 12 if _jax.remat3() else 100)
+    assert left["Trace"] == left["Jaxpr"] == 0 or _jax.remat3(), left.most_common(8)
+    assert sum(left.values()) < (REMAT3_SLACK if _jax.remat3() else 50), left.most_common(8)
 
 
 def test_the_users_traces_are_left_alone():
@@ -258,7 +258,7 @@ def test_other_threads_go_on_with_jaxs_own_caches():
 
 
 def test_no_tracer_leaks():
-    if _compat.remat3():  # JAX's own gradient leaks one: test ours when this fails
+    if _jax.remat3():  # JAX's own gradient leaks one: test ours when this fails
         with jax.checking_leaks(), pytest.raises(Exception, match="Leaked trace"):
             jax.make_jaxpr(jax.grad(jax.checkpoint(fresh(), policy=jax.checkpoint_policies.dots_saveable)))(*ARGS)
         return

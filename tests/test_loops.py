@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic.model import RematError
-from remat_magic.tuning.loops import segment_of
-from remat_magic.tuning.nesting import scan_by_halves
+from remat_magic.planning.loops import segment_of
+from remat_magic.planning.nesting import scan_by_halves
+from remat_magic.records import RematError
 from tests.generated import programs
 from tests.test_generated import examples, outcome, traced
 

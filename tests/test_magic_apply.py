@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from remat_magic.apply import Rebinding, applied, original_of
-from remat_magic.model import RematError
+from remat_magic.notebook.apply import Rebinding, applied, original_of
+from remat_magic.records import RematError
 
 pytest_plugins = ("magic_fakes",)
 

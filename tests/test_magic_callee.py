@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from remat_magic.apply import applied
-from remat_magic.callee import is_checkpoint, recognise
-from remat_magic.model import RematError
+from remat_magic.notebook.apply import applied
+from remat_magic.notebook.callee import is_checkpoint, recognise
+from remat_magic.records import RematError
 
 
 def f(x, y=1.0):

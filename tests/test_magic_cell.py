@@ -7,7 +7,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
-from remat_magic import cell, magic
+from remat_magic.notebook import cell, magic
 from remat_magic.widget import between
 
 pytest_plugins = ("magic_fakes",)

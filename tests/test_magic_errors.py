@@ -4,7 +4,7 @@ import jax
 import pytest
 from IPython.core.error import UsageError
 
-from remat_magic.model import RematError
+from remat_magic.records import RematError
 
 pytest_plugins = ("magic_fakes",)
 
@@ -187,10 +187,10 @@ def test_an_undefined_name(user):
 
 
 def test_errors_of_the_engine_are_sentences(user, monkeypatch):
-    import remat_magic
+    import remat_magic.api
 
     def refuse(*_, **__):
         raise RematError("no, since.")
 
-    monkeypatch.setitem(vars(remat_magic), "trace", refuse)
+    monkeypatch.setitem(vars(remat_magic.api), "trace", refuse)
     assert user.complaint("%%remat", "loss(x)") == "no, since."

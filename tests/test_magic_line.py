@@ -4,8 +4,8 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
 
-from remat_magic.line import Options, parse
-from remat_magic.magic import RematMagics
+from remat_magic.notebook.line import Options, parse
+from remat_magic.notebook.magic import RematMagics
 
 pytest_plugins = ("magic_fakes",)
 PARSER = RematMagics.remat.parser

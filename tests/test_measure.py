@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import remat_magic as rm
-from remat_magic import _compat
-from remat_magic.tuning import measure as module
+from remat_magic import _jax
+from remat_magic.measuring import measure as module
 from tests.benchmarks.named_models import transformer
 from tests.programs import PROGRAMS
 
@@ -262,7 +262,7 @@ def test_gradients_are_those_of_jax(remat3):
     fun, _ = LAYERS
     keys = jax.random.split(jax.random.key(0), 5)
     args = ([jax.random.normal(key, (64, 64)) / 8 for key in keys[:4]], jax.random.normal(keys[4], (32, 64)))
-    gradient = rm.trace(fun, *args).gradient("dots_saveable")
+    gradient = rm.trace(fun, *args).engine.gradient("dots_saveable")
     value, *gradients = gradient.lowered.compile()(*jax.tree.leaves(args))
     expected_value, expected = jax.value_and_grad(fun, (0, 1))(*args)
     np.testing.assert_allclose(value, expected_value, rtol=1e-5)
@@ -322,4 +322,4 @@ def test_versions_have_the_option():
     module.compile_for_memory(lowered, "cpu")
     with pytest.raises(Exception, match="No such compile option"):
         lowered.compile(compiler_options={"xla_cpu_no_such_option": False})
-    assert _compat.default_device().platform == "cpu"
+    assert _jax.default_device().platform == "cpu"

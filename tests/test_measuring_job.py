@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic import _compat
-from remat_magic.tuning import job as job_module
-from remat_magic.tuning import measure as module
+from remat_magic import _jax
+from remat_magic.measuring import job as job_module
+from remat_magic.measuring import measure as module
 from tests.programs import PROGRAMS
 
 CHOICES = [("none", None), ("nothing_saveable", None), ("dots_saveable", "function")]
@@ -208,7 +208,7 @@ def test_settings_are_taken_along_and_given_back():
     with jax.enable_x64(True), jax.default_device(device), jax.set_mesh(mesh):
         inside = current()
         assert inside == (True, device, ("data",))
-        settings = _compat.thread_settings()
+        settings = _jax.thread_settings()
         assert in_thread(current) == usual  # a new thread has none of them by itself
 
     def there():
@@ -226,7 +226,7 @@ def test_old_meshes_are_taken_along():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     thread_resources.stack.append(thread_resources.stack[-1].with_mesh(mesh))
     try:
-        settings = _compat.thread_settings()
+        settings = _jax.thread_settings()
     finally:
         thread_resources.stack.pop()
 

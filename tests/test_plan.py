@@ -15,16 +15,16 @@ from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, recurre
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic import _compat
-from remat_magic.model import Plan, PlannedValue, RematError
-from remat_magic.tuning.copies import copies
-from remat_magic.tuning.graph import build
-from remat_magic.tuning.solve import Problem
+from remat_magic import _jax
+from remat_magic.planning.copies import copies
+from remat_magic.planning.graph import build
+from remat_magic.planning.solve import Problem
+from remat_magic.records import Plan, PlannedValue, RematError
 
 
 def applied(trace, names, at):
     """JAX's own figures if just these names are saved."""
-    parts = trace.dissect(at)
+    parts = trace.engine.dissect(at)
     if not names:
         report = trace.report("nothing_saveable", at)
     else:
@@ -61,7 +61,7 @@ def test_any_choice_of_names_does_what_is_reckoned(name):
     trace = traced(name)
     if not as_reckoned(trace, "function"):
         return
-    graph, names = build(trace.dissect("function")), list(trace.dissect("function").naming.values)
+    graph, names = build(trace.engine.dissect("function")), list(trace.engine.dissect("function").naming.values)
     dice = random.Random(name)
     for choice in [(), names, *(dice.sample(names, dice.randint(0, len(names))) for _ in range(3))]:
         used = graph.used(choice)
@@ -95,7 +95,7 @@ def test_models_are_planned_exactly(model, at):
 def test_a_small_plan_is_the_best_of_all_choices(name):
     trace = traced(name)
     at = trace.default_at
-    names = Problem(build(trace.dissect(at))).names
+    names = Problem(build(trace.engine.dissect(at))).names
     assert len(names) <= 7  # every subset is traced
     choices = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
     everything = [applied(trace, choice, at) for choice in choices]
@@ -192,11 +192,11 @@ def test_what_stays_the_same_in_a_loop_is_saved_once():
 
         return jnp.sin(jax.lax.scan(outer, x, ws)[0]).sum()
 
-    parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).dissect("function")
+    parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).engine.dissect("function")
     found: dict[str, set[int]] = {}
     for name, times in copies(parts.naming.closed).items():
         value = parts.naming.values[name]
-        found.setdefault(_compat.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(times)
+        found.setdefault(_jax.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(times)
     assert found["tanh"] == {3 * 2}
     assert found["exp"] == {3}
     assert found["cos"] == found["mul"] - {6} == {1}

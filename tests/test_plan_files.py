@@ -14,8 +14,8 @@ from benchmarks import named_models
 from programs import PROGRAMS, f32
 
 import remat_magic as rm
-from remat_magic import _compat
-from remat_magic.model import Plan, PlannedValue, RematError
+from remat_magic import _jax
+from remat_magic.records import Plan, PlannedValue, RematError
 
 # ------------------------------------------------------------------------------------------------- from here to there
 
@@ -94,7 +94,7 @@ def test_a_training_script_applies_the_plan_of_a_notebook(tmp_path, at):
     assert values
     assert where == at
     value, gradients, again, recomputed = in_another_process(APPLY, "plan.json", cwd=tmp_path)
-    if not (_compat.remat3() and at == "function"):  # where sites inside keep their own policy, which a report tells
+    if not (_jax.remat3() and at == "function"):  # where sites inside keep their own policy, which a report tells
         assert (again, recomputed) == (saved, flops)
     loss = loss_of(MODEL, tmp_path, "model")
     ws = [jnp.full((16, 16), 0.01 * (i + 1)) for i in range(2)]

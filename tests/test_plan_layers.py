@@ -12,9 +12,9 @@ from programs import f32
 from test_what_if import is_what_jax_does
 
 import remat_magic as rm
-from remat_magic.model import Plan, RematError
-from remat_magic.tuning.alike import alike_values
-from remat_magic.tuning.planner import planner
+from remat_magic.planning.alike import alike_values
+from remat_magic.planning.planner import planner
+from remat_magic.records import Plan, RematError
 
 
 def layers(weights, x):
@@ -31,7 +31,7 @@ ARGS = ([f32(4, 4)] * 3, f32(2, 4))
 def groups(trace, at="function"):
     """The names of all values that could be saved, by what makes them."""
     found = defaultdict(set)
-    for value in planner(trace, at, False).every_value().values():
+    for value in planner(trace.facts, at, False).every_value().values():
         found[value.origin].add(value.key)
     return list(found.values())
 
@@ -64,7 +64,7 @@ def test_models(model, at):
     trace = rm.trace(fun, *args)
     if (at == "sites" and not trace.sites) or not as_reckoned(trace, at):
         return
-    each = planner(trace, at, False)
+    each = planner(trace.facts, at, False)
     alike = alike_values(each.every_value().values(), each.parts)
     named = 0
     for budget in budgets(trace, at):
@@ -86,7 +86,7 @@ def test_models(model, at):
 
 def test_no_choice_of_groups_is_better():
     trace = rm.trace(layers, *ARGS)
-    graph = planner(trace, "function", False).graph
+    graph = planner(trace.facts, "function", False).graph
     names = groups(trace)
     assert [len(each) for each in names].count(3) >= 4
     assert len(names) <= 12
@@ -124,7 +124,7 @@ def test_steps_of_one_expression_are_told_apart():
     products = [row for row in rows if row.value.primitive == "mul"]
     assert len(products) >= 4
     assert {row.count for row in products} <= {2, 3}  # the last layer's are not all needed
-    each = {value.key: value for value in planner(trace, "function", False).every_value().values()}
+    each = {value.key: value for value in planner(trace.facts, "function", False).every_value().values()}
     assert {row.value.alike for row in products} == {sum(v.origin == products[0].value.origin for v in each.values())}
 
 
@@ -138,7 +138,7 @@ def test_layers_of_a_library():
     space = {}
     exec(made, space)
     trace = rm.trace(space["fun"], *ARGS)
-    values = planner(trace, "function", False).every_value().values()
+    values = planner(trace.facts, "function", False).every_value().values()
     assert not any(value.source for value in values)
     assert [value.primitive for value in values].count("mul") == 3
     rows = trace.what_if("nothing_saveable", "function", device="H100 SXM", together=True)

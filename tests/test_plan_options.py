@@ -11,13 +11,13 @@ from programs import PROGRAMS
 
 import remat_magic as rm
 from remat_magic import units
-from remat_magic.model import Plan, PlannedValue, RematError
-from remat_magic.tuning.graph import build
-from remat_magic.tuning.objective import objective
-from remat_magic.tuning.planner import planner
-from remat_magic.tuning.sizes import parse_bytes
-from remat_magic.tuning.solve import Problem
-from remat_magic.tuning.time import times
+from remat_magic.facts.times import times
+from remat_magic.planning.graph import build
+from remat_magic.planning.objective import objective
+from remat_magic.planning.planner import planner
+from remat_magic.planning.solve import Problem
+from remat_magic.records import Plan, PlannedValue, RematError
+from remat_magic.sizes import parse_bytes
 
 # ---------------------------------------------------------------------------------------------------- keys of plans
 
@@ -104,9 +104,9 @@ def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plan
 def test_a_small_plan_for_a_peak_against_all_choices(name):
     trace = traced(name)
     at = trace.default_at
-    names = Problem(build(trace.dissect(at))).names
+    names = Problem(build(trace.engine.dissect(at))).names
     choices = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
-    fingerprint = trace.dissect(at).naming.fingerprint
+    fingerprint = trace.engine.dissect(at).naming.fingerprint
     values = [tuple(PlannedValue(name, 0) for name in choice) for choice in choices if choice]
     draft = Plan(trace.function_name, at, "test", 0, 0, 0, 0, fingerprint=fingerprint)
     reports = [trace.report(dataclasses.replace(draft, names=each)) for each in values]
@@ -147,7 +147,7 @@ def test_all_recomputation_in_seconds_is_near_the_reports():
         fun, args = make()
         trace = rm.trace(fun, *args)
         for device in ("H100 SXM", "TPU v5e", SLOW):
-            found = planner(trace, trace.default_at, False)
+            found = planner(trace.facts, trace.default_at, False)
             reckoned = found.problem(objective("seconds", device, None)).measure(())[1]
             told = times(trace.report("nothing_saveable"), device).recomputed
             # Nodes that recompute and differentiate at once count for their recomputation alone.
@@ -159,7 +159,7 @@ def test_any_choice_that_is_offloaded_is_what_is_reckoned(name, at):
     trace = traced(name)
     if (at == "sites" and not trace.sites) or not as_reckoned(trace, at) or name in INEXACT:
         return
-    found = planner(trace, at, False)
+    found = planner(trace.facts, at, False)
     dice = random.Random(name)
     for _ in range(2):
         names = found.graph.used([name for name in found.parts.naming.values if dice.random() < 0.6])
@@ -201,7 +201,7 @@ def test_what_is_offloaded_is_what_jax_offloads(model):
 @pytest.mark.parametrize("name", ["three_layers", "named_tanh"])
 def test_a_small_plan_with_offloading_is_the_best_of_all_choices(name):
     trace = traced(name)
-    found = planner(trace, "function", False)
+    found = planner(trace.facts, "function", False)
     least = objective("seconds", SLOW, 1e8)
     problem = found.problem(least)
     every, (_, _, moved_bytes) = frozenset(problem.names), found.graph.figures(problem.names, problem.names)

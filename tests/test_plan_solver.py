@@ -16,11 +16,11 @@ from programs import PROGRAMS, f32
 from scipy.sparse import csr_array
 
 import remat_magic as rm
-from remat_magic.tuning import contract, hull
-from remat_magic.tuning.graph import Graph
-from remat_magic.tuning.planner import planner
-from remat_magic.tuning.programme import Programme, summed
-from remat_magic.tuning.solve import Problem
+from remat_magic.planning import contract, hull
+from remat_magic.planning.graph import Graph
+from remat_magic.planning.planner import planner
+from remat_magic.planning.programme import Programme, summed
+from remat_magic.planning.solve import Problem
 
 # ---------------------------------------------------------------------------------------------------- the programme
 
@@ -31,9 +31,9 @@ def test_a_graph_may_be_contracted(name, monkeypatch):
     if name in MODELS:  # whose layers, at their sites, have the same names
         fun, args = MODELS[name]()
         trace = rm.trace(fun, *args)
-        found = planner(trace, trace.default_at, False)
+        found = planner(trace.facts, trace.default_at, False)
     else:
-        found = planner(traced(name), "function", False)
+        found = planner(traced(name).facts, "function", False)
     small = found.problem()
     monkeypatch.setattr(contract, "groups", lambda _, nodes, gates: {node: node for node in nodes})
     monkeypatch.setattr(contract, "dominated", lambda *_: frozenset())
@@ -62,7 +62,7 @@ def test_values_that_another_stands_in_for_are_none_to_choose():
         return jnp.sum(jnp.sin(y.transpose(1, 0, 2).astype("float32") * 2.0) @ v)
 
     trace = rm.trace(fun, f32(8, 8), f32(8, 8), f32(8), f32(16, 8))
-    found = planner(trace, "function", False)
+    found = planner(trace.facts, "function", False)
     kept = [value.primitive for key, value in found.every_value().items() if key in found.problem().names]
     made = [value.primitive for value in found.every_value().values()]
     assert {"dot_general", "reshape", "transpose", "tanh", "add", "mul"} <= set(made)
@@ -136,7 +136,7 @@ def unrolled(layers=4):
 def test_a_bound_by_counts_is_one():
     """How many are saved of the values of equal layers is a whole number whichever they are."""
     fun, args = unrolled()
-    problem = planner(rm.trace(fun, *args), "function", False).problem()
+    problem = planner(rm.trace(fun, *args).facts, "function", False).problem()
     most, _ = problem.measure(problem.names)
     better = 0
     for i in range(1, 16):
@@ -190,7 +190,7 @@ def test_layers_in_any_number_are_as_large_as_a_few():
     sizes = []
     for layers in (6, 12, 24):
         fun, args = unrolled(layers)
-        found = planner(rm.trace(fun, *args), "function", False)
+        found = planner(rm.trace(fun, *args).facts, "function", False)
         problem = found.problem()
         sizes.append(len(problem._counted.programme.cost))
         for i in range(1, 6):
@@ -209,7 +209,7 @@ def test_a_value_smaller_than_the_solver_sees():
     trace = rm.trace(fun, f32(10_000, 10_000), f32(2), f32(10_000, 10_000))
     plan = trace.plan(0, "function")
     assert plan.saved_bytes == 0
-    found = planner(trace, "function", False).problem()
+    found = planner(trace.facts, "function", False).problem()
     for budget in (0, 4, 8, 400_000_000, 400_000_004):
         assert found.solve(budget, 10.0, 0.01).saved_bytes <= budget
 
@@ -220,7 +220,7 @@ def test_a_value_smaller_than_the_solver_sees():
 @pytest.mark.parametrize("name", ["three_layers", "named_tanh", "scanned_relu", "attention", "nested_scan"])
 def test_a_bound_is_the_linear_programmes(name):
     trace = traced(name)
-    found = planner(trace, "function", False)
+    found = planner(trace.facts, "function", False)
     problem, bare = found.problem(), trace.report("none", "function").recomputed_flops
     most = problem.measure(problem.names)[0]
     choices = itertools.chain.from_iterable(itertools.combinations(problem.names, k) for k in range(5))
@@ -258,7 +258,7 @@ def test_a_slider_does_not_wait(monkeypatch):
     monkeypatch.setattr(hull, "time", SimpleNamespace(thread_time=lambda: clock.now, perf_counter=time.perf_counter))
     fun, args = models.transformer(4)
     trace = rm.trace(fun, *args)
-    most = planner(trace, None, False).most
+    most = planner(trace.facts, None, False).most
     trace.plan_bound(0.5, first=0.1)
     spent, points = [], []
     for i in range(40):
@@ -278,7 +278,7 @@ def test_a_slider_does_not_wait(monkeypatch):
 def test_fifteen_hundred_values_within_a_hundredth(separately):
     fun, args = models.transformer(19)
     trace = rm.trace(fun, *args)
-    found = planner(trace, None, separately)
+    found = planner(trace.facts, None, separately)
     assert len(found.every_value()) >= 1500
     least = found.graph.predict(())[0]
     dots = trace.preview("dots_saveable", "function").saved_bytes  # where the linear programme's bound is 40% low
@@ -303,7 +303,7 @@ def test_equal_layers_are_counted_where_telling_them_apart_does_not_end():
 @pytest.mark.parametrize("model", MODELS)
 def test_between_corners_choices_are_mixed(model):
     fun, args = MODELS[model]()
-    found = planner(rm.trace(fun, *args), "function", True)
+    found = planner(rm.trace(fun, *args).facts, "function", True)
     problem, least = found.problem(), found.graph.predict(())[0]
     for i in range(6):
         budget = least + i * (found.most - least) // 5

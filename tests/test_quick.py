@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import remat_magic as rm
-from remat_magic import _compat
-from remat_magic.analysis.bodies import bodies
-from remat_magic.analysis.index import PrimalIndex
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import bodies
+from remat_magic.jaxprs.provenance import PrimalIndex
 from tests.generated import POLICIES, programs
 from tests.programs import PROGRAMS
 from tests.test_generated import examples, traced
 
-if not _compat.Generation().quick:
+if not _jax.Generation().quick:
     pytest.skip(f"nothing stands in for functions of jax {jax.__version__}", allow_module_level=True)
 
-from remat_magic._compat.quick import QUICK
+from remat_magic._jax.quick import QUICK
 
 P = jax.checkpoint_policies
 CHOICES: tuple[tuple[Any, str], ...] = (
@@ -37,11 +37,11 @@ CHOICES: tuple[tuple[Any, str], ...] = (
 
 def equations(jaxpr: Any, index: PrimalIndex) -> Iterator[tuple[Any, ...]]:
     """Every equation at any depth by what its text does not tell: where it comes from, and its exact types."""
-    for eqn in _compat.open_jaxpr(jaxpr).eqns:
+    for eqn in _jax.open_jaxpr(jaxpr).eqns:
         types = tuple((str(atom.aval), getattr(atom.aval, "weak_type", None)) for atom in (*eqn.invars, *eqn.outvars))
         # JAX gives what it adds itself a traceback of the retrace; all others are those of the program.
-        origin = id(_compat.traceback_of(eqn)) if index.place(eqn) else index.spans.of(_compat.traceback_of(eqn))
-        yield eqn.primitive.name, origin, _compat.name_stack(eqn), types, str(eqn.ctx), str(eqn.effects)
+        origin = id(_jax.traceback_of(eqn)) if index.place(eqn) else index.spans.of(_jax.traceback_of(eqn))
+        yield eqn.primitive.name, origin, _jax.name_stack(eqn), types, str(eqn.ctx), str(eqn.effects)
         for body in bodies(eqn):
             yield from equations(body.jaxpr, index)
 
@@ -56,19 +56,19 @@ def halves(trace: rm.Trace, policy: Any, at: str) -> list[Any]:
             made.append((str(error), str(error.__cause__), repr(error.__cause__ and error.__cause__.__cause__)))
             continue
         made.append(
-            (_compat.pretty(closed), list(equations(closed, trace.index)), [str(aval) for aval in closed.out_avals])
+            (_jax.pretty(closed), list(equations(closed, trace.engine.index)), [str(aval) for aval in closed.out_avals])
         )
     return made
 
 
 def compare(trace: rm.Trace, choices: Sequence[tuple[Any, str]]) -> None:
     """Both halves of each choice, made by us and by JAX alone, are the same."""
-    assert trace._primal._generation.quick
+    assert trace.engine._primal._generation.quick
 
     def made(quick: bool) -> list[Any]:
-        trace._retraces.clear()
+        trace.engine._retraces.clear()
         # Under a new number nothing of what JAX has cached of the time before is found.
-        trace._primal._generation = _compat.Generation(quick)
+        trace.engine._primal._generation = _jax.Generation(quick)
         return [halves(trace, *choice) for choice in choices]
 
     # But for what JAX keeps without a number, such as the transpose of an FFT: it has the traceback of the first use.

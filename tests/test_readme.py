@@ -52,7 +52,7 @@ def test_the_commands_are_single_lines_that_need_no_preparation():
 
 
 def test_all_options_are_explained():
-    from remat_magic.magic import RematMagics
+    from remat_magic.notebook.magic import RematMagics
 
     parser = RematMagics.remat.parser
     real = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 import remat_magic as rm
-from remat_magic.analysis.recompute import Liveness
+from remat_magic.facts.recomputation import Liveness
 from tests.programs import f32
 
 P = jax.checkpoint_policies

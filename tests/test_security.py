@@ -27,7 +27,7 @@ from views_records import small
 
 import remat_magic as rm
 from remat_magic import devices
-from remat_magic.model import (
+from remat_magic.records import (
     Advice,
     Choice,
     FrontierPoint,
@@ -394,18 +394,21 @@ def test_a_measurement_of_a_hostile_function():
 # Everything that makes code of text, reads objects of bytes, starts programs, opens connections or writes files.
 # Who may, and why.
 ALLOWED = {
-    ("magic.py", "eval"): "the call that the user wrote after %remat, and the statements of the user's own cell",
-    ("magic.py", "compile"): "likewise",
-    ("target.py", "eval"): "the arguments that the user wrote in --args",
-    ("target.py", "compile"): "likewise",
-    ("model/files.py", "open"): "the file that the user asks for: a plan, a page",
-    ("model/files.py", "unlink"): "what was written of it before the disk was full",
-    ("model/plan_file.py", "open"): "the plan file that the user names, read as data",
-    ("tuning/editing/spaces.py", "compile"): "the user's own definitions, with the edit",
-    ("tuning/editing/spaces.py", "exec"): "likewise, in a copy of their namespace",
-    ("tuning/editing/spaces.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
-    ("tuning/editing/source.py", "compile"): "the user's own text, to see whether it is what runs; never run",
-    ("tuning/editing/source.py", "open"): "the user's own source, read to be edited",
+    (
+        "notebook/magic.py",
+        "eval",
+    ): "the call that the user wrote after %remat, and the statements of the user's own cell",
+    ("notebook/magic.py", "compile"): "likewise",
+    ("notebook/target.py", "eval"): "the arguments that the user wrote in --args",
+    ("notebook/target.py", "compile"): "likewise",
+    ("records/files.py", "open"): "the file that the user asks for: a plan, a page",
+    ("records/files.py", "unlink"): "what was written of it before the disk was full",
+    ("records/plan_file.py", "open"): "the plan file that the user names, read as data",
+    ("editing/spaces.py", "compile"): "the user's own definitions, with the edit",
+    ("editing/spaces.py", "exec"): "likewise, in a copy of their namespace",
+    ("editing/spaces.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
+    ("editing/source.py", "compile"): "the user's own text, to see whether it is what runs; never run",
+    ("editing/source.py", "open"): "the user's own source, read to be edited",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}

@@ -6,8 +6,8 @@ from cost_helpers import S
 
 import remat_magic as rm
 from remat_magic.devices import Device
-from remat_magic.model import Report, Residual, Work
-from remat_magic.tuning.time import seconds, times
+from remat_magic.facts.times import seconds, times
+from remat_magic.records import Report, Residual, Work
 from tests.programs import PROGRAMS
 
 ROUND = Device("round", {"bf16": 1e12, "f32": 1e11}, 1e10, 1e9, 10**10, 1e8, "made up for this test")

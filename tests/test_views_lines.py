@@ -2,7 +2,7 @@
 
 from views_records import DOT, SIN, small, span
 
-from remat_magic.model import Equation, Residual
+from remat_magic.records import Equation, Residual
 from remat_magic.views.lines import expressions, line_rows
 
 

@@ -13,7 +13,7 @@ from views_records import EVIL, SIN, evil, span
 from views_records import small as records
 
 import remat_magic as rm
-from remat_magic.model import Equation, Residual, SourceSpan, SourceText
+from remat_magic.records import Equation, Residual, SourceSpan, SourceText
 from remat_magic.views.cells import KEYS
 from remat_magic.views.highlight import split_lines, words
 from remat_magic.views.html import fragments, report_html, style

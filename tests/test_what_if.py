@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from plan_helpers import MODELS, PLACES, as_reckoned, traced
 
 import remat_magic as rm
-from remat_magic.analysis.retraces import Retraces
-from remat_magic.model import Plan, RematError
-from remat_magic.tuning.flips import Flips
-from remat_magic.tuning.graph import Graph
-from remat_magic.tuning.planner import planner
+from remat_magic.engine.retraces import Retraces
+from remat_magic.planning.flips import Flips
+from remat_magic.planning.graph import Graph
+from remat_magic.planning.planner import planner
+from remat_magic.records import Plan, RematError
 from tests.generated import programs
 from tests.test_generated import examples, outcome
 from tests.test_generated import traced as traced_by_chance
@@ -77,7 +77,7 @@ def test_by_chance(remat3, program):
 
 @pytest.mark.parametrize("name", ["three_layers", "named_tanh", "attention", "nested_scan", "binary8"])
 def test_all_at_once_is_one_by_one(name):
-    found = planner(traced(name), "function", False)
+    found = planner(traced(name).facts, "function", False)
     names = list(found.every_value())
     dice = random.Random(name)
     for _ in range(3):

@@ -10,7 +10,7 @@ import comm
 import pytest
 from views_records import EVIL, small
 
-from remat_magic.model import Choice, Program, ProgramLine, RematError, Site
+from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
 from remat_magic.widget import RematWidget
 from remat_magic.widget import between as between_module
 from remat_magic.widget import rendered as rendered_module

@@ -9,9 +9,9 @@ from cost_helpers import S
 from jax import lax
 
 import remat_magic as rm
-from remat_magic.analysis.cost import jaxpr_cost
-from remat_magic.analysis.work import work
-from remat_magic.model import Work
+from remat_magic.facts.cost import jaxpr_cost
+from remat_magic.facts.kernels import work
+from remat_magic.records import Work
 from tests.benchmarks.models import block
 from tests.programs import PROGRAMS
 

@@ -1,6 +1,6 @@
 """Reports made by hand: what the views are tested on, without the engine."""
 
-from remat_magic.model import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
+from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
 
 EVIL = "<img src=x onerror=alert(1)>"
 

@@ -21,7 +21,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from remat_magic.model import Choice
 from remat_magic.policies.keys import resolve
 from remat_magic.policies.objects import describe
 from remat_magic.policies.table import (
@@ -37,6 +36,7 @@ from remat_magic.policies.table import (
     call,
     code_of_row,
 )
+from remat_magic.records import Choice
 
 __all__ = ["AS_WRITTEN", "NO_CHECKPOINT", "OWN", "Resolved", "by_name", "choices", "describe", "resolve"]
 

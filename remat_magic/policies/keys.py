@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from remat_magic.model import Choice, RematError
 from remat_magic.parsing import parse_expression
 from remat_magic.policies.objects import PROBES, from_object, meaning_of, same_make
 from remat_magic.policies.table import (
@@ -29,6 +28,7 @@ from remat_magic.policies.table import (
     example,
     no_such_names,
 )
+from remat_magic.records import Choice, RematError
 
 
 def resolve(

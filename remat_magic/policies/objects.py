@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from remat_magic.model import RematError
 from remat_magic.parsing import parse_expression
 from remat_magic.policies.table import (
     CANONICAL,
@@ -26,6 +25,7 @@ from remat_magic.policies.table import (
     example,
     no_such_names,
 )
+from remat_magic.records import RematError
 
 PROBES: dict[str, Any] = {
     "save_only_these_names": JAX.save_only_these_names("x"),

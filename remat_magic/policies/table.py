@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from remat_magic.model import Choice, Parameter
+from remat_magic.records import Choice, Parameter
 
 OWN = "A policy of your own."
 AS_WRITTEN = object()  # keep the checkpoint's own policy

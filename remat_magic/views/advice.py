@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remat_magic.model import Advice
-
-from . import format as fmt
-from .format import escape
+from remat_magic.records import Advice
+from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
 
 __all__ = ["advice_html", "stake"]
 

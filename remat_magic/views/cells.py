@@ -5,11 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from remat_magic.model import PlannedValue, SourceSpan
-
-from .format import escape
-from .link import linked
-from .rows import RecomputedRow, ResidualRow, made_by, place
+from remat_magic.records import PlannedValue, SourceSpan
+from remat_magic.views.format import escape
+from remat_magic.views.link import linked
+from remat_magic.views.rows import RecomputedRow, ResidualRow, made_by, place
 
 __all__ = ["KEYS", "code_html", "planned_cells", "row_html", "table", "td", "what_html", "where_html"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from remat_magic.model import Edit, Loop, Nesting, WhatIf
-
-from . import format as fmt
-from .cells import KEYS, planned_cells, table, td
-from .format import escape
+from remat_magic.records import Edit, Loop, Nesting, WhatIf
+from remat_magic.views import format as fmt
+from remat_magic.views.cells import KEYS, planned_cells, table, td
+from remat_magic.views.format import escape
 
 __all__ = [
     "ROWS",

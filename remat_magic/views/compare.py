@@ -10,14 +10,13 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from remat_magic.model import ComparisonRow
-
-from . import format as fmt
-from .cells import KEYS
-from .format import escape
-from .html import style
-from .plots import pareto_svg, same_text
-from .shown import Text
+from remat_magic.records import ComparisonRow
+from remat_magic.views import format as fmt
+from remat_magic.views.cells import KEYS
+from remat_magic.views.format import escape
+from remat_magic.views.html import style
+from remat_magic.views.plots import pareto_svg, same_text
+from remat_magic.views.shown import Text
 
 __all__ = ["comparison_html", "comparison_panel", "comparison_table", "render"]
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remat_magic.model import Choice, Site, SourceSpan
-
-from . import format as fmt
-from .cells import KEYS
-from .format import escape
-from .html import title_html
-from .tools import ID, button, compare_tools, name_tools, plan_tools, program_tools, select, table_tools
+from remat_magic.records import Choice, Site, SourceSpan
+from remat_magic.views import format as fmt
+from remat_magic.views.cells import KEYS
+from remat_magic.views.format import escape
+from remat_magic.views.html import title_html
+from remat_magic.views.tools import (
+    ID,
+    button,
+    compare_tools,
+    name_tools,
+    plan_tools,
+    program_tools,
+    select,
+    table_tools,
+)
 
 __all__ = ["frame"]
 

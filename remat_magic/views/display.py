@@ -8,12 +8,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 
-from remat_magic.model import Advice, Edit, FrontierPoint, Loop, Plan, Report, SourceSpan, Timeline, WhatIf
-from remat_magic.wording import one_line, printable
-
-from . import format as fmt
-from .advice import advice_html, stake
-from .choosing import (
+from remat_magic.records import Advice, Edit, FrontierPoint, Loop, Plan, Report, SourceSpan, Timeline, WhatIf
+from remat_magic.views import format as fmt
+from remat_magic.views.advice import advice_html, stake
+from remat_magic.views.choosing import (
     ROWS,
     alike_rows,
     alike_text,
@@ -25,13 +23,14 @@ from .choosing import (
     unnamed_sentences,
     what_if_html,
 )
-from .html import report_html, static
-from .plan import frontier_svg, plan_html, plan_rows, plan_sentences
-from .shown import Text
-from .text import grid, printed, render
-from .timeline import held_rows, timeline_html
+from remat_magic.views.html import page_html, report_html, static
+from remat_magic.views.plan import frontier_svg, plan_html, plan_rows, plan_sentences
+from remat_magic.views.shown import Text
+from remat_magic.views.text import grid, printed, render
+from remat_magic.views.timeline import held_rows, timeline_html
+from remat_magic.wording import one_line, printable
 
-__all__ = ["html", "line", "renderable", "text"]
+__all__ = ["html", "line", "page_html", "renderable", "text"]
 
 
 def html(record: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from remat_magic.model import SourceSpan
+from remat_magic.records import SourceSpan
 from remat_magic.units import flops, nbytes, percent, policy, seconds
 from remat_magic.wording import printable
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remat_magic.model import GradientDifference
-
-from .format import escape
+from remat_magic.records import GradientDifference
+from remat_magic.views.format import escape
 
 __all__ = ["gradients_html"]
 

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from remat_magic.model import Equation, Report, Residual, SourceSpan
-
-from . import format as fmt
-from .link import expression_key
+from remat_magic.records import Equation, Report, Residual, SourceSpan
+from remat_magic.views import format as fmt
+from remat_magic.views.link import expression_key
 
 __all__ = ["Costs", "LineRow", "expressions", "library_rows", "line_rows"]
 

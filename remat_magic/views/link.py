@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from remat_magic.model import SourceSpan
+from remat_magic.records import SourceSpan
 
 __all__ = ["expression_key", "line_key", "linked"]
 

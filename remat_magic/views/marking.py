@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from remat_magic.model import SourceSpan
-
-from .format import escape
-from .highlight import COMMENT, Word, split_lines
-from .lines import Costs
-from .link import linked
+from remat_magic.records import SourceSpan
+from remat_magic.views.format import escape
+from remat_magic.views.highlight import COMMENT, Word, split_lines
+from remat_magic.views.lines import Costs
+from remat_magic.views.link import linked
 
 __all__ = ["Listed", "Mark", "marked_code", "marks_by_line"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from remat_magic.model import FrontierPoint, Plan, PlannedValue, Report
-
-from . import format as fmt
-from .cells import planned_cells, table, td
-from .format import escape
-from .svg import Frame, colours, element, identifier, picture, text, ticks, truncate
+from remat_magic.records import FrontierPoint, Plan, PlannedValue, Report
+from remat_magic.views import format as fmt
+from remat_magic.views.cells import planned_cells, table, td
+from remat_magic.views.format import escape
+from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, ticks, truncate
 
 __all__ = [
     "UNPASTED",

@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from remat_magic.model import ComparisonRow
-
-from . import format as fmt
-from .format import escape
-from .svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
+from remat_magic.records import ComparisonRow
+from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
+from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
 __all__ = ["pareto_svg", "same_text"]
 

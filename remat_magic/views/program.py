@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from remat_magic.model import Program, ProgramLine
-
-from . import format as fmt
-from .cells import KEYS
-from .format import escape
-from .link import linked
-from .rows import VARIABLE
+from remat_magic.records import Program, ProgramLine
+from remat_magic.views import format as fmt
+from remat_magic.views.cells import KEYS
+from remat_magic.views.format import escape
+from remat_magic.views.link import linked
+from remat_magic.views.rows import VARIABLE
 
 __all__ = ["CHUNK", "chunks", "live_chunks", "pane"]
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from remat_magic.model import Equation, Origin, ProgramLine, Report, Residual, SourceSpan
-
-from . import format as fmt
+from remat_magic.records import Equation, Origin, ProgramLine, Report, Residual, SourceSpan
+from remat_magic.views import format as fmt
 
 __all__ = [
     "VARIABLE",

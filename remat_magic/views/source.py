@@ -10,15 +10,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from remat_magic.model import Report, SourceSpan, SourceText
-
-from . import format as fmt
-from .cells import KEYS
-from .format import escape
-from .highlight import Word, split_lines, words
-from .lines import Costs, LineRow, expressions, library_rows, line_rows
-from .link import line_key
-from .marking import Listed, Mark, marked_code, marks_by_line
+from remat_magic.records import Report, SourceSpan, SourceText
+from remat_magic.views import format as fmt
+from remat_magic.views.cells import KEYS
+from remat_magic.views.format import escape
+from remat_magic.views.highlight import Word, split_lines, words
+from remat_magic.views.lines import Costs, LineRow, expressions, library_rows, line_rows
+from remat_magic.views.link import line_key
+from remat_magic.views.marking import Listed, Mark, marked_code, marks_by_line
 
 __all__ = ["source_html"]
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .format import escape
+from remat_magic.views.format import escape
 
 __all__ = ["Frame", "colours", "element", "identifier", "picture", "text", "text_width", "ticks", "truncate"]
 

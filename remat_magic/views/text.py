@@ -10,11 +10,18 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 
-from remat_magic.model import Program, Report
-
-from . import format as fmt
-from .rows import RecomputedRow, ResidualRow, made_by, recomputed_rows, residual_rows, residual_words, totals
-from .shown import Text
+from remat_magic.records import Program, Report
+from remat_magic.views import format as fmt
+from remat_magic.views.rows import (
+    RecomputedRow,
+    ResidualRow,
+    made_by,
+    recomputed_rows,
+    residual_rows,
+    residual_words,
+    totals,
+)
+from remat_magic.views.shown import Text
 
 __all__ = ["grid", "plain", "printed", "render"]
 

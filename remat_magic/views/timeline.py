@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from remat_magic.model import LiveValue, Moment, Timeline
-
-from . import format as fmt
-from .format import escape
-from .svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
+from remat_magic.records import LiveValue, Moment, Timeline
+from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
+from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
 __all__ = ["timeline_html", "timeline_svg"]
 

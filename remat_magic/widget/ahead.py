@@ -6,7 +6,7 @@ import time
 from collections.abc import Container, Mapping
 from typing import Any
 
-from remat_magic.model import Report
+from remat_magic.records import Report
 
 __all__ = ["Ahead"]
 

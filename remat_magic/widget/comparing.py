@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.model import Measurement
+from remat_magic.records import Measurement
 from remat_magic.views import advice, compare, gradients, timeline
-
-from .panels import Panels
+from remat_magic.widget.panels import Panels
 
 __all__ = ["Comparing"]
 

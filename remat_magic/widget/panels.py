@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from .worker import Worker, sentence_of
+from remat_magic.widget.worker import Worker, sentence_of
 
 __all__ = ["Panels"]
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.model import Plan, WhatIf
+from remat_magic.records import Plan, WhatIf
 from remat_magic.views import choosing
 from remat_magic.views import plan as views
-
-from .panels import Panels
+from remat_magic.widget.panels import Panels
 
 __all__ = ["Planning"]
 

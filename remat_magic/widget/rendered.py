@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from remat_magic.model import Report
+from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views import html, rows, text
 

@@ -13,18 +13,17 @@ from IPython.core.getipython import get_ipython
 from rich.console import Console
 
 from remat_magic import devices
-from remat_magic.model import Plan, RematError, Report
+from remat_magic.records import Plan, RematError, Report
 from remat_magic.views import controls, html, text
 from remat_magic.views import plan as plans
+from remat_magic.widget.ahead import Ahead
+from remat_magic.widget.between import between
+from remat_magic.widget.channel import Channel
+from remat_magic.widget.comparing import Comparing
+from remat_magic.widget.planning import Planning
+from remat_magic.widget.rendered import Kept, Rendered
+from remat_magic.widget.worker import Worker, sentence_of
 from remat_magic.wording import printable
-
-from .ahead import Ahead
-from .between import between
-from .channel import Channel
-from .comparing import Comparing
-from .planning import Planning
-from .rendered import Kept, Rendered
-from .worker import Worker, sentence_of
 
 __all__ = ["RematWidget"]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from remat_magic.model import RematError
+from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
 
 __all__ = ["Worker", "sentence_of"]

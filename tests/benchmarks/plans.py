@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import remat_magic as rm
 from benchmarks import models, named_models
-from remat_magic.tuning.planner import planner
+from remat_magic.planning.planner import planner
 
 POLICIES = ("none", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable")
 
@@ -62,7 +62,7 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
     fun, args = make()
     trace = rm.trace(fun, *args)
     began = time.perf_counter()
-    found = planner(trace, at, False)
+    found = planner(trace.facts, at, False)
     setup = time.perf_counter() - began
     nodes, values = found.problem().size
     every = len(found.every_value())

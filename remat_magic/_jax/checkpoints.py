@@ -1,0 +1,90 @@
+"""Checkpoint equations and checkpoint names: primitives before jax_remat3, instances in one call primitive with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import ad_checkpoint, core
+
+from remat_magic._jax.equations import high
+from remat_magic._jax.jaxprs import open_jaxpr
+from remat_magic._jax.settings import remat3
+
+# From 0.12 on, the "high-level" primitives of jax_remat3 are instances held in one call primitive's params.
+_RematTraced = getattr(ad_checkpoint, "RematTraced", None)
+_NAMES_HIGH = tuple(
+    cls for name in ("CheckpointName", "CheckpointNameFwd") if (cls := getattr(ad_checkpoint, name, None)) is not None
+)
+NAME_PRIMITIVE: Any = ad_checkpoint.name_p  # what policies are asked about a named value with, under jax_remat3 too
+_call_hi: Any = getattr(ad_checkpoint, "call_hi_primitive_p", None)
+_PrimalLeft = getattr(ad_checkpoint, "PrimalLeftTangentRight", None)
+
+
+def is_checkpoint(eqn: Any) -> bool:
+    """Whether an equation is an application of ``jax.checkpoint``."""
+    if eqn.primitive.name in ("remat2", "checkpoint", "remat"):
+        return "policy" in eqn.params
+    return _RematTraced is not None and type(high(eqn)) is _RematTraced
+
+
+def checkpoint_body(eqn: Any) -> Any:
+    """The jaxpr under a checkpoint equation."""
+    return eqn.params["jaxpr"] if "jaxpr" in eqn.params else high(eqn).params["jaxpr"]
+
+
+def checkpoint_policy(eqn: Any) -> Any:
+    """The policy of a checkpoint equation; None saves nothing."""
+    return eqn.params["policy"] if "policy" in eqn.params else high(eqn).params["policy"]
+
+
+def replace_checkpoint(eqn: Any, jaxpr: Any, policy: Any) -> Any:
+    """The checkpoint equation with another body and policy."""
+    if "jaxpr" in eqn.params:
+        return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": policy})
+    prim = high(eqn)  # jax_remat3: the instance is immutable, build another
+    return eqn.replace(params={**eqn.params, "_prim": type(prim)(**{**prim.params, "jaxpr": jaxpr, "policy": policy})})
+
+
+def old_checkpoint(eqn: Any, jaxpr: Any) -> Any:
+    """A checkpoint equation with another body, as it is without jax_remat3, where it is a primitive of its own."""
+    if "jaxpr" in eqn.params:
+        return eqn.replace(params={**eqn.params, "jaxpr": jaxpr})
+    params = high(eqn).params
+    return eqn.replace(
+        primitive=ad_checkpoint.remat_p,
+        params={
+            "jaxpr": open_jaxpr(jaxpr),
+            "policy": params["policy"],
+            "prevent_cse": params["prevent_cse"],
+            "differentiated": False,
+        },
+    )
+
+
+def checkpoint_name_of(eqn: Any) -> str | None:
+    """The name that an equation gives to its operand, or None."""
+    if eqn.primitive.name == "name":
+        return eqn.params["name"]
+    prim = high(eqn)
+    return prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
+
+
+def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
+    """An equation that gives a checkpoint name to a value, as ``checkpoint_name`` makes it under today's settings.
+
+    Args:
+        like: the equation whose source position and context it takes.
+        operand: the variable to name.
+        output: the variable that is the named value.
+        name: the name.
+    """
+    if remat3():  # an instance in the one call primitive
+        primitive, params = _call_hi, {"_prim": _NAMES_HIGH[0](name, operand.aval)}
+    else:
+        primitive, params = ad_checkpoint.name_p, {"name": name}
+    return like.replace(invars=[operand], outvars=[output], primitive=primitive, params=params, effects=core.no_effects)
+
+
+def is_primal_left(eqn: Any) -> bool:
+    """jax_remat3's marker of a saved value; only its first operand is read in a backward pass."""
+    return _PrimalLeft is not None and type(high(eqn)) is _PrimalLeft

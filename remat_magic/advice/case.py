@@ -1,0 +1,88 @@
+"""What the rules of advice look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from remat_magic import devices
+from remat_magic.advice.ground import Ground, ground
+from remat_magic.facts.facts import Facts
+from remat_magic.facts.names import GivenName, given_names
+from remat_magic.records import Plan, RematError, Report, SourceSpan
+
+__all__ = ["MATMULS", "Case", "at_line"]
+
+MATMULS = frozenset({"dot_general", "conv_general_dilated"})
+"""The operations that cost most, and all (besides named values) that jax_remat3 asks a policy about (jax 0.12)."""
+
+
+@dataclass(eq=False)
+class Case:
+    """What the rules look at. ``asked`` has for each site, and for the whole function (""), the policy in force."""
+
+    facts: Facts
+    report: Report
+    at: Any
+    policy: Any
+    namespace: Mapping[str, Any] | None = None
+    chosen_device: devices.Device | None = None
+    names: list[GivenName] = field(init=False)
+    asked: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = given_names(self.facts.engine)
+        self.asked = {site.key: site.policy for site in self.facts.engine.sites}
+        policy, at = self.report.policy, self.report.at
+        if policy in ("as_written", "mixed"):
+            return
+        if at == "function" and self.facts.engine.default_at == "function" and len(self.facts.engine.sites) == 1:
+            at = "sites"  # the function's own decorator
+        if at == "function":
+            # A checkpoint around others overrules them, but for jax_remat3.
+            self.asked = {"": policy, **(self.asked if self.facts.engine.remat3 else {})}
+        for key in self.asked:
+            if key and at in ("sites", key):
+                self.asked[key] = policy
+
+    def other(self, policy: str) -> Report | None:
+        """The report of another policy at the same place."""
+        if isinstance(self.at, Mapping):
+            return None
+        try:
+            report = self.facts.report(policy, self.report.at)
+        except RematError:
+            return None
+        return None if report.backward_error else report
+
+    @property
+    def policy_in_force(self) -> str:
+        """The key of the policy; of the program as written that of its checkpoints, "" where these have several."""
+        if self.report.policy != "as_written":
+            return self.report.policy
+        written = {policy for key, policy in self.asked.items() if self.at in (None, "sites", key)}
+        return written.pop() if len(written) == 1 else ""
+
+    @property
+    def built(self) -> bool:
+        """Whether the policy is one that was chosen, not the program as written or without the checkpoint."""
+        return self.report.policy not in ("as_written", "none", "mixed")
+
+    @cached_property
+    def device(self) -> devices.Device | None:
+        """The device that times are estimated for, None where it is not known. The machine itself is measured now."""
+        return self.chosen_device or devices.default()
+
+    @cached_property
+    def ground(self) -> Ground | None:
+        """The graph of single values, None where it says nothing of this policy: of a plan, which was made on it."""
+        if isinstance(self.policy, Plan) or isinstance(self.at, Mapping) or self.report.backward_error:
+            return None
+        return ground(self.facts, self.report, self.policy, self.namespace)
+
+
+def at_line(span: SourceSpan | None, before: str = " at ") -> str:
+    """A line of the user's with the word before it, empty where it is not known."""
+    return "" if span is None else f"{before}{span.place}"

@@ -1,0 +1,164 @@
+"""Advice on single values: what is cheap to keep and dear to recompute, and the reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from remat_magic import units
+from remat_magic.advice.case import MATMULS, Case, at_line
+from remat_magic.advice.ground import Ground, Group
+from remat_magic.advice.mends import name_for, with_name, without_names
+from remat_magic.planning.flips import Flip
+from remat_magic.records import Advice
+
+__all__ = ["cheap_to_keep", "cheap_to_recompute"]
+
+# A chain of elementwise operations takes few FLOPs for each byte of its result, and recomputing it about as long as
+# reading the result; a matmul over a hundred channels and more takes a hundred FLOPs for each byte, near what
+# accelerators do while they move one (devices.py: 150 to 560 in bfloat16). In between neither is clear.
+_CHEAP = 10.0
+_DEAR = 100.0
+# And clearly better than what the policy as a whole exchanges bytes and FLOPs for.
+_BETTER = 1.5
+# What is smaller than this part of all that is saved, or recomputed, is not worth a sentence.
+_PART = 0.05
+_MOST = 3
+# So many expressions are tried, of one retrace's graph: some milliseconds each in the largest programs.
+_TRIED = 100
+
+
+def cheap_to_keep(case: Case) -> Iterator[Advice]:
+    """Recomputed values that take few bytes for the FLOPs that they spare."""
+    ground, mine = case.ground, case.report
+    if ground is None or not ground.exact or not mine.recomputed_flops or mine.offloaded_bytes:
+        return
+    base, spare = ground.flips.base, ground.found.most - mine.saved_bytes
+    usual = mine.recomputed_flops / spare if spare > 0 else 0.0
+
+    def worth(before: Flip, after: Flip) -> float:
+        """FLOPs spared for each byte, 0 where that is not clear."""
+        spared, taken = before.recomputed_flops - after.recomputed_flops, after.saved_bytes - before.saved_bytes
+        price = spared / max(taken, 1)
+        return price if spared >= _PART * mine.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
+
+    groups = ground.nameable(ground.flips.recomputed)
+    tried = sorted(groups, key=lambda group: (group.first.primitive not in MATMULS, -group.nbytes))[:_TRIED]
+    sampled = f" (of {len(groups)} expressions {len(tried)} were tried)" if len(tried) < len(groups) else ""
+    taken = list(case.facts.engine.names)
+    for chosen, after in _best(ground, tried, worth):
+        spared, takes = base.recomputed_flops - after.recomputed_flops, after.saved_bytes - base.saved_bytes
+        value = chosen.first
+        name = chosen.name or name_for(value, taken)
+        taken.append(name)
+        size = f"{units.nbytes(takes)} more" if takes > 0 else "no more bytes"
+        yield Advice(
+            "cheap-to-keep",
+            f"{chosen.text}{_what(chosen)} would take {size} to keep, and spare {units.flops(spared)} of what is "
+            f"recomputed, {units.percent(spared, mine.recomputed_flops)} of it{_time(case, ground, chosen)}{sampled}.",
+            f"{_naming(chosen, name)}{with_name(case.policy_in_force or 'its_policy', name, case.facts.engine.names)}.",
+            spared,
+            "FLOPs",
+            value.source,
+        )
+
+
+def cheap_to_recompute(case: Case) -> Iterator[Advice]:
+    """Kept values that take many bytes for the FLOPs that they spare."""
+    ground, mine = case.ground, case.report
+    if ground is None or not mine.saved_bytes or mine.offloaded_bytes:
+        return
+    # Without a checkpoint autodiff keeps other values than a policy can: then it is compared with what JAX reports.
+    exact, graph = ground.exact, ground.found.graph
+    least, all_again = graph.predict(())
+    spare = mine.saved_bytes - least
+    usual = (all_again - mine.recomputed_flops) / spare if spare > 0 else 0.0
+
+    def worth(before: Flip, after: Flip) -> float:
+        """Bytes freed for each FLOP, 0 where that is not clear."""
+        freed, again = before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops
+        told, more = mine.saved_bytes - after.saved_bytes, after.recomputed_flops - mine.recomputed_flops
+        least = min(freed, freed if exact else told)
+        most = max(again, again if exact else more)
+        clear = least >= _PART * mine.saved_bytes and most <= min(_CHEAP, usual / _BETTER) * least
+        return least / max(most, 1) if clear else 0.0
+
+    base = ground.flips.base
+    groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * mine.saved_bytes]
+    for chosen, after in _best(ground, groups, worth):
+        saved, flops = (base.saved_bytes, base.recomputed_flops) if exact else (mine.saved_bytes, mine.recomputed_flops)
+        freed, again = saved - after.saved_bytes, max(0, after.recomputed_flops - flops)
+        yield Advice(
+            "cheap-to-recompute",
+            f"{chosen.text}{_what(chosen)} keeps {units.nbytes(freed)}, {units.percent(freed, mine.saved_bytes)} of "
+            f"what is saved, that would take {units.flops(again)} to compute again{_time(case, ground, chosen)}.",
+            _again(case, chosen),
+            freed,
+            "bytes",
+            chosen.first.source,
+        )
+
+
+def _best(
+    ground: Ground, groups: Sequence[Group], worth: Callable[[Flip, Flip], float]
+) -> Iterator[tuple[Group, Flip]]:
+    """The few groups that are worth most, each also where those before it are decided the other way already."""
+    base = ground.flips.base
+    alone = {group: ground.change([group]) for group in groups}
+    left = sorted((g for g in groups if worth(base, alone[g])), key=lambda g: -worth(base, alone[g]))
+    chosen: list[Group] = []
+    before = base
+    while left and len(chosen) < _MOST:
+        group = left.pop(0)
+        after = ground.change([*chosen, group])
+        if worth(before, after):
+            chosen.append(group)
+            before = after
+            yield group, alone[group]
+
+
+def _what(group: Group) -> str:
+    value = group.first
+    made = "" if group.name and not value.source else at_line(value.source)
+    return f"{made} ({value.primitive}{f', {group.times:,} times' if group.times > 1 else ''})"
+
+
+def _time(case: Case, ground: Ground, group: Group) -> str:
+    """The estimated time of the recomputation, as a part of a sentence; empty where no device is known."""
+    if case.device is None:
+        return ""
+    return f", {units.seconds(abs(ground.seconds([group], case.device)))} on {case.device.name} by estimate"
+
+
+def _naming(group: Group, name: str) -> str:
+    """How to give a value a name, before the policy that saves it."""
+    source = group.first.source
+    if group.name or source is None:
+        return ""
+    if source.end_line != source.line:
+        return f"Give its value the name {name!r} with checkpoint_name, and use "
+    return f"checkpoint_name({source.expression}, {name!r}), and "
+
+
+def _again(case: Case, group: Group) -> str:
+    """How to have values computed again that are kept."""
+    if group.name:
+        code = without_names(case.policy_in_force, [group.name], case.facts.engine.names)
+        if code:
+            return f"{code}."
+    if case.built or case.facts.engine.sites:
+        return (
+            f"trace.what_if({case.report.policy!r}, {case.report.at!r}) has the plan that computes it again, and "
+            "trace.edit(plan) the names that do so in the source."
+        )
+    readers = dict.fromkeys(
+        reader.source.place
+        for row in case.report.residuals
+        if row.source == group.first.source
+        for reader in row.needed_by
+        if reader.source
+    )
+    where = f", {' and '.join(readers)}," if readers else ""
+    return (
+        f"Put it and what reads it{where} in a function of their own: jax.checkpoint(part)(...) keeps its inputs "
+        "instead."
+    )

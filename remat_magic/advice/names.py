@@ -1,0 +1,110 @@
+"""Advice on checkpoint names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from remat_magic import _jax, units
+from remat_magic.advice.case import Case, at_line
+from remat_magic.facts.names import makers_of_operands, names_asked_for
+from remat_magic.records import Advice
+
+__all__ = ["named_twice", "out_of_sight", "saved_in_vain", "saves_everything", "unknown_name"]
+
+
+def unknown_name(case: Case) -> Iterator[Advice]:
+    """A name that the function does not have."""
+    known = case.facts.engine.names
+    for policy in dict.fromkeys(case.asked.values()):
+        for name in names_asked_for(policy):
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                mend = (
+                    f"Write {close[0]!r}."
+                    if close
+                    else f"Use one of {', '.join(map(repr, known))}."
+                    if known
+                    else f"Name a value: checkpoint_name(x, {name!r})."
+                )
+                function = case.facts.engine.function_name
+                yield Advice("unknown-name", f"The policy asks for {name!r}, which {function} does not have.", mend)
+
+
+def out_of_sight(case: Case) -> Iterator[Advice]:
+    """A name given where the policy's checkpoint does not reach."""
+    for site, policy in case.asked.items():
+        for name in names_asked_for(policy):
+            given = [each for each in case.names if each.name == name]
+            if not given or not site or any(site in each.sites for each in given):
+                continue
+            yield Advice(
+                "name-out-of-sight",
+                f"The policy of {site} asks for {name!r}, which is named outside {site}"
+                f"{at_line(given[0].source)}: a policy sees only what is computed under its checkpoint.",
+                f"Compute and name it inside {site}, or put the checkpoint with this policy around both.",
+                source=given[0].source,
+            )
+
+
+def named_twice(case: Case) -> Iterator[Advice]:
+    """One name for values made on different lines."""
+    asked = {name for policy in case.asked.values() for name in names_asked_for(policy)}
+    for name in case.facts.engine.names:
+        lines = {(g.source.file, g.source.line): g.source for g in case.names if g.name == name and g.source}
+        if name not in asked or len(lines) < 2:
+            continue
+        places = [*lines.values()]
+        lines_of = " and ".join(span.place for span in places)
+        held = [row for row in case.report.residuals if row.name == name and row.kind in ("intermediate", "offloaded")]
+        yield Advice(
+            "named-twice",
+            f"{name!r} names different values, at {lines_of}: a policy takes all or none.",
+            "Give each a name of its own.",
+            sum(row.nbytes for row in held) or None,
+            "bytes" if held else "",
+            places[1],
+        )
+
+
+def saved_in_vain(case: Case) -> Iterator[Advice]:
+    """A value saved by name whose operation runs again all the same."""
+    seen: set[str] = set()
+    for row in case.report.residuals:
+        head = f"{row.name!r} is saved, and its {row.primitive} is recomputed all the same"
+        if not row.name or head in seen or not any(note.startswith(head) for note in case.report.notes):
+            continue
+        seen.add(head)
+        given = next((each for each in case.names if each.name == row.name), None)
+        makers = [before for made in given.made for before in makers_of_operands(made)] if given else []
+        inputs = []
+        for maker in makers:
+            place = case.facts.engine.index.place(maker.eqn, maker.scope.chain)
+            inputs.append(f"the {_jax.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
+        line = (row.source.file, row.source.line) if row.source else None
+        repeated = [e for e in case.report.recomputed if e.repeated and e.source]
+        again = [e for e in repeated if e.source and (e.source.file, e.source.line) == line]
+        what = " and ".join(dict.fromkeys(inputs)) or f"what goes into {row.primitive}"
+        yield Advice(
+            "saved-in-vain",
+            f"{row.name!r} takes {units.nbytes(row.nbytes)}, and {row.primitive}{at_line(row.source)} runs again "
+            "all the same: its derivative reads the value from before it was named.",
+            f"Name {what} instead, or too: recomputing {row.primitive} from it costs little.",
+            sum(e.flops or 0 for e in again) or row.nbytes,
+            "FLOPs" if any(e.flops for e in again) else "bytes",
+            row.source,
+        )
+
+
+def saves_everything(case: Case) -> Iterator[Advice]:
+    """A factory of JAX's that ignores its names."""
+    for policy in dict.fromkeys(case.asked.values()):
+        if "save_anything_except_these_names" in policy:
+            yield Advice(
+                "saves-everything",
+                "save_anything_except_these_names ignores the names it is given: it saves "
+                f"{units.nbytes(case.report.saved_bytes)}, all there is.",
+                "Use save_any_names_but_these with names on what to keep, or save_only_these_names.",
+                case.report.saved_bytes,
+                "bytes",
+            )

@@ -1,1 +1,0 @@
-"""Jaxprs in, reports out."""

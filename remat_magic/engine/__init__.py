@@ -1,0 +1,1 @@
+"""The primal program, its retraces, and the function handed back."""

@@ -1,0 +1,118 @@
+"""The user's function with a policy applied, for any arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from remat_magic import _jax, policies
+from remat_magic.engine.failures import failures
+from remat_magic.engine.named_programs import NamedPrograms
+from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.sites import Rewriter, find_sites, identity
+from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.values import abstract
+from remat_magic.policies import AS_WRITTEN
+from remat_magic.records import Plan, RematError
+
+
+def with_policy(
+    fun: Callable[..., Any],
+    name: str,
+    selection: Selection,
+    chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
+    tracing: Callable[[], AbstractContextManager[None]],
+    named: Callable[[Selection, Any], Any],
+) -> Callable[..., Any]:
+    """A function like ``fun`` that traces it at every call, and rewrites what it traced.
+
+    Args:
+        fun: the function.
+        name: what to call it in errors.
+        selection: the policies.
+        chooser: tells for a selection which policy a checkpoint equation gets; reads source positions with the spans.
+        tracing: the settings to trace under.
+        named: gives the values of a jaxpr the names that a selection's policy is of, if it is of such names.
+    """
+
+    def rewrite(closed: Any) -> tuple[Any, Any]:
+        closed = named(selection, closed)
+        if selection.at_sites:
+            closed = Rewriter(chooser(selection, Spans()))(closed)
+        return closed, selection.whole
+
+    return _rewritten(fun, name, selection.policy, rewrite, tracing)
+
+
+def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function like ``fun``, under a plan: what ``trace.function(plan)`` is, without a trace.
+
+    The place and the values are looked up at every call, in what the function then does.
+    """
+    if not callable(fun):
+        raise RematError(f"a plan is applied to a function, not to {type(fun).__name__}: {fun!r}.")
+    name = getattr(fun, "__name__", "") or type(fun).__name__
+    generation = _jax.Generation()
+
+    def rewrite(closed: Any) -> tuple[Any, Any]:
+        spans = Spans()
+        table = find_sites(closed, spans, policies.describe)
+        selector = Selector(closed, table, spans, name)
+        if plan.names:
+            programs = NamedPrograms(closed, table, selector, spans, name)
+            selection = programs.select(plan, _jax.remat3())
+        else:
+            selection = selector.select(policies.resolve(plan.policy), plan.at)
+        if selection.naming is not None:
+            closed = selection.naming.closed
+        if selection.at_sites:
+            chosen = dict(selection.at_sites)
+            closed = Rewriter(lambda eqn: chosen.get(table.keys.get(identity(eqn, spans), ""), AS_WRITTEN))(closed)
+        return closed, selection.whole
+
+    return _rewritten(fun, name, plan.policy, rewrite, lambda: _jax.tracing(generation, _jax.remat3(), _jax.x64()))
+
+
+def _rewritten(
+    fun: Callable[..., Any],
+    name: str,
+    policy: str,
+    rewrite: Callable[[Any], tuple[Any, Any]],
+    tracing: Callable[[], AbstractContextManager[None]],
+) -> Callable[..., Any]:
+    """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it."""
+
+    @functools.wraps(fun)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = tree_flatten((args, kwargs))
+        dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
+        arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
+        static: list[Any] = []
+
+        def flat(*values: Any) -> list[Any]:
+            given = iter(values)
+            filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
+            inner_args, inner_kwargs = tree_unflatten(tree, filled)
+            results, out_tree = tree_flatten(fun(*inner_args, **inner_kwargs))
+            is_array = [abstract(item) is not None or isinstance(item, (bool, int)) for item in results]
+            others = [item for item, yes in zip(results, is_array, strict=True) if not yes]
+            static[:] = [out_tree, is_array, others]
+            return [item for item, yes in zip(results, is_array, strict=True) if yes]
+
+        with tracing():
+            closed, whole = rewrite(jax.make_jaxpr(flat)(*arrays))
+            evaluate = _jax.as_function(closed)
+            if whole is not None:
+                evaluate = jax.checkpoint(evaluate, policy=whole)
+            with failures(name, policy):
+                results = iter(evaluate(*arrays))
+        out_tree, is_array, others = static
+        rest = iter(others)
+        return tree_unflatten(out_tree, [next(results) if yes else next(rest) for yes in is_array])
+
+    return applied

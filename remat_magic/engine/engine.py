@@ -1,0 +1,333 @@
+"""A trace: the user's function, run once as Python, and every policy after that as a retrace of its jaxpr."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from remat_magic import _jax, policies
+from remat_magic.engine.applied import with_policy
+from remat_magic.engine.failures import is_passing
+from remat_magic.engine.gradient import Gradient
+from remat_magic.engine.halves import Forward
+from remat_magic.engine.notes import function_notes, remat3_asks_little
+from remat_magic.engine.primal import Primal
+from remat_magic.engine.retraces import Dissection, Retraces
+from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.signature import Leaf, Signature
+from remat_magic.engine.source_texts import source_texts
+from remat_magic.jaxprs.bodies import type_text, walk
+from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.records import Choice, Plan, RematError, Site
+
+__all__ = ["Dissection", "Engine"]
+
+
+class Engine:
+    """A function traced once, and retraced from its jaxpr for every policy. May be used from any thread."""
+
+    def __init__(
+        self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, has_aux: bool
+    ) -> None:
+        if not callable(fun):
+            raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
+        self.lock = threading.RLock()
+        self._fun = fun
+        self._primal = Primal(fun, Signature(fun, args, kwargs, wrt), has_aux)
+        # Now, since the text is read from where the user will edit it.
+        self.sources = source_texts(self._primal.index, fun)
+        self._selector = Selector(self._primal.closed, self._primal.table, self._primal.index.spans, self._primal.name)
+        self._retraces = Retraces(self._primal, self._selector)
+        self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
+        self._known_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+    # -------------------------------------------------------------------------------------------------- what it is of
+
+    @property
+    def function_name(self) -> str:
+        """The function's own name."""
+        return self._primal.name
+
+    @property
+    def signature(self) -> str:
+        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
+        types = [type_text(aval) for aval in self._primal.output_types]
+        return self._primal.signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
+
+    @property
+    def wrt(self) -> tuple[str, ...]:
+        """What is differentiated: arguments by name, or leaves where only some of an argument's are."""
+        return self._primal.signature.wrt
+
+    @property
+    def arguments(self) -> tuple[Leaf, ...]:
+        """The array leaves of the arguments, as types."""
+        return self._primal.signature.arrays
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """What the user knows the array leaves by."""
+        return self._primal.arguments
+
+    def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The array leaves of arguments like those traced.
+
+        Raises:
+            RematError: they differ in structure or type.
+        """
+        return self._primal.signature.arrays_of(args, kwargs)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
+        return self._primal.table.sites
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """The functions of which JAX still holds an older trace than this one."""
+        return self._primal.stale
+
+    @property
+    def index(self) -> PrimalIndex:
+        """The primal program and where its operations stand."""
+        return self._primal.index
+
+    @property
+    def remat3(self) -> bool:
+        """Whether the trace was made, and is retraced, with jax_remat3."""
+        return self._primal.remat3
+
+    def site_of(self, eqn: Any) -> str:
+        """The key of the site that a checkpoint equation of the primal program belongs to."""
+        return self._primal.site_of(eqn)
+
+    @property
+    def default_at(self) -> str:
+        """What ``at=None`` means: the function's own decorator, else its sites, else the whole function."""
+        return self._selector.default
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every checkpoint name of the function, in the order of the program.
+
+        Nested jaxprs are included, and names that only the rules of custom derivatives hold, which are Python and show
+        when they are differentiated.
+        """
+        written, hidden = self._names()
+        return (*written, *hidden)
+
+    def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names that stand in the program, and those that its custom rules hide."""
+        with self.lock:  # a cached_property of Python 3.11 has one lock for all traces, to be taken before this one
+            if self._known_names is None:
+                self._known_names = self._find_names()
+            return self._known_names
+
+    def _find_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        found = _names_in(self._primal.closed)
+        if not self._primal.has_custom_rules:
+            return found, ()
+        bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
+        try:
+            revealed = _names_in(self._retraces.forward(bare).closed)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            revealed = ()
+        return found, tuple(name for name in revealed if name not in found)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the function that a reader of any report must know."""
+        _, hidden = self._names()
+        return tuple(function_notes(self.function_name, self.stale, self._primal.takes_gradient, hidden))
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The policies to choose from for this function, factories filled with its checkpoint names."""
+        names = self.names
+        table = policies.choices(names) if names else policies.choices()
+        usable = [row for row in table if names or not row.parameters or row.key.startswith("offload_dot")]
+        known = {row.key for row in usable}
+        extra = [
+            Choice(found.key, found.key, found.meaning, found.code)
+            for found in self._selector.used()
+            if found.key not in known
+        ]
+        return (*usable, *extra)
+
+    # ------------------------------------------------------------------------------------------------------ the halves
+
+    def select(self, policy: Any, at: Any, namespace: Mapping[str, Any] | None = None) -> Selection:
+        """A policy and a place, made precise.
+
+        Raises:
+            RematError: no such policy, name or site.
+        """
+        if isinstance(policy, Plan):
+            if at is not None and at != policy.at:
+                raise RematError(f"the plan is for at={policy.at!r}: leave `at` out, or make a plan for {at!r}.")
+            if not policy.names:
+                return self.select(policy.policy, policy.at)
+            return self._retraces.planned(policy)
+        if isinstance(at, Mapping):
+            chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
+            return self._selector.select_each(chosen)
+        return self._selector.select(self._resolve(policy, namespace), at)
+
+    def dissect(self, at: Any = None, separately: bool = False) -> Dissection:
+        """Both halves with every value named and none of them saved, which tells what recomputing each would take.
+
+        Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
+        does without it; what is saved and recomputed in the end is the same but for nested checkpoints.
+
+        Args:
+            at: as for ``report``, one place or all sites.
+            separately: name equal layers that share a body one by one.
+
+        Raises:
+            RematError: no such site, or no backward half.
+        """
+        with self.lock:
+            if isinstance(at, Mapping):
+                raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
+            selection = self._selector.select(self._resolve("nothing_saveable", None), at)
+            return self._retraces.dissect(selection, separately)
+
+    def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
+        known = self._resolved.get(id(policy))
+        if known is not None and known[0] is policy and namespace is None:
+            return known[1]
+        plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
+        names = () if plain else self.names
+        found = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
+        if self.remat3 and found.meaning == policies.OWN:
+            found = replace(found, notes=(*found.notes, remat3_asks_little(found.key)))
+        if namespace is None and found.policy is policy:  # which is held anyway, so that its identity stays its own
+            self._resolved[id(policy)] = policy, found
+        return found
+
+    def half(self, selection: Selection) -> Forward:
+        """The forward half under a selection."""
+        with self.lock:
+            return self._retraces.forward(selection)
+
+    def backward_of(self, selection: Selection) -> Any:
+        """The closed jaxpr of the backward half under a selection.
+
+        Raises:
+            RematError: the function has none.
+        """
+        with self.lock:
+            return self._retraces.backward(selection)
+
+    def forward(self, policy: Any = "as_written", at: Any = None) -> Any:
+        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
+        with self.lock:
+            return self._retraces.forward(self.select(policy, at)).closed
+
+    def backward(self, policy: Any = "as_written", at: Any = None) -> Any:
+        """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
+
+        Raises:
+            RematError: the function has no backward half (a ``while_loop`` of unknown length).
+        """
+        with self.lock:
+            return self._retraces.backward(self.select(policy, at))
+
+    def gradient(
+        self,
+        policy: Any = "as_written",
+        at: Any = None,
+        namespace: Mapping[str, Any] | None = None,
+        shardings: Sequence[Any] | None = None,
+    ) -> Gradient:
+        """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
+
+        Args:
+            policy: as for ``report``, and so are ``at`` and ``namespace``.
+            at: where.
+            namespace: of the policy's identifiers.
+            shardings: one for each array leaf, None where it is on no particular device; by default those that the
+                arguments had when traced.
+
+        Raises:
+            RematError: as ``report``, or the function has no backward half.
+        """
+        if shardings is None:
+            shardings = [leaf.sharding for leaf in self.arguments]
+        with self.lock:
+            return self._retraces.gradient(self.select(policy, at, namespace), shardings)
+
+    # ----------------------------------------------------------------------------------------------------- the function
+
+    def function(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        """A callable like the traced function, with a policy applied.
+
+        It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
+        ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
+        """
+        with self.lock:
+            selection = self.select(policy, at, namespace)
+        if selection.whole is None and not selection.at_sites:
+            return self._fun
+        retraces, tracing = self._retraces, self._primal.tracing_again
+        return with_policy(self._fun, self.function_name, selection, retraces.chooser, tracing, retraces.named_again)
+
+    def variant(self, change: Callable[[Any], Any]) -> Engine:
+        """An engine of a changed program; ``change`` gives another of the same arguments and outputs."""
+        primal = self._primal
+        with self.lock, primal.tracing():
+            evaluate, outputs = _jax.as_function(change(primal.closed)), primal.outputs
+
+            def program(*arrays: Any) -> Any:
+                results = evaluate(*arrays)
+                return (results[:outputs], results[outputs:]) if primal.auxiliary else results
+
+            types = tuple(leaf.value for leaf in primal.signature.arrays)
+            return Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary))
+
+    @property
+    def traced(self) -> Any:
+        """The function that was traced, as it was given."""
+        return self._fun
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All leaves of the arguments, static ones included."""
+        return self._primal.signature.leaves
+
+    def retraced(self, fun: Any) -> Engine:
+        """An engine of another function with arguments of the same types, under the same settings.
+
+        Raises:
+            Exception: whatever ``fun`` itself raises.
+        """
+        primal = self._primal
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in primal.signature.arrays]
+        args, kwargs = primal.signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        with primal.tracing():
+            return Engine(fun, args, kwargs, self.wrt, primal.has_aux)
+
+    def close(self) -> None:
+        """Drop every retrace."""
+        with self.lock:
+            self._retraces.clear()
+
+
+def _of_type(aval: Any, sharding: Any) -> Any:
+    """A stand-in for an argument of a type."""
+    if isinstance(aval, jax.ShapeDtypeStruct):
+        return aval
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
+
+
+def _names_in(closed: Any) -> tuple[str, ...]:
+    names = (_jax.checkpoint_name_of(eqn) for eqn, _ in walk(closed))
+    return tuple(dict.fromkeys(name for name in names if name is not None))

@@ -1,0 +1,142 @@
+"""The forward and the backward half of a function's derivative, as JAX makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from remat_magic.jaxprs.values import is_inexact
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """The forward half: a closed jaxpr whose outputs are the function's ``outputs`` and then the residual leaves.
+
+    ``tree`` rebuilds the VJP function from the leaves; ``cotangents`` are the types of the differentiable outputs.
+    """
+
+    closed: Any
+    outputs: int
+    tree: Any
+    residual_types: tuple[Any, ...]
+    output_types: tuple[Any, ...]
+
+
+def vjp_of(
+    function: Callable[..., Sequence[Any]], arrays: Sequence[Any], differentiated: Sequence[int], outputs: int
+) -> tuple[list[Any], Callable[..., Any], list[Any]]:
+    """The outputs of a flat function, their VJP, and its auxiliary outputs: those after the first ``outputs``.
+
+    Args:
+        function: the function.
+        arrays: its arguments.
+        differentiated: the positions of those to differentiate; the others are closed over.
+        outputs: how many outputs have cotangents.
+    """
+
+    def of_differentiated(*chosen: Any) -> Any:
+        values = list(arrays)
+        for position, value in zip(differentiated, chosen, strict=True):
+            values[position] = value
+        results = list(function(*values))
+        return results[:outputs], results[outputs:]
+
+    return jax.vjp(of_differentiated, *(arrays[position] for position in differentiated), has_aux=True)
+
+
+def no_cotangent(output: Any) -> Any:
+    """The cotangent of an output that is not inexact: one of type float0, which is a NumPy dtype only."""
+    return np.zeros(output.shape, jax.dtypes.float0)
+
+
+def forward_half(
+    function: Callable[..., Sequence[Any]],
+    types: Sequence[Any],
+    differentiated: Sequence[int],
+    outputs: int,
+    auxiliary: int,
+) -> Forward:
+    """Trace ``jax.vjp`` of a flat function.
+
+    Args:
+        function: takes one value per type; returns ``outputs`` outputs, then ``auxiliary`` ones.
+        types: the abstract values of the arguments.
+        differentiated: the positions of the arguments to differentiate; the others are closed over.
+        outputs: how many outputs have cotangents.
+        auxiliary: how many follow that have none.
+    """
+    made: list[Any] = []
+
+    def forward(*arrays: Any) -> list[Any]:
+        results, vjp, aux = vjp_of(function, arrays, differentiated, outputs)
+        # The leaves, not the VJP itself: make_jaxpr caches the tree of what it returns, and with it the backward
+        # jaxpr, for as long as the process lives.
+        leaves, tree = tree_flatten(vjp)
+        made.append(tree)
+        return [*results, *aux, *leaves]
+
+    closed = jax.make_jaxpr(forward)(*types)
+    out_types = closed.out_avals
+    return Forward(
+        closed,
+        outputs + auxiliary,
+        made[0],
+        tuple(out_types[outputs + auxiliary :]),
+        tuple(out_types[:outputs]),
+    )
+
+
+def backward_half(half: Forward) -> Any:
+    """The closed jaxpr of the backward half: residual leaves and cotangents in, gradients out.
+
+    Raises:
+        Exception: whatever JAX raises where a function has a forward half but no backward one.
+    """
+    count = len(half.residual_types)
+    inexact = [is_inexact(aval) for aval in half.output_types]
+
+    def backward(*values: Any) -> Any:
+        leaves, given = values[:count], iter(values[count:])
+        cotangents = [
+            next(given) if yes else no_cotangent(aval) for aval, yes in zip(half.output_types, inexact, strict=True)
+        ]
+        return jax.tree.leaves(tree_unflatten(half.tree, leaves)(cotangents))
+
+    types = [aval for aval, yes in zip(half.output_types, inexact, strict=True) if yes]
+    return jax.make_jaxpr(backward)(*half.residual_types, *types)
+
+
+_pauses: set[object] = set()
+_pause_lock = threading.Lock()
+_was_on = True
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Pause the garbage collector: a retrace makes only objects that live, and collecting doubles its time.
+
+    The last to end turns it back on, so that traces in several threads do not do so under each other. An interrupt
+    between any two steps leaves it as it was found.
+    """
+    global _was_on
+    mine = object()
+    try:
+        with _pause_lock:
+            if not _pauses:
+                _was_on = gc.isenabled()
+            _pauses.add(mine)
+            gc.disable()
+        yield
+    finally:
+        with _pause_lock:
+            _pauses.discard(mine)
+            if not _pauses and _was_on:
+                gc.enable()

@@ -1,0 +1,156 @@
+"""The retraces of a primal program: for each selection its function and both halves, made once by JAX and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from remat_magic import _jax
+from remat_magic.engine.failures import failures
+from remat_magic.engine.gradient import Gradient, input_type, lower, value_and_gradients
+from remat_magic.engine.halves import Forward, backward_half, forward_half, without_gc
+from remat_magic.engine.named_programs import NamedPrograms
+from remat_magic.engine.primal import Primal
+from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.sites import Rewriter, identity
+from remat_magic.jaxprs.naming import Naming
+from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.spans import Spans
+from remat_magic.policies import AS_WRITTEN
+from remat_magic.records import Plan
+
+__all__ = ["Dissection", "Retraces"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dissection:
+    """Both halves of a program with every value named and none saved; ``at`` is where the policy is."""
+
+    at: str
+    naming: Naming
+    half: Forward
+    backward: Any
+    index: PrimalIndex
+    arguments: tuple[str, ...]
+
+
+class Retraces:
+    """What JAX makes of a program under each selection. To be used by one thread at a time.
+
+    Args:
+        primal: the program.
+        selector: makes selections for it.
+    """
+
+    def __init__(self, primal: Primal, selector: Selector) -> None:
+        self._primal = primal
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._forwards: dict[Any, Forward] = {}
+        self._backwards: dict[Any, Any] = {}
+        self._named = NamedPrograms(primal.closed, primal.table, selector, primal.index.spans, primal.name)
+
+    def clear(self) -> None:
+        """Drop everything that was made."""
+        for store in (self._functions, self._forwards, self._backwards):
+            store.clear()
+        self._named.clear()
+
+    def planned(self, plan: Plan) -> Selection:
+        """A plan's choice of named values, made precise.
+
+        Raises:
+            RematError: the plan is of another program.
+        """
+        with self._primal.tracing():
+            return self._named.select(plan, self._primal.remat3)
+
+    def named_again(self, selection: Selection, closed: Any) -> Any:
+        """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
+
+        Raises:
+            RematError: it does other operations than the program that the plan was made for.
+        """
+        return self._named.again(selection, closed)
+
+    def chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
+        """Tells the policy that a selection has for a checkpoint equation, whose source position ``spans`` reads."""
+        chosen, keys, read = dict(selection.at_sites), self._primal.table.keys, spans or self._primal.index.spans
+        return lambda eqn: chosen.get(keys.get(identity(eqn, read), ""), AS_WRITTEN)
+
+    def program(self, selection: Selection) -> Callable[..., Any]:
+        """The flat function with a selection's policies."""
+        known = self._functions.get(selection.identity)
+        if known is None:
+            closed = self._primal.closed if selection.naming is None else selection.naming.closed
+            known = self._with_policies(selection, closed)
+            self._functions[selection.identity] = known
+        return known
+
+    def _with_policies(self, selection: Selection, closed: Any) -> Callable[..., Any]:
+        if selection.at_sites:
+            closed = Rewriter(self.chooser(selection))(closed)
+        function = self._primal.function if closed is self._primal.closed else _jax.as_function(closed)
+        return function if selection.whole is None else jax.checkpoint(function, policy=selection.whole)
+
+    def forward(self, selection: Selection) -> Forward:
+        """The forward half."""
+        known = self._forwards.get(selection.identity)
+        if known is None:
+            with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
+                known = self._half(self.program(selection))
+            self._forwards[selection.identity] = known
+        return known
+
+    def _half(self, function: Callable[..., Sequence[Any]]) -> Forward:
+        primal = self._primal
+        return forward_half(function, primal.types, primal.signature.differentiated, primal.outputs, primal.auxiliary)
+
+    def backward(self, selection: Selection) -> Any:
+        """The closed jaxpr of the backward half.
+
+        Raises:
+            RematError: the function has none.
+        """
+        known = self._backwards.get(selection.identity)
+        if known is None:
+            half = self.forward(selection)
+            with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
+                known = backward_half(half)
+            self._backwards[selection.identity] = known
+        return known
+
+    def gradient(self, selection: Selection, shardings: Sequence[Any]) -> Gradient:
+        """The value and the gradients as one program, lowered for XLA for arguments with these shardings.
+
+        Raises:
+            RematError: the function has no backward half.
+        """
+        primal = self._primal
+        half, backward = self.forward(selection), self.backward(selection)
+        function = value_and_gradients(self.program(selection), primal.signature.differentiated, primal.outputs)
+        types = [input_type(aval, where) for aval, where in zip(primal.types, shardings, strict=True)]
+        with primal.tracing(), without_gc(), failures(primal.name, selection.policy):
+            jaxpr, lowered = lower(function, types)
+        counted = primal.outputs + primal.auxiliary
+        return Gradient(selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.index)
+
+    def dissect(self, selection: Selection, separately: bool) -> Dissection:
+        """Both halves with every value named, under a selection that saves none of them.
+
+        Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
+        does without it; what is saved and recomputed in the end is the same but for nested checkpoints.
+
+        Raises:
+            RematError: the function has no backward half.
+        """
+        primal = self._primal
+        with primal.tracing():
+            naming = self._named.program(selection.at, separately, primal.remat3)
+        with primal.tracing(remat3=False), without_gc(), failures(primal.name, selection.policy):
+            closed = self._named.program(selection.at, separately, False).closed
+            half = self._half(self._with_policies(selection, closed))
+            backward = backward_half(half)
+        return Dissection(selection.at, naming, half, backward, primal.index, primal.arguments)

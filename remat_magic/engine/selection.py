@@ -1,0 +1,179 @@
+"""Which policy goes where: from a policy and an ``at`` to the change that it makes to the program."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.ad_checkpoint import Offloadable, Recompute, Saveable
+
+from remat_magic.engine.sites import SiteTable, identity, own_checkpoint
+from remat_magic.jaxprs.naming import Naming
+from remat_magic.jaxprs.spans import Spans
+from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
+from remat_magic.records import RematError
+from remat_magic.wording import one_line, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A choice made precise.
+
+    ``whole`` is the policy of a checkpoint to put around the whole function (None: none is put there), ``at_sites``
+    the sites whose policy changes. ``policy``, ``at`` and ``code`` are for the reader. ``identity`` is equal for
+    selections that make the same program, ``label`` for those that are also shown alike. ``naming`` is the program with
+    every value named, where the policy is of those names and not of the program's own.
+    """
+
+    policy: str
+    at: str
+    whole: Any
+    at_sites: tuple[tuple[str, Any], ...]
+    code: str
+    notes: tuple[str, ...] = ()
+    naming: Naming | None = None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Key of the program: the objects chosen, by identity."""
+        named = () if self.naming is None else (("", id(self.naming)),)
+        sites = ((key, id(p)) for key, p in self.at_sites)
+        return (id(self.whole) if self.whole is not None else None, *sites, *named)
+
+    @property
+    def label(self) -> tuple[Any, ...]:
+        """Key of the report."""
+        return (self.policy, self.at, self.identity)
+
+
+class Selector:
+    """Makes selections for one program, with one policy object per key so that JAX's caches hit."""
+
+    def __init__(self, closed: Any, table: SiteTable, spans: Spans, function: str) -> None:
+        self._sites = {site.key: site for site in table.sites}
+        self._function = function
+        self._interned: dict[tuple[str, int], Resolved] = {}
+        own = own_checkpoint(closed)
+        self._own = table.keys[identity(own, spans)] if own is not None else None
+        self.default = "function" if self._own or not self._sites else "sites"
+
+    def intern(self, resolved: Resolved) -> Resolved:
+        """The one object for a policy: factories make unequal closures for equal arguments (jax 0.12)."""
+        written = resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT
+        is_own = not written and not resolved.code.startswith("jax.checkpoint_policies.")
+        mark = id(resolved.policy) if is_own else 0
+        known = self._interned.get((resolved.key, mark))
+        if known is None:
+            known = resolved
+            if is_own:
+                same = sum(key == resolved.key or key.startswith(f"{resolved.key} #") for key, _ in self._interned)
+                key = f"{resolved.key} #{same + 1}" if same else resolved.key
+                known = Resolved(
+                    key, resolved.code, _guard(resolved.policy, resolved.key), resolved.meaning, resolved.notes
+                )
+            self._interned[resolved.key, mark] = known
+        return known
+
+    def used(self) -> list[Resolved]:
+        """The policies seen so far."""
+        return list(self._interned.values())
+
+    def select(self, resolved: Resolved, at: str | None) -> Selection:
+        """One policy at one place, or at all sites.
+
+        Raises:
+            RematError: no such site.
+        """
+        at = self.default if at is None else at
+        if at == "function":
+            if self._own is not None:
+                return self._at_sites(resolved, at, (self._own,))
+            written = resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT
+            whole = None if written else resolved.policy
+            code = f"{self._function} = jax.checkpoint({self._function}, policy={resolved.code})" if whole else ""
+            return Selection(resolved.key, at, whole, (), code, resolved.notes)
+        if at == "sites":
+            if not self._sites:
+                raise RematError(f"{self._function} has no checkpoint site: use at='function'.")
+            return self._at_sites(resolved, at, tuple(self._sites))
+        self._check(at)
+        return self._at_sites(resolved, at, (at,))
+
+    def select_each(self, chosen: Mapping[str, Resolved]) -> Selection:
+        """A policy for each of some sites; the others stay as written.
+
+        Raises:
+            RematError: no such site.
+        """
+        whole, pairs, codes, notes = None, [], [], []
+        for key, resolved in chosen.items():
+            one = self.select(resolved, key)
+            whole = one.whole if one.whole is not None else whole
+            pairs += one.at_sites
+            codes += [one.code] if one.code else []
+            notes += one.notes
+        text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
+        return Selection("mixed", text, whole, tuple(sorted(pairs, key=lambda p: p[0])), "; ".join(codes), tuple(notes))
+
+    def _at_sites(self, resolved: Resolved, at: str, keys: tuple[str, ...]) -> Selection:
+        if resolved.policy is AS_WRITTEN:
+            return Selection(resolved.key, at, None, (), "", resolved.notes)
+        pairs = tuple((key, resolved.policy) for key in keys)
+        functions = dict.fromkeys(self._sites[key].function for key in keys)
+        if resolved.policy is NO_CHECKPOINT:
+            code = f"# take jax.checkpoint off {', '.join(functions)}"
+        else:
+            decorated = all(
+                (source := self._sites[key].source) and source.text.lstrip().startswith("@") for key in keys
+            )
+            if decorated:
+                code = f"@functools.partial(jax.checkpoint, policy={resolved.code})  # on {', '.join(functions)}"
+            else:
+                code = "; ".join(f"jax.checkpoint({name}, policy={resolved.code})" for name in functions)
+        return Selection(resolved.key, at, None, pairs, code, resolved.notes)
+
+    def _check(self, key: str) -> None:
+        if key in self._sites:
+            return
+        if not self._sites:
+            raise RematError(f"{self._function} has no checkpoint site {key!r}: use at='function'.")
+        close = difflib.get_close_matches(key, self._sites, 1)
+        has = f"did you mean {close[0]!r}?" if close else f"its sites are {', '.join(map(repr, self._sites))}."
+        raise RematError(f"{self._function} has no checkpoint site {key!r}: {has}")
+
+
+_ANSWERS = (
+    bool,
+    type(Saveable),
+    type(Recompute),
+    Offloadable,
+)
+
+
+def _guard(policy: Any, key: str) -> Any:
+    """The user's policy, with its mistakes told in the user's terms; JAX asserts, or takes any answer for a yes."""
+
+    @functools.wraps(policy)
+    def guarded(prim: Any, *args: Any, **params: Any) -> Any:
+        try:
+            answer = policy(prim, *args, **params)
+        except Exception as error:
+            said = f" ({text})" if (text := one_line(text_of(error))) else ""
+            raise RematError(
+                f"the policy {key} raised {type(error).__name__} when asked about {prim}{said}; a policy is called "
+                "as policy(primitive, *types, **parameters) and returns True to save."
+            ) from error
+        if isinstance(answer, _ANSWERS):
+            return answer
+        if callable(answer):
+            raise RematError(f"the policy {key} returned a function: it is a factory, so call it and pass its result.")
+        given = one_line(text_of(answer, repr), 100)
+        raise RematError(
+            f"the policy {key} returned {given} for {prim}: it must return True or False (or Saveable, Recompute or "
+            "Offloadable of jax.ad_checkpoint)."
+        )
+
+    return guarded

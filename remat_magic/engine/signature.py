@@ -1,0 +1,265 @@
+"""The arguments of an inspected call: which leaves are arrays, which are differentiated, and what each is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from remat_magic import units
+from remat_magic.engine.named_arrays import NamedArrays
+from remat_magic.jaxprs.bodies import nbytes, type_text
+from remat_magic.jaxprs.values import abstract, is_inexact, sharding_of
+from remat_magic.records import RematError
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of the arguments.
+
+    ``name`` is ``params['w']``; ``argument`` the parameter it belongs to; ``value`` the Python value of a static leaf
+    or the abstract value of an array; ``differentiated`` leaves are arrays. ``sharding`` says on which devices an
+    array lay that was committed to some (None: to none), or a ``ShapeDtypeStruct`` is to lie.
+    """
+
+    name: str
+    argument: str
+    position: int | None
+    value: Any
+    is_array: bool
+    differentiated: bool
+    sharding: Any = None
+
+
+def function_name(fun: Any) -> str:
+    """What to call a function in a title: its own name, through partials and bound methods."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    name = getattr(fun, "__name__", None) or type(fun).__name__
+    if name == "__call__":  # of a model's class: the class is what the user knows it by
+        return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:-1]) or name
+    return name
+
+
+class Signature:
+    """The call's arguments, flattened.
+
+    Args:
+        fun: the function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        wrt: argument numbers or names to differentiate, None for every inexact leaf.
+
+    Raises:
+        RematError: an argument that ``wrt`` asks for does not exist or cannot be differentiated, or nothing can.
+    """
+
+    def __init__(self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any) -> None:
+        self.function = function_name(fun)
+        names = self._argument_names(fun, args, kwargs)
+        paths, self._tree = tree_flatten_with_path((args, kwargs))
+        wanted = self._wanted(wrt, args, names)
+        leaves: list[Leaf] = []
+        for path, value in paths:
+            position = path[1].idx if path[0].idx == 0 else None
+            key = path[1].idx if position is not None else path[1].key
+            name = names[key] + keystr(path[2:])
+            aval = abstract(value)
+            chosen = wanted is None or key in wanted or any(_within(name, text) for text in wanted)
+            python = isinstance(value, (float, complex)) and not isinstance(value, np.generic)
+            if python and not chosen:  # as under jax.grad: what is not differentiated stays a Python value
+                aval = None
+            differentiated = chosen and aval is not None and is_inexact(aval)
+            leaves.append(
+                Leaf(
+                    name,
+                    names[key],
+                    position,
+                    value if aval is None else aval,
+                    aval is not None,
+                    differentiated,
+                    None if aval is None else sharding_of(value),
+                )
+            )
+        self.leaves = tuple(leaves)
+        self._check(wanted, names)
+
+    @staticmethod
+    def _argument_names(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, str]:
+        names: dict[int | str, str] = {key: key for key in kwargs}
+        try:
+            parameters = list(inspect.signature(fun).parameters.values())
+        except (TypeError, ValueError):  # builtins and some callables have no signature
+            parameters = []
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        for number in range(len(args)):
+            inside = number < len(positional)
+            names[number] = positional[number].name if inside else f"{rest}[{number - len(positional)}]"
+        return names
+
+    def _wanted(self, wrt: Any, args: tuple[Any, ...], names: Mapping[int | str, str]) -> set[int | str] | None:
+        """The keys of the arguments to differentiate, and leaf names such as ``params['w']`` as they are."""
+        if wrt is None:
+            return None
+        wanted: set[int | str] = set()
+        by_name = {name: key for key, name in names.items()}
+        for item in wrt if isinstance(wrt, (tuple, list)) else (wrt,):
+            if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+                number = int(item) + len(args) if item < 0 else int(item)
+                if not 0 <= number < len(args):
+                    raise RematError(
+                        f"wrt={item} asks for an argument that the call does not have: {self.function} was given "
+                        f"{len(args)} positional argument{'s' * (len(args) != 1)}."
+                    )
+                wanted.add(number)
+            elif isinstance(item, str):
+                head = item.split("[")[0].split(".")[0]
+                if item in by_name:
+                    wanted.add(by_name[item])
+                elif head in by_name:
+                    wanted.add(item)
+                else:
+                    has = ", ".join(map(repr, by_name)) or "no arguments"
+                    raise RematError(f"wrt={item!r} is not an argument of this call of {self.function}: it has {has}.")
+            else:
+                raise RematError(f"wrt takes argument numbers and names, not {type(item).__name__}: {item!r}.")
+        return wanted
+
+    def _check(self, wanted: set[int | str] | None, names: Mapping[int | str, str]) -> None:
+        for key in wanted or ():
+            inside = [
+                leaf
+                for leaf in self.leaves
+                if leaf.argument == names.get(key) or (isinstance(key, str) and _within(leaf.name, key))
+            ]
+            if not any(leaf.differentiated for leaf in inside):
+                text = names.get(key, key)
+                if not inside:
+                    raise RematError(f"wrt asks for {text!r}, which has no array in this call of {self.function}.")
+                leaf = inside[0]
+                what = type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__
+                raise RematError(
+                    f"{text!r} cannot be differentiated: it is {what}, and only floating-point arrays can; "
+                    "pass floats, or leave it out of wrt."
+                )
+        if not self.differentiated:
+            if not self.leaves:
+                raise RematError(f"{self.function} was called without arguments: nothing to differentiate.")
+            kinds = ", ".join(
+                f"{leaf.name} is {type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__}"
+                for leaf in self.leaves[:4]
+            )
+            raise RematError(
+                f"no argument of {self.function} can be differentiated ({kinds}): pass a floating-point array or a "
+                "jax.ShapeDtypeStruct."
+            )
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Leaf, ...]:
+        """The leaves that are traced."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_array)
+
+    @functools.cached_property
+    def differentiated(self) -> tuple[int, ...]:
+        """The positions among ``arrays`` of what is differentiated."""
+        return tuple(i for i, leaf in enumerate(self.arrays) if leaf.differentiated)
+
+    @functools.cached_property
+    def wrt(self) -> tuple[str, ...]:
+        """What is differentiated: whole arguments by name where all their inexact leaves are, else leaves."""
+        left_out = {
+            leaf.argument
+            for leaf in self.leaves
+            if leaf.is_array and not leaf.differentiated and is_inexact(leaf.value)
+        }
+        chosen = (leaf for leaf in self.leaves if leaf.differentiated)
+        return tuple(dict.fromkeys(leaf.name if leaf.argument in left_out else leaf.argument for leaf in chosen))
+
+    def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
+        """The closed jaxpr of ``flat`` of what a call of ``fun`` returns, with the array leaves as its inputs.
+
+        JAX takes it for ``fun`` itself: where it says which function and argument a tracer belongs to, those are the
+        user's.
+        """
+
+        def called(*args: NamedArrays, **kwargs: NamedArrays) -> Any:
+            return flat(self.call(fun, jax.tree.leaves((args, kwargs))))
+
+        cast("Any", called).__wrapped__ = fun
+        called.__name__ = self.function
+        args: dict[int, NamedArrays] = {}
+        kwargs: dict[str, NamedArrays] = {}
+        for place, leaves in self._by_place().items():
+            arrays = [leaf for leaf in leaves if leaf.is_array]
+            paths = tuple(leaf.name.removeprefix(leaf.argument) for leaf in arrays)
+            packed = NamedArrays(paths, [leaf.value for leaf in arrays])
+            if isinstance(place, int):
+                args[place] = packed
+            else:
+                kwargs[place] = packed
+        filled = [args.get(number, NamedArrays((), ())) for number in range(max(args, default=-1) + 1)]
+        return jax.make_jaxpr(called)(*filled, **kwargs)
+
+    def _by_place(self) -> dict[int | str, list[Leaf]]:
+        places: dict[int | str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            places.setdefault(leaf.argument if leaf.position is None else leaf.position, []).append(leaf)
+        return places
+
+    def call(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """Call ``fun`` with these values in place of the array leaves."""
+        values = iter(arrays)
+        leaves = [next(values) if leaf.is_array else leaf.value for leaf in self.leaves]
+        args, kwargs = tree_unflatten(self._tree, leaves)
+        return fun(*args, **kwargs)
+
+    def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The array leaves of another call with arguments of the same types.
+
+        Raises:
+            RematError: the arguments differ in structure or type from those that were traced.
+        """
+        leaves, tree = tree_flatten((tuple(args), dict(kwargs)))
+        if tree != self._tree:
+            raise RematError(f"the inputs are not arguments that {self.function} was traced with: another structure.")
+        arrays = []
+        for leaf, value in zip(self.leaves, leaves, strict=True):
+            if not leaf.is_array:
+                continue
+            aval = abstract(value)
+            if aval is None or (aval.shape, aval.dtype) != (leaf.value.shape, leaf.value.dtype):
+                found = type(value).__name__ if aval is None else type_text(aval)
+                raise RematError(f"the input {leaf.name} is {found}, and was {type_text(leaf.value)} when traced.")
+            arrays.append(value)
+        return arrays
+
+    def text(self, outputs: str) -> str:
+        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
+        parts: dict[str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            parts.setdefault(leaf.argument, []).append(leaf)
+        shown = [_argument_text(name, leaves) for name, leaves in parts.items()]
+        return f"{self.function}({', '.join(shown)}) -> {outputs}"
+
+
+def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
+    arrays = [leaf for leaf in leaves if leaf.is_array]
+    if len(leaves) == 1 and leaves[0].name == name:
+        leaf = leaves[0]
+        if leaf.is_array:
+            return f"{name} {type_text(leaf.value)}"
+        text = repr(leaf.value) if isinstance(leaf.value, (bool, int, float, complex, str)) else None
+        return f"{name}={text if text and len(text) <= 24 else type(leaf.value).__name__}"
+    size = sum(nbytes(leaf.value) for leaf in arrays)
+    return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {units.nbytes(size)}"
+
+
+def _within(name: str, prefix: int | str) -> bool:
+    return isinstance(prefix, str) and (name == prefix or name.startswith((f"{prefix}[", f"{prefix}.")))

@@ -1,0 +1,212 @@
+"""Checkpoint sites: finding them, and writing a jaxpr anew with other policies at them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import bodies, multiply
+from remat_magic.jaxprs.spans import Spans, cell_number, is_user_file
+from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
+from remat_magic.records import Site, SourceSpan
+
+Identity = tuple[str, str, int]  # function name, file, line
+
+_RESERVED = frozenset({"function", "sites"})  # what `at` means by itself
+
+
+def identity(eqn: Any, spans: Spans) -> Identity:
+    """What makes two checkpoint equations one site: the function and the line where it is defined.
+
+    Libraries that wrap the user's modules (flax.linen, haiku) define every module at one line of their own, so there
+    the line of the call decides, and the module's name is read off the name stack that they keep.
+    """
+    body = _jax.checkpoint_body(eqn)
+    name, file, line = _jax.function_name(body)
+    if file and is_user_file(file):
+        return name or "<lambda>", file, line
+    span = spans.of(_jax.traceback_of(eqn))
+    shown = _module_name(body) or (span.function if span else "") or name or "checkpoint"
+    return (shown, span.file, span.line) if span is not None else (shown, file, line)
+
+
+def _module_name(body: Any) -> str:
+    """The module under a library's checkpoint: ``CheckpointBlock_0/Dense_1`` in the name stack is a ``Block``."""
+    for eqn in _jax.open_jaxpr(body).eqns:
+        scope = _jax.name_stack(eqn).split("/")[0]
+        if re.fullmatch(r"[A-Za-z_]\w*", scope):
+            return re.sub(r"_\d+$", "", scope).removeprefix("Checkpoint")
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTable:
+    """The sites of a program: each with its key, and the keys of their identities."""
+
+    sites: tuple[Site, ...]
+    keys: Mapping[Identity, str]
+
+
+def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> SiteTable:
+    """All sites of a program in the order of their first call.
+
+    Args:
+        closed: the primal jaxpr.
+        spans: reads tracebacks.
+        describe: the key of a policy as written.
+    """
+    times: dict[Identity, int | None] = {}
+    policies: dict[Identity, list[str]] = {}
+    calls: dict[Identity, SourceSpan | None] = {}
+
+    def visit(jaxpr: Any, runs: int | None, outer: SourceSpan | None) -> None:
+        for eqn in jaxpr.eqns:
+            here = spans.of(_jax.traceback_of(eqn)) or outer
+            if _jax.is_checkpoint(eqn):
+                who = identity(eqn, spans)
+                times[who] = None if runs is None or times.get(who, 0) is None else (times.get(who, 0) or 0) + runs
+                calls.setdefault(who, here)
+                written = describe(_jax.checkpoint_policy(eqn))
+                if written not in policies.setdefault(who, []):
+                    policies[who].append(written)
+            for body in bodies(eqn):
+                visit(body.jaxpr, multiply(runs, body.times), here)
+
+    visit(_jax.open_jaxpr(closed), 1, None)
+    keys = _keys(tuple(times))
+    sites = tuple(
+        Site(keys[who], who[0], count or 0, ", ".join(policies[who]), _definition(who) or calls[who])
+        for who, count in times.items()
+    )
+    return SiteTable(sites, keys)
+
+
+def _keys(identities: tuple[Identity, ...]) -> dict[Identity, str]:
+    """The shortest of ``name``, ``name:line`` and ``name:line:file`` that tells the sites of a program apart."""
+    shapes: list[Callable[[Identity], str]] = [
+        lambda who: who[0],
+        lambda who: f"{who[0]}:{who[2]}",
+        lambda who: f"{who[0]}:{who[2]}:{os.path.basename(who[1])}",
+        lambda who: f"{who[0]}:{who[2]}:{who[1]}",
+    ]
+    keys: dict[Identity, str] = {}
+    shape = shapes[-1]
+    for who in identities:
+        for shape in shapes:  # the last one tried is taken
+            if shape(who) not in _RESERVED and sum(shape(other) == shape(who) for other in identities) == 1:
+                break
+        keys[who] = shape(who)
+    return keys
+
+
+def _definition(who: Identity) -> SourceSpan | None:
+    name, file, line = who
+    if not file or not line or not is_user_file(file):
+        return None
+    text = linecache.getline(file, line).rstrip("\n")
+    return SourceSpan(file, name, line, len(text) - len(text.lstrip()), line, len(text), cell_number(file), text)
+
+
+def own_checkpoint(closed: Any) -> Any:
+    """The checkpoint equation that is the function's own decorator: the whole program is that one equation.
+
+    ``jit`` around or under it does not matter. None if there is no such equation.
+    """
+    jaxpr = _jax.open_jaxpr(closed)
+    while len(jaxpr.eqns) == 1:
+        (eqn,) = jaxpr.eqns
+        if not set(map(id, jaxpr.outvars)) <= set(map(id, eqn.outvars)):
+            return None
+        if _jax.is_checkpoint(eqn):
+            return eqn
+        if eqn.primitive.name not in ("jit", "pjit"):
+            return None
+        jaxpr = _jax.open_jaxpr(eqn.params["jaxpr"])
+    return None
+
+
+class Rewriter:
+    """Writes a jaxpr anew with chosen policies at its checkpoint equations.
+
+    Bodies that several calls share stay shared (memoised by identity): JAX's own caches are keyed by the jaxpr, and
+    twelve copies of one block would be traced twelve times.
+
+    Args:
+        choose: for a checkpoint equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
+        instead: for an equation of any kind a jaxpr of the same operands and results to put in its place, or None.
+    """
+
+    def __init__(self, choose: Callable[[Any], Any], instead: Callable[[Any], Any] | None = None) -> None:
+        self._choose = choose
+        self._instead = instead or (lambda _: None)
+        self._done: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, jaxpr: Any) -> Any:
+        """The jaxpr with the chosen policies, itself where nothing changes."""
+        known = self._done.get(id(jaxpr))
+        if known is not None:
+            return known[1]
+        old = _jax.open_jaxpr(jaxpr)
+        eqns: list[Any] = []
+        renamed: dict[Any, Any] = {}
+        for eqn in old.eqns:
+            other = self._instead(eqn)
+            if renamed and any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
+                eqn = eqn.replace(invars=[_rename(renamed, atom) for atom in eqn.invars])
+            if other is not None:
+                _splice(eqn, other, eqns, renamed)
+                continue
+            if _jax.is_checkpoint(eqn):
+                policy = self._choose(eqn)
+                body = self(_jax.checkpoint_body(eqn))
+                if policy is NO_CHECKPOINT:
+                    _splice(eqn, body, eqns, renamed)
+                    continue
+                if policy is AS_WRITTEN:
+                    policy = _jax.checkpoint_policy(eqn)
+                if policy is not _jax.checkpoint_policy(eqn) or body is not _jax.checkpoint_body(eqn):
+                    eqn = _jax.replace_checkpoint(eqn, body, policy)
+                eqns.append(eqn)
+                continue
+            params = {key: self._value(value) for key, value in eqn.params.items()}
+            if any(params[key] is not value for key, value in eqn.params.items()):
+                eqn = eqn.replace(params=params)
+            eqns.append(eqn)
+        same = not renamed and len(eqns) == len(old.eqns)
+        same = same and all(a is b for a, b in zip(eqns, old.eqns, strict=True))
+        new = jaxpr
+        if not same:
+            outvars = [_rename(renamed, atom) for atom in old.outvars]
+            new = _jax.with_body(jaxpr, _jax.replace_eqns(old, eqns, outvars))
+        self._done[id(jaxpr)] = (jaxpr, new)  # keeps the old one alive, so that its identity stays its own
+        return new
+
+    def _value(self, value: Any) -> Any:
+        if _jax.is_jaxpr(value):
+            return self(value)
+        if isinstance(value, tuple) and any(_jax.is_jaxpr(item) for item in value):
+            items = tuple(self(item) if _jax.is_jaxpr(item) else item for item in value)
+            same = all(a is b for a, b in zip(items, value, strict=True))
+            return value if same else _jax.like_tuple(value, items)
+        return value
+
+
+def _rename(renamed: Mapping[Any, Any], atom: Any) -> Any:
+    return atom if _jax.is_literal(atom) else renamed.get(atom, atom)
+
+
+def _splice(eqn: Any, body: Any, eqns: list[Any], renamed: dict[Any, Any]) -> None:
+    """Put a checkpoint's body in place of its equation, with fresh variables."""
+    jaxpr = _jax.open_jaxpr(body)
+    inside: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
+    for inner in jaxpr.eqns:
+        fresh = [var if _jax.is_dropped(var) else _jax.fresh_var(var) for var in inner.outvars]
+        eqns.append(inner.replace(invars=[_rename(inside, atom) for atom in inner.invars], outvars=fresh))
+        inside.update(zip(inner.outvars, fresh, strict=True))
+    for outer, atom in zip(eqn.outvars, jaxpr.outvars, strict=True):
+        renamed[outer] = _rename(inside, atom)

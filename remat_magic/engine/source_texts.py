@@ -1,0 +1,204 @@
+"""The source text of the user and of the libraries called, as it was when traced."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import bodies
+from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.spans import Frames
+from remat_magic.records import SourceSpan, SourceText
+
+__all__ = ["source_texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A function, or a statement outside of all functions: its first and last line, and its dotted name or ""."""
+
+    first: int
+    last: int
+    name: str
+
+
+def source_texts(index: PrimalIndex, fun: Callable[..., Any]) -> tuple[SourceText, ...]:
+    """The cells that operations of a program stand in, whole, and of files the functions that they stand in.
+
+    Cells come in the order of their numbers, then the functions of files; before the others of each the cell or file
+    that defines the traced function. Last come the functions of libraries that the user's code called.
+
+    Args:
+        index: the traced program.
+        fun: the traced function.
+    """
+    spans: dict[tuple[int | None, str], dict[SourceSpan, None]] = {}
+    libraries: dict[str, dict[SourceSpan, None]] = {}
+    for source, library in _frames(index):
+        if source is not None:
+            spans.setdefault((source.cell, source.file), {})[source] = None
+        if library is not None:
+            libraries.setdefault(library.file, {})[library] = None
+    home = _defining_file(fun)
+
+    def order(key: tuple[int | None, str]) -> tuple[bool, bool, int]:
+        cell, file = key
+        return (not _is_cell(cell, file), file != home, sys.maxsize if cell is None else cell)
+
+    own = (text for key in sorted(spans, key=order) for text in _texts(*key, tuple(spans[key])))
+    others = (text for file, found in libraries.items() for text in _texts(None, file, tuple(found)))
+    return (*own, *(replace(text, library=True) for text in others))
+
+
+def _frames(index: PrimalIndex) -> Iterator[Frames]:
+    """The frames of all operations at any depth, in the order of the program."""
+    seen: set[int] = set()  # a body that many calls share has the same frames each time
+
+    def visit(jaxpr: Any) -> Iterator[Frames]:
+        for eqn in jaxpr.eqns:
+            yield index.spans.frames(_jax.traceback_of(eqn))
+            for body in bodies(eqn):
+                if id(body.jaxpr) not in seen:
+                    seen.add(id(body.jaxpr))
+                    yield from visit(body.jaxpr)
+
+    return visit(_jax.open_jaxpr(index.closed))
+
+
+def _is_cell(cell: int | None, file: str) -> bool:
+    """Whether the text was typed in: it is shown whole, also where its number is not known."""
+    return cell is not None or file.startswith("<") or "ipykernel_" in file
+
+
+def _defining_file(fun: Any) -> str:
+    """The file of the innermost Python function under partials, methods, ``jit`` and the like; "" if there is none."""
+    for _ in range(100):  # a wrapper may be its own __wrapped__
+        inner = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)
+        inner = inner if inner is not None else getattr(fun, "__func__", None)
+        if inner is None:
+            break
+        fun = inner
+    call = fun if hasattr(fun, "__code__") else vars(type(fun)).get("__call__")  # a module of flax or equinox
+    code = getattr(call, "__code__", None)
+    return getattr(code, "co_filename", "")
+
+
+def _texts(cell: int | None, file: str, spans: Sequence[SourceSpan]) -> Iterator[SourceText]:
+    lines = [line.rstrip("\n") for line in linecache.getlines(file)]
+    if not all(span.line <= len(lines) and lines[span.line - 1] == span.text for span in spans):
+        # The file has changed since it was traced, or cannot be read: what the spans have kept is certain.
+        yield from _own_lines(cell, file, spans)
+        return
+    if _is_cell(cell, file):
+        lines = _as_typed(lines, cell)
+        while lines and not lines[-1].strip():
+            lines.pop()
+        if lines:
+            yield SourceText(file, cell, "", 1, "\n".join(lines))
+        return
+    parts = _parts("\n".join(lines))
+    if parts is None:
+        yield from _own_lines(cell, file, spans)
+        return
+    for part in _merged(_around(parts, span) for span in spans):
+        yield SourceText(file, cell, part.name, part.first, "\n".join(lines[part.first - 1 : part.last]))
+
+
+def _own_lines(cell: int | None, file: str, spans: Iterable[SourceSpan]) -> Iterator[SourceText]:
+    """The first lines of the spans, those that follow one another as one text."""
+    known = {span.line: span for span in spans if span.text.strip()}
+    for part in _merged((_Part(line, line, known[line].function) for line in known), apart=2):
+        text = "\n".join(known[line].text for line in range(part.first, part.last + 1))
+        yield SourceText(file, cell, "" if part.name.startswith("<") else part.name, part.first, text)
+
+
+def _merged(parts: Iterable[_Part], apart: int = 1) -> list[_Part]:
+    """The parts in their order, those that share a line (or are less than ``apart`` apart) as one."""
+    found: list[_Part] = []
+    for part in sorted(parts, key=lambda part: (part.first, -part.last)):
+        if found and part.first < found[-1].last + apart:
+            before = found[-1]
+            found[-1] = _Part(before.first, max(before.last, part.last), before.name)
+        else:
+            found.append(part)
+    return found
+
+
+def _around(parts: Sequence[_Part], span: SourceSpan) -> _Part:
+    """The part that a span stands in; its own lines where it stands between parts."""
+    found = next((part for part in parts if part.first <= span.line <= part.last), None)
+    return found or _Part(span.line, max(span.line, span.end_line), "")
+
+
+@lru_cache(maxsize=64)
+def _parts(text: str) -> tuple[_Part, ...] | None:
+    """The outermost functions and methods of a module, and its statements outside of them; None if it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the user's strings, which their import has told already
+            module = ast.parse(text)
+        return tuple(_outermost(module.body, ""))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _outermost(statements: Iterable[ast.stmt], inside: str) -> Iterator[_Part]:
+    for node in statements:
+        last = node.end_lineno or node.lineno
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield _Part(first, last, inside + node.name)
+            continue
+        blocks = list(_blocks(node))
+        if not blocks:
+            yield _Part(node.lineno, last, inside + _assigned_function(node))
+            continue
+        deeper = f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside
+        for block in blocks:
+            yield from _outermost(block, deeper)
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The statements within a class, ``if``, ``with``, ``for``, ``try`` or ``match``."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list) and block:
+            yield block
+    for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield inner.body
+
+
+def _assigned_function(node: ast.stmt) -> str:
+    match node:
+        case ast.Assign([ast.Name(name)], ast.Lambda()):
+            return name
+        case _:
+            return ""
+
+
+def _as_typed(lines: list[str], cell: int | None) -> list[str]:
+    """A cell's lines with its magics as the user typed them, in place of the Python that IPython makes of them."""
+    if cell is None or "IPython" not in sys.modules:
+        return lines
+    history = getattr(sys.modules["IPython"].get_ipython(), "history_manager", None)
+    inputs: Sequence[str] = getattr(history, "input_hist_raw", ())
+    if not 0 <= cell < len(inputs):
+        return lines
+    typed = inputs[cell].splitlines()
+    while typed and not typed[0].strip():  # IPython drops these
+        typed.pop(0)
+    made = ["get_ipython()" in line for line in lines]
+    same = len(typed) >= len(lines) and all(
+        magic or line.strip() == own.strip() for magic, line, own in zip(made, lines, typed, strict=False)
+    )
+    if not same:  # a magic of several lines is one line of Python
+        return lines
+    return [own if magic else line for magic, line, own in zip(made, lines, typed, strict=False)]

@@ -1,0 +1,9 @@
+"""What users are told of their mistakes."""
+
+from __future__ import annotations
+
+__all__ = ["RematError"]
+
+
+class RematError(ValueError):
+    """A mistake that the user can mend; its text is one sentence that says how."""

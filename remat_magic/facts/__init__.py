@@ -1,0 +1,1 @@
+"""What a retrace says: residuals, recomputation, costs, memory over time, the text of programs."""

@@ -1,0 +1,80 @@
+"""How often a program runs its matrix multiplications and convolutions, told apart by their sizes.
+
+These are the operations that XLA neither splits nor runs twice of its own accord, so that they can be counted in a
+jaxpr and in a compiled program alike. The size of one is the number of elements of its result and the product of those
+of its two operands: what stays the same when XLA reshapes or transposes them, or writes the one as the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.facts.recomputation import Liveness
+from remat_magic.jaxprs.bodies import bodies, multiply
+from remat_magic.jaxprs.flow import Scope
+
+__all__ = ["Size", "in_program", "of_equations", "runs"]
+
+Size = tuple[int, int]
+_NAMES = frozenset({"dot_general", "conv_general_dilated"})
+
+
+def in_program(jaxpr: Any) -> Counter[Size] | None:
+    """How often each size runs in the live code of a jaxpr, each branch of a conditional counted.
+
+    Returns:
+        None where a ``while`` loop of unknown length holds one of them.
+    """
+    body = _jax.open_jaxpr(jaxpr)
+    found: Counter[Size] = Counter()
+    return found if _count(body, 1, Liveness(body), found) else None
+
+
+def _count(jaxpr: Any, times: int | None, live: Callable[[Any], bool], found: Counter[Size]) -> bool:
+    for eqn in jaxpr.eqns:
+        if not live(eqn):
+            continue
+        size = _size(eqn)
+        if size is not None:
+            if times is None:
+                return False
+            found[size] += times
+        for body in bodies(eqn):
+            if not _count(body.jaxpr, multiply(times, body.times), live, found):
+                return False
+    return True
+
+
+def of_equations(equations: Iterable[tuple[Scope, Any]]) -> Counter[Size] | None:
+    """How often each size runs among these equations; None where the length of a loop around one is not known."""
+    found: Counter[Size] = Counter()
+    for scope, eqn in equations:
+        size = _size(eqn)
+        if size is None:
+            continue
+        times = runs(scope)
+        if times is None:
+            return None
+        found[size] += times
+    return found
+
+
+def runs(scope: Scope) -> int | None:
+    """How often the body of a scope runs in the whole program, or None in a loop of unknown length."""
+    times: int | None = 1
+    here: Scope | None = scope
+    while here is not None and times is not None:
+        times = times if here.body is None else multiply(times, here.body.times)
+        here = here.parent
+    return times
+
+
+def _size(eqn: Any) -> Size | None:
+    if _jax.primitive_name(eqn) not in _NAMES:
+        return None
+    left, right = (math.prod(atom.aval.shape) for atom in eqn.invars[:2])
+    return math.prod(eqn.outvars[0].aval.shape), left * right

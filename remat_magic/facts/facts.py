@@ -1,0 +1,146 @@
+"""Everything that is worked out about an engine's function: a report for each policy, made once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from remat_magic.engine.engine import Engine
+from remat_magic.engine.failures import is_passing
+from remat_magic.engine.halves import without_gc
+from remat_magic.engine.selection import Selection
+from remat_magic.facts import reports
+from remat_magic.records import Equation, Program, RematError, Report, Timeline
+
+__all__ = ["Facts", "Traced"]
+
+
+class Traced(Protocol):
+    """What has facts: a public trace."""
+
+    @property
+    def facts(self) -> Facts:
+        """All that is worked out about the traced function."""
+        ...
+
+
+class Facts:
+    """The facts of a traced function under each policy. May be used from any thread.
+
+    ``memo`` holds what the layers above have worked out about the function, under keys of theirs.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.lock = engine.lock
+        self.memo: dict[Any, Any] = {}
+        self._reports: dict[tuple[Any, ...], Report] = {}
+        self._previews: dict[tuple[Any, ...], Report] = {}
+
+    @without_gc()
+    def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
+        """The report of the forward half alone (``complete`` is False), or the full one where it is known."""
+        with self.lock:
+            engine = self.engine
+            selection = engine.select(policy, at, namespace)
+            known = self._reports.get(selection.label) or self._previews.get(selection.label)
+            if known is None:
+                known = self._previews[selection.label] = reports.preview(
+                    self._blank(selection), engine.half(selection), engine.index, engine.argument_names
+                )
+            return known
+
+    @without_gc()
+    def report(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
+        """What a policy does: residuals, recomputation, both halves.
+
+        Args:
+            policy: a key (see :mod:`remat_magic.policies`), a JAX policy or any policy callable.
+            at: ``"function"``, a site's key, ``"sites"`` for all of them, or a mapping of site key to policy; by
+                default ``default_at``.
+            namespace: where identifiers in a key that are no policies of JAX are looked up.
+
+        Raises:
+            RematError: no such policy, site or name; or JAX cannot trace the function under it.
+        """
+        with self.lock:
+            engine = self.engine
+            selection = engine.select(policy, at, namespace)
+            known = self._reports.get(selection.label)
+            if known is None:
+                first = self.preview(policy, at, namespace)
+                half = engine.half(selection)
+                try:
+                    backward = engine.backward_of(selection)
+                except RematError as error:
+                    if is_passing(error):
+                        raise
+                    known = reports.without_backward(first, half, engine.index, str(error))
+                else:
+                    known = reports.full(first, half, backward, engine.index)
+                self._reports[selection.label] = known
+                self._previews.pop(selection.label, None)
+            return known
+
+    def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
+        """What a policy recomputes, as in its report, without the rest of one: no text is laid out, no peak found.
+
+        Raises:
+            RematError: as ``report``, or the function has no backward half.
+        """
+        with self.lock:
+            engine = self.engine
+            selection = engine.select(policy, at)
+            known = self._reports.get(selection.label)
+            if known is not None and not known.backward_error:
+                return known.recomputed
+            half, backward = engine.half(selection), engine.backward_of(selection)
+            return reports.recomputed(half, backward, engine.index)
+
+    def cached(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> Report | None:
+        """The full report if it is already computed; never traces."""
+        with self.lock:
+            engine = self.engine
+            return self._reports.get(engine.select(policy, at, namespace).label)
+
+    def timeline(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> Timeline:
+        """The estimated device memory held from equation to equation, where its peak is, and what is held there.
+
+        Its highest moment is the report's ``peak_bytes``. Made when asked for, since ordinary reports need not know.
+
+        Raises:
+            RematError: as ``report``, or the function has no backward half.
+        """
+        with self.lock:
+            engine = self.engine
+            selection = engine.select(policy, at, namespace)
+            half, backward = engine.half(selection), engine.backward_of(selection)
+            return reports.over_time(self._blank(selection), half, backward, engine.index, engine.argument_names)
+
+    def _blank(self, selection: Selection) -> Report:
+        engine = self.engine
+        return Report(
+            selection.policy,
+            selection.at,
+            sites=engine.sites,
+            names=engine.names,
+            code=selection.code,
+            function=engine.function_name,
+            signature=engine.signature,
+            wrt=engine.wrt,
+            notes=(*engine.notes, *selection.notes),
+            forward=Program(),
+            complete=False,
+            sources=engine.sources,
+        )
+
+    def close(self) -> None:
+        """Drop every report, and what the engine holds."""
+        with self.lock:
+            for store in (self._reports, self._previews, self.memo):
+                store.clear()
+            self.engine.close()

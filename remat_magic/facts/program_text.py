@@ -1,0 +1,274 @@
+"""A jaxpr as text whose lines know where they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.facts.residuals import locate
+from remat_magic.jaxprs.bodies import bodies
+from remat_magic.jaxprs.flow import Scope
+from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.records import Program, ProgramLine, Recomputation
+
+# Where a variable can stand: bound before a colon, or read after a space, a bracket or a comma. Not in parameters
+# (``axes=``), nor as the primitive after the equals sign, nor the "in (" at a body's end: these can be spelled alike.
+_VARIABLE = re.compile(r"(?<![\w=.'\"])(?<!= )([a-z]+)(?![\w=.\['\"]| \()")
+
+
+# Stands for a line break inside a parameter's own text (arrays, named tuples of jaxprs) while JAX lays the whole out:
+# its source map counts the lines that it breaks itself. As wide as a line break, and in no program's text.
+_BREAK = "\x01"
+
+
+class _OneLine(tuple[Any, ...]):
+    """A parameter in whose text each line break is a ``_BREAK``; the jaxprs that are shared are looked for in it."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+class _Token:
+    """Stands in for an equation's traceback, so that the printer's source map gives back the very equation."""
+
+    __slots__ = ("depth", "eqn", "number", "scope")
+
+    def __init__(self, scope: Scope, eqn: Any, number: int, depth: int) -> None:
+        self.scope, self.eqn, self.number, self.depth = scope, eqn, number, depth
+
+
+class _Tagger:
+    """Copies a jaxpr with tokens for tracebacks and, for residuals, variables that tell how they are printed.
+
+    Bodies used several times stay shared, as the printer expects. With ``one_line`` no parameter's text has line
+    breaks.
+    """
+
+    def __init__(self, residuals: Mapping[Any, int], one_line: bool = False) -> None:
+        self._one_line = one_line
+        self.count = 0
+        self._copies = {var: _jax.telling_var(var, partial(self._tell, var, row)) for var, row in residuals.items()}
+        # By the identity of what was copied, which is kept along. Several closed jaxprs may hold one open jaxpr
+        # (jax 0.10: branches that are closed anew at each call), and that is the one whose uses the printer counts.
+        self._opened: dict[int, tuple[Any, Any]] = {}
+        self._closed: dict[int, tuple[Any, Any]] = {}
+        self._printed: dict[Any, dict[str, int]] = {}
+        self._named_by: dict[Any, Any] = {}
+
+    def close(self) -> None:
+        """Let go of the copies: their variables hold the tagger, which only the garbage collector would free."""
+        for held in (self._copies, self._opened, self._closed, self._printed, self._named_by):
+            held.clear()
+
+    def _tell(self, var: Any, row: int, name: str, context: Any) -> None:
+        self._printed.setdefault(context, {}).setdefault(name, row)
+        self._named_by[var] = context
+
+    def printed(self, tops: Iterable[Any]) -> Mapping[str, int]:
+        """The names of the residuals in the text, found by those among ``tops``: variables of the outermost jaxpr.
+
+        A jaxpr in a parameter that is printed as a text of its own has names of its own.
+        """
+        context = next((self._named_by[var] for var in tops if var in self._named_by), None)
+        return self._printed.get(context, {})
+
+    def _vars(self, atoms: Sequence[Any]) -> list[Any]:
+        return [atom if _jax.is_literal(atom) else self._copies.get(atom, atom) for atom in atoms]
+
+    def tag(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
+        known = self._closed.get(id(jaxpr))
+        if known is None:
+            new = _jax.with_body(jaxpr, self._open(_jax.open_jaxpr(jaxpr), scope, depth))
+            known = self._closed[id(jaxpr)] = (jaxpr, new)
+        return known[1]
+
+    def _open(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
+        known = self._opened.get(id(jaxpr))
+        if known is not None:
+            return known[1]
+        eqns = []
+        for eqn in scope.jaxpr.eqns:
+            self.count += 1
+            token = _Token(scope, eqn, self.count - 1, depth)
+            inner = {id(body.body.jaxpr): body for body in scope.inner(eqn) if body.body}
+            copy = eqn
+            if inner:
+                params = {key: self._value(value, inner, scope, eqn, depth) for key, value in eqn.params.items()}
+                if _jax.is_checkpoint(eqn) and "jaxpr" not in eqn.params:
+                    body = _jax.checkpoint_body(eqn)
+                    copy = _jax.replace_checkpoint(
+                        eqn, self._value(body, inner, scope, eqn, depth), _jax.checkpoint_policy(eqn)
+                    )
+                else:
+                    copy = eqn.replace(params=params)
+            if self._one_line:
+                copy = copy.replace(params={key: _on_one_line(value) for key, value in copy.params.items()})
+            if self._copies:
+                copy = copy.replace(invars=self._vars(copy.invars), outvars=self._vars(copy.outvars))
+            eqns.append(_jax.with_traceback(copy, token))
+        opened = _jax.replace_eqns(jaxpr, eqns)
+        if self._copies:
+            opened = _jax.replace_vars(opened, self._vars)
+        self._opened[id(jaxpr)] = (jaxpr, opened)
+        return opened
+
+    def _value(self, value: Any, inner: Mapping[int, Scope], scope: Scope, eqn: Any, depth: int) -> Any:
+        if _jax.is_jaxpr(value):
+            here = inner.get(id(_jax.open_jaxpr(value)))
+            return self.tag(value, here or Scope(_jax.open_jaxpr(value), scope, eqn, bodies(eqn)[0]), depth + 1)
+        if isinstance(value, tuple) and any(_jax.is_jaxpr(item) for item in value):
+            return _jax.like_tuple(value, [self._value(item, inner, scope, eqn, depth) for item in value])
+        return value
+
+
+def _is_printed_as_jaxprs(value: Any) -> bool:
+    """Whether JAX prints a parameter as part of the program around it: others, named tuples too, as their own text."""
+    return _jax.is_jaxpr(value) or (type(value) is tuple and all(_jax.is_jaxpr(item) for item in value))
+
+
+def _on_one_line(value: Any) -> Any:
+    if isinstance(value, (str, int, type(None))) or _is_printed_as_jaxprs(value):
+        return value
+    if hasattr(value, "debug_info") or hasattr(value, "pp_params"):
+        return value  # functions and high-level primitives, which JAX does not print by their text
+    text = str(value)
+    if "\n" not in text:
+        return value
+    shown = _OneLine(value if isinstance(value, tuple) else ())
+    shown.text = text.replace("\n", _BREAK)
+    return shown
+
+
+def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
+    """The residuals as variables at any depth: what they are called in the bodies that they enter or leave.
+
+    A loop's carry is left out, since only its first or last iteration's value is the residual. In a body that is
+    called from several places, a variable counts where it is a residual in each of the calls.
+    """
+    entered: dict[int, list[Mapping[Any, int]]] = {}
+    seen: set[tuple[int, frozenset[int]]] = set()
+    todo: list[tuple[Scope, Mapping[Any, int]]] = [(top, residuals)]
+    while todo:
+        scope, known = todo.pop()
+        pattern = (id(scope.jaxpr), frozenset(map(id, known)))
+        if pattern in seen:
+            continue
+        seen.add(pattern)
+        known = dict(known)
+        entered.setdefault(id(scope.jaxpr), []).append(known)
+        for eqn in scope.jaxpr.eqns:
+            if eqn.primitive.name == "optimization_barrier":  # each output is the operand itself
+                pairs = zip(eqn.invars, eqn.outvars, strict=True)
+                known.update(
+                    (out, known[atom])
+                    for atom, out in pairs
+                    if not _jax.is_literal(atom) and atom in known and out not in known  # may be a residual itself
+                )
+            todo += [(inner, _within(inner, known)) for inner in scope.inner(eqn)]
+    found: dict[Any, int] = {}
+    for calls in entered.values():
+        found.update((var, row) for var, row in calls[0].items() if all(var in other for other in calls))
+    return found
+
+
+def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
+    """Of the variables of an equation that are residuals, those that are inputs and outputs of a body in it."""
+    eqn, body = inner.eqn, inner.body
+    assert body is not None
+    passed = [
+        *((operand, eqn.invars, index, inner.jaxpr.invars) for index, operand in enumerate(body.operands)),
+        *((output, eqn.outvars, result, inner.jaxpr.outvars) for output, result in enumerate(body.results)),
+    ]
+    found: dict[Any, int] = {}
+    into = {index for _, index in body.carries}
+    out_of = {output for output, _ in body.carries}
+    for outer, atoms, index, variables in passed:
+        left_out = into if variables is inner.jaxpr.invars else out_of
+        if outer is None or index is None or index in left_out or _jax.is_literal(variables[index]):
+            continue
+        atom = atoms[outer]
+        if not _jax.is_literal(atom) and atom in known:
+            found.setdefault(variables[index], known[atom])
+    return found
+
+
+def program(
+    closed: Any,
+    index: PrimalIndex,
+    residuals: Mapping[Any, int],
+    recomputation: Callable[[Any], Recomputation] = lambda eqn: "",
+) -> Program:
+    """The text of a jaxpr, byte for byte JAX's own, with the origin of each line.
+
+    Args:
+        closed: the jaxpr.
+        index: the primal program.
+        residuals: for variables of the jaxpr that are residuals, their index in the report.
+        recomputation: tells for an equation whether it is recomputation and of which kind.
+    """
+    top = Scope(_jax.open_jaxpr(closed))
+    entered = _inward(top, residuals)
+    for one_line in (False, True):  # it takes a look at every parameter: only where it must be
+        tagger = _Tagger(entered, one_line)
+        source_map: list[list[tuple[int, int, Any]]] = []
+        texts = _jax.pretty(tagger.tag(closed, top, 0), source_map).split("\n")
+        if len(texts) == len(source_map):
+            break
+        tagger.close()
+    named = tagger.printed(residuals)
+    lines: list[ProgramLine] = []
+    seen: set[int] = set()
+    places: dict[int, Any] = {}
+    for text, marks in zip(texts, source_map, strict=True):
+        tokens = [token for _, _, token in marks if isinstance(token, _Token)]
+        # The outermost equation of a line owns it, but a whole body on one line belongs to its first equation.
+        token = min(tokens, key=lambda token: token.depth, default=None)
+        text, *more = text.split(_BREAK)
+        # The text of a parameter that is broken into lines has variables of its own.
+        marked = (
+            ()
+            if more
+            else tuple(dict.fromkeys((name, named[name]) for name in _VARIABLE.findall(text) if name in named))
+        )
+        if token is None:
+            lines += [ProgramLine(text, residuals=marked), *map(ProgramLine, more)]
+            continue
+        place = places.get(token.number)
+        if place is None:
+            place = places[token.number] = locate(index, token.scope, token.eqn)
+        first = token.number not in seen
+        seen.add(token.number)
+        inside: list[Recomputation] = [kind for item in tokens if (kind := recomputation(item.eqn))]
+        lines.append(
+            ProgramLine(
+                text,
+                place.source,
+                _jax.primitive_name(token.eqn) if first else "",
+                marked,
+                inside[0] if inside else "",
+                place.path,
+                token.number,
+                place.number,
+                place.library,
+            )
+        )
+        lines += [
+            ProgramLine(
+                line,
+                place.source,
+                path=place.path,
+                equation=token.number,
+                operation=place.number,
+                library=place.library,
+            )
+            for line in more
+        ]
+    tagger.close()
+    return Program(tuple(lines), tagger.count)

@@ -1,0 +1,282 @@
+"""Which operations of a backward pass compute a forward value again, or for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.facts.residuals import locate
+from remat_magic.jaxprs.bodies import TRANSPARENT, Body, bodies, type_text
+from remat_magic.jaxprs.flow import Scope
+from remat_magic.jaxprs.naming import is_given
+from remat_magic.jaxprs.provenance import PrimalIndex, marks_on
+from remat_magic.records import Equation
+
+
+class Liveness:
+    """The equations of a jaxpr, at any depth, that its outputs depend on.
+
+    Needed because jax_remat3 leaves dead code in backward jaxprs: its ``PrimalLeftTangentRight`` takes the recomputed
+    value as a second operand that nothing reads.
+    """
+
+    def __init__(self, jaxpr: Any) -> None:
+        self._live: set[int] = set()
+        self._marked: dict[tuple[int, tuple[bool, ...]], list[bool]] = {}  # bodies that several calls share
+        self._mark(jaxpr, [True] * len(jaxpr.outvars))
+
+    def __call__(self, eqn: Any) -> bool:
+        """Whether the outputs depend on an equation."""
+        return id(eqn) in self._live
+
+    def _mark(self, jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
+        """Mark what the wanted outputs need; says which of the invars they need."""
+        needed = {out for out, want in zip(jaxpr.outvars, wanted, strict=True) if want and not _jax.is_literal(out)}
+        for eqn in reversed(jaxpr.eqns):
+            outputs = [var in needed for var in eqn.outvars]
+            if not any(outputs) and not eqn.effects:
+                continue
+            self._live.add(id(eqn))
+            for operand, read in zip(eqn.invars, self._operands(eqn, outputs), strict=True):
+                if read and not _jax.is_literal(operand):
+                    needed.add(operand)
+        return [var in needed for var in jaxpr.invars]
+
+    def _mark_body(self, jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
+        key = (id(jaxpr), tuple(wanted))
+        known = self._marked.get(key)
+        if known is None:
+            known = self._marked[key] = self._mark(jaxpr, wanted)
+        return known
+
+    def _operands(self, eqn: Any, outputs: Sequence[bool]) -> list[bool]:
+        if _jax.is_primal_left(eqn):
+            return [True] + [False] * (len(eqn.invars) - 1)
+        if eqn.primitive.name == "optimization_barrier":  # each output is its own operand
+            return list(outputs)
+        inside = bodies(eqn)
+        if not inside or any(None in body.operands for body in inside):
+            for body in inside:
+                self._mark_body(body.jaxpr, [True] * len(body.jaxpr.outvars))
+            return [True] * len(eqn.invars)
+        read = [False] * len(eqn.invars)
+        entering = {operand for body in inside for operand in body.operands}
+        for index in range(len(eqn.invars)):
+            read[index] = index not in entering  # the predicate of a cond
+        # A loop's condition, of which no output is the loop's, comes first.
+        for body in sorted(inside, key=lambda body: any(result is not None for result in body.results)):
+            self._mark_call(body, outputs, read)
+        return read
+
+    def _mark_call(self, body: Body, outputs: Sequence[bool], read: list[bool]) -> None:
+        """Mark what the wanted outputs of an equation need in a body of it, and add the operands that it reads."""
+        wanted = [all(result is None for result in body.results)] * len(body.jaxpr.outvars)
+        for output, result in enumerate(body.results):
+            if result is not None and outputs[output]:
+                wanted[result] = True
+        for out, carried in body.carries:  # the next iteration's condition reads it
+            operand = body.operands[carried]
+            wanted[out] = wanted[out] or (operand is not None and read[operand])
+        while True:
+            used = self._mark_body(body.jaxpr, wanted)
+            more = [out for out, carried in body.carries if used[carried] and not wanted[out]]
+            if not more:
+                break
+            for out in more:
+                wanted[out] = True
+        # A loop that may not run at all gives back what it began with.
+        kept = {carried for out, carried in body.carries if wanted[out] and not body.times}
+        for index, operand in enumerate(body.operands):
+            if operand is not None and (used[index] or index in kept):
+                read[operand] = True
+
+
+class Recomputation:
+    """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy."""
+
+    def __init__(self, forward: Any, backward: Any, index: PrimalIndex, residuals: int) -> None:
+        self._residuals = residuals
+        self._tainted: set[tuple[int, int]] | None = None
+        self.top = Scope(_jax.open_jaxpr(backward))
+        self.live = Liveness(self.top.jaxpr)
+        self._index = index
+        # By the identity of the equation, since a body that several calls share does the same in each.
+        self._forward: dict[int, dict[int, tuple[Scope, Any]]] = {}
+        for scope, eqn in _leaves(Scope(_jax.open_jaxpr(forward))):
+            self._forward.setdefault(id(_jax.traceback_of(eqn)), {}).setdefault(id(eqn), (scope, eqn))
+        self.equations = tuple(self._find(self.top, False, 0))
+        self._kinds: dict[int, bool] = {}
+        for scope, eqn in self.equations:
+            if id(eqn) not in self._kinds:
+                self._kinds[id(eqn)] = self._ran_forward(scope, eqn)
+
+    def __call__(self, eqn: Any) -> bool:
+        """Whether an equation of the backward jaxpr is recomputation."""
+        return id(eqn) in self._kinds
+
+    def repeated(self, eqn: Any) -> bool:
+        """Whether a recomputed operation also ran in the forward pass."""
+        return self._kinds[id(eqn)]
+
+    def _find(self, scope: Scope, inside: bool, marks: int) -> Iterator[tuple[Scope, Any]]:
+        for eqn in scope.jaxpr.eqns:
+            if not self.live(eqn):
+                continue
+            # r2 marks the equation or one around it in the name stack, on top of the marks that the primal program has
+            # itself; r3 keeps a checkpoint around what it redoes.
+            total = marks + marks_on(eqn)
+            here = inside or _is_high_checkpoint(eqn)
+            if not here and total:
+                fewest, most = self._index.marks(eqn)
+                # Between the two, an equation can stem from one that the program itself rematerialises (its derivative
+                # then reads a cotangent) or from one that it does not.
+                here = total > most or (total > fewest and not self._reads_cotangent(scope, eqn))
+            deeper = scope.inner(eqn)
+            for inner in deeper:
+                yield from self._find(inner, here, total)
+            if here and not deeper and _jax.primitive_name(eqn) not in TRANSPARENT:
+                yield scope, eqn
+
+    def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
+        if self._tainted is None:
+            self._tainted = set()
+            _taint(self.top, set(self.top.jaxpr.invars[self._residuals :]), self._tainted)
+        return (id(scope), id(eqn)) in self._tainted
+
+    def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
+        candidates = self._forward.get(id(_jax.traceback_of(eqn)), {})
+        return any(_same_operation(scope, eqn, there, other) for there, other in candidates.values())
+
+    def records(self, cost: Any = None) -> tuple[Equation, ...]:
+        """The recomputed operations as plain data.
+
+        Args:
+            cost: a function of an equation that gives ``flops`` and ``bytes`` of one run, with ``uncosted`` names.
+        """
+        rows: list[Equation] = []
+        for scope, eqn in self.equations:
+            place = locate(self._index, scope, eqn)
+            price = cost(eqn) if cost else None
+            known = price is not None and not price.uncosted and place.times is not None
+            rows.append(
+                Equation(
+                    primitive=_jax.primitive_name(eqn),
+                    outputs=tuple(type_text(var.aval) for var in eqn.outvars),
+                    flops=price.flops * place.times if price is not None and known else None,
+                    bytes=price.bytes * place.times if price is not None and known else None,
+                    times=place.times,
+                    source=place.source,
+                    library=place.library,
+                    path=place.path,
+                    repeated=self.repeated(eqn),
+                    name=_name_given(scope, eqn),
+                )
+            )
+        return tuple(rows)
+
+
+def _is_in(variables: set[Any], atom: Any) -> bool:
+    return not _jax.is_literal(atom) and atom in variables  # some literals have no hash
+
+
+def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[Any]:
+    """Mark the equations that depend on the variables reached; grows and returns that set."""
+    for eqn in scope.jaxpr.eqns:
+        reading = [i for i, atom in enumerate(eqn.invars) if not _jax.is_literal(atom) and atom in reached]
+        if not reading:
+            continue
+        found.add((id(scope), id(eqn)))
+        if _jax.is_primal_left(eqn) and 0 not in reading:
+            continue
+        if eqn.primitive.name == "optimization_barrier":
+            reached.update(eqn.outvars[i] for i in reading)
+            continue
+        inside = scope.inner(eqn)
+        for inner in inside:
+            body = inner.body
+            if body is None:
+                continue
+            within = {
+                inner.jaxpr.invars[i]
+                for i, operand in enumerate(body.operands)
+                if operand is None or operand in reading
+            }
+            size = -1
+            while size != len(within):
+                size = len(within)
+                within = _taint(inner, within, found)
+                within |= {inner.jaxpr.invars[i] for out, i in body.carries if _is_in(within, inner.jaxpr.outvars[out])}
+            reached.update(
+                eqn.outvars[output]
+                for output, result in enumerate(body.results)
+                if result is None or _is_in(within, inner.jaxpr.outvars[result])
+            )
+        if not inside:
+            reached.update(eqn.outvars)
+    return reached
+
+
+def _is_high_checkpoint(eqn: Any) -> bool:
+    return eqn.primitive.name == "call_hi_primitive" and _jax.is_checkpoint(eqn)
+
+
+def _leaves(scope: Scope) -> Iterator[tuple[Scope, Any]]:
+    for eqn in scope.jaxpr.eqns:
+        deeper = scope.inner(eqn)
+        for inner in deeper:
+            yield from _leaves(inner)
+        if not deeper:
+            yield scope, eqn
+
+
+def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
+    """Whether two equations of one traceback are the same operation, and not one the derivative of the other.
+
+    ``pow``'s derivative is a ``pow`` of the same traceback and parameters, so the operands decide: one that the same
+    operation made (the exponent less one) must have been made alike on the other side.
+    """
+    if eqn.primitive is not other.primitive or len(eqn.invars) != len(other.invars):
+        return False
+    if [var.aval for var in eqn.outvars] != [var.aval for var in other.outvars]:
+        return False
+    if eqn.params is not other.params and not _equal_params(eqn.params, other.params):
+        return False
+    traceback = _jax.traceback_of(eqn)
+    for mine, theirs in zip(eqn.invars, other.invars, strict=True):
+        if _jax.is_literal(mine) or _jax.is_literal(theirs):
+            if _jax.is_literal(mine) and _jax.is_literal(theirs) and str(mine) != str(theirs):
+                return False
+            continue
+        made = scope.makers.get(mine)
+        if made is None or _jax.traceback_of(made[0]) is not traceback:
+            continue  # came from elsewhere, or was saved: nothing to compare
+        if _jax.primitive_name(made[0]) in TRANSPARENT:
+            continue
+        before = there.makers.get(theirs)
+        if before is None or _jax.traceback_of(before[0]) is not traceback:
+            return False
+        if not _same_operation(scope, made[0], there, before[0]):
+            return False
+    return True
+
+
+def _equal_params(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    if mine.keys() != theirs.keys():
+        return False
+    try:
+        return all(bool(value is theirs[key] or value == theirs[key]) for key, value in mine.items())
+    except Exception:  # noqa: BLE001 - parameters that hold arrays do not compare; their text does
+        return str(mine) == str(theirs)
+
+
+def _name_given(scope: Scope, eqn: Any) -> str | None:
+    todo = list(eqn.outvars)
+    for var in todo:
+        for reader, _ in scope.readers.get(var, ()):
+            name = _jax.checkpoint_name_of(reader)
+            if is_given(name):  # a plan's name: the program's own may follow
+                todo += reader.outvars
+            elif name is not None:
+                return name
+    return None

@@ -1,0 +1,145 @@
+"""From the two halves of a derivative to a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.engine.halves import Forward
+from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.facts.kernels import work
+from remat_magic.facts.memory import Held, held_at_peak, peak
+from remat_magic.facts.program_text import program
+from remat_magic.facts.recomputation import Recomputation
+from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
+from remat_magic.jaxprs.bodies import type_text
+from remat_magic.jaxprs.flow import Scope, makers
+from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.records import Equation, LiveValue, Program, Report, Residual, SourceSpan, Timeline
+from remat_magic.records import Recomputation as RecomputationKind
+
+
+def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequence[str]) -> Report:
+    """The report of the forward half: its residuals, without their readers."""
+    saved = saved_values(half.closed, half.outputs)
+    return replace(blank, residuals=residuals(half.closed, saved, index, arguments))
+
+
+def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) -> Program:
+    outputs = _jax.open_jaxpr(half.closed).outvars[half.outputs :]
+    # As it was computed, and as it leaves: JAX puts a reduce_precision between the two.
+    marked: dict[Any, int] = {}
+    for row, value in enumerate(saved):
+        leaving = (*(outputs[leaf] for leaf in value.leaves), value.atom)
+        marked.update((atom, row) for atom in leaving if not _jax.is_literal(atom))  # some have no hash
+    return program(half.closed, index, marked)
+
+
+def recomputed(half: Forward, backward: Any, index: PrimalIndex) -> tuple[Equation, ...]:
+    """The operations that a backward half repeats or does only now."""
+    return Recomputation(half.closed, backward, index, len(half.residual_types)).records(equation_cost)
+
+
+def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Report:
+    """The report of both halves."""
+    saved = saved_values(half.closed, half.outputs)
+    found = Recomputation(half.closed, backward, index, len(half.residual_types))
+    readers = needed_by(found.top, saved, index, found.live, found)
+    rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
+    ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
+    ahead_work, _ = work(half.closed)
+    back_work, again_work = work(backward, found.live, found)
+    inputs = found.top.jaxpr.invars
+    marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
+
+    def kind(eqn: Any) -> RecomputationKind:
+        if not found(eqn):
+            return ""
+        return "repeated" if found.repeated(eqn) else "deferred"
+
+    return replace(
+        first,
+        residuals=rows,
+        recomputed=found.records(equation_cost),
+        forward=_forward_program(half, saved, index),
+        backward=program(backward, index, marked, kind),
+        notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),
+        forward_flops=ahead.flops,
+        backward_flops=back.flops,
+        uncosted=(ahead + back).uncosted,
+        peak_bytes=peak(half.closed, backward, half.outputs, found.live).bytes,
+        complete=True,
+        forward_work=ahead_work,
+        backward_work=back_work,
+        recomputed_work=again_work,
+    )
+
+
+def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residual], found: Recomputation) -> list[str]:
+    """Values saved by name whose own operation the backward pass runs again all the same.
+
+    A derivative that reads its operation's result (tanh's, exp's) reads the value from before it was named, which the
+    policy did not save. Operations are told apart by their tracebacks; calls of one shared body have one between them,
+    so that as many must run again as are saved.
+    """
+    again: Counter[tuple[int, str]] = Counter(
+        (id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn)) for _, eqn in found.equations if found.repeated(eqn)
+    )
+    top = Scope(_jax.open_jaxpr(half.closed))
+    made: dict[tuple[int, str], list[Residual]] = {}
+    for value, row in zip(saved, rows, strict=True):
+        if row.name and row.kind in ("intermediate", "offloaded"):
+            eqn = makers(top, value.atom)[0].eqn
+            if eqn is not None:
+                made.setdefault((id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn)), []).append(row)
+    notes: dict[str, None] = {}
+    for operation, named in made.items():
+        if again[operation] >= len(named):
+            row = named[0]
+            line = f" (line {row.source.line})" if row.source else ""
+            notes.setdefault(
+                f"{row.name!r} is saved, and its {row.primitive} is recomputed all the same{line}: the derivative of "
+                f"{row.primitive} reads the value from before it was named, so name what goes into {row.primitive} too."
+            )
+    return list(notes)
+
+
+def over_time(blank: Report, half: Forward, backward: Any, index: PrimalIndex, arguments: Sequence[str]) -> Timeline:
+    """The memory held from equation to equation, and what is held at the peak."""
+    moments, equations, held = held_at_peak(half.closed, backward, half.outputs)
+
+    def source(eqn: Any) -> SourceSpan | None:
+        place = None if eqn is None else index.place(eqn)
+        return place.source if place else index.spans.of(_jax.traceback_of(eqn)) if eqn is not None else None
+
+    def value(each: Held) -> LiveValue:
+        kind = "constant" if each.constant else "residual" if each.residual else "temporary"
+        return LiveValue(
+            type_text(each.aval) if each.aval is not None else "",
+            each.bytes,
+            kind if each.argument is None else "argument",
+            _jax.primitive_name(each.eqn) if each.eqn is not None else "",
+            None if each.argument is None else arguments[each.argument],
+            source(each.eqn),
+        )
+
+    return Timeline(
+        blank.policy,
+        blank.at,
+        blank.function,
+        tuple(
+            replace(moment, primitive=_jax.primitive_name(eqn) if eqn is not None else "", source=source(eqn))
+            for moment, eqn in zip(moments, equations, strict=True)
+        ),
+        max(range(len(moments)), key=lambda number: moments[number].bytes),
+        tuple(sorted((value(each) for each in held if each.bytes), key=lambda live: -live.nbytes)),
+    )
+
+
+def without_backward(first: Report, half: Forward, index: PrimalIndex, error: str) -> Report:
+    """The report of a function that has a forward half only."""
+    saved = saved_values(half.closed, half.outputs)
+    return replace(first, forward=_forward_program(half, saved, index), complete=True, backward_error=error)

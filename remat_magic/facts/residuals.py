@@ -1,0 +1,170 @@
+"""What is saved for the backward pass, where each value comes from and who needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import nbytes, type_text
+from remat_magic.jaxprs.flow import Maker, Scope, makers, readers
+from remat_magic.jaxprs.naming import is_given
+from remat_magic.jaxprs.provenance import Place, PrimalIndex
+from remat_magic.records import Kind, Origin, Reader, Residual
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One saved value: its variable in the forward jaxpr and the residual outputs that carry it."""
+
+    atom: Any
+    leaves: tuple[int, ...]
+
+
+def saved_values(forward: Any, outputs: int) -> list[Saved]:
+    """The saved values in the order in which JAX lists them: literals, constants, arguments, intermediates.
+
+    Same as ``jax.ad_checkpoint.print_saved_residuals``: a value saved twice counts once, and ``reduce_precision``
+    (which JAX puts on every residual) is looked through.
+
+    Args:
+        forward: the forward jaxpr; its first ``outputs`` outputs are the function's, the others the residuals.
+        outputs: how many.
+    """
+    jaxpr = _jax.open_jaxpr(forward)
+    through = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_precision"}
+    literals: list[Saved] = []
+    leaves: dict[Any, list[int]] = {}
+    for leaf, atom in enumerate(jaxpr.outvars[outputs:]):
+        if not _jax.is_literal(atom):
+            while not _jax.is_literal(atom) and atom in through:
+                atom = through[atom]
+        if _jax.is_literal(atom):
+            literals.append(Saved(atom, (leaf,)))
+        else:
+            leaves.setdefault(atom, []).append(leaf)
+    bound = [
+        *jaxpr.constvars,
+        *jaxpr.invars,
+        *(var for eqn in jaxpr.eqns for var in eqn.outvars),
+    ]
+    return literals + [Saved(var, tuple(leaves[var])) for var in bound if var in leaves]
+
+
+def locate(index: PrimalIndex, scope: Scope, eqn: Any) -> Place:
+    """The primal place of an equation, else what its own traceback and nesting tell."""
+    path, times = scope.nesting
+    found = index.place(eqn, scope.chain)
+    if found is not None:
+        # JAX hoists what does not change out of a loop: where an equation stands now says how often it runs.
+        return found if found.times == times else replace(found, times=times)
+    frames = index.spans.frames(_jax.traceback_of(eqn))
+    here: Scope | None = scope
+    while frames.source is None and here is not None and here.eqn is not None:
+        outer = index.place(here.eqn, here.parent.chain if here.parent else ())
+        frames = frames.inside(outer.frames if outer else index.spans.frames(_jax.traceback_of(here.eqn)))
+        here = here.parent
+    return Place("", "", frames, path, times, ())
+
+
+def _origin(index: PrimalIndex, maker: Maker, arguments: Sequence[str]) -> Origin:
+    name = next((name for name in maker.names if not is_given(name)), None)
+    if maker.eqn is None:
+        path, times = maker.scope.nesting
+        argument = arguments[maker.argument] if maker.argument is not None else None
+        return Origin("", None, path, times, name, argument)
+    place = locate(index, maker.scope, maker.eqn)
+    return Origin(_jax.primitive_name(maker.eqn), place.source, place.path, place.times, name, library=place.library)
+
+
+def _kind(atom: Any, top: Scope, found: Sequence[Maker]) -> Kind:
+    if _jax.is_literal(atom):
+        return "literal"
+    if atom in top.inputs:
+        return "argument"
+    if atom in top.jaxpr.constvars:
+        return "constant"
+    if _jax.memory_space(atom.aval):
+        return "offloaded"
+    if found and not any(maker.copied for maker in found):
+        if all(maker.argument is not None for maker in found):
+            return "argument"
+        if all(maker.eqn is None and maker.argument is None for maker in found):
+            return "constant"
+    return "intermediate"
+
+
+def residuals(
+    forward: Any, saved: Sequence[Saved], index: PrimalIndex, arguments: Sequence[str]
+) -> tuple[Residual, ...]:
+    """The residuals without ``needed_by``.
+
+    Args:
+        forward: the forward jaxpr.
+        saved: its saved values.
+        index: the primal program.
+        arguments: the name of each of the forward jaxpr's inputs.
+    """
+    top = Scope(_jax.open_jaxpr(forward))
+    rows: list[Residual] = []
+    for value in saved:
+        found = makers(top, value.atom)
+        kind = _kind(value.atom, top, found)
+        origins = tuple(dict.fromkeys(_origin(index, maker, arguments) for maker in found))
+        first = origins[0] if origins else Origin("")
+        aval = value.atom.aval
+        text = type_text(aval)
+        rows.append(
+            Residual(
+                dtype=text[: text.index("[")],
+                shape=tuple(int(size) for size in getattr(aval, "shape", ())),
+                nbytes=nbytes(aval),
+                kind=kind,
+                primitive=first.primitive,
+                name=first.name,
+                argument=first.argument,
+                source=first.source,
+                library=first.library,
+                path=first.path,
+                times=first.times,
+                origins=origins,
+                memory_space=_jax.memory_space(aval),
+            )
+        )
+    return tuple(rows)
+
+
+def needed_by(
+    backward: Scope,
+    saved: Sequence[Saved],
+    index: PrimalIndex,
+    live: Callable[[Any], bool],
+    recomputing: Callable[[Any], bool],
+) -> list[tuple[Reader, ...]]:
+    """For each saved value the operations of the backward pass that read it, each kind of reader once.
+
+    Args:
+        backward: the backward jaxpr, whose first inputs are the residual leaves.
+        saved: the saved values.
+        index: the primal program.
+        live: tells an equation that matters from dead code.
+        recomputing: tells whether an equation recomputes a forward value.
+    """
+    rows: list[tuple[Reader, ...]] = []
+    for value in saved:
+        found: dict[Reader, None] = {}
+        for leaf in value.leaves:
+            for scope, eqn in readers(backward, backward.jaxpr.invars[leaf], live):
+                place = index.place(eqn, scope.chain)
+                where = place or locate(index, scope, eqn)
+                reader = Reader(
+                    _jax.primitive_name(eqn),
+                    place.label if place else "",
+                    where.source,
+                    where.path,
+                    recomputing(eqn),
+                )
+                found.setdefault(reader)
+        rows.append(tuple(found))
+    return rows

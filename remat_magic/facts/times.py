@@ -1,0 +1,59 @@
+"""Estimated times: a roofline over the kernels of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remat_magic.devices import Device, get
+from remat_magic.records import Report, Times, Work
+
+__all__ = ["seconds", "times"]
+
+
+def seconds(work: Iterable[Work], device: Device) -> tuple[float, bool]:
+    """What kernels take on a device if each is limited by arithmetic or by memory, whichever is slower.
+
+    The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009):
+    ``times * max(flops / peak, bytes / bandwidth)`` of each, added up. No kernel reaches its peak, so this is what the
+    device would need at least if the kernels are as reckoned.
+
+    Returns:
+        Seconds, and whether all costs and trip counts were known; what is not known counts its bytes, and one run.
+    """
+    total, complete = 0.0, True
+    for each in work:
+        peak = device.peak_flops(each.dtype, each.unit)
+        arithmetic = each.flops / peak if each.flops and peak else 0.0
+        # A matmul of a dtype that the device has no figure for is not limited by memory alone.
+        complete = complete and each.known and not (peak is None and each.unit == "matmul" and each.flops)
+        total += (1 if each.times is None else each.times) * max(arithmetic, each.bytes / device.memory_bandwidth)
+    return total, complete
+
+
+def times(report: Report, device: Device | str) -> Times:
+    """The estimated times of both halves under a report's policy.
+
+    What is offloaded goes to the host and comes back: twice its bytes over the host's bandwidth, as if nothing else ran
+    meanwhile.
+
+    Args:
+        report: a complete one.
+        device: a device or its name.
+
+    Raises:
+        RematError: no such device.
+    """
+    device = get(device)
+    forward, backward, again = (
+        seconds(work, device) for work in (report.forward_work, report.backward_work, report.recomputed_work)
+    )
+    moved = report.offloaded_bytes
+    offload = 0.0 if not moved else 2 * moved / device.host_bandwidth if device.host_bandwidth else None
+    return Times(
+        device.name,
+        forward[0],
+        backward[0],
+        again[0],
+        offload,
+        forward[1] and backward[1] and offload is not None and not report.backward_error,
+    )

@@ -1,0 +1,1 @@
+"""Jaxprs walked, followed and written anew."""

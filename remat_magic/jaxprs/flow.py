@@ -1,0 +1,229 @@
+"""Following a value through a jaxpr: back to what made it, and on to what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import PLACEHOLDERS, TRANSPARENT, Body, bodies, multiply
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """A jaxpr in its surroundings: the equation and body that it is, and the scope around that equation."""
+
+    jaxpr: Any
+    parent: Scope | None = None
+    eqn: Any = None
+    body: Body | None = None
+    _makers: dict[Any, tuple[Any, int]] | None = None
+    _inputs: dict[Any, int] | None = None
+    _readers: dict[Any, list[tuple[Any, int]]] | None = None
+    _inner: dict[int, tuple[Scope, ...]] = field(default_factory=dict)
+    chain: tuple[int, ...] = ()
+    nesting: tuple[tuple[str, ...], int | None] = ((), 1)
+
+    def __post_init__(self) -> None:
+        # `chain`: identities of the tracebacks of the enclosing equations, outermost first.
+        # `nesting`: the labels of the enclosing loops and calls, and how often they run together.
+        if self.parent is not None and self.body is not None:
+            self.chain = (*self.parent.chain, id(_jax.traceback_of(self.eqn)))
+            path, times = self.parent.nesting
+            label = self.body.label
+            self.nesting = (
+                path if not label or path[-1:] == (label,) else (*path, label),
+                multiply(times, self.body.times),
+            )
+
+    @property
+    def makers(self) -> dict[Any, tuple[Any, int]]:
+        """For each variable the equation that makes it and the output's index there."""
+        if self._makers is None:
+            self._makers = {var: (eqn, i) for eqn in self.jaxpr.eqns for i, var in enumerate(eqn.outvars)}
+        return self._makers
+
+    @property
+    def inputs(self) -> dict[Any, int]:
+        """For each invar its index."""
+        if self._inputs is None:
+            self._inputs = {var: i for i, var in enumerate(self.jaxpr.invars)}
+        return self._inputs
+
+    @property
+    def readers(self) -> dict[Any, list[tuple[Any, int]]]:
+        """For each variable the equations that read it, with the operand's index."""
+        if self._readers is None:
+            self._readers = {}
+            for eqn in self.jaxpr.eqns:
+                for i, atom in enumerate(eqn.invars):
+                    if not _jax.is_literal(atom):
+                        self._readers.setdefault(atom, []).append((eqn, i))
+        return self._readers
+
+    def inner(self, eqn: Any) -> tuple[Scope, ...]:
+        """The scopes inside an equation of this one."""
+        known = self._inner.get(id(eqn))
+        if known is None:
+            known = tuple(Scope(body.jaxpr, self, eqn, body) for body in bodies(eqn))
+            self._inner[id(eqn)] = known
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """The equation that really made a value (None: ``argument`` or ``constant`` of the whole program instead).
+
+    ``names`` are the checkpoint names met on the way, ``copied`` tells that a loop stacked or carried the value on the
+    way, so that it is a buffer of its own even if it began as an argument.
+    """
+
+    scope: Scope
+    eqn: Any = None
+    output: int = 0
+    argument: int | None = None
+    constant: int | None = None
+    literal: bool = False
+    names: tuple[str, ...] = ()
+    copied: bool = False
+
+
+def makers(scope: Scope, atom: Any) -> list[Maker]:
+    """All the equations that can have made a value, in program order of discovery, each once.
+
+    Loops and branches make several: a saved carry is the previous iteration's value or the initial operand, and the
+    branches of a cond share their outputs.
+    """
+    found: dict[tuple[int, int, int, int], Maker] = {}
+    seen: set[tuple[int, int]] = set()
+    todo: list[tuple[Scope, Any, tuple[str, ...], bool]] = [(scope, atom, (), False)]
+
+    def record(maker: Maker) -> None:
+        key = (
+            id(maker.eqn),
+            maker.output,
+            -1 if maker.argument is None else maker.argument,
+            -1 if maker.constant is None else maker.constant,
+        )
+        found.setdefault(key, maker)
+
+    while todo:
+        here, value, names, copied = todo.pop()
+        if _jax.is_literal(value):
+            record(Maker(here, literal=True, names=names, copied=copied))
+            continue
+        if (id(here), id(value)) in seen:
+            continue
+        seen.add((id(here), id(value)))
+        made = here.makers.get(value)
+        if made is None:
+            todo.extend(_outward(here, value, names, copied, record))
+            continue
+        eqn, output = made
+        if _jax.primitive_name(eqn) in TRANSPARENT:
+            name = _jax.checkpoint_name_of(eqn)
+            operand = eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]
+            todo.append((here, operand, names if name is None else (*names, name), copied))
+            continue
+        entered = False
+        for inner in reversed(here.inner(eqn)):
+            body = inner.body
+            assert body is not None
+            result = body.results[output] if output < len(body.results) else None
+            if result is not None:
+                todo.append((inner, inner.jaxpr.outvars[result], names, copied or body.kind != "call"))
+                entered = True
+        if not entered:
+            record(Maker(here, eqn, output, names=names, copied=copied))
+    return [maker for maker in found.values() if not _is_placeholder(maker)] or list(found.values())
+
+
+def _is_placeholder(maker: Maker) -> bool:
+    """Whether a value, or what it is a broadcast of, stands in for one that only another branch makes."""
+    eqn: Any = maker.eqn
+    while eqn is not None and eqn.primitive.name == "broadcast_in_dim" and not _jax.is_literal(eqn.invars[0]):
+        eqn = maker.scope.makers.get(eqn.invars[0], (None, 0))[0]
+    return eqn is not None and eqn.primitive.name in PLACEHOLDERS
+
+
+def _outward(
+    here: Scope, value: Any, names: tuple[str, ...], copied: bool, record: Callable[[Maker], None]
+) -> Iterator[tuple[Scope, Any, tuple[str, ...], bool]]:
+    """From an input of a body to what it is outside, and around a loop to what it was an iteration ago."""
+    index = here.inputs.get(value)
+    if here.parent is None:
+        if index is not None:
+            record(Maker(here, argument=index, names=names, copied=copied))
+        else:
+            constants = list(here.jaxpr.constvars)
+            record(
+                Maker(here, constant=constants.index(value) if value in constants else 0, names=names, copied=copied)
+            )
+        return
+    body = here.body
+    assert body is not None
+    if index is None:  # a constant inside a body
+        record(Maker(here, constant=-1, names=names, copied=copied))
+        return
+    loop = body.kind == "loop"
+    # The last one put on the stack is followed first: the previous iteration's value before the initial operand.
+    operand = body.operands[index] if index < len(body.operands) else None
+    if operand is not None:
+        yield here.parent, here.eqn.invars[operand], names, copied or loop
+    for output, carried in body.carries:
+        if carried == index:
+            yield here, here.jaxpr.outvars[output], names, True
+
+
+def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: True) -> list[tuple[Scope, Any]]:
+    """All the operations that read a value, looked for through names, barriers and bodies; each once.
+
+    Args:
+        scope: where the value is bound.
+        var: the variable.
+        live: tells an equation that matters from dead code.
+    """
+    found: dict[int, tuple[Scope, Any]] = {}
+    seen: set[tuple[int, int]] = set()
+    todo: list[tuple[Scope, Any]] = [(scope, var)]
+    while todo:
+        here, value = todo.pop()
+        if (id(here), id(value)) in seen:
+            continue
+        seen.add((id(here), id(value)))
+        for eqn, operand in here.readers.get(value, ()):
+            if not live(eqn) or (_jax.is_primal_left(eqn) and operand > 0):
+                continue
+            if _jax.primitive_name(eqn) in TRANSPARENT:
+                output = operand if len(eqn.outvars) == len(eqn.invars) else 0
+                todo.append((here, eqn.outvars[output]))
+                continue
+            inside = here.inner(eqn)
+            entered = False
+            for inner in inside:
+                assert inner.body is not None
+                for index, outer in enumerate(inner.body.operands):
+                    if outer == operand:
+                        todo.append((inner, inner.jaxpr.invars[index]))
+                        entered = True
+            if not entered:
+                found.setdefault(id(eqn), (here, eqn))
+        if here.parent is not None:
+            _leave(here, value, todo)
+    return list(found.values())
+
+
+def _leave(here: Scope, value: Any, todo: list[tuple[Scope, Any]]) -> None:
+    """A value that a body passes through unchanged is read outside, or an iteration later."""
+    body = here.body
+    assert body is not None
+    for index, out in enumerate(here.jaxpr.outvars):
+        if out is not value:
+            continue
+        for output, result in enumerate(body.results):
+            if result == index and output < len(here.eqn.outvars) and here.parent is not None:
+                todo.append((here.parent, here.eqn.outvars[output]))
+        for carried_out, carried_in in body.carries:
+            if carried_out == index:
+                todo.append((here, here.jaxpr.invars[carried_in]))

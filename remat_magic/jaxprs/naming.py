@@ -1,0 +1,165 @@
+"""Giving every value of a program a checkpoint name, so that a policy can choose among all of them.
+
+The names are put into the jaxpr, never into the user's Python: one ``name`` equation after each equation whose results
+a policy could keep. They are numbered in the order of the program, so that the same program gets the same names again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import TRANSPARENT, bodies
+from remat_magic.jaxprs.values import is_inexact
+
+__all__ = ["PREFIX", "Naming", "is_given", "name_everything"]
+
+PREFIX = "remat_magic/value "  # no name of a user's begins like this
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedValue:
+    """A value that was given a name: the primal equation that makes it, with the output's index.
+
+    A value that a loop carries in has no ``output``; its equation is the first of the loop's body. ``name`` is the name
+    that the program itself gives it.
+    """
+
+    eqn: Any
+    output: int | None
+    aval: Any
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Naming:
+    """A program in which every candidate has a name of its own.
+
+    ``values`` tells for each name what it was given to. ``fingerprint`` is equal for programs of the same operations,
+    whatever their shapes. ``branches`` tells whether there are values inside branches, which have no names here though
+    JAX could keep them by name.
+    """
+
+    closed: Any
+    values: dict[str, NamedValue]
+    fingerprint: str
+    separately: bool = False
+    branches: bool = False
+
+
+def is_given(name: str | None) -> bool:
+    """Whether a name is one that ``name_everything`` gave, and not the user's."""
+    return name is not None and name.startswith(PREFIX)
+
+
+def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False) -> Naming:
+    """Name every value that a policy could keep, also in calls, checkpoints and scans.
+
+    Without jax_remat3 in force, checkpoints become those of JAX without it.
+
+    Values in branches, dynamic loops and custom derivatives are out of reach: JAX keeps those as their rules say.
+
+    Args:
+        closed: the primal jaxpr.
+        within: tells the checkpoint equations that a policy is chosen for, only in which values are named; None for a
+            policy of the whole program.
+        separately: give each call of a shared body names of its own, so that twelve equal layers are decided one by
+            one and not at once.
+    """
+    namer = _Namer(within or (lambda _: True), separately)
+    named = namer.jaxpr(closed, (), within is None)
+    return Naming(named, namer.values, namer.digest.hexdigest()[:16], separately, namer.branches)
+
+
+_ENTERED = {"jit": "jaxpr", "pjit": "jaxpr", "scan": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+class _Namer:
+    def __init__(self, within: Callable[[Any], bool], separately: bool) -> None:
+        self.values: dict[str, NamedValue] = {}
+        self.digest = hashlib.sha256()
+        self.branches = False
+        self._within, self._separately = within, separately
+        self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
+
+    def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
+        name = f"{PREFIX}{len(self.values)}"
+        self.values[name] = NamedValue(like, output, var.aval, own)
+        named = _jax.fresh_var(var)
+        return named, _jax.name_equation(like, var, named, name)
+
+    def jaxpr(self, jaxpr: Any, carried: Sequence[int], active: bool) -> Any:
+        """The jaxpr with names, those of the invars ``carried`` included; where not ``active``, only in checkpoints."""
+        known = self._done.get((id(jaxpr), active))
+        if known is not None:
+            return known[1]
+        old = _jax.open_jaxpr(jaxpr)
+        renamed: dict[Any, Any] = {}
+        eqns: list[Any] = []
+        # What only carries an argument, a constant or a literal on is no value of its own.
+        given = {*old.constvars, *(var for i, var in enumerate(old.invars) if i not in carried)}
+        own = {
+            eqn.invars[0]: name
+            for eqn in old.eqns
+            if (name := _jax.checkpoint_name_of(eqn)) is not None and not _jax.is_literal(eqn.invars[0])
+        }
+        for index in carried if active else ():
+            var = old.invars[index]
+            if old.eqns and _can_be_named(var):
+                renamed[var], eqn = self._name(old.eqns[0], var, None, own.get(var))
+                eqns.append(eqn)
+        for eqn in old.eqns:
+            self.digest.update(_jax.primitive_name(eqn).encode() + b";")
+            if any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
+                eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
+            eqns.append(self._inside(eqn, active))
+            if active and eqn.primitive.name == "cond":
+                inside = (var for body in bodies(eqn) for made in body.jaxpr.eqns for var in made.outvars)
+                self.branches = self.branches or any(map(_can_be_named, inside))
+            if _jax.primitive_name(eqn) in TRANSPARENT:
+                given.update(
+                    out
+                    for out, atom in zip(eqn.outvars, eqn.invars, strict=False)
+                    if _jax.is_literal(atom) or atom in given
+                )
+            for index, var in enumerate(eqn.outvars):
+                named = var in given or _jax.checkpoint_name_of(eqn) is not None
+                if active and not named and _can_be_named(var):
+                    renamed[var], naming = self._name(eqn, var, index, own.get(var))
+                    eqns.append(naming)
+        outvars = [self._renamed(renamed, atom) for atom in old.outvars]
+        new = _jax.with_body(jaxpr, _jax.replace_eqns(old, eqns, outvars))
+        if not self._separately:
+            self._done[id(jaxpr), active] = (jaxpr, new)
+        return new
+
+    def _inside(self, eqn: Any, active: bool) -> Any:
+        if _jax.is_checkpoint(eqn):
+            body = self.jaxpr(_jax.checkpoint_body(eqn), (), active or self._within(eqn))
+            if _jax.remat3():
+                return _jax.replace_checkpoint(eqn, body, _jax.checkpoint_policy(eqn))
+            return _jax.old_checkpoint(eqn, body)
+        parameter = _ENTERED.get(eqn.primitive.name)
+        if parameter is None or parameter not in eqn.params:
+            return eqn
+        carried: Sequence[int] = ()
+        if eqn.primitive.name == "scan":
+            consts, carries, _ = _jax.scan_split(eqn)
+            carried = range(consts, consts + carries)
+        return eqn.replace(params={**eqn.params, parameter: self.jaxpr(eqn.params[parameter], carried, active)})
+
+    @staticmethod
+    def _renamed(renamed: dict[Any, Any], atom: Any) -> Any:
+        return atom if _jax.is_literal(atom) else renamed.get(atom, atom)
+
+
+def _can_be_named(var: Any) -> bool:
+    """Whether a value can be kept by name: floating-point numbers, and masks and indices beside them."""
+    if _jax.is_dropped(var) or getattr(var.aval, "shape", None) is None:
+        return False
+    # Complex values cannot be saved at all: JAX rounds what it saves by reduce_precision, which refuses them.
+    kind = getattr(var.aval.dtype, "kind", "")
+    return kind in ("b", "i", "u") or (kind != "c" and is_inexact(var.aval))

@@ -1,0 +1,158 @@
+"""The primal program, indexed by traceback.
+
+Every equation of a forward or backward jaxpr carries the *same traceback object* as the primal equation that it was
+derived from (measured on jax 0.10.2 and 0.12.0.1), scan bodies, rematerialised and transposed code included. So the
+identity of a traceback says where a derived equation comes from, even where JAX has inlined the call around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.bodies import bodies, label_of, multiply
+from remat_magic.jaxprs.spans import Frames, Spans
+from remat_magic.records import SourceSpan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where an equation stands: its frames, the enclosing loops and calls, and how often it runs.
+
+    ``chain`` holds the identities of the tracebacks of the enclosing equations, outermost first. ``marks`` counts how
+    often the primal program itself is marked as rematerialised there: a function that takes a gradient inside is.
+    ``number`` counts the tracebacks, so that an operation in a body has one number whichever call of it JAX inlined;
+    None for what is not in the primal program.
+    """
+
+    primitive: str
+    label: str
+    frames: Frames
+    path: tuple[str, ...]
+    times: int | None
+    chain: tuple[int, ...]
+    marks: int = 0
+    number: int | None = None
+
+    @property
+    def source(self) -> SourceSpan | None:
+        """The innermost frame of the user's own code."""
+        return self.frames.source
+
+    @property
+    def library(self) -> SourceSpan | None:
+        """The innermost frame of a library that the user's code called."""
+        return self.frames.library
+
+
+_MARK = "rematted_computation"  # the name stack entry under which JAX evaluates what a checkpoint dropped
+_WRAPPED = re.compile(r"\w+\([^()]*\)")
+
+
+def marks_on(eqn: Any) -> int:
+    """How often an equation is marked as rematerialised, marks that a later derivative has wrapped not counted.
+
+    ``transpose(jvp(rematted_computation))`` is the derivative of what the program itself rematerialises.
+    """
+    stack = _jax.name_stack(eqn)
+    if _MARK not in stack:
+        return 0
+    while "(" in stack:
+        shorter = _WRAPPED.sub("", stack)
+        if shorter == stack:
+            break
+        stack = shorter
+    return stack.count(_MARK)
+
+
+class PrimalIndex:
+    """All places of a primal jaxpr by the identity of their traceback; keeps the jaxpr, hence the identities, alive."""
+
+    def __init__(self, closed: Any, function: str) -> None:
+        self.closed = closed
+        self.spans = Spans()
+        self._places: dict[int, list[Place]] = {}
+        self._under: dict[tuple[int, int], list[Place]] = {}  # by traceback and that of an enclosing equation
+        self._add(_jax.open_jaxpr(closed), (), 1, (), Frames(), function, 0)
+        self._lend_sources()
+
+    def _add(
+        self,
+        jaxpr: Any,
+        path: tuple[str, ...],
+        times: int | None,
+        chain: tuple[int, ...],
+        outer: Frames,
+        own: str,
+        marks: int,
+    ) -> None:
+        # `own` is the function's name while we are inside nothing but its own decorators (jit, checkpoint): these are
+        # the function, not something around its operations.
+        sole = len(jaxpr.eqns) == 1
+        for eqn in jaxpr.eqns:
+            traceback = _jax.traceback_of(eqn)
+            frames = self.spans.frames(traceback).inside(outer)
+            inside = bodies(eqn)
+            here = marks + marks_on(eqn)
+            alike = self._places.setdefault(id(traceback), [])
+            number = (alike[0].number if alike else None) or len(self._places)
+            place = Place(_jax.primitive_name(eqn), label_of(eqn), frames, path, times, chain, here, number)
+            alike.append(place)
+            for link in chain:
+                self._under.setdefault((id(traceback), link), []).append(place)
+            for body in inside:
+                decorator = bool(own) and sole and body.kind == "call" and body.label in (own, "")
+                deeper = path if decorator or not body.label or path[-1:] == (body.label,) else (*path, body.label)
+                self._add(
+                    body.jaxpr,
+                    deeper,
+                    multiply(times, body.times),
+                    (*chain, id(traceback)),
+                    frames,
+                    own if decorator else "",
+                    here,
+                )
+
+    def _lend_sources(self) -> None:
+        """Where a traceback ends in JAX (``checkpoint(jnp.sin)``), the equation around tells the line.
+
+        A gradient inside the function inlines part of such a body, and leaves the rest in its equation: one traceback,
+        one operation, one line.
+        """
+        for places in self._places.values():
+            known = next((place.frames for place in places if place.source is not None), None)
+            if known is not None and any(place.source is None for place in places):
+                places[:] = [replace(place, frames=place.frames.inside(known)) for place in places]
+
+    def place(self, eqn: Any, chain: Iterable[int] = ()) -> Place | None:
+        """The primal place of a derived equation.
+
+        Args:
+            eqn: an equation of a forward or backward jaxpr.
+            chain: identities of the tracebacks of the equations around it there. Where a body is shared by several
+                calls, the place whose own chain holds all of these is taken (JAX may have inlined others).
+        """
+        traceback = id(_jax.traceback_of(eqn))
+        places = self._places.get(traceback)
+        if not places:
+            return None
+        if len(places) == 1:
+            return places[0]
+        wanted = [link for link in chain if link in self._places]
+        if not wanted:
+            return places[0]
+        inside = self._under.get((traceback, wanted[-1]), places)
+        return next((place for place in inside if _subsequence(wanted, place.chain)), inside[0])
+
+    def marks(self, eqn: Any) -> tuple[int, int]:
+        """The fewest and the most marks of the primal equations that an equation can be derived from."""
+        counts = [place.marks for place in self._places.get(id(_jax.traceback_of(eqn)), ())]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+
+def _subsequence(links: list[int], chain: tuple[int, ...]) -> bool:
+    position = iter(chain)
+    return all(link in position for link in links)

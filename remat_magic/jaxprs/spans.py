@@ -1,0 +1,156 @@
+"""From JAX's tracebacks to spans of the user's own source text."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from functools import lru_cache
+from types import CodeType
+from typing import Any, NamedTuple
+
+import jax
+
+from remat_magic.records import SourceSpan
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    """Folders whose code is not the user's: the standard library, installed packages, this package."""
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
+    # A standard library reached through a symbolic link names its files by either path.
+    folders |= {os.path.realpath(folder) for folder in folders}
+    folders.add(os.path.dirname(os.path.realpath(os.__file__)))
+    return (*(folder.rstrip(os.sep) + os.sep for folder in sorted(folders)), *_jax_folders(), _OWN)
+
+
+@lru_cache(maxsize=1)
+def _jax_folders() -> tuple[str, ...]:
+    """Where JAX is, which a developer of JAX has outside of the installed packages."""
+    folder = os.path.dirname(os.path.abspath(jax.__file__))
+    return (os.path.join(folder, ""), os.path.join(os.path.dirname(folder), "jaxlib", ""))
+
+
+@lru_cache(maxsize=4096)
+def is_user_file(file: str) -> bool:
+    """Whether a code object's file is the user's own: not the standard library, an installed package or this one."""
+    if file.startswith("<frozen"):
+        return False
+    if file.startswith("<"):  # <stdin>, <string>, <ipython-input-...>
+        return True
+    if any(part in file for part in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")):
+        return False
+    return not os.path.abspath(file).startswith(_library_folders())
+
+
+@lru_cache(maxsize=4096)
+def is_library_file(file: str) -> bool:
+    """Whether a file is one of an installed package other than JAX itself, the standard library and this one.
+
+    JAX's own frames say how an operation is made, not what for: its name and the line that calls it tell more.
+    """
+    if is_user_file(file) or file.startswith("<") or file.startswith((*_jax_folders(), _OWN)):
+        return False
+    return "site-packages" in file or "dist-packages" in file or os.path.abspath(file).startswith(_package_folders())
+
+
+@lru_cache(maxsize=1)
+def _package_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(paths[key], "") for key in ("purelib", "platlib") if key in paths)
+
+
+def cell_number(file: str) -> int | None:
+    """The ``n`` of ``In[n]`` for a notebook cell's file name, by IPython's own table; None for other files.
+
+    ipykernel names a cell's file by a hash of its text, so that re-running the same text moves the number: ask when
+    the function is traced, not later.
+    """
+    if "IPython" not in sys.modules:
+        return None
+    shell = sys.modules["IPython"].get_ipython()
+    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    number = names.get(file) if isinstance(names, dict) else None
+    return number if isinstance(number, int) else None
+
+
+def _characters(line: str, byte_column: int | None) -> int:
+    if byte_column is None:
+        return 0
+    return len(line.encode()[:byte_column].decode(errors="replace"))
+
+
+@lru_cache(maxsize=65536)
+def _span(code: CodeType, lasti: int, file_state: int | None) -> SourceSpan:
+    del file_state  # part of the key: a file or cell number that changes makes a new span
+    positions = list(code.co_positions())
+    line, end_line, column, end_column = positions[lasti // 2] if lasti // 2 < len(positions) else (None,) * 4
+    line = line or code.co_firstlineno
+    end_line = end_line or line
+    text = linecache.getline(code.co_filename, line).rstrip("\n")
+    last = text if end_line == line else linecache.getline(code.co_filename, end_line).rstrip("\n")
+    return SourceSpan(
+        file=code.co_filename,
+        function=code.co_name,
+        line=line,
+        column=_characters(text, column),
+        end_line=end_line,
+        end_column=_characters(last, end_column),
+        cell=cell_number(code.co_filename),
+        text=text,
+    )
+
+
+class Frames(NamedTuple):
+    """The innermost frame of the user's own code, and that of a library called from there; None where there is none."""
+
+    source: SourceSpan | None = None
+    library: SourceSpan | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return self.source is not None or self.library is not None
+
+    def inside(self, outer: Frames) -> Frames:
+        """With the user's frame of what is around; both frames of it where there are none here."""
+        if self.source is not None:
+            return self
+        return Frames(outer.source, self.library or outer.library)
+
+
+_NOWHERE = Frames()
+
+
+class Spans:
+    """The spans of one trace: each traceback is read once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, Frames]] = {}
+
+    def frames(self, traceback: Any) -> Frames:
+        """The frames of the user's code and of a library's that a traceback ends in."""
+        if traceback is None:
+            return _NOWHERE
+        known = self._seen.get(id(traceback))
+        if known is None:
+            known = self._seen[id(traceback)] = (traceback, self._read(traceback))  # kept alive: ids are reused
+        return known[1]
+
+    def of(self, traceback: Any) -> SourceSpan | None:
+        """The innermost frame of the user's own code, or None where there is none."""
+        return self.frames(traceback).source
+
+    @staticmethod
+    def _read(traceback: Any) -> Frames:
+        codes, lastis = traceback.raw_frames()
+        library: SourceSpan | None = None
+        for code, lasti in zip(codes, lastis, strict=True):
+            if is_user_file(code.co_filename):
+                return Frames(_span(code, lasti, cell_number(code.co_filename)), library)
+            if library is None and is_library_file(code.co_filename):
+                library = _span(code, lasti, None)
+        return Frames(None, library)

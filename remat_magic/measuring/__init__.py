@@ -1,0 +1,1 @@
+"""What XLA makes of a policy, compiled and run."""

@@ -1,0 +1,123 @@
+"""Whether a policy leaves values and gradients as they are, as it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from remat_magic import _jax
+from remat_magic.facts.facts import Facts, Traced
+from remat_magic.measuring.inputs import arrays_for, check, shardings_for
+from remat_magic.measuring.measure import place_of, sentence, text_of
+from remat_magic.records import GradientDifference, RematError
+
+__all__ = ["check_gradients"]
+
+
+def check_gradients(
+    traced: Traced,
+    policies: Iterable[Any],
+    *,
+    inputs: Any = "random",
+    at: Any = None,
+    namespace: Mapping[str, Any] | None = None,
+) -> tuple[GradientDifference, ...]:
+    """Run the value and the gradients under each policy on the same inputs, and compare them with policy "none".
+
+    Both are compiled, so that differences in the last bits are usual: XLA fuses them differently. The cotangent of each
+    output is one everywhere.
+
+    Args:
+        traced: what ``remat_magic.trace`` gave.
+        policies: the policies, as for ``Trace.report``, and so are ``at`` and ``namespace``.
+        inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one.
+        at: the place of the policies, and of "none".
+        namespace: where identifiers in a key that are no policies of JAX are looked up.
+
+    Returns:
+        One difference for each policy, in their order. Failures are sentences in ``error``.
+
+    Raises:
+        RematError: ``inputs`` is of no known form, or None.
+    """
+    check(inputs)
+    facts = traced.facts
+    if inputs is None:
+        raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
+    wanted = list(policies)
+    place = place_of(facts, at)
+    try:
+        arrays = arrays_for(facts, inputs) or []
+        plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
+        reference = _run(facts, "none", plain, namespace, arrays)[1]
+    except Exception as error:  # noqa: BLE001 - told for each policy
+        told = sentence(f"run {facts.engine.function_name} without the checkpoint", error)
+        return tuple(GradientDifference(text_of(policy), place, error=told) for policy in wanted)
+    found = []
+    for policy in wanted:
+        try:
+            (name, where), values = _run(facts, policy, at, namespace, arrays)
+            found.append(_difference(name, where, _names(facts, len(values)), values, reference))
+        except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
+            told = sentence(f"run {facts.engine.function_name} under {text_of(policy)}", error)
+            found.append(GradientDifference(text_of(policy), place, error=told))
+    return tuple(found)
+
+
+def _run(
+    facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None, arrays: Sequence[Any]
+) -> tuple[tuple[str, str], list[np.ndarray[Any, Any]]]:
+    """Policy and place as a report has them, and all that the program returns, on the host."""
+    gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays))
+    results = gradient.lowered.compile()(*arrays)
+    return (gradient.policy, gradient.at), [_on_host(result) for result in results]
+
+
+def _on_host(result: Any) -> np.ndarray[Any, Any]:
+    if _jax.is_key(result):
+        result = jax.random.key_data(result)
+    array = np.asarray(result)
+    # bfloat16 and its like subtract in their own precision.
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _names(facts: Facts, count: int) -> list[str]:
+    gradients = [f"the gradient of {leaf.name}" for leaf in facts.engine.arguments if leaf.differentiated]
+    outputs = count - len(gradients)
+    return [*("the output" if outputs == 1 else f"output {number}" for number in range(outputs)), *gradients]
+
+
+def _difference(
+    policy: str,
+    at: str,
+    names: Sequence[str],
+    values: Sequence[np.ndarray[Any, Any]],
+    reference: Sequence[np.ndarray[Any, Any]],
+) -> GradientDifference:
+    absolute, where, index = 0.0, "", ()
+    relative, relative_where = 0.0, ""
+    for name, mine, theirs in zip(names, values, reference, strict=True):
+        if not mine.size:
+            continue
+        apart = _apart(mine, theirs)
+        worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
+        largest = float(apart[worst])
+        if largest > absolute:
+            absolute, where, index = largest, name, tuple(int(i) for i in worst)
+        finite = np.abs(theirs[np.isfinite(theirs)])
+        scale = float(finite.max()) if finite.size else 0.0
+        scaled = 0.0 if largest == 0 else largest / scale if scale else float("inf")
+        if scaled > relative:
+            relative, relative_where = scaled, name
+    return GradientDifference(policy, at, absolute, where, index, relative, relative_where)
+
+
+def _apart(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Distances of the elements; what is equal or NaN on both sides is none, NaN on one side is infinitely far."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(mine - theirs)
+    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

@@ -1,0 +1,198 @@
+"""What XLA makes of a policy: bytes and seconds of the compiled value and gradients."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from remat_magic import _jax, wording
+from remat_magic.facts.facts import Facts
+from remat_magic.measuring.disagree import findings
+from remat_magic.measuring.inputs import arrays_for, check, shardings_for
+from remat_magic.records import Measurement, RematError
+
+__all__ = ["Stopped", "compile_for_memory", "measure", "measure_on", "place_of", "sentence", "text_of"]
+
+# A scheduler that orders for parallelism lets temporary memory ignore checkpointing. On two cores neither jax 0.10.2
+# nor 0.12.0.1 takes it, whatever this option says: both then compile what they compile without it.
+_ON_CPU: dict[str, str | bool] = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+class Stopped(Exception):  # noqa: N818 - nothing is wrong: somebody asked for it
+    """A measurement was given up between two of its steps."""
+
+
+def measure(
+    facts: Facts,
+    policy: Any = "as_written",
+    at: Any = None,
+    *,
+    inputs: Any = None,
+    runs: int = 5,
+    namespace: Mapping[str, Any] | None = None,
+) -> Measurement:
+    """Compile the value and the gradients of a traced function under a policy, and run them if there are inputs.
+
+    The program is lowered from the jaxpr that the report is of, so no Python of the user's runs again, with a cotangent
+    of one for every output. Nothing of the user's is donated or kept. On CPU it is compiled with
+    ``xla_cpu_enable_concurrency_optimized_scheduler=False``, so that temporary memory follows the policy as far as XLA
+    lets it: on jax 0.10.2 only under ``lax.scan``.
+
+    Args:
+        facts: of the traced function.
+        policy: as for ``Trace.report``, and so are ``at`` and ``namespace``.
+        at: where.
+        inputs: None to compile only; ``"random"`` for normal numbers, zeros in place of integers, and keys of zeros;
+            or the pair ``(args, kwargs)`` of a call like the traced one, since a trace keeps no arrays. Their shardings
+            are lowered with, and without them those that the arguments had when traced.
+        runs: how many runs to time, after one to warm up.
+        namespace: where identifiers in a key that are no policies of JAX are looked up.
+
+    Returns:
+        What was measured. Where a step failed, ``error`` says so and what came before it stays.
+
+    Raises:
+        RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
+    """
+    check(inputs)
+    if runs < 1:
+        raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
+    try:
+        arrays = arrays_for(facts, inputs)
+    except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
+        return Measurement(text_of(policy), place_of(facts, at), error=sentence("make the inputs", error))
+    return measure_on(facts, policy, at, arrays=arrays, runs=runs, namespace=namespace)
+
+
+def measure_on(
+    facts: Facts,
+    policy: Any,
+    at: Any,
+    *,
+    arrays: Sequence[Any] | None,
+    runs: int,
+    namespace: Mapping[str, Any] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Measurement:
+    """:func:`measure` on the array leaves themselves, or on none.
+
+    ``stop`` is asked between the steps: lowering, compiling, each run. The trace's lock is held while lowering only.
+
+    Raises:
+        Stopped: ``stop`` said so.
+    """
+
+    def unless_stopped() -> None:
+        if stop():
+            raise Stopped
+
+    found = Measurement(text_of(policy), place_of(facts, at))
+    doing = "lower"
+    try:
+        gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays))
+        found = replace(found, policy=gradient.policy, at=gradient.at)
+        unless_stopped()
+        doing = "compile"
+        start = time.perf_counter()
+        compiled = compile_for_memory(gradient.lowered, _platform(facts, arrays))
+        seconds = time.perf_counter() - start
+        unless_stopped()
+        found = replace(_numbers(found, compiled), compile_seconds=seconds)
+        saved_bytes = facts.preview(policy, at, namespace).saved_bytes
+        found = replace(found, findings=findings(gradient, _asked(compiled.as_text), found, saved_bytes))
+        if arrays is not None:
+            doing = "run"
+            times = _timed(compiled, arrays, runs, unless_stopped)
+            found = replace(found, run_seconds=statistics.median(times), runs=runs)
+    except Stopped:
+        raise
+    except RematError as error:
+        return replace(found, error=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
+        return replace(found, error=sentence(f"{doing} {facts.engine.function_name} under {found.policy}", error))
+    return found
+
+
+def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
+    """Compile with the scheduler that heeds memory."""
+    return lowered.compile(compiler_options=_ON_CPU) if platform == "cpu" else lowered.compile()
+
+
+def _platform(facts: Facts, arrays: Sequence[Any] | None) -> str:
+    """Where it will run: where an argument stays, else where JAX puts what stays nowhere."""
+    shardings = shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.arguments]
+    for sharding in shardings:
+        for device in getattr(sharding, "device_set", ()):
+            return device.platform
+    return _jax.default_device().platform
+
+
+def _numbers(found: Measurement, compiled: jax.stages.Compiled) -> Measurement:
+    """What the executable says of itself."""
+    memory = _asked(compiled.memory_analysis)
+    costs = _asked(compiled.cost_analysis)
+    if isinstance(costs, (list, tuple)):  # one for each program, before JAX 0.5 and on some backends
+        costs = costs[0] if costs else None
+    flops = (costs or {}).get("flops")
+    devices = _devices(compiled)
+    first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
+    kind = first.device_kind
+    return replace(
+        found,
+        device=first.platform if kind.lower() == first.platform else f"{first.platform} {kind}",
+        devices=max(1, len(devices)),
+        temp_bytes=getattr(memory, "temp_size_in_bytes", None),
+        argument_bytes=getattr(memory, "argument_size_in_bytes", None),
+        output_bytes=getattr(memory, "output_size_in_bytes", None),
+        flops=int(flops) if flops is not None and flops >= 0 else None,  # XLA writes -1 for unknown
+    )
+
+
+def _asked(analysis: Callable[[], Any]) -> Any:
+    try:
+        return analysis()
+    except Exception:  # noqa: BLE001 - backends without this analysis raise errors of their own: unknown
+        return None
+
+
+def _devices(compiled: jax.stages.Compiled) -> set[Any]:
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return {device for sharding in shardings for device in getattr(sharding, "device_set", ())}
+
+
+def _timed(compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, between: Callable[[], None]) -> list[float]:
+    """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is held."""
+    jax.block_until_ready(compiled(*arrays))
+    times = []
+    for _ in range(runs):
+        between()
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arrays))
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def text_of(policy: Any) -> str:
+    """What to call a policy before it is resolved."""
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def place_of(facts: Facts, at: Any) -> str:
+    """What to call a place before it is resolved; a mapping has no name."""
+    return at if isinstance(at, str) else facts.engine.default_at if at is None else ""
+
+
+def sentence(doing: str, error: BaseException) -> str:
+    """One sentence on what failed."""
+    if isinstance(error, RematError):
+        return str(error)
+    text = wording.one_line(wording.text_of(error), 4000)
+    if "RESOURCE_EXHAUSTED" in text or "ut of memory" in text or isinstance(error, MemoryError):
+        return f"out of memory: the device could not {doing}; choose a policy that saves less, or smaller inputs."
+    first = text.split(". ")[0].rstrip(".")
+    return f"JAX could not {doing}: {type(error).__name__}: {first[:400]}."

@@ -1,0 +1,96 @@
+"""Tab completion of the magic's options and of their values."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.error import UsageError
+
+from remat_magic.notebook.line import NAME_KINDS, option_actions, split_options
+from remat_magic.notebook.session import Session
+
+__all__ = ["matcher_for"]
+
+_LINE = re.compile(r"\s*%{1,2}remat\s(?P<written>.*)")
+_AFTER_OPTION = re.compile(
+    r"""(?:|.*\s)(?P<option>--?[A-Za-z][\w-]*)[ =]+(?P<value>"[^"]*|'[^']*|[^\s"'(]*(?:\(.*)?)"""
+)
+_CHECKPOINT_NAME = re.compile(r"""checkpoint_name\(.*?["']([\w./-]+)["']\s*\)""")
+
+
+def matcher_for(
+    parser: argparse.ArgumentParser, session: Session
+) -> Callable[[CompletionContext], SimpleMatcherResult]:
+    """A matcher for ``ip.Completer.custom_matchers``."""
+
+    @context_matcher(identifier="remat_magic")
+    def remat_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        line = _LINE.fullmatch(context.text_until_cursor)
+        if line is None:
+            return {"completions": [], "suppress": False}
+        code = _python(parser, line["written"], context.token)
+        if code is not None:
+            return _python_completions(session, code, context)
+        found = _candidates(parser, session, line["written"], context)
+        matching = sorted({candidate for candidate in found if candidate.startswith(context.token)})
+        return {"completions": [SimpleCompletion(text) for text in matching], "suppress": bool(matching)}
+
+    return remat_matcher
+
+
+def _python(parser: argparse.ArgumentParser, written: str, token: str) -> str | None:
+    """The Python up to the cursor, if it stands in the call or in the value of ``--args``."""
+    after = _open_option(parser, written.removesuffix(token))
+    if after is not None:
+        return after["value"].lstrip("\"'") + token if after["option"] == "--args" else None
+    if token.startswith("-"):
+        return None
+    try:
+        return split_options(parser, written)[1]
+    except UsageError:
+        return None
+
+
+def _python_completions(session: Session, code: str, context: CompletionContext) -> SimpleMatcherResult:
+    """What IPython offers for the code on a line of its own; after a magic's name it offers less."""
+    alone = CompletionContext(context.token, code, len(code), 0, context.limit)
+    found = list(cast("Any", session.shell.Completer).python_matcher(alone)["completions"])
+    return {"completions": found, "suppress": bool(found)}
+
+
+def _open_option(parser: argparse.ArgumentParser, before: str) -> re.Match[str] | None:
+    """The option whose value the cursor stands in."""
+    after = _AFTER_OPTION.fullmatch(before)
+    action = option_actions(parser).get(after["option"]) if after else None
+    return after if action is not None and action.nargs != 0 else None
+
+
+def _candidates(
+    parser: argparse.ArgumentParser, session: Session, written: str, context: CompletionContext
+) -> Iterable[str]:
+    """What may stand at the cursor where the line is not yet Python."""
+    options = option_actions(parser)
+    after = _open_option(parser, written.removesuffix(context.token))
+    if after is None:
+        return options if context.token.startswith("-") else ()
+    value = after["value"].lstrip("\"'")
+    names = {*session.names, *_CHECKPOINT_NAME.findall(context.full_text)}
+    match options[after["option"]].dest:
+        case "policy":
+            return names if "(" in value else _policies(session)
+        case "names":
+            return names if re.search(r"[=,]$", value) else {*names, *(f"{kind}=" for kind in NAME_KINDS)}
+        case "at":
+            return ("function", "sites", *session.sites)
+        case _:
+            return ()
+
+
+def _policies(session: Session) -> list[str]:
+    from remat_magic import policies
+
+    return [key for choice in policies.choices() for key in (choice.key, *choice.aliases)] + list(session.policies)

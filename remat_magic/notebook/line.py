@@ -1,0 +1,215 @@
+"""The magic's own line: options first, then Python, kept to the letter.
+
+``IPython.core.magic_arguments.parse_argstring`` splits a whole line as a shell would, which spoils the quotes, spaces
+and negative numbers of a call. So the options are taken off the front of the raw line, as the parser declares them,
+and only they go through the parser; what is left is one Python expression.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from IPython.core.error import UsageError
+
+from remat_magic.parsing import parse_python
+
+__all__ = ["NAME_KINDS", "NameKind", "Options", "option_actions", "parse", "split_options"]
+
+NameKind = Literal["save", "offload", "recompute"]
+NAME_KINDS: tuple[NameKind, ...] = ("save", "offload", "recompute")
+
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a line says.
+
+    ``names`` maps each kind to its patterns in the order given. ``expression`` is the Python that follows the options,
+    or None where the line has none; ``quiet`` whether a semicolon ends it.
+    """
+
+    policy: str | None = None
+    at: str | None = None
+    wrt: tuple[int | str, ...] | None = None
+    names: tuple[tuple[NameKind, tuple[str, ...]], ...] = ()
+    args: str | None = None
+    output: str | None = None
+    text: bool = False
+    apply: bool = False
+    expression: str | None = None
+    quiet: bool = False
+
+    @property
+    def tree(self) -> ast.expr | None:
+        """The expression, parsed."""
+        return None if self.expression is None else parse_python(self.expression, "eval").body
+
+
+def parse(parser: argparse.ArgumentParser, line: str) -> Options:
+    """Read a line.
+
+    Raises:
+        UsageError: of one sentence, where the line is wrong in itself.
+    """
+    found, rest = split_options(parser, line)
+    if found.policy is not None and found.names:
+        raise UsageError(
+            "--policy and --names exclude each other: write their union as one policy, such as "
+            "--policy \"dots_saveable | save_only_these_names('a')\"."
+        )
+    if found.output is not None and (not found.output.isidentifier() or keyword.iskeyword(found.output)):
+        raise UsageError(f"-o takes the name of a variable, and `{found.output}` is not one.")
+    options = Options(
+        policy=found.policy,
+        at=found.at,
+        wrt=_wrt(found.wrt),
+        names=_names(found.names or []),
+        args=found.args,
+        output=found.output,
+        text=found.text,
+        apply=found.apply,
+        expression=rest.removesuffix(";").rstrip() or None,
+        quiet=rest.endswith(";"),
+    )
+    _check_expression(parser, options)
+    return options
+
+
+def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[argparse.Namespace, str]:
+    """The options at the front of ``line``, and the rest of it verbatim."""
+    actions = option_actions(parser)
+    argv: list[str] = []
+    position = _skip_spaces(line, 0)
+    while option := _OPTION.match(line, position):
+        name = option[0]
+        if name not in actions:
+            raise UsageError(f"%remat has no option {name}{_nearest(name, actions)}; `%remat?` lists them.")
+        position = option.end()
+        if actions[name].nargs == 0:
+            if line[position : position + 1].strip():
+                raise UsageError(f"{name} takes no value: put a space after it.")
+            argv.append(name)
+        else:
+            if line[position : position + 1] == "=":
+                position += 1
+            elif line[position : position + 1].strip():
+                raise UsageError(f"put a space or = between {name} and its value.")
+            value, position = _word(line, _skip_spaces(line, position), name)
+            argv.append(f"{name}={value}")
+        position = _skip_spaces(line, position)
+    return parser.parse_args(argv), line[position:].strip()
+
+
+def option_actions(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Action]:
+    """The parser's actions by option string. argparse has had this attribute since 2.7, and no public way to it."""
+    return parser._option_string_actions  # noqa: SLF001
+
+
+def _skip_spaces(line: str, position: int) -> int:
+    return position + len(line[position:]) - len(line[position:].lstrip())
+
+
+def _word(line: str, start: int, option: str) -> tuple[str, int]:
+    """One value: up to the first space outside quotes and brackets, without the quotes around all of it."""
+    closing: list[str] = []  # what is open, innermost last
+    quoted_until = start
+    position = start
+    while position < len(line):
+        character = line[position]
+        if closing and closing[-1] in "'\"":
+            if character == "\\":
+                position += 1
+            elif character == closing[-1]:
+                closing.pop()
+                if line[start] == character and quoted_until == start:
+                    quoted_until = position
+        elif character in "'\"":
+            closing.append(character)
+        elif character in _CLOSING:
+            closing.append(_CLOSING[character])
+        elif closing and character == closing[-1]:
+            closing.pop()
+        elif character.isspace() and not closing:
+            break
+        position += 1
+    if closing:
+        raise UsageError(f"the value of {option} lacks its closing {closing[-1]}.")
+    word = line[start:position]
+    if not word:
+        raise UsageError(f"{option} needs a value; `%remat?` shows which.")
+    if word[0] in "'\"" and quoted_until == position - 1:
+        word = word[1:-1]
+    return word, position
+
+
+def _wrt(text: str | None) -> tuple[int | str, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrt = tuple(int(part) if re.fullmatch(r"-?\d+", part) else part for part in parts)
+    if not wrt or not all(isinstance(part, int) or re.fullmatch(r"[^\W\d]\w*([\[.].*)?", part) for part in wrt):
+        raise UsageError(f"--wrt takes numbers or names of arguments, such as 0,2 or params, not `{text}`.")
+    return wrt
+
+
+def _names(values: list[str]) -> tuple[tuple[NameKind, tuple[str, ...]], ...]:
+    """``a,b`` is ``save=a,b``; several groups stand in one value or in several options."""
+    found: dict[str, list[str]] = {}
+    for group in " ".join(values).split():
+        written = re.match(r"(\w+)=", group)
+        kind = next((kind for kind in NAME_KINDS if kind == (written[1] if written else "save")), None)
+        if kind is None:
+            raise UsageError(f"--names knows save=, offload= and recompute=, not `{group}`.")
+        patterns = group[written.end() :] if written else group
+        found.setdefault(kind, []).extend(pattern for pattern in patterns.split(",") if pattern)
+    empty = [kind for kind, patterns in found.items() if not patterns]
+    if empty or (values and not found):
+        raise UsageError(f"--names {empty[0] + '=' if empty else ''} needs at least one name, such as save=a,b.")
+    return tuple((kind, tuple(found[kind])) for kind in NAME_KINDS if kind in found)
+
+
+def _check_expression(parser: argparse.ArgumentParser, options: Options) -> None:
+    if options.args is not None and not _is_argument_list(options.args):
+        raise UsageError(
+            f'--args takes what would stand in the call\'s brackets, such as "W1, W2, n=3", not `{options.args}`.'
+        )
+    if options.expression is None:
+        return
+    late = _late_option(parser, options.expression)
+    try:
+        tree = options.tree
+    except SyntaxError:
+        if late:
+            raise UsageError(f"options go before the call: put {late} in front of it.") from None
+        raise UsageError(f"`{options.expression}` is not a Python expression: write a call, such as f(x, y).") from None
+    if isinstance(tree, ast.BinOp) and late:  # `f(x) --text` is valid Python: f(x) minus minus text
+        raise UsageError(f"options go before the call: put {late} in front of it.")
+    if options.args is not None and isinstance(tree, ast.Call):
+        raise UsageError("--args is for a function without a call: leave out either --args or the call's brackets.")
+
+
+def _is_argument_list(text: str) -> bool:
+    try:
+        tree = parse_python(f"f(\n{text}\n)", "eval").body
+    except SyntaxError:
+        return False
+    return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)  # `a)(b` would be two calls
+
+
+def _late_option(parser: argparse.ArgumentParser, expression: str) -> str | None:
+    words = (word.partition("=")[0] for word in expression.split())
+    return next((word for word in words if word in option_actions(parser)), None)
+
+
+def _nearest(name: str, actions: Mapping[str, argparse.Action]) -> str:
+    near = difflib.get_close_matches(name, actions, n=1)
+    return f": did you mean {near[0]}?" if near else ""

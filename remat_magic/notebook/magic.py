@@ -1,0 +1,227 @@
+"""``%%remat`` and ``%remat``: the extension as IPython sees it.
+
+Loading imports neither JAX nor the widget; the first inspection does.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Iterable, MutableMapping
+from typing import Any, cast
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+    output_can_be_silenced,
+)
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from remat_magic.notebook.cell import CellTransformer, hooked_expression, mark
+from remat_magic.notebook.completion import matcher_for
+from remat_magic.notebook.inspection import Inspection
+from remat_magic.notebook.line import Options, parse
+from remat_magic.notebook.session import Session
+from remat_magic.parsing import parse_expression
+from remat_magic.records import RematError
+from remat_magic.wording import printable
+
+__all__ = ["RematMagics", "load", "unload"]
+
+
+@magics_class
+class RematMagics(Magics):
+    """The magic itself; cells reach ``check``, ``inspect`` and ``show`` through what ``cell`` writes into them."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.ip = shell
+        self.session = Session(shell)
+        self.parser = cast("Any", self.remat).parser
+        self.parser.allow_abbrev = False
+        self.transformer = CellTransformer(self.parser)
+        self.matcher = matcher_for(self.parser, self.session)
+
+    @no_var_expand
+    @needs_local_scope
+    @output_can_be_silenced
+    @magic_arguments()
+    @argument(
+        "-p",
+        "--policy",
+        help="""Checkpoint policy: a key such as dots_saveable; a call such as save_only_these_names('a', 'attn_*');
+        two joined by "|", in quotes; or the name of your own policy. Default: as the function is written.""",
+    )
+    @argument(
+        "--site",
+        "--at",
+        dest="at",
+        metavar="SITE",
+        help="""Where the policy goes: "function", "sites" (all of them), or the key of one checkpoint site. Default:
+        the function's own decorator, else its sites, else the whole function.""",
+    )
+    @argument(
+        "--wrt",
+        help="""What is differentiated: numbers or names of arguments, such as 0,2 or params. Default: what jax.grad or
+        jax.vjp in the call says, else every floating-point leaf.""",
+    )
+    @argument(
+        "--names",
+        action="append",
+        metavar="NAMES",
+        help="""Choose by checkpoint name instead of --policy: "save=a,attn_* offload=b" recomputes all others; "a,b" is
+        "save=a,b"; "recompute=c" alone saves all names but c. Globs and re:... are allowed.""",
+    )
+    @argument(
+        "--args",
+        help="""For a function without a call, its arguments in quotes, as between a call's brackets: "W1, W2, n=3".
+        Default: your variables with the names of its parameters.""",
+    )
+    @argument(
+        "-o",
+        dest="output",
+        metavar="VAR",
+        help="""Keep the widget in this variable: VAR.report is what is shown, VAR.function the function with the
+        chosen policy.""",
+    )
+    @argument("--text", action="store_true", help="Print text instead of showing a widget.")
+    @argument(
+        "--apply",
+        action="store_true",
+        help="When the cell has ended, bind the function's name to the function with the chosen policy.",
+    )
+    @argument("call", nargs="*", help="The call to inspect, to the end of the line. It is not executed.")
+    @line_cell_magic
+    def remat(self, line: str, cell: str | None = None, local_ns: MutableMapping[str, Any] | None = None) -> Any:
+        """Show what JAX saves for the backward pass of a function, and what it recomputes.
+
+        %%remat [options] [call]     as the first line of a cell
+        %remat [options] call        for a function defined elsewhere
+
+        The cell runs as it is, but its last line, if it is a call such as loss(params, x) or
+        jax.grad(loss)(params, x), is inspected and not executed: its function and arguments are evaluated, and the
+        function is traced with abstract values. Where the cell ends otherwise, the one function that it defines (or
+        the one that it decorates with jax.checkpoint) is inspected, with your variables of its parameters' names as
+        arguments. Options come first; the rest of the line is Python, read as it stands.
+        """
+        __tracebackhide__ = True
+        if cell is not None:
+            return self._run_cell(f"%%remat {line}\n{cell}")  # of an exported notebook
+        expression = self._read(line).tree
+        if expression is None:
+            raise UsageError("nothing to inspect: write a call after %remat, such as %remat loss(params, x).")
+        return self._evaluate(hooked_expression(line, expression), local_ns)
+
+    def check(self, line: str, bound: Iterable[str] = ()) -> None:
+        """Say what is wrong with a line, before anything runs.
+
+        Args:
+            line: what follows ``%%remat``.
+            bound: names that the cell is going to bind ("*": any); a policy that uses them is not judged yet.
+
+        Raises:
+            UsageError: of one sentence.
+        """
+        __tracebackhide__ = True
+        self._read(line, bound)
+
+    def _read(self, line: str, bound: Iterable[str] = ()) -> Options:
+        __tracebackhide__ = True
+        options = parse(self.parser, line)
+        if options.policy is None:
+            return options
+        used, names = _identifiers_and_texts(options.policy)
+        if not {"*", *used} & set(bound):
+            from remat_magic import policies
+
+            try:
+                # Which checkpoint names the function has is not known yet: those that are asked for will do.
+                policies.resolve(options.policy, names, self.session.namespace)
+            except RematError as error:
+                raise UsageError(printable(str(error))) from None
+        return options
+
+    def inspect(self, line: str) -> Inspection:
+        """What a checked line asks for."""
+        return Inspection(self.session, parse(self.parser, line))
+
+    def show(self, value: object) -> None:
+        """Display a value as the last expression of a cell."""
+        if self.ip.ast_node_interactivity != "none":
+            self.ip.displayhook(value)
+
+    def _evaluate(self, expression: ast.expr, local_ns: MutableMapping[str, Any] | None) -> Any:
+        __tracebackhide__ = True
+        code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<%remat>", "eval")
+        try:
+            return eval(code, self.ip.user_global_ns, local_ns)  # noqa: S307  (the user's own Python)
+        except NameError as error:
+            inner = error.__traceback__ and error.__traceback__.tb_next
+            if error.name is None or inner is None or inner.tb_next is not None:
+                raise  # from within what the operands call
+            raise UsageError(f"`{error.name}` is not defined: assign it first, or correct the call.") from None
+
+    def _run_cell(self, text: str) -> None:
+        """Run a whole cell and show its value, as ``get_ipython().run_cell_magic`` of an exported notebook asks for."""
+        __tracebackhide__ = True
+        ip = self.ip
+        source = ip.transform_cell(text)
+        name = ip.compile.cache(source, ip.execution_count, raw_code=text)
+        module = cast("ast.Module", ip.transform_ast(ip.compile.ast_parse(source, filename=name)))
+        value = None
+        for statement in module.body:
+            if isinstance(statement, ast.Expr):
+                code = ip.compile(cast("Any", ast.Expression(statement.value)), name, "eval")
+            else:
+                code = ip.compile(cast("Any", ast.Module([statement], [])), name, "exec")
+            value = eval(code, ip.user_global_ns, ip.user_ns)  # noqa: S307  (the user's own cell)
+        self.show(value)
+
+
+def load(ip: InteractiveShell) -> None:
+    """Register the magic, its transformers, completion and event; loading twice leaves one of each."""
+    unload(ip)
+    magics = RematMagics(ip)
+    ip.register_magics(magics)
+    ip.input_transformers_cleanup.append(mark)
+    ip.ast_transformers.append(magics.transformer)
+    cast("Any", ip.Completer).custom_matchers.append(magics.matcher)
+    ip.events.register("pre_run_cell", magics.session.pre_run_cell)
+
+
+def unload(ip: InteractiveShell) -> None:
+    """Take out all that ``load`` put in; nothing happens where it is not loaded."""
+    manager = cast("Any", ip.magics_manager)
+    magics = manager.registry.pop(RematMagics.__name__, None)
+    if magics is None:
+        return
+    for kind in ("line", "cell"):
+        manager.magics[kind].pop("remat", None)
+    registered: list[tuple[list[Any], Any]] = [
+        (ip.input_transformers_cleanup, mark),
+        (ip.ast_transformers, magics.transformer),
+        (cast("Any", ip.Completer).custom_matchers, magics.matcher),
+    ]
+    for where, ours in registered:
+        with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
+            where.remove(ours)
+    ip.events.unregister("pre_run_cell", magics.session.pre_run_cell)
+    between = sys.modules.get("remat_magic.widget.between")  # no widget was ever shown where it is not imported
+    if between is not None:
+        between.forget(ip)
+
+
+def _identifiers_and_texts(policy: str) -> tuple[set[str], tuple[str, ...]]:
+    """The identifiers and the quoted texts in a policy's key."""
+    try:
+        nodes = list(ast.walk(parse_expression(policy.strip())))
+    except SyntaxError:
+        return set(), ()
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}, tuple(texts)

@@ -1,0 +1,121 @@
+"""What the magic remembers between cells, and how an inspection is shown in one shell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from remat_magic.records import RematError
+from remat_magic.wording import printable
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from remat_magic.notebook.apply import Rebinding
+    from remat_magic.notebook.line import Options
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One shell's share of the extension.
+
+    ``names``, ``sites`` and ``policies`` are those of the function inspected last, for completion; the trace itself is
+    not kept.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.names: tuple[str, ...] = ()
+        self.sites: tuple[str, ...] = ()
+        self.policies: tuple[str, ...] = ()
+        self._cell_id: str | None = None
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The user's namespace."""
+        return self.shell.user_ns
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The user's namespace without what IPython itself put there."""
+        hidden = self.shell.user_ns_hidden
+        return {name: value for name, value in self.namespace.items() if hidden.get(name, hidden) is not value}
+
+    def pre_run_cell(self, info: Any) -> None:
+        """A cell begins."""
+        self._cell_id = getattr(info, "cell_id", None)
+
+    def remember(self, trace: Any) -> None:
+        """Keep what completion can offer next time."""
+        self.names = tuple(trace.names)
+        self.sites = tuple(site.key for site in trace.sites)
+        self.policies = tuple(choice.key for choice in trace.choices())
+
+    def present(
+        self,
+        trace: Any,
+        policy: str,
+        options: Options,
+        rebinding: Rebinding | None,
+        title: str,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> Any:
+        """Show a trace under a policy, keep and apply it as the options say, and return the widget.
+
+        With ``--text`` nothing is returned, so that IPython displays nothing else.
+
+        Raises:
+            RematError: if the name to rebind has come to mean something else.
+        """
+        if options.text:
+            self._print(trace, policy, options, title)
+            if options.output is None and not options.apply:
+                return None
+        from remat_magic.widget import RematWidget
+
+        widget = RematWidget(
+            trace,
+            policy,
+            options.at,
+            title=title,
+            apply=None if rebinding is None else lambda widget: rebinding.apply(widget.function, widget.policy),
+            namespace=self.namespace,
+            cell_id=self._cell_id,
+            inputs=inputs,
+        )
+        if options.output is not None:
+            self.namespace[options.output] = widget
+        if options.apply and rebinding is not None:
+            self._apply_later(rebinding, widget)
+        return None if options.text else widget
+
+    def _apply_later(self, rebinding: Rebinding, widget: Any) -> None:
+        """Bind the function's name to what the widget has chosen, when the running cell has ended."""
+        from remat_magic.widget.between import between
+
+        function, policy = widget.function, widget.policy
+
+        def apply() -> None:
+            try:
+                print(printable(rebinding.apply(function, policy)))  # noqa: T201
+            except RematError as error:
+                self.shell.show_usage_error(printable(str(error)))
+
+        idle = between(self.shell)
+        if idle is not None:
+            idle.soon(apply)
+
+    def _print(self, trace: Any, policy: str, options: Options, title: str) -> None:
+        from rich.console import Console
+
+        from remat_magic.views import text
+
+        report = trace.report(policy, options.at, self.namespace)
+        if title:
+            print(printable(title))  # noqa: T201
+        if sys.stdout.isatty():
+            Console(file=sys.stdout, force_jupyter=False).print(text.render(report))
+        else:  # a notebook or a pipe, which tells no width
+            print(text.plain(report), end="")  # noqa: T201

@@ -1,0 +1,1 @@
+"""What is best to save within a budget."""

@@ -1,0 +1,322 @@
+"""What the backward pass needs, and what computing each of it again needs: the ground on which plans are made.
+
+JAX itself says so. The program, with every value named, is differentiated under a policy that saves nothing. In the
+backward jaxpr each operation stands with its operands, and each name is a *gate*: save that value, and what lies behind
+it need not run for those who read it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from remat_magic import _jax
+from remat_magic.engine.engine import Dissection
+from remat_magic.facts.cost import equation_cost
+from remat_magic.facts.recomputation import Recomputation
+from remat_magic.facts.residuals import residuals, saved_values
+from remat_magic.jaxprs.bodies import TRANSPARENT, nbytes
+from remat_magic.jaxprs.flow import Scope
+from remat_magic.jaxprs.naming import is_given
+from remat_magic.planning.copies import copies
+
+__all__ = ["Figures", "Graph", "Grouped", "build"]
+
+
+class Figures(NamedTuple):
+    """What a choice comes to: bytes kept on the device, recomputed FLOPs, bytes moved to the host."""
+
+    saved_bytes: int
+    recomputed_flops: int
+    offloaded_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """Operations of a backward pass and what they read.
+
+    Attributes:
+        flops: of each node, all its runs together; 0 for a gate.
+        needed: whether a node runs whatever is saved.
+        gates: for the nodes that are gates the name that saves the value, its bytes, and how often it is passed.
+        reads: for each node the nodes that it reads, gates among them.
+        leaves: for each node the intermediates that it reads which the policy has no say about (a checkpoint's inputs).
+        leaf_bytes: the bytes of these, by number.
+        copies: how many copies of its value saving a name keeps.
+        operations: the equations that a node recomputes, each with how often it runs.
+        uncosted: the nodes with an operation whose FLOPs are not known, which ``flops`` counts as none.
+    """
+
+    flops: list[int] = field(default_factory=list)
+    needed: list[bool] = field(default_factory=list)
+    gates: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    reads: list[tuple[int, ...]] = field(default_factory=list)
+    leaves: list[tuple[int, ...]] = field(default_factory=list)
+    leaf_bytes: dict[int, int] = field(default_factory=dict)
+    copies: dict[str, int] = field(default_factory=dict)
+    operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
+    uncosted: set[int] = field(default_factory=set)
+
+    def predict(self, chosen: Collection[str]) -> tuple[int, int]:
+        """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
+        return self.figures(chosen)[:2]
+
+    def figures(self, chosen: Collection[str], offloaded: Collection[str] = ()) -> Figures:
+        """What it comes to if just these names are saved, those ``offloaded`` among them in the host's memory."""
+        nodes, gates = self._run(chosen)
+        leaves = {leaf for node in nodes for leaf in self.leaves[node]}
+        sizes = self.sizes(gates)
+        moved = sum(size for name, (size, _) in sizes.items() if name in offloaded)
+        saved = sum(size for size, _ in sizes.values()) - moved + sum(self.leaf_bytes[leaf] for leaf in leaves)
+        return Figures(saved, sum(self.flops[node] for node in nodes), moved)
+
+    def running(self, chosen: Collection[str]) -> list[int]:
+        """The nodes that run in the backward pass if just these names are saved."""
+        return self._run(chosen)[0]
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """For each name among gates the bytes that saving it takes for these, and how many values that is.
+
+        Where checkpoints are nested, a value is read in several rounds of recomputation, and saved once; and so is what
+        stays the same in a loop.
+        """
+        times: dict[str, int] = {}
+        each: dict[str, int] = {}
+        for gate in gates:
+            name, each[name], passed = self.gates[gate]
+            times[name] = min(times.get(name, 0) + passed, self.copies.get(name, passed))
+        return {name: (each[name] * times[name], times[name]) for name in times}
+
+    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """The same for each value, where the gates of several have one name."""
+        return self.sizes(gates)
+
+    def used_gates(self, chosen: Collection[str]) -> list[int]:
+        """The gates whose saved values are read if just these names are saved."""
+        return self._run(chosen)[1]
+
+    def used(self, chosen: Collection[str]) -> frozenset[str]:
+        """Those of some names whose values are read if just these names are saved."""
+        return frozenset(self.gates[gate][0] for gate in self._run(chosen)[1])
+
+    def _run(self, chosen: Collection[str]) -> tuple[list[int], list[int]]:
+        """The nodes that run, and the gates whose saved values they read."""
+        nodes = [i for i, needed in enumerate(self.needed) if needed]
+        seen, gates = set(nodes), list[int]()
+        for node in nodes:
+            for read in self.reads[node]:
+                if read in seen:
+                    continue
+                seen.add(read)
+                gate = self.gates.get(read)
+                (nodes if gate is None or gate[0] not in chosen else gates).append(read)
+        return nodes, gates
+
+
+@dataclass(eq=False, slots=True)
+class Grouped(Graph):
+    """A graph whose gates have the names of groups: what is saved of a group is saved in all of it.
+
+    ``own`` are the names that the gates had, by which values are told apart, and counted.
+    """
+
+    own: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, group: Mapping[str, str]) -> Grouped:
+        """A graph with its values in groups, by their names; one that is in none has no gate."""
+        gates = {node: gate for node, gate in graph.gates.items() if gate[0] in group}
+        return cls(
+            **{each.name: getattr(graph, each.name) for each in fields(graph) if each.name != "gates"},
+            gates={node: (group[name], size, passed) for node, (name, size, passed) in gates.items()},
+            own={node: name for node, (name, _, _) in gates.items()},
+        )
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of a graph, the sizes of a group's values added."""
+        gates = list(gates)
+        group = {self.own[gate]: self.gates[gate][0] for gate in gates}
+        found: dict[str, tuple[int, int]] = {}
+        for name, (size, times) in self.own_sizes(gates).items():
+            bytes_before, times_before = found.get(group[name], (0, 0))
+            found[group[name]] = bytes_before + size, times_before + times
+        return found
+
+    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of the graph that it was made of."""
+        plain = Graph(gates={gate: (self.own[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
+        return plain.sizes(plain.gates)
+
+
+def build(parts: Dissection) -> Graph:
+    """The graph of a function whose values are all named."""
+    return _Builder(parts).graph
+
+
+class _Builder:
+    def __init__(self, parts: Dissection) -> None:
+        self.graph = Graph()
+        self._residuals = len(parts.half.residual_types)
+        self._found = Recomputation(parts.half.closed, parts.backward, parts.index, self._residuals)
+        self._paid = _paid(parts)
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.graph.copies = copies(parts.naming.closed)
+        top = self._found.top
+        operations = list(self._operations(top))
+        for scope, eqn in operations:
+            self._nodes[id(scope), id(eqn)] = len(self._nodes)
+            self._add(scope, eqn)
+        for scope, eqn in operations:
+            self._connect(scope, eqn.invars)
+        # What leaves is needed: one more node, which reads it and costs nothing.
+        self.graph.flops.append(0)
+        self.graph.operations.append(())
+        self.graph.needed.append(True)
+        self._connect(top, top.jaxpr.outvars)
+        # JAX keeps some residuals that nothing reads.
+        unread = {first: size for first, size in self._paid.values() if first not in self.graph.leaf_bytes}
+        self.graph.leaf_bytes.update(unread)
+        self.graph.leaves[-1] += tuple(unread)
+
+    # ------------------------------------------------------------------------------------------------------------ nodes
+
+    def _operations(self, scope: Scope) -> Iterator[tuple[Scope, Any]]:
+        for eqn in scope.jaxpr.eqns:
+            if not self._found.live(eqn):
+                continue
+            if _gate(eqn) is not None:
+                yield scope, eqn
+            elif _jax.primitive_name(eqn) in TRANSPARENT:
+                continue
+            elif _entered(scope, eqn):
+                for inner in scope.inner(eqn):
+                    yield from self._operations(inner)
+            else:
+                yield scope, eqn
+
+    def _add(self, scope: Scope, eqn: Any) -> None:
+        name = _gate(eqn)
+        times = scope.nesting[1]
+        if name is not None:
+            self.graph.gates[len(self.graph.flops)] = (name, nbytes(eqn.outvars[0].aval), times or 1)
+            self.graph.flops.append(0)
+            self.graph.operations.append(())
+            self.graph.needed.append(False)
+            return
+        flops, again = 0, True
+        operations: list[tuple[Any, int]] = []
+        for inner, leaf in _leaves(scope, eqn):
+            if not self._found.live(leaf):
+                continue
+            if self._found(leaf):
+                price = equation_cost(leaf)
+                runs = inner.nesting[1]
+                if price.uncosted or runs is None:
+                    self.graph.uncosted.add(len(self.graph.flops))
+                else:
+                    flops += price.flops * runs
+                operations.append((leaf, 1 if runs is None else runs))
+            elif _jax.primitive_name(leaf) not in TRANSPARENT:
+                again = False
+        self.graph.flops.append(flops)
+        self.graph.operations.append(tuple(operations))
+        self.graph.needed.append(not again)
+
+    # ------------------------------------------------------------------------------------------------------------ edges
+
+    def _connect(self, scope: Scope, atoms: Sequence[Any]) -> None:
+        nodes: dict[int, None] = {}
+        leaves: dict[int, None] = {}
+        for atom in atoms:
+            if not _jax.is_literal(atom):
+                read, given = self._sources(scope, atom)
+                nodes.update(dict.fromkeys(read))
+                leaves.update(dict.fromkeys(given))
+        paid = dict(self._paid[leaf] for leaf in leaves if leaf in self._paid)
+        self.graph.leaf_bytes.update(paid)
+        self.graph.reads.append(tuple(nodes))
+        self.graph.leaves.append(tuple(paid))
+
+    def _sources(self, scope: Scope, atom: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The nodes and the residuals that a value comes from; several where a loop carries it."""
+        key = (id(scope), id(atom))
+        if key not in self._ends:
+            nodes: dict[int, None] = {}
+            leaves: dict[int, None] = {}
+            seen: set[tuple[int, int]] = set()
+            todo: list[tuple[Scope, Any]] = [(scope, atom)]
+            while todo:
+                here, value = todo.pop()
+                if _jax.is_literal(value) or (id(here), id(value)) in seen:
+                    continue
+                seen.add((id(here), id(value)))
+                made = here.makers.get(value)
+                if made is None:
+                    todo += self._outward(here, value, leaves)
+                    continue
+                eqn, output = made
+                node = self._nodes.get((id(here), id(eqn)))
+                if node is not None:
+                    nodes[node] = None
+                elif _jax.primitive_name(eqn) in TRANSPARENT:
+                    todo.append((here, eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]))
+                else:
+                    for inner in here.inner(eqn):
+                        result = inner.body.results[output] if inner.body else None
+                        if result is not None:
+                            todo.append((inner, inner.jaxpr.outvars[result]))
+            self._ends[key] = tuple(nodes), tuple(leaves)
+        return self._ends[key]
+
+    def _outward(self, here: Scope, value: Any, leaves: dict[int, None]) -> Iterator[tuple[Scope, Any]]:
+        index = here.inputs.get(value)
+        if index is None:  # a constant
+            return
+        if here.parent is None or here.body is None:
+            if index < self._residuals:
+                leaves[index] = None
+            return
+        operand = here.body.operands[index]
+        if operand is not None:
+            yield here.parent, here.eqn.invars[operand]
+        for output, carried in here.body.carries:
+            if carried == index:
+                yield here, here.jaxpr.outvars[output]
+
+
+def _entered(scope: Scope, eqn: Any) -> bool:
+    """Whether the operations inside an equation are nodes of their own: calls, checkpoints and scans."""
+    inside = scope.inner(eqn)
+    if len(inside) != 1 or eqn.primitive.name in ("while", "cond"):
+        return False
+    body = inside[0].body
+    return body is not None and None not in body.operands and None not in body.results
+
+
+def _leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
+    deeper = scope.inner(eqn)
+    for inner in deeper:
+        for each in inner.jaxpr.eqns:
+            yield from _leaves(inner, each)
+    if not deeper:
+        yield scope, eqn
+
+
+def _gate(eqn: Any) -> str | None:
+    """The name that saves what an equation gives, if it is a gate."""
+    name = _jax.checkpoint_name_of(eqn)
+    return name if is_given(name) else None
+
+
+def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
+    """For each residual leaf that is an intermediate the first leaf of the same value, and the value's bytes."""
+    saved = saved_values(parts.half.closed, parts.half.outputs)
+    rows = residuals(parts.half.closed, saved, parts.index, parts.arguments)
+    return {
+        leaf: (value.leaves[0], row.nbytes)
+        for value, row in zip(saved, rows, strict=True)
+        if row.kind == "intermediate"
+        for leaf in value.leaves
+    }

@@ -1,0 +1,200 @@
+"""What nesting the steps of a scan under checkpoints saves and recomputes, by tracing the function so changed.
+
+A scan saves the carry and the residuals of every step. With segments of about the square root of its length, each under
+a checkpoint, it saves the carries between segments, and one segment's residuals at a time while it is differentiated,
+for one more run of the steps (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). By halves, again and
+again, it saves two carries a level, for one more run a level.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from remat_magic import _jax
+from remat_magic.engine.engine import Engine
+from remat_magic.engine.sites import Rewriter
+from remat_magic.facts.facts import Facts
+from remat_magic.facts.residuals import locate
+from remat_magic.jaxprs.bodies import nbytes
+from remat_magic.jaxprs.flow import Scope
+from remat_magic.planning import nesting
+from remat_magic.policies import AS_WRITTEN
+from remat_magic.records import Listed, Loop, Nesting, RematError, Report
+
+__all__ = ["loops", "segment_of"]
+
+_SHORTEST = 4  # steps: of fewer there is nothing to nest
+_Scan = Callable[..., tuple[Any, Any]]
+
+
+def loops(facts: Facts, *, shortest: int = _SHORTEST) -> Listed[Loop]:
+    """For each scan of a function, at any depth, what nesting it saves and recomputes.
+
+    The figures are those of the whole function, as written but for that scan: JAX's own, since it is rewritten and
+    traced once for each way.
+
+    Args:
+        facts: of the traced function.
+        shortest: leave out scans of fewer steps (at least four).
+
+    Raises:
+        RematError: the function has no backward half.
+    """
+    report = facts.report("as_written")
+    if report.backward_error:
+        raise RematError(report.backward_error)
+    found: dict[int, Loop] = {}
+    for scope, eqn in _scans(Scope(_jax.open_jaxpr(facts.engine.index.closed))):
+        if id(eqn) not in found and int(eqn.params["length"]) >= max(shortest, _SHORTEST):
+            found[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
+    return Listed(found.values())
+
+
+def segment_of(length: int) -> int:
+    """Steps a segment: near the square root, and a divisor of the length if one is within a factor of two of it."""
+    root = math.sqrt(length)
+    near = [n for n in range(2, length) if length % n == 0 and root / 2 <= n <= root * 2]
+    return min(near, key=lambda n: abs(math.log(n / root)), default=round(root))
+
+
+def _scans(scope: Scope) -> Iterator[tuple[Scope, Any]]:
+    for eqn in scope.jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            yield scope, eqn
+        if not eqn.primitive.name.startswith("custom_"):  # what the rules of custom derivatives do is out of reach
+            for inner in scope.inner(eqn):
+                yield from _scans(inner)
+
+
+class _Rewritten:
+    """One scan, and the function with it run in other ways."""
+
+    def __init__(self, facts: Facts, scope: Scope, eqn: Any, report: Report) -> None:
+        self._facts, self._scope, self._eqn, self._report = facts, scope, eqn, report
+        self._consts, self._carries, _ = _jax.scan_split(eqn)
+        self._length = int(eqn.params["length"])
+        self._place = locate(facts.engine.index, scope, eqn)
+        name, _, _ = _jax.function_name(eqn.params["jaxpr"])
+        self._name = name if name.isidentifier() else "body"
+
+    def loop(self) -> Loop:
+        """What there is to tell of it."""
+        carry = sum(nbytes(atom.aval) for atom in self._eqn.invars[self._consts : self._consts + self._carries])
+        place, report = self._place, self._report
+        plain = Nesting(
+            "as_written",
+            self._length,
+            1,
+            report.saved_bytes,
+            0,
+            0,
+            report.recomputed_flops,
+            report.peak_bytes,
+        )
+        nested: tuple[Nesting, ...] = ()
+        error = ""
+        try:
+            nested = (self._segments(), self._halves())
+        except RematError as failed:
+            error = str(failed)
+        return Loop(self._name, self._length, carry, place.source, place.path, place.times, plain, nested, error)
+
+    def _segments(self) -> Nesting:
+        segment = segment_of(self._length)
+        scan = functools.partial(nesting.scan_in_segments, length=self._length, segment=segment)
+        working = self._saved(functools.partial(jax.lax.scan, length=segment), segment)
+        code = self._code("scan_in_segments", f"length={self._length}, segment={segment}", nesting.scan_in_segments)
+        return self._nesting("segments", segment, 2, scan, working, code)
+
+    def _halves(self) -> Nesting:
+        scan = functools.partial(nesting.scan_by_halves, length=self._length)
+        lengths = [self._length]
+        while lengths[-1] > 3:
+            lengths.append(lengths[-1] // 2)
+        working = sum(
+            self._saved(functools.partial(nesting.scan_by_halves, length=length), length) for length in lengths[1:]
+        )
+        both = (nesting.scan_in_segments, nesting.scan_by_halves)
+        code = self._code("scan_by_halves", f"length={self._length}", *both)
+        return self._nesting("halves", lengths[-1], len(lengths), scan, working, code)
+
+    def _nesting(self, kind: Any, segment: int, levels: int, scan: _Scan, working: int, code: str) -> Nesting:
+        types = [atom.aval for atom in self._eqn.invars]
+        target, program = self._eqn, functools.partial(self._run, scan)
+
+        def change(closed: Any) -> Any:
+            made = jax.make_jaxpr(program)(*types)
+            if made.consts:
+                raise RematError(f"the scan of {self._name} holds constants, which this cannot move: pass them in.")
+            return Rewriter(lambda _: AS_WRITTEN, lambda eqn: made if eqn is target else None)(closed)
+
+        report = Facts(self._facts.engine.variant(change)).report("as_written")
+        if report.backward_error:
+            raise RematError(report.backward_error)
+        return Nesting(
+            kind,
+            segment,
+            levels,
+            report.saved_bytes,
+            self._views(report, self._length),
+            working,
+            report.recomputed_flops,
+            report.peak_bytes,
+            code,
+        )
+
+    def _run(self, scan: _Scan, *operands: Any) -> list[Any]:
+        """The scan's operands to its results, by another scan."""
+        body = _jax.as_function(self._eqn.params["jaxpr"])
+        consts = operands[: self._consts]
+
+        def step(carry: Any, x: Any) -> tuple[Any, Any]:
+            results = body(*consts, *carry, *x)
+            return results[: self._carries], results[self._carries :]
+
+        init = list(operands[self._consts : self._consts + self._carries])
+        xs = list(operands[self._consts + self._carries :])
+        carry, ys = scan(step, init, xs, reverse=bool(self._eqn.params["reverse"]))
+        return [*carry, *ys]
+
+    def _saved(self, scan: _Scan, length: int) -> int:
+        """What so many steps save when they are differentiated by themselves, views of their inputs left out."""
+        types = [atom.aval for atom in self._eqn.invars]
+        first = self._consts + self._carries
+        types[first:] = [jax.ShapeDtypeStruct((length, *aval.shape[1:]), aval.dtype) for aval in types[first:]]
+        report = Facts(Engine(functools.partial(self._run, scan), tuple(types), {}, None, False)).preview(
+            "none", "function"
+        )
+        return report.saved_bytes - self._views(report, length)
+
+    def _views(self, report: Report, length: int) -> int:
+        """The bytes of scanned inputs saved in another shape, which are views where no steps are left over."""
+        inputs = self._eqn.invars[self._consts + self._carries :]
+        rows = {(_jax.short_dtype(atom.aval), tuple(atom.aval.shape[1:])) for atom in inputs}
+        return sum(
+            residual.nbytes
+            for residual in report.residuals
+            if residual.kind == "intermediate"
+            and residual.primitive == "reshape"
+            and len(residual.shape) > 1
+            and residual.shape[0] * residual.shape[1] == length
+            and (residual.dtype, residual.shape[2:]) in rows
+        )
+
+    def _code(self, call: str, options: str, *functions: Callable[..., Any]) -> str:
+        where = f" at {self._place.source.place}" if self._place.source else ""
+        reverse = ", reverse=True" if self._eqn.params["reverse"] else ""
+        return "\n\n\n".join(
+            [
+                "import jax\nimport jax.numpy as jnp",
+                *(inspect.getsource(function).rstrip() for function in functions),
+                f"# instead of jax.lax.scan({self._name}, init, xs){where}\n"
+                f"carry, ys = {call}({self._name}, init, xs, {options}{reverse})",
+            ]
+        )

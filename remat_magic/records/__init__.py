@@ -1,0 +1,88 @@
+"""The records that an inspection is made of: plain data, without any jax object.
+
+Everything downstream of the analysis (text, HTML, the widget) reads these and nothing else, so a report can be kept,
+compared with ``==``, pickled and shown where JAX is not installed. Importing this module does not import jax.
+
+Units: ``nbytes`` and every ``*_bytes`` are bytes, every ``*_flops`` are floating-point operations. ``None`` where a
+number is expected means *unknown*; it is never replaced by a guess.
+"""
+
+from __future__ import annotations
+
+from remat_magic.errors import RematError
+from remat_magic.records.display import Displayed, Listed
+from remat_magic.records.edit import Edit, EditedName, FileEdit
+from remat_magic.records.measurement import (
+    ComparisonRow,
+    Difference,
+    GradientDifference,
+    Half,
+    LiveValue,
+    Measurement,
+    Moment,
+    Progress,
+    Timeline,
+    Times,
+)
+from remat_magic.records.nesting import Loop, Nesting
+from remat_magic.records.plan import Advice, FrontierPoint, Plan, PlannedValue
+from remat_magic.records.report import (
+    Choice,
+    Equation,
+    Kind,
+    Origin,
+    Parameter,
+    Program,
+    ProgramLine,
+    Reader,
+    Recomputation,
+    Report,
+    Residual,
+    Site,
+    Unit,
+    Work,
+)
+from remat_magic.records.source import SourceSpan, SourceText
+from remat_magic.records.what_if import WhatIf
+
+__all__ = [
+    "Advice",
+    "Choice",
+    "ComparisonRow",
+    "Difference",
+    "Displayed",
+    "Edit",
+    "EditedName",
+    "Equation",
+    "FileEdit",
+    "FrontierPoint",
+    "GradientDifference",
+    "Half",
+    "Kind",
+    "Listed",
+    "LiveValue",
+    "Loop",
+    "Measurement",
+    "Moment",
+    "Nesting",
+    "Origin",
+    "Parameter",
+    "Plan",
+    "PlannedValue",
+    "Program",
+    "ProgramLine",
+    "Progress",
+    "Reader",
+    "Recomputation",
+    "RematError",
+    "Report",
+    "Residual",
+    "Site",
+    "SourceSpan",
+    "SourceText",
+    "Timeline",
+    "Times",
+    "Unit",
+    "WhatIf",
+    "Work",
+]

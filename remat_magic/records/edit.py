@@ -1,0 +1,111 @@
+"""An edit of the user's own source that applies a plan: plain data."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+
+from remat_magic.errors import RematError
+from remat_magic.records.display import Displayed
+from remat_magic.records.source import SourceSpan
+
+__all__ = ["Edit", "EditedName", "FileEdit"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEdit:
+    """The text of one file or notebook cell, as it is (``old``) and as it is to be (``new``).
+
+    ``cell`` is the ``n`` of the notebook's ``In[n]``, or None for a file.
+    """
+
+    file: str
+    cell: int | None
+    old: str
+    new: str
+
+    @property
+    def label(self) -> str:
+        """What to call it: ``In[3]``, or the file's path, from the working directory where it lies in there."""
+        if self.cell is not None:
+            return f"In[{self.cell}]"
+        short = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
+        return self.file if short.startswith("..") else short
+
+    def diff(self) -> str:
+        """A unified diff, as ``patch -p0`` takes it; empty where nothing changes."""
+        lines = difflib.unified_diff(_lines(self.old), _lines(self.new), self.label, self.label)
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class EditedName:
+    """A checkpoint name that the edit saves.
+
+    ``expression`` is the user's text that it stands at, ``values`` how many values of the program it then names.
+    ``existing`` names were in the source already.
+    """
+
+    name: str
+    expression: str = ""
+    source: SourceSpan | None = None
+    values: int = 1
+    existing: bool = False
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Edit(Displayed):
+    """An edit of the user's source, with what JAX does with the edited text.
+
+    ``files`` are all the texts that change, ``names`` what the policy at ``at`` saves by name. ``unnamed`` says in a
+    sentence each which values have no expression in the source that makes just them, and why. ``verified`` is True
+    where the edited text, executed apart from the user's session and traced with the same arguments, has the residuals
+    of the plan (as a multiset of types) and saves as many bytes; where it is not, ``differences`` says what differs.
+    ``saved_bytes`` and ``recomputed_flops`` are of the edited text, None where it could not be traced; the ``planned``
+    ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
+    plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
+    there is none.
+    """
+
+    function: str
+    at: str
+    policy: str
+    files: tuple[FileEdit, ...] = ()
+    names: tuple[EditedName, ...] = ()
+    unnamed: tuple[str, ...] = ()
+    verified: bool = False
+    differences: tuple[str, ...] = ()
+    saved_bytes: int | None = None
+    recomputed_flops: int | None = None
+    planned_bytes: int = 0
+    planned_flops: int = 0
+    closest: Edit | None = None
+
+    def diff(self) -> str:
+        """The unified diffs of all files and cells, one after another."""
+        return "".join(file.diff() for file in self.files)
+
+    def apply_text(self, place: int | str | None = None) -> str:
+        """The full new text of a file or cell.
+
+        Args:
+            place: the number of a cell, or a file's path as in ``files``; None for the only one.
+
+        Raises:
+            RematError: the edit changes no such file, or several and none was chosen.
+        """
+        if place is None and len(self.files) == 1:
+            return self.files[0].new
+        for file in self.files:
+            if place is not None and place in (file.cell, file.file, file.label):
+                return file.new
+        has = ", ".join(file.label for file in self.files) or "nothing"
+        which = "choose one of them" if place is None and self.files else f"it has no text for {place!r}"
+        raise RematError(f"the edit changes {has}: {which}.")
+
+
+def _lines(text: str) -> list[str]:
+    # Not str.splitlines, which also splits at form feeds and the like.
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

@@ -1,0 +1,236 @@
+"""What choosing between policies is made of: times, memory over time, comparisons and measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from remat_magic.records.display import Displayed
+from remat_magic.records.report import Equation, Residual
+from remat_magic.records.source import SourceSpan
+
+__all__ = [
+    "ComparisonRow",
+    "Difference",
+    "GradientDifference",
+    "Half",
+    "LiveValue",
+    "Measurement",
+    "Moment",
+    "Progress",
+    "Timeline",
+    "Times",
+]
+
+Half = Literal["forward", "backward"]
+
+
+# -------------------------------------------------------------------------------------------------- time and the peak
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Estimated seconds on one device: a roofline over the kernels of a report, nothing measured.
+
+    ``recomputed`` is part of ``backward``. ``offload`` is the way to the host and back, as if nothing ran meanwhile;
+    None where it is not known how fast that is. Where not ``complete``, some work has no known cost or trip count, and
+    the estimate is a lower bound ("at least").
+    """
+
+    device: str
+    forward: float
+    backward: float
+    recomputed: float
+    offload: float | None = 0.0
+    complete: bool = True
+
+    @property
+    def total(self) -> float:
+        """Forward, backward and offloading together, in seconds."""
+        return self.forward + self.backward + (self.offload or 0.0)
+
+    @property
+    def extra(self) -> float:
+        """What the policy costs: recomputation and offloading, in seconds."""
+        return self.recomputed + (self.offload or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is held while one equation runs, in bytes.
+
+    ``index`` counts the equations of the half's jaxpr, calls and loops as one; a call has several moments.
+    ``arguments`` includes constants, ``residuals`` only those that are no arguments. ``primitive`` and ``source`` are
+    the equation's, empty where values merely arrive.
+    """
+
+    half: Half
+    index: int
+    arguments: int
+    residuals: int
+    temporaries: int
+    primitive: str = ""
+    source: SourceSpan | None = None
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.arguments + self.residuals + self.temporaries
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValue:
+    """A value that is held at the peak.
+
+    ``type`` is as JAX writes it, empty for what a loop or a branch needs inside, whose ``primitive`` then tells which.
+    ``argument`` is the name of an argument, ``source`` the line that makes the value.
+    """
+
+    type: str
+    nbytes: int
+    kind: Literal["argument", "constant", "residual", "temporary"]
+    primitive: str = ""
+    argument: str | None = None
+    source: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Timeline(Displayed):
+    """The estimated device memory from the first equation of the forward half to the last of the backward one.
+
+    ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first.
+    """
+
+    policy: str
+    at: str
+    function: str
+    moments: tuple[Moment, ...]
+    peak: int
+    alive: tuple[LiveValue, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at once."""
+        return self.moments[self.peak].bytes
+
+
+# --------------------------------------------------------------------------------------------------------- comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """What one policy costs. Of a policy that fails there is nothing but the ``error``, a sentence.
+
+    ``same_as`` are the policies that do just the same and have no row of their own. ``peak_bytes`` and ``times`` are
+    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
+    are sentences on where the compiled program departs from the report. ``pareto`` tells
+    that no other row is better in one of peak and cost without being worse in the other.
+    """
+
+    policy: str
+    at: str
+    saved_bytes: int | None = None
+    argument_bytes: int | None = None
+    offloaded_bytes: int | None = None
+    forward_flops: int | None = None
+    repeated_flops: int | None = None
+    deferred_flops: int | None = None
+    recomputed_flops: int | None = None
+    peak_bytes: int | None = None
+    times: Times | None = None
+    measured_bytes: int | None = None
+    measured_temp_bytes: int | None = None
+    measured_seconds: float | None = None
+    measured_compile_seconds: float | None = None
+    measured_flops: float | None = None
+    measured_device: str = ""
+    findings: tuple[str, ...] = ()
+    pareto: bool = False
+    same_as: tuple[str, ...] = ()
+    complete: bool = True
+    code: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What only one of two policies saves or recomputes; equal ones are set off against each other one by one."""
+
+    a: str
+    b: str
+    residuals_only_in_a: tuple[Residual, ...] = ()
+    residuals_only_in_b: tuple[Residual, ...] = ()
+    recomputed_only_in_a: tuple[Equation, ...] = ()
+    recomputed_only_in_b: tuple[Equation, ...] = ()
+
+
+# -------------------------------------------------------------------------------------------------------- measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What XLA says of the compiled value and gradients under one policy.
+
+    ``temp_bytes``, ``argument_bytes`` and ``output_bytes`` are bytes on each device, from XLA's own
+    ``memory_analysis()``; None where the backend does not say. ``device`` is platform and kind, ``devices`` how many
+    run the program. ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of
+    ``runs`` timed runs, None where it was not run. ``flops`` is XLA's ``cost_analysis()`` of the compiled program,
+    which counts the body of a loop once. ``error`` is one sentence where a step failed; what was measured before
+    stays. ``findings`` are sentences on where the compiled program departs from the report.
+    """
+
+    policy: str
+    at: str
+    device: str = ""
+    devices: int = 1
+    temp_bytes: int | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    compile_seconds: float | None = None
+    run_seconds: float | None = None
+    runs: int = 0
+    flops: int | None = None
+    error: str = ""
+    findings: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Arguments, outputs and temporaries together: what the program needs on each device."""
+        if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
+            return None
+        return self.argument_bytes + self.output_bytes + self.temp_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a series of measurements is: ``current`` names the policy that is being measured, empty at the end."""
+
+    done: int
+    total: int
+    current: str = ""
+    cancelled: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.cancelled or self.done == self.total
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDifference:
+    """How far the values and gradients under a policy are from those without the checkpoint.
+
+    ``absolute`` is the largest difference of two elements, ``where`` names the array that has it ("the gradient of
+    params['w']", "output 0") and ``index`` the element. ``relative`` is the largest difference in units of the largest
+    element of the same array, which ``relative_where`` names. A NaN or infinity on one side only counts as infinite.
+    None where ``error``, one sentence, says why there is nothing to compare.
+    """
+
+    policy: str
+    at: str
+    absolute: float | None = None
+    where: str = ""
+    index: tuple[int, ...] = ()
+    relative: float | None = None
+    relative_where: str = ""
+    error: str = ""

@@ -1,0 +1,202 @@
+"""The best choice of what to save under a budget, and advice about a policy: plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from remat_magic.records import files, plan_file
+from remat_magic.records.display import Displayed
+from remat_magic.records.registered import registered
+from remat_magic.records.source import SourceSpan
+
+__all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue", "load_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something about a policy, or about the program, that costs memory or work without need, and how to mend it.
+
+    ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what is at
+    stake in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of.
+    """
+
+    kind: str
+    sentence: str
+    mend: str
+    figure: int | None = None
+    unit: Literal["", "bytes", "FLOPs"] = ""
+    source: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedValue:
+    """A value that a plan saves.
+
+    ``key`` is the name that the plan gives it, ``name`` the one that the program itself gives it, or None. ``type`` is
+    that of one of them as JAX writes it, empty where calls differ; ``nbytes`` are the bytes of all ``times`` together.
+    ``library`` is the line of an installed package that ``source`` called, as in ``Residual``.
+
+    ``output`` is the result's number among those of its operation, None for a value that a loop carries in. Of the
+    values that one operation of one line and function makes, this is number ``occurrence`` of ``occurrences``, in the
+    order of the program: so it is found again in a program that has changed elsewhere. Of the values that one operation
+    of one expression makes, as in equal layers, it is number ``number``, from 0, of ``alike``.
+    """
+
+    key: str
+    nbytes: int
+    times: int = 1
+    type: str = ""
+    primitive: str = ""
+    name: str | None = None
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    output: int | None = 0
+    occurrence: int = 0
+    occurrences: int = 1
+    offloaded: bool = False
+    library: SourceSpan | None = None
+    number: int = 0
+    alike: int = 1
+
+    @property
+    def origin(self) -> tuple[SourceSpan | None, SourceSpan | None, tuple[str, ...], str, int | None, str]:
+        """What is the same for the values that one operation of one expression makes."""
+        return self.source, self.library, self.path, self.primitive, self.output, self.type
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan(Displayed):
+    """What to save within ``budget_bytes`` so that as little as possible is recomputed.
+
+    ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the
+    report that JAX gives for the plan; the ``predicted_*`` fields are what was reckoned before. ``of`` tells what the
+    budget is of: bytes "saved", or the estimated "peak". ``cost`` tells what is least: "flops", or "seconds" on
+    ``device``, where ``seconds`` are those of the report, recomputation and offloading together, and
+    ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be offloaded.
+
+    No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
+    ``bound_seconds`` where these are what is least, both as reckoned, and of values outside of branches; equal
+    layers that share one body are decided together, or one by one if ``separately``; those of a Python loop one by
+    one, or ``together``. A policy of JAX's that does better is taken instead: then ``names`` is empty and
+    ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
+    ``plan.apply(function)`` can apply it. ``fingerprint`` tells programs of other operations apart.
+    """
+
+    function: str
+    at: str
+    policy: str
+    budget_bytes: int
+    saved_bytes: int
+    recomputed_flops: int
+    bound: int
+    names: tuple[PlannedValue, ...] = ()
+    code: str = ""
+    status: str = ""
+    forward_flops: int | None = None
+    peak_bytes: int | None = None
+    predicted_bytes: int | None = None
+    predicted_flops: int | None = None
+    uncosted: tuple[str, ...] = ()
+    separately: bool = False
+    together: bool = False
+    fingerprint: str = ""
+    solve_seconds: float = 0.0
+    of: str = "saved"
+    cost: str = "flops"
+    device: str = ""
+    host_bandwidth: float | None = None
+    offloaded_bytes: int = 0
+    seconds: float | None = None
+    predicted_offloaded_bytes: int | None = None
+    predicted_seconds: float | None = None
+    bound_seconds: float | None = None
+
+    @property
+    def gap(self) -> float:
+        """How much of the cost a better choice could spare at most: 0 is proven best."""
+        cost, bound = float(self.recomputed_flops), float(self.bound)
+        if self.cost == "seconds":
+            cost, bound = self.predicted_seconds or 0.0, self.bound_seconds or 0.0
+        return 0.0 if cost <= bound else (cost - bound) / cost
+
+    def apply(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """``fun`` with the plan's checkpoint: the same values and gradients, with just the plan's values saved.
+
+        It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
+        ``grad``, ``vmap`` and ``jvp``. ``fun`` is the function that the plan was made for, or one that has changed
+        elsewhere than at the plan's values. Nothing needs to have been inspected in this process.
+
+        Raises:
+            RematError: when the function is called: it does not make the plan's values any more; says what differs.
+        """
+        return registered("applying").with_plan(self, fun)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file for ``remat_magic.load_plan``.
+
+        Raises:
+            RematError: the file cannot be written, or as ``to_json``.
+        """
+        files.write(path, plan_file.to_json(self))
+
+    def to_json(self) -> str:
+        """The plan as JSON text with the version of the format; ``from_json`` has the same plan again.
+
+        Raises:
+            RematError: a text of it holds characters that no plan file may hold.
+        """
+        return plan_file.to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that ``to_json`` wrote. A plan is data: nothing in it is evaluated.
+
+        Raises:
+            RematError: it is none: no JSON, another version, a field missing, unknown or of another type, a number
+                negative or too large, control characters in a text.
+        """
+        return plan_file.from_json(Plan, text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON; ``from_dict`` has the same plan again."""
+        return dataclasses.asdict(self) | {"names": [dataclasses.asdict(value) for value in self.names]}
+
+    @staticmethod
+    def from_dict(data: Any) -> Plan:
+        """A plan that was written out.
+
+        Raises:
+            RematError: it is none: a field is missing, unknown or of another type, or a number is negative.
+        """
+        return plan_file.read(Plan, data)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
+
+    No choice of names within ``budget_bytes`` (of values outside of branches, and the same in equal layers where these
+    are decided together) recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not
+    either, if it fits.
+    """
+
+    budget_bytes: int
+    saved_bytes: int
+    recomputed_flops: int
+    bound: int
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan of a file that ``plan.save`` wrote: ``load_plan("plan.json").apply(loss)`` is ``loss`` under it.
+
+    A plan file is data: nothing in it is evaluated.
+
+    Raises:
+        OSError: the file cannot be read.
+        RematError: it holds no plan; see ``Plan.from_json``.
+    """
+    return plan_file.read_file(Plan, path)

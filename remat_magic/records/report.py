@@ -1,0 +1,333 @@
+"""What one policy does at one place: residuals, recomputation, programs, sites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from remat_magic.records.display import Displayed
+from remat_magic.records.files import write
+from remat_magic.records.registered import registered
+from remat_magic.records.source import SourceSpan, SourceText
+
+__all__ = [
+    "Choice",
+    "Equation",
+    "Kind",
+    "Origin",
+    "Parameter",
+    "Program",
+    "ProgramLine",
+    "Reader",
+    "Recomputation",
+    "Report",
+    "Residual",
+    "Site",
+    "Unit",
+    "Work",
+]
+
+Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
+Recomputation = Literal["", "repeated", "deferred"]
+Unit = Literal["matmul", "vector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One place where a residual's value is made.
+
+    ``path`` names the enclosing loops and calls, outermost first, e.g. ``("scan x12", "block")``; ``times`` is how
+    often the equation runs (the product of the enclosing trip counts), or None in a ``while`` loop, whose count is
+    not known before it runs. ``argument`` is set where the value is (also) an argument of the function. ``library`` is
+    the innermost frame in an installed package (JAX itself aside) where ``source`` called one, else None.
+    """
+
+    primitive: str
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    times: int | None = 1
+    name: str | None = None
+    argument: str | None = None
+    library: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One operation of the backward pass that reads a residual.
+
+    ``primitive`` is the reading operation itself ("mul"); ``derivative_of`` the forward operation that is being
+    differentiated there ("sin"), empty where JAX keeps no trace of it. ``recomputation`` tells a reader that computes
+    a forward value again from one that does the gradient's own work.
+    """
+
+    primitive: str
+    derivative_of: str = ""
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    recomputation: bool = False
+
+    def __str__(self) -> str:
+        """One sentence fragment: "multiplied into the cotangent of sin, line 6"."""
+        return self.text(f"line {self.source.line}" if self.source else "")
+
+    def text(self, place: str) -> str:
+        """The same with ``place`` for the line, such as "In[3]:6"; empty names none."""
+        at = f", {place}" if place else ""
+        if self.recomputation:
+            if self.derivative_of in ("", self.primitive):
+                return f"feeds the recomputation of {self.primitive}{at}"
+            return f"feeds {self.primitive}, recomputed for {self.derivative_of}{at}"
+        if not self.derivative_of:
+            return f"read by {self.primitive}{at}"
+        verb = {"mul": "multiplied into", "dot_general": "contracted with", "div": "divides"}.get(self.primitive)
+        if verb:
+            return f"{verb} the cotangent of {self.derivative_of}{at}"
+        return f"read by {self.primitive} in the derivative of {self.derivative_of}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A value saved for the backward pass.
+
+    ``dtype`` is JAX's short form ("f32", "bf16", "key<fry>"), ``shape`` the residual's own shape, so that a value
+    stacked by a scan has its leading length. ``primitive``, ``source``, ``library``, ``path`` and ``times`` are those
+    of the first origin.
+    ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host").
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    kind: Kind
+    primitive: str = ""
+    name: str | None = None
+    argument: str | None = None
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    times: int | None = 1
+    needed_by: tuple[Reader, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    memory_space: str = ""
+    library: SourceSpan | None = None
+
+    @property
+    def type(self) -> str:
+        """The type as JAX writes it, ``f32[5,4]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One operation that the backward pass recomputes.
+
+    ``repeated`` operations also ran in the forward pass; the others were deferred: they run only now. ``flops`` and
+    ``bytes`` are for all ``times`` runs together, None where unknown. ``outputs`` are types as JAX writes them.
+    """
+
+    primitive: str
+    outputs: tuple[str, ...] = ()
+    flops: int | None = None
+    bytes: int | None = None
+    times: int | None = 1
+    source: SourceSpan | None = None
+    path: tuple[str, ...] = ()
+    repeated: bool = True
+    name: str | None = None
+    library: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one kernel does: a matmul, or a chain of operations that XLA would fuse.
+
+    ``flops`` (None where no formula covers an operation) and ``bytes``, to and from the device's memory, are of one
+    run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, of which
+    one iteration stands here. ``dtype`` is JAX's short form of what is computed with, ``unit`` what computes it:
+    ``matmul`` for matrix units, else ``vector``.
+    """
+
+    flops: int | None
+    bytes: int
+    dtype: str
+    unit: Unit
+    times: int | None = 1
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing of it is unknown."""
+        return self.flops is not None and self.times is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place where ``jax.checkpoint`` is applied; calls of one function at one place are one site.
+
+    ``policy`` is the policy as written: a choice's key where it is one of JAX's, else the callable's own name.
+    """
+
+    key: str
+    function: str
+    times: int
+    policy: str
+    source: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """One line of a jaxpr's text.
+
+    ``residuals`` pairs each variable on the line that is a residual with its index in ``Report.residuals``.
+    ``primitive`` is that of the equation which starts on this line, else empty; ``equation`` numbers that equation
+    within the program, so that lines of one equation belong together. ``operation`` numbers the operation of the
+    function itself that the equation computes or differentiates: what has the same number in the forward and the
+    backward program, or under another policy, belongs together. None where JAX keeps no trace of it.
+    """
+
+    text: str
+    source: SourceSpan | None = None
+    primitive: str = ""
+    residuals: tuple[tuple[str, int], ...] = ()
+    recomputation: Recomputation = ""
+    path: tuple[str, ...] = ()
+    equation: int | None = None
+    operation: int | None = None
+    library: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A jaxpr as text. ``"\\n".join(line.text for line in lines)`` is JAX's own pretty print to the byte."""
+
+    lines: tuple[ProgramLine, ...] = ()
+    equations: int = 0
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "\n".join(line.text for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a policy factory: its name, what it takes ("names", "memory", "policy") and its default."""
+
+    name: str
+    takes: Literal["names", "memory", "policy"]
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One row of the policy table.
+
+    ``key`` is what ``policy=`` takes, ``code`` the one line to paste into a program (with ``{function}``-free text:
+    an expression for ``jax.checkpoint``'s ``policy`` argument or a whole decorator line).
+    """
+
+    key: str
+    label: str
+    meaning: str
+    code: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+
+def _total(numbers: Iterable[int | None]) -> int:
+    return sum(number or 0 for number in numbers)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Displayed):
+    """What one policy does at one place.
+
+    A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward
+    program and nothing recomputed. ``backward_error`` is a sentence where the function has a forward half but no
+    backward one (a dynamic ``while_loop``). ``notes`` are sentences the reader must see (stale traces, unknowns).
+    ``sources`` is the user's own text that the program was traced from, the same in every report of one trace.
+    """
+
+    policy: str
+    at: str
+    residuals: tuple[Residual, ...] = ()
+    recomputed: tuple[Equation, ...] = ()
+    forward: Program = Program()
+    backward: Program = Program()
+    sites: tuple[Site, ...] = ()
+    names: tuple[str, ...] = ()
+    code: str = ""
+    function: str = ""
+    signature: str = ""
+    wrt: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    peak_bytes: int | None = None
+    uncosted: tuple[str, ...] = ()
+    complete: bool = True
+    backward_error: str = ""
+    forward_work: tuple[Work, ...] = ()
+    backward_work: tuple[Work, ...] = ()
+    recomputed_work: tuple[Work, ...] = ()
+    sources: tuple[SourceText, ...] = ()
+
+    def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:
+        """Write the report, both programs in full, as one HTML file that needs neither scripts nor a network.
+
+        Args:
+            path: the file, replaced if it is there.
+            others: reports of the same function under other policies, each folded up.
+
+        Raises:
+            RematError: the file cannot be written.
+        """
+        write(path, registered("display").page_html(self, others))
+
+    def _bytes_of(self, *kinds: Kind) -> int:
+        return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of intermediates kept on the device: the memory that the policy costs."""
+        return self._bytes_of("intermediate")
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of residuals that are arguments, which are alive anyway."""
+        return self._bytes_of("argument")
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of residuals that the function captured from outside, literals included."""
+        return self._bytes_of("constant", "literal")
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of intermediates moved to another memory."""
+        return self._bytes_of("offloaded")
+
+    @property
+    def repeated(self) -> tuple[Equation, ...]:
+        """The operations that ran forward and run again."""
+        return tuple(equation for equation in self.recomputed if equation.repeated)
+
+    @property
+    def deferred(self) -> tuple[Equation, ...]:
+        """The operations that run only in the backward pass (the cos of a sin)."""
+        return tuple(equation for equation in self.recomputed if not equation.repeated)
+
+    @property
+    def repeated_flops(self) -> int:
+        """FLOPs of the repeated operations whose cost is known; the others are in ``uncosted``."""
+        return _total(equation.flops for equation in self.repeated)
+
+    @property
+    def deferred_flops(self) -> int:
+        """FLOPs of the deferred operations whose cost is known."""
+        return _total(equation.flops for equation in self.deferred)
+
+    @property
+    def recomputed_flops(self) -> int:
+        """``repeated_flops + deferred_flops``."""
+        return self.repeated_flops + self.deferred_flops
