@@ -46,7 +46,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
-    "notebook": ({"records", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),
+    "notebook": ({"records", "_jax", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),
     # What `import remat_magic` offers.
     "__init__": ({"records", "policies", "devices", "measuring", "comparing", "api", "notebook"}, {"IPython"}),
 }

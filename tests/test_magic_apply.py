@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from remat_magic.notebook.apply import Rebinding, applied, original_of
+from remat_magic.notebook.rebinding import Rebinding, applied, original_of
 from remat_magic.records import RematError
 
 pytest_plugins = ("magic_fakes",)

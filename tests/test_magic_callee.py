@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from remat_magic.notebook.apply import applied
-from remat_magic.notebook.callee import is_checkpoint, recognise
+from remat_magic._jax.wrappers import is_checkpoint
+from remat_magic.notebook.callee import called
+from remat_magic.notebook.rebinding import applied
 from remat_magic.records import RematError
 
 
@@ -21,8 +22,8 @@ def g(x, y=1.0):
 
 
 def seen(callee, *args, **kwargs):
-    found = recognise(callee, args, kwargs)
-    return found.fun, found.args, dict(found.kwargs), found.wrt, found.has_aux
+    inspected = called(callee, args, kwargs)
+    return inspected.fun, inspected.args, dict(inspected.kwargs), inspected.wrt, inspected.has_aux
 
 
 PLAIN = [
@@ -44,7 +45,7 @@ PLAIN = [
 @pytest.mark.parametrize(("callee", "wrt", "has_aux"), PLAIN)
 def test_gradients(callee, wrt, has_aux):
     assert seen(callee, 2.0, 3.0) == (g if has_aux else f, (2.0, 3.0), {}, wrt, has_aux)
-    assert recognise(callee, (2.0, 3.0), {}).notes == ()
+    assert called(callee, (2.0, 3.0), {}).notes == ()
 
 
 def test_keyword_arguments_stay_so():
@@ -68,7 +69,7 @@ def test_jitted_functions_are_traced_as_they_are():
     jitted = jax.jit(f)
     assert seen(jitted, 2.0) == (jitted, (2.0,), {}, None, False)
     assert seen(jax.grad(jitted), 2.0) == (jitted, (2.0,), {}, 0, False)
-    assert recognise(jitted, (2.0,), {}).notes == ()
+    assert called(jitted, (2.0,), {}).notes == ()
 
 
 def test_partials_become_leading_arguments_and_positions_move():
@@ -126,26 +127,26 @@ def test_one_gradient_only():
     fun, args, _, wrt, _ = seen(second, 2.0)
     assert (args, wrt) == ((2.0,), 0)
     assert seen(fun, 2.0)[0] is f
-    (note,) = recognise(second, (2.0,), {}).notes
+    (note,) = called(second, (2.0,), {}).notes
     assert "itself a derivative" in note
-    (note,) = recognise(jax.vjp, (jax.grad(f), 2.0), {}).notes
+    (note,) = called(jax.vjp, (jax.grad(f), 2.0), {}).notes
     assert "itself a derivative" in note
 
 
 @pytest.mark.parametrize("transform", [jax.vmap, jax.checkpoint, jax.jit, jax.named_scope("here"), jax.custom_vjp])
 def test_what_jax_wraps_is_no_cause_for_a_note(transform):
     wrapped = transform(f)
-    assert recognise(wrapped, (2.0,), {}).fun is wrapped
-    assert recognise(wrapped, (2.0,), {}).notes == ()
+    assert called(wrapped, (2.0,), {}).fun is wrapped
+    assert called(wrapped, (2.0,), {}).notes == ()
 
 
 @pytest.mark.parametrize(
     "derivative", [jax.vmap(jax.grad(f)), jax.jacfwd(f), jax.hessian(f), jax.checkpoint(jax.grad(f))]
 )
 def test_derivatives_below_a_wrapper_are_said(derivative):
-    found = recognise(derivative, (2.0,), {})
-    assert found.fun is derivative
-    assert "itself a derivative" in " ".join(found.notes)
+    inspected = called(derivative, (2.0,), {})
+    assert inspected.fun is derivative
+    assert "itself a derivative" in " ".join(inspected.notes)
 
 
 def test_unknown_wrappers_are_traced_and_said():
@@ -153,9 +154,9 @@ def test_unknown_wrappers_are_traced_and_said():
     def logged(*args):
         return f(*args)
 
-    found = recognise(jax.grad(logged), (2.0,), {})
-    assert (found.fun, found.wrt) == (logged, 0)
-    (note,) = found.notes
+    inspected = called(jax.grad(logged), (2.0,), {})
+    assert (inspected.fun, inspected.wrt) == (logged, 0)
+    (note,) = inspected.notes
     assert note.startswith("`f` is traced together with a wrapper that remat_magic does not know;")
 
 
@@ -171,9 +172,9 @@ def test_a_wrapper_that_is_a_pytree_stays_whole():
             return jax.grad(self.inside)(x)
 
     wrapper = Gradient(f)
-    found = recognise(wrapper, (2.0,), {})
-    assert (found.fun, found.args) == (wrapper, (2.0,))
-    assert "if that takes a gradient, inspect the function inside it instead." in found.notes[0]
+    inspected = called(wrapper, (2.0,), {})
+    assert (inspected.fun, inspected.args) == (wrapper, (2.0,))
+    assert "if that takes a gradient, inspect the function inside it instead." in inspected.notes[0]
 
 
 def test_an_applied_function_is_its_original_wherever_it_stands():
@@ -187,14 +188,14 @@ def test_an_applied_function_is_its_original_wherever_it_stands():
 
 def test_what_is_made_of_an_applied_function_is_not_taken_for_it():
     once = applied(f, lambda *args: f(*args))
-    mapped = jax.vmap(once)  # functools.wraps hands attributes on; an attribute as a mark would be found here
-    assert recognise(mapped, (2.0,), {}).fun is mapped
+    mapped = jax.vmap(once)  # functools.wraps hands attributes on; an attribute as a mark would be inspected here
+    assert called(mapped, (2.0,), {}).fun is mapped
 
 
 @pytest.mark.parametrize("args", [(), (2.0,)])
 def test_argnums_beyond_the_call(args):
     with pytest.raises(RematError, match=f"argnums=2 asks for argument 2, and the call has {len(args)}"):
-        recognise(jax.grad(f, argnums=2), args, {})
+        called(jax.grad(f, argnums=2), args, {})
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_argnums_beyond_the_call(args):
 )
 def test_what_has_no_backward_pass(callee, args, mend):
     with pytest.raises(RematError, match=mend):
-        recognise(callee, args, {})
+        called(callee, args, {})
 
 
 def test_checkpoints_are_told_from_other_wrappers():

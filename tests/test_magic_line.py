@@ -86,7 +86,7 @@ def test_names(line, names):
 
 
 def test_a_semicolon_is_no_part_of_the_call():
-    assert read("f(x); ") == Options(expression="f(x)", quiet=True)
+    assert read("f(x); ") == Options(expression="f(x)")
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,27 @@
-"""What a call's callee really is: which function is differentiated, by which of its arguments.
+"""Which function is inspected, and with which arguments: from an evaluated call, or from what a cell defines.
 
-Evaluated objects are recognised, not their spelling: a gradient may be stored, jitted or made elsewhere. All of JAX's
-transformations leave functions that look alike (one shared outer code object, ``__wrapped__`` set on each), so a
-wrapper is known by its code object, compared with that of a probe made with the same transformation, and what it wraps
-is read from its closure. That needs no private name of JAX, and where a future version differs the wrapper is unknown
-and said to be.
+Objects are recognised, not their spelling: a gradient may be stored, jitted or made elsewhere.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.ad_checkpoint import print_saved_residuals
 
-from remat_magic.notebook.apply import original_of
+from remat_magic._jax.wrappers import gradient_in, is_checkpoint, is_forward_derivative, is_jitted
+from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 
-__all__ = ["Callee", "chain", "is_checkpoint", "makes_a_function", "recognise", "spread"]
+__all__ = ["Callee", "called", "defined", "makes_a_function", "with_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +40,88 @@ class Callee:
     bound: int = 0
     notes: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The function's own name, or its type's."""
+        return _name(self.fun)
 
-def recognise(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee:
-    """The function that ``callee(*args, **kwargs)`` differentiates, or that it calls. Peels one gradient, no more.
+    def layers(self) -> Iterator[Any]:
+        """The function and what it wraps, outermost first, as far as wrappers tell."""
+        return _layers(self.fun)
+
+
+# ------------------------------------------------------------------------------------------------------ from a call
+
+
+def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee:
+    """The function that the call ``fun(*args, **kwargs)`` differentiates, or that it calls.
+
+    One gradient is taken off, no more.
 
     Raises:
         RematError: where the call is none that has a backward pass.
     """
-    if not callable(callee):
+    if not callable(fun):
         raise RematError(
-            f"what is called is not a function but of type {type(callee).__name__}: call the function to inspect."
+            f"what is called is not a function but of type {type(fun).__name__}: call the function to inspect."
         )
-    if isinstance(callee, type | types.BuiltinFunctionType):
+    if isinstance(fun, type | types.BuiltinFunctionType):
         raise RematError(
-            f"`{callee.__name__}` is not a function that JAX differentiates: end the cell with the call to inspect, "
+            f"`{fun.__name__}` is not a function that JAX differentiates: end the cell with the call to inspect, "
             "such as loss(params, x)."
         )
-    found = _from_function_taker(callee, args, kwargs) or _from_gradient(callee, args, kwargs)
-    if found is None:
-        return spread(Callee(callee, args, kwargs))
-    found = spread(found)
-    return replace(found, wrt=_shifted(found))
+    differentiated = _in_function_taker(fun, args, kwargs) or _in_gradient(fun, args, kwargs)
+    callee = _spread(differentiated or Callee(fun, args, kwargs))
+    match callee.wrt:  # which counted from the arguments of the call
+        case None:
+            return callee
+        case tuple() as positions:
+            return replace(callee, wrt=tuple(position + callee.bound for position in positions))
+        case position:
+            return replace(callee, wrt=position + callee.bound)
 
 
-def spread(callee: Callee) -> Callee:
+def makes_a_function(fun: Any) -> bool:
+    """Whether a call of this is no call yet: ``jax.grad(f)`` alone, without the arguments of ``f``."""
+    makers = (jax.grad, jax.value_and_grad, jax.jacrev, jax.jit, jax.checkpoint, jax.vmap, functools.partial)
+    return any(fun is maker for maker in makers)
+
+
+def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
+    """``jax.vjp(f, *primals)`` and its like."""
+    if fun is jax.jvp:
+        raise RematError("jax.jvp is forward mode, which saves nothing for a backward pass: inspect f(...) itself.")
+    if not any(fun is taker for taker in (jax.vjp, jax.linearize, print_saved_residuals)):
+        return None
+    if not args or not callable(args[0]):
+        raise RematError(f"{fun.__name__} takes the function first: {fun.__name__}(f, x).")
+    if fun is print_saved_residuals:
+        return Callee(args[0], args[1:], kwargs)
+    return Callee(args[0], args[1:], has_aux=bool(kwargs.get("has_aux", False)))
+
+
+def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
+    """``jax.grad(f)(...)``, ``jit(value_and_grad(f))(...)`` and their like, stored ones too."""
+    while (gradient := gradient_in(fun)) is None:
+        if isinstance(fun, functools.partial):
+            args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
+            fun = fun.func
+        elif is_jitted(fun):
+            fun = fun.__wrapped__
+        else:
+            return None
+    argnums = gradient.argnums if isinstance(gradient.argnums, tuple) else (gradient.argnums,)
+    outside = [position for position in argnums if not -len(args) <= position < len(args)]
+    if outside:
+        raise RematError(
+            f"argnums={gradient.argnums} asks for argument {outside[0]}, and the call has {len(args)} positional ones."
+        )
+    wrt = tuple(position % len(args) for position in argnums)
+    one = not isinstance(gradient.argnums, tuple)
+    return Callee(gradient.fun, args, kwargs, wrt=wrt[0] if one else wrt, has_aux=gradient.has_aux)
+
+
+def _spread(callee: Callee) -> Callee:
     """Let partials, methods and callable pytrees become leading arguments; leave everything else alone."""
     fun, args, kwargs, bound = callee.fun, callee.args, callee.kwargs, callee.bound
     while True:
@@ -76,107 +132,11 @@ def spread(callee: Callee) -> Callee:
         elif (method := _method(fun)) is not None:
             fun, owner = method
             args, bound = (owner, *args), bound + 1
-        elif _is_jitted(fun) and original_of(fun.__wrapped__) is not fun.__wrapped__:
+        elif is_jitted(fun) and original_of(fun.__wrapped__) is not fun.__wrapped__:
             fun = original_of(fun.__wrapped__)
         else:
             break
     return replace(callee, fun=fun, args=args, kwargs=kwargs, bound=bound, notes=(*callee.notes, *_notes(fun)))
-
-
-def chain(fun: Any) -> Iterator[Any]:
-    """The function and what it wraps, outermost first, as far as wrappers tell."""
-    seen: set[int] = set()
-    while fun is not None and id(fun) not in seen:
-        seen.add(id(fun))
-        yield fun
-        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)
-
-
-def is_checkpoint(fun: Any) -> bool:
-    """Whether this very object is what ``jax.checkpoint`` returns."""
-    return _code(_inside(fun)) in _probes().checkpoint
-
-
-def makes_a_function(callee: Any) -> bool:
-    """Whether a call of this is no call yet: ``jax.grad(f)`` alone, without the arguments of ``f``."""
-    makers = (jax.grad, jax.value_and_grad, jax.jacrev, jax.jit, jax.checkpoint, jax.vmap, functools.partial)
-    return any(callee is maker for maker in makers)
-
-
-class _Gradient(NamedTuple):
-    fun: Callable[..., Any]
-    argnums: int | tuple[int, ...]
-    has_aux: bool
-
-
-class _Probes(NamedTuple):
-    """Code objects by what makes them."""
-
-    boundary: frozenset[types.CodeType]
-    grad: frozenset[types.CodeType]
-    value_and_grad: frozenset[types.CodeType]
-    forward: frozenset[types.CodeType]
-    checkpoint: frozenset[types.CodeType]
-
-
-def _probe(x: Any) -> Any:
-    return x
-
-
-@functools.cache
-def _probes() -> _Probes:
-    def codes(*made: Any) -> frozenset[types.CodeType]:
-        return frozenset(code for code in map(_code, made) if code is not None)
-
-    boundary = codes(jax.grad(_probe)) & codes(jax.vmap(_probe))
-
-    def inside(made: Any) -> Any:
-        return _free(made).get("fun", made) if _code(made) in boundary else made
-
-    return _Probes(
-        boundary=boundary,
-        grad=codes(inside(jax.grad(_probe)), inside(jax.grad(_probe, has_aux=True))),
-        value_and_grad=codes(inside(jax.value_and_grad(_probe)), inside(jax.jacrev(_probe))),
-        forward=codes(inside(jax.jacfwd(_probe))),
-        checkpoint=codes(inside(jax.checkpoint(_probe))),
-    )
-
-
-def _code(fun: Any) -> types.CodeType | None:
-    return fun.__code__ if isinstance(fun, types.FunctionType) else None
-
-
-def _free(fun: types.FunctionType) -> dict[str, Any]:
-    cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
-
-
-def _inside(fun: Any) -> Any:
-    """What stands under the wrapper that JAX puts around most of its API to filter tracebacks."""
-    return _free(fun).get("fun", fun) if _code(fun) in _probes().boundary else fun
-
-
-def _gradient(fun: Any) -> _Gradient | None:
-    inner = _inside(fun)
-    code = _code(inner)
-    if code is None:
-        return None
-    if code in _probes().grad:
-        return _gradient(_free(inner).get("value_and_grad_f"))
-    if code in _probes().value_and_grad:
-        free = _free(inner)
-        if {"fun", "argnums", "has_aux"} <= free.keys():
-            return _Gradient(free["fun"], free["argnums"], free["has_aux"])
-    return None
-
-
-def _is_jitted(fun: Any) -> bool:
-    return isinstance(fun, type(_jitted_probe())) and hasattr(fun, "__wrapped__")
-
-
-@functools.cache
-def _jitted_probe() -> Any:
-    return jax.jit(_probe)
 
 
 def _method(fun: Any) -> tuple[Any, Any] | None:
@@ -192,62 +152,16 @@ def _method(fun: Any) -> tuple[Any, Any] | None:
     return (call.__func__, call.__self__) if hasattr(call, "__func__") else None
 
 
-def _from_function_taker(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
-    """``jax.vjp(f, *primals)`` and its like."""
-    if callee is jax.jvp:
-        raise RematError("jax.jvp is forward mode, which saves nothing for a backward pass: inspect f(...) itself.")
-    if not any(callee is taker for taker in (jax.vjp, jax.linearize, print_saved_residuals)):
-        return None
-    if not args or not callable(args[0]):
-        raise RematError(f"{callee.__name__} takes the function first: {callee.__name__}(f, x).")
-    has_aux = callee is not print_saved_residuals and bool(kwargs.get("has_aux", False))
-    if callee is not print_saved_residuals:
-        kwargs = {}
-    return Callee(args[0], args[1:], kwargs, has_aux=has_aux)
-
-
-def _from_gradient(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
-    """``jax.grad(f)(...)``, ``jit(value_and_grad(f))(...)`` and their like, stored ones too."""
-    while (gradient := _gradient(callee)) is None:
-        if isinstance(callee, functools.partial):
-            args, kwargs = (*callee.args, *args), {**callee.keywords, **kwargs}
-            callee = callee.func
-        elif _is_jitted(callee):
-            callee = callee.__wrapped__
-        else:
-            return None
-    positions = gradient.argnums if isinstance(gradient.argnums, tuple) else (gradient.argnums,)
-    outside = [position for position in positions if not -len(args) <= position < len(args)]
-    if outside:
-        raise RematError(
-            f"argnums={gradient.argnums} asks for argument {outside[0]}, and the call has {len(args)} positional ones."
-        )
-    wrt = tuple(position % len(args) for position in positions)
-    return Callee(
-        gradient.fun, args, kwargs, wrt=wrt if isinstance(gradient.argnums, tuple) else wrt[0], has_aux=gradient.has_aux
-    )
-
-
-def _shifted(callee: Callee) -> int | tuple[int, ...] | None:
-    match callee.wrt:
-        case None:
-            return None
-        case tuple() as positions:
-            return tuple(position + callee.bound for position in positions)
-        case position:
-            return position + callee.bound
-
-
 def _notes(fun: Any) -> Iterator[str]:
     """What the reader must know about a wrapper that is traced as it is."""
-    name = getattr(fun, "__name__", type(fun).__name__)
-    for layer in chain(fun):
-        if _gradient(layer) is not None or _code(layer) in _probes().forward:
+    name = _name(fun)
+    for layer in _layers(fun):
+        if gradient_in(layer) is not None or is_forward_derivative(layer):
             yield f"`{name}` is itself a derivative: what is shown is what differentiating it once more saves."
             return
         if not hasattr(layer, "__wrapped__"):
             return
-        if not _is_known(layer):
+        if not _computes_what_it_wraps(layer):
             yield (
                 f"`{name}` is traced together with a wrapper that remat_magic does not know; if that takes a gradient, "
                 "inspect the function inside it instead."
@@ -255,16 +169,137 @@ def _notes(fun: Any) -> Iterator[str]:
             return
 
 
-def _is_known(layer: Any) -> bool:
-    """Whether a wrapper computes what it wraps: JAX's own do, derivatives aside, and the decorators of libraries.
+def _computes_what_it_wraps(layer: Any) -> bool:
+    """JAX's own wrappers do, derivatives aside, and so do the decorators of libraries.
 
     Objects of other libraries are not taken for granted: equinox's gradients are such.
     """
-    code = _code(layer)
-    if code is None:
+    if not isinstance(layer, types.FunctionType):
         return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib")
     libraries = {
         Path(jax.__file__).parent,
         *(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")),
     }
-    return not libraries.isdisjoint(Path(code.co_filename).parents)
+    return not libraries.isdisjoint(Path(layer.__code__.co_filename).parents)
+
+
+def _name(fun: Any) -> str:
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+def _layers(fun: Any) -> Iterator[Any]:
+    seen: set[int] = set()
+    while fun is not None and id(fun) not in seen:
+        seen.add(id(fun))
+        yield fun
+        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)
+
+
+# ------------------------------------------------------------------------------------------------- without a call
+
+
+def defined(namespace: Mapping[str, Any], functions: Sequence[str], assigned: Sequence[str]) -> Callable[..., Any]:
+    """The one function of a cell that is meant: the decorated one, else the only one.
+
+    Args:
+        namespace: the user's, after the cell has run.
+        functions: names that the cell defines as functions.
+        assigned: names to which the cell assigns what a call returned; of these only checkpointed functions count.
+
+    Raises:
+        RematError: where there is none, or more than one that could be meant.
+    """
+    checkpointed = [name for name in (*functions, *assigned) if _is_checkpointed(namespace.get(name))]
+    within = [id(layer) for name in checkpointed for layer in _layers(namespace[name])]
+    plain = [
+        name
+        for name in functions
+        if name not in checkpointed and callable(namespace.get(name)) and id(namespace[name]) not in within
+    ]
+    match checkpointed, plain:
+        case ([only], []) | ([], [only]):
+            return namespace[only]
+        case [], []:
+            raise RematError(
+                "nothing to inspect: end the cell with a call, such as loss(params, x), write the call after %%remat, "
+                "or define one function in the cell."
+            )
+        case _:
+            names = ", ".join(f"`{name}`" for name in (*checkpointed, *plain))
+            raise RematError(
+                f"the cell defines {names}: end it with a call of the one to inspect, such as "
+                f"{(plain or checkpointed)[-1]}(...)."
+            )
+
+
+def _is_checkpointed(fun: Any) -> bool:
+    return callable(fun) and any(is_checkpoint(layer) for layer in _layers(fun))
+
+
+def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], variables: Mapping[str, Any]) -> Callee:
+    """A function with arguments that no call gives.
+
+    Args:
+        fun: the function, which may be a gradient.
+        written: the arguments as between a call's brackets; None: ``variables`` with the names of the parameters.
+        namespace: where ``written`` is evaluated.
+        variables: the namespace without what IPython itself put there.
+
+    Raises:
+        RematError: a name or a variable is missing, or the call is none that has a backward pass. What else goes wrong
+            in ``written`` is raised as it is.
+    """
+    if written is not None:
+        return called(fun, *_written_arguments(written, namespace))
+    args, kwargs, used = _arguments_by_name(fun, variables)
+    callee = called(fun, args, kwargs)
+    if not used:
+        return callee
+    note = f"Arguments: your variable{'s' * (len(used) > 1)} {', '.join(used)}."
+    return replace(callee, notes=(note, *callee.notes))
+
+
+def _written_arguments(written: str, namespace: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    code = f"(lambda *args, **kwargs: (args, kwargs))(\n{written}\n)"
+    try:
+        return eval(compile(code, "<--args>", "eval"), dict(namespace))  # noqa: S307  (the user's own Python)
+    except NameError as error:
+        if error.name is None or error.name in namespace:
+            raise
+        raise RematError(f"--args names `{error.name}`, which is not defined: assign it, or name another.") from None
+
+
+def _arguments_by_name(
+    fun: Callable[..., Any], variables: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+    """The variables with the names of the parameters, and which names were used.
+
+    Parameters with a default may lack a variable; ``*args`` and ``**kwargs`` get nothing.
+    """
+    name = _name(fun)
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        raise RematError(f"the parameters of `{name}` cannot be read: give its arguments with --args.") from None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    missing: list[str] = []
+    positional = True
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            positional = False
+        elif parameter.name not in variables:
+            positional = False
+            if parameter.default is parameter.empty:
+                missing.append(parameter.name)
+        elif positional and parameter.kind is not parameter.KEYWORD_ONLY:
+            args.append(variables[parameter.name])
+        elif parameter.kind is not parameter.POSITIONAL_ONLY:
+            kwargs[parameter.name] = variables[parameter.name]
+    if missing:
+        raise RematError(
+            f"`{name}` needs {' and '.join(f'`{parameter}`' for parameter in missing)}, and no variable has "
+            f"{'this name' if len(missing) == 1 else 'these names'}: assign {'it' if len(missing) == 1 else 'them'}, "
+            f'or give the arguments with --args "...".'
+        )
+    return tuple(args), kwargs, [parameter.name for parameter in parameters][: len(args)] + list(kwargs)

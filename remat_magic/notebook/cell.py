@@ -2,8 +2,8 @@
 
 Text run from inside a magic loses its line numbers, shows its errors twice and cannot ``await``. Instead the first
 line becomes one line of Python, the marker, before IPython looks for cell magics; and once the cell is parsed, the
-marker makes way for a check of the line, and the cell's last call ``F(a, *b, k=c)`` for ``hook(F, a, *b, k=c)``. All
-else is compiled as it stands.
+marker makes way for a check of the line, and the cell's last call ``F(a, *b, k=c)`` for
+``inspect_call(line, F, a, *b, k=c)``. All else is compiled as it stands.
 
 Both transformers are functions of the text alone, since ipykernel may transform a cell more often than it runs it.
 """
@@ -73,7 +73,7 @@ class CellTransformer(ast.NodeTransformer):
             inspection = (
                 hooked_expression(line, _moved(expression, marker))
                 if expression is not None
-                else _expression(f"{_MAGICS}.inspect({line!r}).defined(*{_functions(body)!r})", marker)
+                else _expression(f"{_MAGICS}.inspect_defined({line!r}, *{_functions(body)!r})", marker)
             )
             body.append(ast.copy_location(ast.Expr(inspection), marker))
         return ast.Module([first, *body], module.type_ignores)
@@ -82,14 +82,17 @@ class CellTransformer(ast.NodeTransformer):
 def hooked_expression(line: str, expression: ast.expr) -> ast.expr:
     """The expression with its call handed to the inspection in place of being made.
 
-    ``F(a, *b, k=c)`` becomes ``inspect(line).call(F, a, *b, k=c)``, so that Python evaluates each operand as before;
-    anything else becomes ``inspect(line).function(expression)``.
+    ``F(a, *b, k=c)`` becomes ``inspect_call(line, F, a, *b, k=c)``, so that Python evaluates each operand as before;
+    anything else becomes ``inspect_function(line, expression)``.
     """
-    if isinstance(expression, ast.Call):
-        hook = _expression(f"{_MAGICS}.inspect({line!r}).call", expression)
-        return ast.copy_location(ast.Call(hook, [expression.func, *expression.args], expression.keywords), expression)
-    hook = _expression(f"{_MAGICS}.inspect({line!r}).function", expression)
-    return ast.copy_location(ast.Call(hook, [expression], []), expression)
+    match expression:
+        case ast.Call(func, args, keywords):
+            hook, operands = "inspect_call", [func, *args]
+        case _:
+            hook, operands, keywords = "inspect_function", [expression], []
+    function = _expression(f"{_MAGICS}.{hook}", expression)
+    text = ast.copy_location(ast.Constant(line), expression)
+    return ast.copy_location(ast.Call(function, [text, *operands], keywords), expression)
 
 
 def _marked_line(statement: ast.stmt) -> str | None:

@@ -35,8 +35,8 @@ def matcher_for(
         code = _python(parser, line["written"], context.token)
         if code is not None:
             return _python_completions(session, code, context)
-        found = _candidates(parser, session, line["written"], context)
-        matching = sorted({candidate for candidate in found if candidate.startswith(context.token)})
+        candidates = set(_candidates(parser, session, line["written"], context))
+        matching = sorted(candidate for candidate in candidates if candidate.startswith(context.token))
         return {"completions": [SimpleCompletion(text) for text in matching], "suppress": bool(matching)}
 
     return remat_matcher
@@ -58,8 +58,8 @@ def _python(parser: argparse.ArgumentParser, written: str, token: str) -> str | 
 def _python_completions(session: Session, code: str, context: CompletionContext) -> SimpleMatcherResult:
     """What IPython offers for the code on a line of its own; after a magic's name it offers less."""
     alone = CompletionContext(context.token, code, len(code), 0, context.limit)
-    found = list(cast("Any", session.shell.Completer).python_matcher(alone)["completions"])
-    return {"completions": found, "suppress": bool(found)}
+    completions = list(cast("Any", session.shell.Completer).python_matcher(alone)["completions"])
+    return {"completions": completions, "suppress": bool(completions)}
 
 
 def _open_option(parser: argparse.ArgumentParser, before: str) -> re.Match[str] | None:

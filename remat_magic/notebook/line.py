@@ -34,7 +34,7 @@ class Options:
     """What a line says.
 
     ``names`` maps each kind to its patterns in the order given. ``expression`` is the Python that follows the options,
-    or None where the line has none; ``quiet`` whether a semicolon ends it.
+    without a semicolon that ends it, or None where the line has none.
     """
 
     policy: str | None = None
@@ -46,7 +46,6 @@ class Options:
     text: bool = False
     apply: bool = False
     expression: str | None = None
-    quiet: bool = False
 
     @property
     def tree(self) -> ast.expr | None:
@@ -60,25 +59,24 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
     Raises:
         UsageError: of one sentence, where the line is wrong in itself.
     """
-    found, rest = split_options(parser, line)
-    if found.policy is not None and found.names:
+    values, rest = split_options(parser, line)
+    if values.policy is not None and values.names:
         raise UsageError(
             "--policy and --names exclude each other: write their union as one policy, such as "
             "--policy \"dots_saveable | save_only_these_names('a')\"."
         )
-    if found.output is not None and (not found.output.isidentifier() or keyword.iskeyword(found.output)):
-        raise UsageError(f"-o takes the name of a variable, and `{found.output}` is not one.")
+    if values.output is not None and (not values.output.isidentifier() or keyword.iskeyword(values.output)):
+        raise UsageError(f"-o takes the name of a variable, and `{values.output}` is not one.")
     options = Options(
-        policy=found.policy,
-        at=found.at,
-        wrt=_wrt(found.wrt),
-        names=_names(found.names or []),
-        args=found.args,
-        output=found.output,
-        text=found.text,
-        apply=found.apply,
+        policy=values.policy,
+        at=values.at,
+        wrt=_wrt(values.wrt),
+        names=_names(values.names or []),
+        args=values.args,
+        output=values.output,
+        text=values.text,
+        apply=values.apply,
         expression=rest.removesuffix(";").rstrip() or None,
-        quiet=rest.endswith(";"),
     )
     _check_expression(parser, options)
     return options
@@ -163,18 +161,18 @@ def _wrt(text: str | None) -> tuple[int | str, ...] | None:
 
 def _names(values: list[str]) -> tuple[tuple[NameKind, tuple[str, ...]], ...]:
     """``a,b`` is ``save=a,b``; several groups stand in one value or in several options."""
-    found: dict[str, list[str]] = {}
+    patterns: dict[NameKind, list[str]] = {}
     for group in " ".join(values).split():
-        written = re.match(r"(\w+)=", group)
-        kind = next((kind for kind in NAME_KINDS if kind == (written[1] if written else "save")), None)
+        prefix = re.match(r"(\w+)=", group)
+        kind: NameKind | None = next((kind for kind in NAME_KINDS if kind == (prefix[1] if prefix else "save")), None)
         if kind is None:
             raise UsageError(f"--names knows save=, offload= and recompute=, not `{group}`.")
-        patterns = group[written.end() :] if written else group
-        found.setdefault(kind, []).extend(pattern for pattern in patterns.split(",") if pattern)
-    empty = [kind for kind, patterns in found.items() if not patterns]
-    if empty or (values and not found):
+        written = group[prefix.end() :] if prefix else group
+        patterns.setdefault(kind, []).extend(pattern for pattern in written.split(",") if pattern)
+    empty = [kind for kind in patterns if not patterns[kind]]
+    if empty or (values and not patterns):
         raise UsageError(f"--names {empty[0] + '=' if empty else ''} needs at least one name, such as save=a,b.")
-    return tuple((kind, tuple(found[kind])) for kind in NAME_KINDS if kind in found)
+    return tuple((kind, tuple(patterns[kind])) for kind in NAME_KINDS if kind in patterns)
 
 
 def _check_expression(parser: argparse.ArgumentParser, options: Options) -> None:

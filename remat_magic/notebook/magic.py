@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
-from collections.abc import Iterable, MutableMapping
-from typing import Any, cast
+import traceback
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -25,19 +26,22 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from remat_magic.notebook.cell import CellTransformer, hooked_expression, mark
 from remat_magic.notebook.completion import matcher_for
-from remat_magic.notebook.inspection import Inspection
 from remat_magic.notebook.line import Options, parse
+from remat_magic.notebook.rebinding import Rebinding
 from remat_magic.notebook.session import Session
 from remat_magic.parsing import parse_expression
 from remat_magic.records import RematError
 from remat_magic.wording import printable
+
+if TYPE_CHECKING:
+    from remat_magic.notebook.callee import Callee
 
 __all__ = ["RematMagics", "load", "unload"]
 
 
 @magics_class
 class RematMagics(Magics):
-    """The magic itself; cells reach ``check``, ``inspect`` and ``show`` through what ``cell`` writes into them."""
+    """The magic itself. What ``cell`` writes into a cell calls ``check``, ``show`` and the three ``inspect_...``."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -147,9 +151,69 @@ class RematMagics(Magics):
                 raise UsageError(printable(str(error))) from None
         return options
 
-    def inspect(self, line: str) -> Inspection:
-        """What a checked line asks for."""
-        return Inspection(self.session, parse(self.parser, line))
+    def inspect_call(self, line: str, fun: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Inspect what the call ``fun(*args, **kwargs)`` differentiates or computes, as a checked line asks.
+
+        This and the two methods below are what a cell calls in place of its last call. Each returns the widget (None
+        with ``--text``, where all is printed), and raises UsageError of one sentence for what the user can mend.
+        """
+        __tracebackhide__ = True
+        from remat_magic.notebook import callee
+
+        if callee.makes_a_function(fun):
+            return self.inspect_function(line, fun(*args, **kwargs))
+        return self._inspect(line, lambda _: callee.called(fun, args, kwargs))
+
+    def inspect_function(self, line: str, fun: Any, /) -> Any:
+        """Inspect a function with the arguments that ``--args`` or the namespace gives."""
+        __tracebackhide__ = True
+        return self._inspect(line, lambda options: self._with_arguments(fun, options))
+
+    def inspect_defined(self, line: str, functions: list[str], assigned: list[str]) -> Any:
+        """Inspect the function that the cell defines."""
+        __tracebackhide__ = True
+        from remat_magic.notebook.callee import defined
+
+        namespace = self.session.namespace
+        return self._inspect(
+            line, lambda options: self._with_arguments(defined(namespace, functions, assigned), options)
+        )
+
+    def _with_arguments(self, fun: Any, options: Options) -> Callee:
+        from remat_magic.notebook.callee import with_arguments
+
+        if not callable(fun):
+            raise RematError(f"`{options.expression}` is a {type(fun).__name__}: name a function or a call.")
+        return with_arguments(fun, options.args, self.session.namespace, self.session.variables)
+
+    def _inspect(self, line: str, callee_of: Callable[[Options], Callee]) -> Any:
+        """The whole way, from the line's options to the widget."""
+        __tracebackhide__ = True
+        from remat_magic.notebook.inspection import inspected, traced
+
+        session, options = self.session, parse(self.parser, line)
+        try:
+            callee = callee_of(options)
+            rebinding = self._rebinding(callee, options)
+            trace = traced(callee, options.wrt)
+            session.remember(trace)
+            return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
+        except RematError as error:
+            raise UsageError(printable(str(error))) from None
+        except KeyboardInterrupt as interrupt:
+            # IPython keeps the last error and with it these frames, which hold a model, and JAX's settings in force
+            # where the interrupt came between two steps of a `with`.
+            traceback.clear_frames(interrupt.__traceback__)
+            raise UsageError("tracing was interrupted, and nothing was inspected: run the cell again.") from None
+
+    def _rebinding(self, callee: Callee, options: Options) -> Rebinding | None:
+        """Where Apply binds its function, or None where the function has no plain name and none is asked for."""
+        try:
+            return Rebinding(self.session.namespace, callee.layers())
+        except RematError:
+            if options.apply:
+                raise
+            return None
 
     def show(self, value: object) -> None:
         """Display a value as the last expression of a cell."""

@@ -1,4 +1,4 @@
-"""What the magic remembers between cells, and how an inspection is shown in one shell."""
+"""One shell's share of the extension: what is remembered between cells, and how an inspection is shown."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from remat_magic.wording import printable
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from remat_magic.notebook.apply import Rebinding
+    from remat_magic.api import Trace
+    from remat_magic.notebook.inspection import Inspection
     from remat_magic.notebook.line import Options
+    from remat_magic.notebook.rebinding import Rebinding
+    from remat_magic.widget import RematWidget
 
 __all__ = ["Session"]
 
 
 class Session:
-    """One shell's share of the extension.
+    """What one shell remembers and shows.
 
     ``names``, ``sites`` and ``policies`` are those of the function inspected last, for completion; the trace itself is
     not kept.
@@ -47,43 +50,35 @@ class Session:
         """A cell begins."""
         self._cell_id = getattr(info, "cell_id", None)
 
-    def remember(self, trace: Any) -> None:
+    def remember(self, trace: Trace) -> None:
         """Keep what completion can offer next time."""
         self.names = tuple(trace.names)
         self.sites = tuple(site.key for site in trace.sites)
         self.policies = tuple(choice.key for choice in trace.choices())
 
-    def present(
-        self,
-        trace: Any,
-        policy: str,
-        options: Options,
-        rebinding: Rebinding | None,
-        title: str,
-        inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-    ) -> Any:
-        """Show a trace under a policy, keep and apply it as the options say, and return the widget.
+    def show(self, inspection: Inspection, options: Options, rebinding: Rebinding | None) -> RematWidget | None:
+        """Show an inspection, keep and apply it as the options say, and return the widget.
 
         With ``--text`` nothing is returned, so that IPython displays nothing else.
 
         Raises:
-            RematError: if the name to rebind has come to mean something else.
+            RematError: the function cannot be reported on under this policy.
         """
         if options.text:
-            self._print(trace, policy, options, title)
+            self._print(inspection)
             if options.output is None and not options.apply:
                 return None
         from remat_magic.widget import RematWidget
 
         widget = RematWidget(
-            trace,
-            policy,
-            options.at,
-            title=title,
+            inspection.trace,
+            inspection.policy,
+            inspection.at,
+            title=inspection.title,
             apply=None if rebinding is None else lambda widget: rebinding.apply(widget.function, widget.policy),
             namespace=self.namespace,
             cell_id=self._cell_id,
-            inputs=inputs,
+            inputs=inspection.inputs,
         )
         if options.output is not None:
             self.namespace[options.output] = widget
@@ -91,7 +86,7 @@ class Session:
             self._apply_later(rebinding, widget)
         return None if options.text else widget
 
-    def _apply_later(self, rebinding: Rebinding, widget: Any) -> None:
+    def _apply_later(self, rebinding: Rebinding, widget: RematWidget) -> None:
         """Bind the function's name to what the widget has chosen, when the running cell has ended."""
         from remat_magic.widget.between import between
 
@@ -107,14 +102,14 @@ class Session:
         if idle is not None:
             idle.soon(apply)
 
-    def _print(self, trace: Any, policy: str, options: Options, title: str) -> None:
+    def _print(self, inspection: Inspection) -> None:
         from rich.console import Console
 
         from remat_magic.views import text
 
-        report = trace.report(policy, options.at, self.namespace)
-        if title:
-            print(printable(title))  # noqa: T201
+        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace)
+        if inspection.title:
+            print(printable(inspection.title))  # noqa: T201
         if sys.stdout.isatty():
             Console(file=sys.stdout, force_jupyter=False).print(text.render(report))
         else:  # a notebook or a pipe, which tells no width

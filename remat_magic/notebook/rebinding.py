@@ -1,4 +1,4 @@
-"""Rebinding a name in the user's namespace to its function under a policy.
+"""Giving a name in the user's namespace its function under a policy, and knowing such a function again.
 
 Nothing nests: what is applied is always made from the original, and applying "as_written" brings the original back.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 from remat_magic.records import RematError
@@ -25,7 +25,7 @@ def applied(original: Callable[..., Any], function: Callable[..., Any]) -> Calla
     return under_policy
 
 
-_CODE = applied(lambda: None, lambda: None).__code__
+_APPLIED = applied(lambda: None, lambda: None).__code__
 
 
 def original_of(fun: Any) -> Any:
@@ -33,7 +33,7 @@ def original_of(fun: Any) -> Any:
 
     Known by its code and not by an attribute, which ``functools.wraps`` would copy on to everything made from it.
     """
-    while isinstance(fun, types.FunctionType) and fun.__code__ is _CODE:
+    while isinstance(fun, types.FunctionType) and fun.__code__ is _APPLIED:
         fun = fun.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     return fun
 
@@ -43,20 +43,21 @@ class Rebinding:
 
     Args:
         namespace: where the name lives.
-        candidates: the inspected function and what it wraps; the first of them that has a name is rebound.
+        functions: the inspected function and what it wraps; the first of them that has a name is rebound.
 
     Raises:
         RematError: where none has a name: a method, a lambda in a call, an attribute.
     """
 
-    def __init__(self, namespace: MutableMapping[str, Any], candidates: list[Any]) -> None:
+    def __init__(self, namespace: MutableMapping[str, Any], functions: Iterable[Any]) -> None:
+        outermost, *_ = functions = list(functions)
         self.namespace = namespace
-        for fun in candidates:
+        for fun in functions:
             name = _name_of(fun, namespace)
             if name is not None:
                 self.name, self.original = name, original_of(namespace[name])
                 return
-        name = getattr(candidates[0], "__qualname__", type(candidates[0]).__name__)
+        name = getattr(outermost, "__qualname__", type(outermost).__name__)
         raise RematError(f"`{name}` has no plain name to rebind: assign the function to a variable and inspect that.")
 
     def apply(self, function: Callable[..., Any], policy: str) -> str:
@@ -78,5 +79,5 @@ def _name_of(fun: Any, namespace: MutableMapping[str, Any]) -> str | None:
     own = getattr(fun, "__name__", None)
     if own is not None and own in namespace and original_of(namespace[own]) is fun:
         return own
-    named = (name for name, value in namespace.items() if not name.startswith("_") and original_of(value) is fun)
-    return next(named, None)
+    public = (name for name in namespace if not name.startswith("_"))
+    return next((name for name in public if original_of(namespace[name]) is fun), None)

@@ -1,0 +1,107 @@
+"""The functions that JAX's transformations return, and what stands inside them.
+
+They all look alike: one shared outer code object, and ``__wrapped__`` set on each. So a wrapper is known by its code
+object, which a probe made with the same transformation shares, and what it wraps is read from its closure. Where a
+future JAX differs, a wrapper is not known, and callers say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+__all__ = ["Gradient", "gradient_in", "is_checkpoint", "is_forward_derivative", "is_jitted"]
+
+
+class Gradient(NamedTuple):
+    """What ``jax.grad`` or its like was given."""
+
+    fun: Callable[..., Any]
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+
+
+def gradient_in(fun: Any) -> Gradient | None:
+    """What this very object differentiates, if ``jax.grad``, ``jax.value_and_grad`` or ``jax.jacrev`` made it."""
+    inner = _inside(fun)
+    code = _code(inner)
+    if code is None:
+        return None
+    if code in _codes().grad:
+        return gradient_in(_closure(inner).get("value_and_grad_f"))
+    if code in _codes().value_and_grad:
+        closure = _closure(inner)
+        if {"fun", "argnums", "has_aux"} <= closure.keys():
+            return Gradient(closure["fun"], closure["argnums"], closure["has_aux"])
+    return None
+
+
+def is_checkpoint(fun: Any) -> bool:
+    """Whether this very object is what ``jax.checkpoint`` returns."""
+    return _code(_inside(fun)) in _codes().checkpoint
+
+
+def is_forward_derivative(fun: Any) -> bool:
+    """Whether this very object is what ``jax.jacfwd`` returns."""
+    return _code(fun) in _codes().forward
+
+
+def is_jitted(fun: Any) -> bool:
+    """Whether this very object is what ``jax.jit`` returns."""
+    return isinstance(fun, type(_jitted())) and hasattr(fun, "__wrapped__")
+
+
+class _Codes(NamedTuple):
+    """Code objects by what makes them; ``boundary`` filters tracebacks around most of JAX's API."""
+
+    boundary: frozenset[types.CodeType]
+    grad: frozenset[types.CodeType]
+    value_and_grad: frozenset[types.CodeType]
+    forward: frozenset[types.CodeType]
+    checkpoint: frozenset[types.CodeType]
+
+
+def _probe(x: Any) -> Any:
+    return x
+
+
+@functools.cache
+def _codes() -> _Codes:
+    def codes(*functions: Any) -> frozenset[types.CodeType]:
+        return frozenset(code for code in map(_code, functions) if code is not None)
+
+    boundary = codes(jax.grad(_probe)) & codes(jax.vmap(_probe))
+
+    def inside(fun: Any) -> Any:
+        return _closure(fun).get("fun", fun) if _code(fun) in boundary else fun
+
+    return _Codes(
+        boundary=boundary,
+        grad=codes(inside(jax.grad(_probe)), inside(jax.grad(_probe, has_aux=True))),
+        value_and_grad=codes(inside(jax.value_and_grad(_probe)), inside(jax.jacrev(_probe))),
+        forward=codes(inside(jax.jacfwd(_probe))),
+        checkpoint=codes(inside(jax.checkpoint(_probe))),
+    )
+
+
+@functools.cache
+def _jitted() -> Any:
+    return jax.jit(_probe)
+
+
+def _code(fun: Any) -> types.CodeType | None:
+    return fun.__code__ if isinstance(fun, types.FunctionType) else None
+
+
+def _closure(fun: types.FunctionType) -> dict[str, Any]:
+    cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def _inside(fun: Any) -> Any:
+    """What stands under the wrapper that filters tracebacks."""
+    return _closure(fun).get("fun", fun) if _code(fun) in _codes().boundary else fun
