@@ -13,7 +13,7 @@ import remat_magic as rm
 from remat_magic.comparing.compare import Comparison
 from remat_magic.records import Advice, ComparisonRow, GradientDifference, SourceSpan
 from remat_magic.views.advice import advice_html
-from remat_magic.views.gradients import gradients_html
+from remat_magic.views.compare import gradients_html
 from remat_magic.widget.comparing import Comparing
 
 

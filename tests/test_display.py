@@ -15,8 +15,8 @@ from rich.console import Console
 import remat_magic as rm
 from remat_magic.records import Displayed, FrontierPoint, Listed
 from remat_magic.views import display
-from remat_magic.views.choosing import alike_rows, what_if_html
 from remat_magic.views.plan import plan_rows
+from remat_magic.views.what_if import alike_rows, what_if_html
 
 RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "loops", "frontier"]
 

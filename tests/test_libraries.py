@@ -7,15 +7,15 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from test_views_source import f32, sums
+from test_views_listing import f32, sums
 
 import remat_magic as rm
 from remat_magic.jaxprs.spans import is_library_file, is_user_file
-from remat_magic.views.choosing import what_if_html
-from remat_magic.views.lines import library_rows, line_rows
+from remat_magic.views.attribution import library_rows, line_rows
+from remat_magic.views.listing import source_html
 from remat_magic.views.rows import recomputed_rows, residual_rows
-from remat_magic.views.source import source_html
 from remat_magic.views.text import plain
+from remat_magic.views.what_if import what_if_html
 
 SHELF = """\
 import jax

@@ -10,8 +10,9 @@ import pytest
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.records import FrontierPoint, Plan, Report
-from remat_magic.views.choosing import edit_html, loops_html, what_if_html
+from remat_magic.views.edit import edit_html
 from remat_magic.views.plan import beyond_text, frontier_svg, plan_html, plan_meaning, point_text
+from remat_magic.views.what_if import loops_html, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.planning import Planning
 

@@ -38,7 +38,7 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, controls, gradients, plan, plots
+from remat_magic.views import advice, compare, controls, pareto, plan
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
@@ -187,12 +187,12 @@ def pages(attack: str):
         yield from ((f"chunk of {name}", chunk) for chunk in chunks)
     yield "comparison", compare.comparison_html(some, function=attack, device=attack, source=attack, notes=(attack,))
     yield "panel", compare.comparison_panel(measured, attack, attack, attack, attack, (attack,), live=True)
-    yield "front", plots.pareto_svg(some, attack)
+    yield "front", pareto.pareto_svg(some, attack)
     yield "timeline", timeline_views.timeline_html(infected(timeline(), attack))
     yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
     yield (
         "gradients",
-        gradients.gradients_html(
+        compare.gradients_html(
             (
                 GradientDifference(attack, attack, 1.0, attack, (1,), 1.0, attack),
                 GradientDifference(attack, attack, error=attack),

@@ -10,15 +10,15 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from remat_magic.records import ComparisonRow
+from remat_magic.records import ComparisonRow, GradientDifference
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import KEYS
 from remat_magic.views.format import escape
 from remat_magic.views.html import style
-from remat_magic.views.plots import pareto_svg, same_text
-from remat_magic.views.shown import Text
+from remat_magic.views.pareto import pareto_svg, same_text
+from remat_magic.views.tables import KEYS
+from remat_magic.views.text import Text
 
-__all__ = ["comparison_html", "comparison_panel", "comparison_table", "render"]
+__all__ = ["comparison_html", "comparison_panel", "comparison_table", "gradients_html", "render"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,4 +317,26 @@ def render(
     about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
     return Group(
         Text(_caption(function), style="dim"), table, Text(about, style="dim"), *(Text(note) for note in notes), *errors
+    )
+
+
+def gradients_html(differences: Sequence[GradientDifference]) -> str:
+    """How far values and gradients are from those without the checkpoint."""
+    rows = list[str]()
+    for found in differences:
+        if found.absolute is None:
+            cells = f'<td colspan="3">{escape(found.error)}</td>'
+        else:
+            relative = "" if found.relative is None else f"{found.relative:.2g}"
+            cells = (
+                f'<td class="remat-num">{found.absolute:.2g}</td><td class="remat-num">{relative}</td>'
+                f"<td>{escape(found.where)}</td>"
+            )
+        rows.append(f'<tr><th scope="row"><code>{escape(found.policy)}</code></th>{cells}</tr>')
+    return (
+        '<div class="remat-compare"><table class="remat-table remat-comparison">'
+        "<caption>Largest difference of values and gradients from those without the checkpoint</caption>"
+        '<thead><tr><th scope="col">policy</th><th scope="col" class="remat-num">absolute</th>'
+        '<th scope="col" class="remat-num">relative</th><th scope="col">where</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

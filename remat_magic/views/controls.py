@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from remat_magic.records import Choice, Site, SourceSpan
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import KEYS
 from remat_magic.views.format import escape
 from remat_magic.views.html import title_html
+from remat_magic.views.tables import KEYS
 from remat_magic.views.tools import (
     ID,
     button,

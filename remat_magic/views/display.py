@@ -11,23 +11,12 @@ from rich.padding import Padding
 from remat_magic.records import Advice, Edit, FrontierPoint, Loop, Plan, Report, SourceSpan, Timeline, WhatIf
 from remat_magic.views import format as fmt
 from remat_magic.views.advice import advice_html, stake
-from remat_magic.views.choosing import (
-    ROWS,
-    alike_rows,
-    alike_text,
-    best_edit,
-    edit_html,
-    edit_sentences,
-    left_out,
-    loops_html,
-    unnamed_sentences,
-    what_if_html,
-)
+from remat_magic.views.edit import best_edit, edit_html, edit_sentences, unnamed_sentences
 from remat_magic.views.html import page_html, report_html, static
 from remat_magic.views.plan import frontier_svg, plan_html, plan_rows, plan_sentences
-from remat_magic.views.shown import Text
-from remat_magic.views.text import grid, printed, render
+from remat_magic.views.text import Text, grid, printed, render
 from remat_magic.views.timeline import held_rows, timeline_html
+from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, loops_html, what_if_html
 from remat_magic.wording import one_line, printable
 
 __all__ = ["html", "line", "page_html", "renderable", "text"]

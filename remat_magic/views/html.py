@@ -10,11 +10,11 @@ from pathlib import Path
 
 from remat_magic.records import Report
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import KEYS, code_html, row_html, table, td, what_html, where_html
 from remat_magic.views.format import escape
-from remat_magic.views.program import chunks, live_chunks, pane
+from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
+from remat_magic.views.listing import source_html
 from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
-from remat_magic.views.source import source_html
+from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
 __all__ = ["fragments", "jaxprs", "module", "page_html", "report_html", "style"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from remat_magic.records import FrontierPoint, Plan, PlannedValue, Report
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import planned_cells, table, td
 from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, ticks, truncate
+from remat_magic.views.tables import planned_cells, table, td
 
 __all__ = [
     "UNPASTED",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from typing import Any
 
 import rich.text
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -21,9 +22,9 @@ from remat_magic.views.rows import (
     residual_words,
     totals,
 )
-from remat_magic.views.shown import Text
+from remat_magic.wording import printable
 
-__all__ = ["grid", "plain", "printed", "render"]
+__all__ = ["Text", "grid", "plain", "printed", "render"]
 
 # A terminal's scrollback is no place for twelve thousand lines.
 _PROGRAM_LINES = 200
@@ -32,6 +33,17 @@ _NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound", "S
 _WIDE = 110
 
 _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
+
+
+class Text(rich.text.Text):
+    """rich's text, which passes escape sequences on to the terminal, without them."""
+
+    def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
+        super().__init__(printable(text), style, **options)
+
+    def append(self, text: Any, style: Any = None) -> rich.text.Text:
+        """Add text; ``Text.assemble`` does so too."""
+        return super().append(printable(text) if isinstance(text, str) else text, style)
 
 
 class _View:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from remat_magic.views.cells import KEYS
 from remat_magic.views.format import escape
+from remat_magic.views.tables import KEYS
 
 __all__ = ["ID", "button", "compare_tools", "name_tools", "plan_tools", "program_tools", "select", "table_tools"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic.records import Measurement
-from remat_magic.views import advice, compare, gradients, timeline
+from remat_magic.views import advice, compare, timeline
 from remat_magic.widget.panels import Panels
 
 __all__ = ["Comparing"]
@@ -165,4 +165,4 @@ class Comparing(Panels[_Request]):
         inputs = self._given(request.inputs) or (self._inputs if self._inputs is not None else "random")
         policies = [choice.key for choice in trace.choices() if choice.key != "none"]
         found = trace.check_gradients(policies, inputs=inputs, at=at, namespace=namespace)
-        self._answer(request, html=gradients.gradients_html(found))
+        self._answer(request, html=compare.gradients_html(found))

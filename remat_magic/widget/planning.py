@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic.records import Plan, WhatIf
-from remat_magic.views import choosing
+from remat_magic.views import edit, what_if
 from remat_magic.views import plan as views
 from remat_magic.widget.panels import Panels
 
@@ -91,13 +91,13 @@ class Planning(Panels[_Request]):
                 policy, at, namespace = self._arguments(request.policy, request.at)
                 place = None if isinstance(policy, Plan) else at
                 self._flips = trace.what_if(policy, place, namespace=namespace, **request.deciding)
-                self._answer(request, html=choosing.what_if_html(self._flips))
+                self._answer(request, html=what_if.what_if_html(self._flips))
             case "loops":
-                self._answer(request, html=choosing.loops_html(trace.loops()))
+                self._answer(request, html=what_if.loops_html(trace.loops()))
             case "edit":
                 policy, at, _ = self._arguments(request.policy, request.at)
                 found = trace.edit(policy, None if isinstance(policy, Plan) else at)
-                self._answer(request, html=choosing.edit_html(found))
+                self._answer(request, html=edit.edit_html(found))
             case other:
                 raise AssertionError(other)
 

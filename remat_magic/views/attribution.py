@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 from remat_magic.records import Equation, Report, Residual, SourceSpan
 from remat_magic.views import format as fmt
-from remat_magic.views.link import expression_key
+from remat_magic.views.linking import expression_key
 
-__all__ = ["Costs", "LineRow", "expressions", "library_rows", "line_rows"]
+__all__ = ["Attribution", "LineRow", "expressions", "library_rows", "line_rows"]
 
 # Longer lists say how many more there are.
 _KINDS_SHOWN = 8
 
 
 @dataclass(slots=True)
-class Costs:
-    """Residuals, offloaded ones included, and recomputed operations; ``source`` is the first one's."""
+class Attribution:
+    """The residuals, offloaded ones included, and recomputed operations of one place; ``source`` is the first one's."""
 
     source: SourceSpan | None
     residuals: list[Residual] = field(default_factory=list[Residual])
@@ -70,7 +70,7 @@ class LineRow:
     saved: int
     flops: int | None
     operations: int
-    costs: Costs
+    costs: Attribution
 
 
 def _counted(kinds: Iterable[str]) -> str:
@@ -101,13 +101,13 @@ _Where = Callable[[Residual | Equation], SourceSpan | None]
 
 
 def _rows(report: Report, where: _Where) -> list[LineRow]:
-    lines: dict[tuple[int, str, int, int], Costs] = {}
+    lines: dict[tuple[int, str, int, int], Attribution] = {}
     for residual in _kept(report):
         span = where(residual)
-        lines.setdefault(_key(span), Costs(span)).residuals.append(residual)
+        lines.setdefault(_key(span), Attribution(span)).residuals.append(residual)
     for equation in report.recomputed:
         span = where(equation)
-        lines.setdefault(_key(span), Costs(span)).equations.append(equation)
+        lines.setdefault(_key(span), Attribution(span)).equations.append(equation)
     return [
         LineRow(
             fmt.location(costs.source),
@@ -128,16 +128,16 @@ def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
     return (0, "", span.cell, span.line) if span.cell is not None else (1, span.file, 0, span.line)
 
 
-def expressions(report: Report) -> list[Costs]:
+def expressions(report: Report) -> list[Attribution]:
     """The expressions that save or recompute anything, each once, in the order of the report.
 
     What a library's expression makes, the user's own that called it makes as well.
     """
-    found: dict[str, Costs] = {}
+    found: dict[str, Attribution] = {}
     for residual in _kept(report):
         for span in filter(None, (residual.source, residual.library)):
-            found.setdefault(expression_key(span), Costs(span)).residuals.append(residual)
+            found.setdefault(expression_key(span), Attribution(span)).residuals.append(residual)
     for equation in report.recomputed:
         for span in filter(None, (equation.source, equation.library)):
-            found.setdefault(expression_key(span), Costs(span)).equations.append(equation)
+            found.setdefault(expression_key(span), Attribution(span)).equations.append(equation)
     return list(found.values())

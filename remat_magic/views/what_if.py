@@ -1,27 +1,15 @@
-"""What helps to choose beyond plans: single values the other way, loops nested, and the edit of one's own source."""
+"""What could be done otherwise: single values saved or recomputed instead, and scans nested under checkpoints."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from remat_magic.records import Edit, Loop, Nesting, WhatIf
+from remat_magic.records import Loop, Nesting, WhatIf
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import KEYS, planned_cells, table, td
 from remat_magic.views.format import escape
+from remat_magic.views.tables import KEYS, planned_cells, table, td
 
-__all__ = [
-    "ROWS",
-    "alike_rows",
-    "alike_text",
-    "best_edit",
-    "edit_html",
-    "edit_sentences",
-    "left_out",
-    "loops_html",
-    "unnamed_sentences",
-    "what_if_html",
-]
+__all__ = ["ROWS", "alike_rows", "alike_text", "left_out", "loops_html", "what_if_html"]
 
 _EACH = "what is told is of each of these alone, and the button is for the first"
 
@@ -126,53 +114,3 @@ def _nesting(way: Nesting) -> str:
         td("what", code),
     ]
     return f'<tr class="remat-row">{"".join(cells)}</tr>'
-
-
-def best_edit(edit: Edit) -> Edit:
-    """The edit itself, or the closest one where it does not do what is chosen."""
-    return edit if edit.verified or edit.closest is None else edit.closest
-
-
-def edit_sentences(edit: Edit) -> list[str]:
-    """Whether an edit of the user's own source, the best that there is, does what is chosen, and what it costs."""
-    best = best_edit(edit)
-    told = list[str]()
-    if best is not edit:
-        told.append(
-            "The source cannot name just these values; this edit is the best within the same budget whose every value "
-            "has an expression."
-        )
-    if best.verified:
-        told.append("Verified: the edited source, traced, saves just what it is to save.")
-    saved = "" if best.saved_bytes is None else f"It saves {fmt.nbytes(best.saved_bytes)}"
-    if saved and best.recomputed_flops is not None:
-        saved += f" and recomputes {fmt.flops(best.recomputed_flops)}"
-    if saved:
-        told.append(f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}.")
-    return told + list(best.differences)
-
-
-def unnamed_sentences(edit: Edit) -> list[str]:
-    """Why an edit does not name all values: each reason once, with the number of values that it holds for."""
-    reasons = Counter(edit.unnamed).items()
-    return [f"{reason.rstrip('.')} ({count} times)." if count > 1 else reason for reason, count in reasons]
-
-
-def edit_html(edit: Edit, *, live: bool = True) -> str:
-    """The edit of the user's own source that does what is chosen, with a button that copies it if ``live``."""
-    best = best_edit(edit)
-    told, why = _findings(edit_sentences(edit)), _findings(unnamed_sentences(edit))
-    diff = best.diff()
-    if not diff:
-        return f'{told}{why}<p class="remat-empty">Nothing is to be edited.</p>'
-    copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
-    return (
-        f"{told}{copy if live else ''}"
-        f'<pre class="remat-program remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
-        f"{escape(diff)}</pre>{why}"
-    )
-
-
-def _findings(sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="remat-findings">{items}</ul>' if items else ""

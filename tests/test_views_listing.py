@@ -14,11 +14,11 @@ from views_records import small as records
 
 import remat_magic as rm
 from remat_magic.records import Equation, Residual, SourceSpan, SourceText
-from remat_magic.views.cells import KEYS
 from remat_magic.views.highlight import split_lines, words
 from remat_magic.views.html import fragments, report_html, style
-from remat_magic.views.link import expression_key, line_key
-from remat_magic.views.source import source_html
+from remat_magic.views.linking import expression_key, line_key
+from remat_magic.views.listing import source_html
+from remat_magic.views.tables import KEYS
 
 pytest_plugins = ("magic_fakes",)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from remat_magic.records import SourceSpan
+from remat_magic.views.attribution import Attribution
 from remat_magic.views.format import escape
 from remat_magic.views.highlight import COMMENT, Word, split_lines
-from remat_magic.views.lines import Costs
-from remat_magic.views.link import linked
+from remat_magic.views.linking import linked
 
 __all__ = ["Listed", "Mark", "marked_code", "marks_by_line"]
 
@@ -28,7 +28,7 @@ class Mark:
 
 
 def marks_by_line(
-    lines: Sequence[Listed], marked: Sequence[Costs], live: bool, *, library: bool = False
+    lines: Sequence[Listed], marked: Sequence[Attribution], live: bool, *, library: bool = False
 ) -> dict[int, list[Mark]]:
     """For each line the expressions on it, the outer before the inner.
 
@@ -88,7 +88,7 @@ def _code_end(line: str, found: Sequence[Word]) -> int:
     return len(line[:comment].rstrip())
 
 
-def _tag(costs: Costs, live: bool, library: bool) -> str:
+def _tag(costs: Attribution, live: bool, library: bool) -> str:
     kinds = " ".join(filter(None, ["remat-saved" if costs.residuals else "", "remat-again" if costs.equations else ""]))
     if not live:  # the line's own cells tell the figures
         return f'<u class="{kinds}">'

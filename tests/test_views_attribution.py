@@ -3,7 +3,7 @@
 from views_records import DOT, SIN, small, span
 
 from remat_magic.records import Equation, Residual
-from remat_magic.views.lines import expressions, line_rows
+from remat_magic.views.attribution import expressions, line_rows
 
 
 def test_lines_add_up():

@@ -9,7 +9,7 @@ from plot_records import evil_rows, evil_timeline, row, rows, timeline
 from views_records import EVIL
 
 from remat_magic.records import ComparisonRow, Moment
-from remat_magic.views.plots import pareto_svg
+from remat_magic.views.pareto import pareto_svg
 from remat_magic.views.svg import ticks
 from remat_magic.views.timeline import timeline_html, timeline_svg
 

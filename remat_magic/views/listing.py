@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from remat_magic.records import Report, SourceSpan, SourceText
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import KEYS
+from remat_magic.views.attribution import Attribution, LineRow, expressions, library_rows, line_rows
 from remat_magic.views.format import escape
 from remat_magic.views.highlight import Word, split_lines, words
-from remat_magic.views.lines import Costs, LineRow, expressions, library_rows, line_rows
-from remat_magic.views.link import line_key
-from remat_magic.views.marking import Listed, Mark, marked_code, marks_by_line
+from remat_magic.views.linking import line_key
+from remat_magic.views.marks import Listed, Mark, marked_code, marks_by_line
+from remat_magic.views.tables import KEYS
 
 __all__ = ["source_html"]
 
@@ -129,7 +129,7 @@ def _listed(text: SourceText) -> tuple[Listed, ...]:
     return tuple((number, line, found) for number, (line, found) in enumerate(both, text.line))
 
 
-def _called(report: Report, marked: Sequence[Costs], scale: _Scale) -> list[str]:
+def _called(report: Report, marked: Sequence[Attribution], scale: _Scale) -> list[str]:
     """The functions of libraries that save or recompute anything, by their first lines and those with costs."""
     costs = {_line_of(row.costs.source): row for row in library_rows(report) if row.costs.source is not None}
     folds = list[str]()
@@ -150,7 +150,7 @@ def _called(report: Report, marked: Sequence[Costs], scale: _Scale) -> list[str]
     return folds
 
 
-def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Costs], scale: _Scale) -> str:
+def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Attribution], scale: _Scale) -> str:
     inside = [
         costs
         for costs in marked

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from remat_magic.records import Program, ProgramLine
 from remat_magic.views import format as fmt
-from remat_magic.views.cells import KEYS
 from remat_magic.views.format import escape
-from remat_magic.views.link import linked
+from remat_magic.views.linking import linked
 from remat_magic.views.rows import VARIABLE
+from remat_magic.views.tables import KEYS
 
 __all__ = ["CHUNK", "chunks", "live_chunks", "pane"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from remat_magic.records import PlannedValue, SourceSpan
 from remat_magic.views.format import escape
-from remat_magic.views.link import linked
+from remat_magic.views.linking import linked
 from remat_magic.views.rows import RecomputedRow, ResidualRow, made_by, place
 
 __all__ = ["KEYS", "code_html", "planned_cells", "row_html", "table", "td", "what_html", "where_html"]
