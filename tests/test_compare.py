@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 import remat_magic as rm
 from remat_magic.devices import Device
 from remat_magic.records import Measurement
-from remat_magic.sizes import parse_bytes, parse_flops
+from remat_magic.units import parse_bytes, parse_flops
 from tests.benchmarks.models import transformer
 from tests.programs import PROGRAMS
 

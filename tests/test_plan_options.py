@@ -17,7 +17,7 @@ from remat_magic.planning.objective import objective
 from remat_magic.planning.planner import planner
 from remat_magic.planning.solve import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
-from remat_magic.sizes import parse_bytes
+from remat_magic.units import parse_bytes
 
 # ---------------------------------------------------------------------------------------------------- keys of plans
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from remat_magic.facts.facts import Traced
 from remat_magic.records import RematError, Report, Residual
-from remat_magic.sizes import parse_bytes, parse_flops
+from remat_magic.units import parse_bytes, parse_flops
 
 __all__ = ["assert_policy"]
 

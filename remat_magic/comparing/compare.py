@@ -15,7 +15,7 @@ from remat_magic.facts.times import times
 from remat_magic.policies import OWN
 from remat_magic.records import ComparisonRow, Difference, Measurement, Plan, RematError, Report, Residual
 from remat_magic.records.registered import registered
-from remat_magic.sizes import parse_bytes
+from remat_magic.units import parse_bytes
 from remat_magic.wording import printable
 
 __all__ = ["Comparison", "compare"]

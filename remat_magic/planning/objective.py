@@ -12,7 +12,7 @@ from remat_magic.facts.times import seconds, times
 from remat_magic.planning.graph import Graph
 from remat_magic.planning.solve import Costs
 from remat_magic.records import RematError, Report
-from remat_magic.sizes import parse_bytes
+from remat_magic.units import parse_bytes
 
 __all__ = ["Objective", "objective"]
 

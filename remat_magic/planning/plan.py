@@ -15,7 +15,7 @@ from remat_magic.planning.peak import within_peak
 from remat_magic.planning.planner import Asked, Planner, planner
 from remat_magic.planning.sweep import sweep
 from remat_magic.records import FrontierPoint, Listed, Plan, RematError
-from remat_magic.sizes import parse_bytes
+from remat_magic.units import parse_bytes
 
 __all__ = ["budget_bytes", "frontier", "plan"]
 
