@@ -19,6 +19,7 @@ from remat_magic.records import (
     Listed,
     Loop,
     Measurement,
+    Note,
     Plan,
     Report,
     Residual,
@@ -132,7 +133,7 @@ class Trace:
         return self.engine.stale
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Sentences about the function that a reader of any report must know."""
         return self.engine.notes
 

@@ -16,9 +16,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from remat_magic.facts.cost import FREE, Cost, equation_cost, jaxpr_cost
+from remat_magic.facts.cost import FREE, Cost, equation_cost, jaxpr_cost, trip_count
 from remat_magic.facts.cost_table import FLOPS, names
-from remat_magic.facts.trips import trip_count
 
 # -------------------------------------------------------------------------------------------------------------- algebra
 

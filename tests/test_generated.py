@@ -27,7 +27,7 @@ from jax._src.ad_checkpoint import saved_residuals
 from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
-from remat_magic.facts.recomputation import Liveness
+from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.jaxprs.bodies import nbytes
 from remat_magic.records import Plan
 from remat_magic.views import advice as advice_views
@@ -313,9 +313,12 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     assert max(moment.bytes for moment in trace.timeline(policy, at).moments) == report.peak_bytes
     # The kernels do what the equations do, and recomputation is part of the backward pass.
     if not report.uncosted:
-        for work, flops in ((report.forward_work, report.forward_flops), (report.backward_work, report.backward_flops)):
-            if all(each.known for each in work):
-                assert sum(each.flops * each.times for each in work) == flops
+        for kernels, flops in (
+            (report.forward_kernels, report.forward_flops),
+            (report.backward_kernels, report.backward_flops),
+        ):
+            if all(kernel.known for kernel in kernels):
+                assert sum(kernel.flops * kernel.times for kernel in kernels) == flops
     # Of a conditional the halves count the worst branch, and the operations that are recomputed are those of all.
     if not report.uncosted and "branches=" not in report.backward.text:
         assert report.recomputed_flops <= report.backward_flops
@@ -454,7 +457,7 @@ def test_what_a_linear_program_cannot_hold_is_recomputed(remat2, program, policy
 
 def _nonlinear(jaxpr) -> tuple[Counter[str], Counter[str]]:
     """The equations at any depth that are not linear, those that the outputs depend on and those that they do not."""
-    is_live, seen = Liveness(jaxpr), set()
+    is_live, seen = LiveEquations(jaxpr), set()
     live, dead = Counter(), Counter()
     todo = [jaxpr]
     while todo:

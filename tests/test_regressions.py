@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 import remat_magic as rm
-from remat_magic.facts.recomputation import Liveness
+from remat_magic.facts.dead_code import LiveEquations
 from tests.programs import f32
 
 P = jax.checkpoint_policies
@@ -172,7 +172,7 @@ def test_text_of_branches_that_are_closed_at_each_call(remat3):
 def live_of(fun, *args):
     """The primitives that the outputs of a function depend on."""
     jaxpr = jax.make_jaxpr(fun)(*args).jaxpr
-    live, found, todo = Liveness(jaxpr), set(), [jaxpr]
+    live, found, todo = LiveEquations(jaxpr), set(), [jaxpr]
     for each in todo:
         for eqn in getattr(each, "jaxpr", each).eqns:
             found |= {eqn.primitive.name} if live(eqn) else set()

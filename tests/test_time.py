@@ -7,7 +7,7 @@ from cost_helpers import S
 import remat_magic as rm
 from remat_magic.devices import Device
 from remat_magic.facts.times import seconds, times
-from remat_magic.records import Report, Residual, Work
+from remat_magic.records import Kernel, Report, Residual
 from tests.programs import PROGRAMS
 
 ROUND = Device("round", {"bf16": 1e12, "f32": 1e11}, 1e10, 1e9, 10**10, 1e8, "made up for this test")
@@ -16,26 +16,26 @@ BLIND = Device("blind", {"bf16": 1e12}, None, 1e9, 10**10, None, "nothing of vec
 
 def test_each_kernel_takes_what_limits_it():
     """10 ms of arithmetic beside 1 ms of memory; 2 ms of memory beside 1 ms of arithmetic, three times."""
-    work = (Work(10**10, 10**6, "bf16", "matmul"), Work(10**7, 2 * 10**6, "f32", "vector", 3))
+    work = (Kernel(10**10, 10**6, "bf16", "matmul"), Kernel(10**7, 2 * 10**6, "f32", "vector", 3))
     assert seconds(work, ROUND) == (pytest.approx(0.010 + 3 * 0.002), True)
 
 
 def test_the_dtype_decides_how_fast_a_matmul_is():
-    assert seconds([Work(10**11, 0, "f32", "matmul")], ROUND)[0] == pytest.approx(1)
-    assert seconds([Work(10**11, 0, "bf16", "matmul")], ROUND)[0] == pytest.approx(0.1)
-    assert seconds([Work(10**10, 0, "f64", "matmul")], ROUND)[0] == pytest.approx(1)  # on the vector units
+    assert seconds([Kernel(10**11, 0, "f32", "matmul")], ROUND)[0] == pytest.approx(1)
+    assert seconds([Kernel(10**11, 0, "bf16", "matmul")], ROUND)[0] == pytest.approx(0.1)
+    assert seconds([Kernel(10**10, 0, "f64", "matmul")], ROUND)[0] == pytest.approx(1)  # on the vector units
 
 
 def test_what_is_not_known_makes_it_a_lower_bound():
-    assert seconds([Work(None, 10**9, "f32", "vector")], ROUND) == (1, False)
-    assert seconds([Work(1, 10**9, "f32", "vector", None)], ROUND) == (1, False)  # one iteration
-    assert seconds([Work(10**12, 10**9, "f32", "matmul")], BLIND) == (1, False)  # no figure for it
-    assert seconds([Work(10**12, 10**9, "f32", "vector")], BLIND) == (1, True)  # limited by memory, it is said
+    assert seconds([Kernel(None, 10**9, "f32", "vector")], ROUND) == (1, False)
+    assert seconds([Kernel(1, 10**9, "f32", "vector", None)], ROUND) == (1, False)  # one iteration
+    assert seconds([Kernel(10**12, 10**9, "f32", "matmul")], BLIND) == (1, False)  # no figure for it
+    assert seconds([Kernel(10**12, 10**9, "f32", "vector")], BLIND) == (1, True)  # limited by memory, it is said
 
 
 def report(**changes):
-    work = (Work(10**8, 0, "f32", "vector"),)
-    return Report("p", "function", forward_work=work, backward_work=2 * work, recomputed_work=work, **changes)
+    work = (Kernel(10**8, 0, "f32", "vector"),)
+    return Report("p", "function", forward_kernels=work, backward_kernels=2 * work, recomputed_kernels=work, **changes)
 
 
 def test_halves_recomputation_and_the_sum():

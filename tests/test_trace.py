@@ -477,3 +477,17 @@ def test_an_operation_has_one_number_in_every_program(site):
         assert repeated
         assert set(repeated) <= forward
     assert all(len(found) == 1 for found in expressions.values())
+
+
+def test_a_note_is_a_sentence_that_says_what_it_is_of():
+    def named(x):
+        return jnp.tanh(checkpoint_name(jnp.tanh(x), "h")).sum()
+
+    report = rm.trace(named, f32(3)).report(jax.checkpoint_policies.save_only_these_names("h", "i"))
+    note = next(note for note in report.notes if "'i'" in note)
+    assert (note.kind, note.about) == ("names-unknown", ("i",))
+    (vain,) = (note for note in report.notes if note.kind == "saved-in-vain")
+    assert vain.about == ("h", "tanh")
+    kept = pickle.loads(pickle.dumps(report))
+    assert kept == report
+    assert [(note, note.kind, note.about) for note in kept.notes] == [(n, n.kind, n.about) for n in report.notes]

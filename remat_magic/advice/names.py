@@ -69,12 +69,12 @@ def named_twice(case: Case) -> Iterator[Advice]:
 
 def saved_in_vain(case: Case) -> Iterator[Advice]:
     """A value saved by name whose operation runs again all the same."""
-    seen: set[str] = set()
+    in_vain = {note.about for note in case.report.notes if note.kind == "saved-in-vain"}
+    seen: set[tuple[str, str]] = set()
     for row in case.report.residuals:
-        head = f"{row.name!r} is saved, and its {row.primitive} is recomputed all the same"
-        if not row.name or head in seen or not any(note.startswith(head) for note in case.report.notes):
+        if not row.name or (row.name, row.primitive) in seen or (row.name, row.primitive) not in in_vain:
             continue
-        seen.add(head)
+        seen.add((row.name, row.primitive))
         given = next((each for each in case.names if each.name == row.name), None)
         makers = [before for made in given.made for before in makers_of_operands(made)] if given else []
         inputs = []

@@ -251,8 +251,8 @@ def _text(given: Any) -> str:
 
 def _essence(report: Report) -> Any:
     """What makes two reports of one function the same, whatever their policies are called."""
-    work = (report.forward_work, report.backward_work)
-    return (report.at, report.residuals, report.recomputed, *work, report.peak_bytes, report.backward_error)
+    kernels = (report.forward_kernels, report.backward_kernels)
+    return (report.at, report.residuals, report.recomputed, *kernels, report.peak_bytes, report.backward_error)
 
 
 def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
@@ -275,7 +275,7 @@ def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
         recomputed_flops=report.recomputed_flops,
         peak_bytes=report.peak_bytes,
         times=None if device is None else times(report, device),
-        complete=all(work.known for work in (*report.forward_work, *report.backward_work)),
+        complete=all(kernel.known for kernel in (*report.forward_kernels, *report.backward_kernels)),
     )
 
 

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax, policies
 from remat_magic.engine.failures import failures
-from remat_magic.engine.named_programs import NamedPrograms
+from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import Rewriter, find_sites, identity
 from remat_magic.jaxprs.spans import Spans
@@ -64,8 +64,8 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
         table = find_sites(closed, spans, policies.describe)
         selector = Selector(closed, table, spans, name)
         if plan.names:
-            programs = NamedPrograms(closed, table, selector, spans, name)
-            selection = programs.select(plan, _jax.remat3())
+            plan_values = PlanValues(closed, table, selector, spans, name)
+            selection = plan_values.select(plan, _jax.remat3())
         else:
             selection = selector.select(policies.resolve(plan.policy), plan.at)
         if selection.naming is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,7 @@ import jax
 from remat_magic import _jax, policies
 from remat_magic.engine.applied import with_policy
 from remat_magic.engine.failures import is_passing
-from remat_magic.engine.gradient import Gradient
-from remat_magic.engine.halves import Forward
-from remat_magic.engine.notes import function_notes, remat3_asks_little
+from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
@@ -22,7 +20,7 @@ from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.source_texts import source_texts
 from remat_magic.jaxprs.bodies import type_text, walk
 from remat_magic.jaxprs.provenance import PrimalIndex
-from remat_magic.records import Choice, Plan, RematError, Site
+from remat_magic.records import Choice, Note, Plan, RematError, Site
 
 __all__ = ["Dissection", "Engine"]
 
@@ -141,10 +139,10 @@ class Engine:
         return found, tuple(name for name in revealed if name not in found)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about the function that a reader of any report must know."""
+    def notes(self) -> tuple[Note, ...]:
+        """What a reader of any report of the function must know."""
         _, hidden = self._names()
-        return tuple(function_notes(self.function_name, self.stale, self._primal.takes_gradient, hidden))
+        return tuple(_notes(self.function_name, self.stale, self._primal.takes_gradient, hidden))
 
     def choices(self) -> tuple[Choice, ...]:
         """The policies to choose from for this function, factories filled with its checkpoint names."""
@@ -205,7 +203,7 @@ class Engine:
         names = () if plain else self.names
         found = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
         if self.remat3 and found.meaning == policies.OWN:
-            found = replace(found, notes=(*found.notes, remat3_asks_little(found.key)))
+            found = replace(found, notes=(*found.notes, _asked_little(found.key)))
         if namespace is None and found.policy is policy:  # which is held anyway, so that its identity stays its own
             self._resolved[id(policy)] = policy, found
         return found
@@ -331,3 +329,38 @@ def _of_type(aval: Any, sharding: Any) -> Any:
 def _names_in(closed: Any) -> tuple[str, ...]:
     names = (_jax.checkpoint_name_of(eqn) for eqn, _ in walk(closed))
     return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
+def _notes(function: str, stale: Sequence[str], takes_gradient: bool, hidden: Sequence[str]) -> Iterator[Note]:
+    """The notes of a function, of which ``hidden`` are the names that only the rules of custom derivatives hold."""
+    if stale:
+        yield Note(
+            "stale-trace",
+            f"JAX still holds an older trace of {', '.join(stale)}, from before it or what it calls was redefined: "
+            "this report shows the new definition, but your next jit or grad may run the old one until "
+            "jax.clear_caches().",
+            stale,
+        )
+    if takes_gradient:
+        yield Note(
+            "gradient-inside",
+            f"{function} takes a gradient inside, and this report is of differentiating it once more: to see what that "
+            "gradient itself saves, inspect the function that it is the gradient of.",
+            (function,),
+        )
+    if hidden:
+        yield Note(
+            "names-out-of-reach",
+            f"{', '.join(map(repr, hidden))} {'is' if len(hidden) == 1 else 'are'} named inside a custom derivative "
+            "rule, which is Python: checkpoint sites in there are out of reach.",
+            hidden,
+        )
+
+
+def _asked_little(policy: str) -> Note:
+    return Note(
+        "policy-asked-little",
+        f"jax_remat3 asks a policy about matmuls, convolutions and named values only: what {policy} says of other "
+        "operations has no effect.",
+        (policy,),
+    )

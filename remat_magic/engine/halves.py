@@ -1,4 +1,4 @@
-"""The forward and the backward half of a function's derivative, as JAX makes them."""
+"""A flat function's derivative as JAX makes it: the forward and the backward half, and both as one program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
+from remat_magic import _jax
+from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.jaxprs.values import is_inexact
 
 
@@ -30,7 +33,7 @@ class Forward:
     output_types: tuple[Any, ...]
 
 
-def vjp_of(
+def _vjp(
     function: Callable[..., Sequence[Any]], arrays: Sequence[Any], differentiated: Sequence[int], outputs: int
 ) -> tuple[list[Any], Callable[..., Any], list[Any]]:
     """The outputs of a flat function, their VJP, and its auxiliary outputs: those after the first ``outputs``.
@@ -52,7 +55,7 @@ def vjp_of(
     return jax.vjp(of_differentiated, *(arrays[position] for position in differentiated), has_aux=True)
 
 
-def no_cotangent(output: Any) -> Any:
+def _no_cotangent(output: Any) -> Any:
     """The cotangent of an output that is not inexact: one of type float0, which is a NumPy dtype only."""
     return np.zeros(output.shape, jax.dtypes.float0)
 
@@ -76,7 +79,7 @@ def forward_half(
     made: list[Any] = []
 
     def forward(*arrays: Any) -> list[Any]:
-        results, vjp, aux = vjp_of(function, arrays, differentiated, outputs)
+        results, vjp, aux = _vjp(function, arrays, differentiated, outputs)
         # The leaves, not the VJP itself: make_jaxpr caches the tree of what it returns, and with it the backward
         # jaxpr, for as long as the process lives.
         leaves, tree = tree_flatten(vjp)
@@ -106,12 +109,62 @@ def backward_half(half: Forward) -> Any:
     def backward(*values: Any) -> Any:
         leaves, given = values[:count], iter(values[count:])
         cotangents = [
-            next(given) if yes else no_cotangent(aval) for aval, yes in zip(half.output_types, inexact, strict=True)
+            next(given) if yes else _no_cotangent(aval) for aval, yes in zip(half.output_types, inexact, strict=True)
         ]
         return jax.tree.leaves(tree_unflatten(half.tree, leaves)(cotangents))
 
     types = [aval for aval, yes in zip(half.output_types, inexact, strict=True) if yes]
     return jax.make_jaxpr(backward)(*half.residual_types, *types)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradient:
+    """A program that takes a trace's array leaves and returns its outputs, auxiliary outputs and gradients, flat.
+
+    ``policy`` and ``at`` are those of the report; ``jaxpr`` is what was lowered, ``lowered`` is ready to compile.
+    ``forward`` and ``backward`` are the halves that the report is of. ``outputs`` counts the outputs and auxiliary
+    outputs, which come before the gradients.
+    """
+
+    policy: str
+    at: str
+    jaxpr: Any
+    lowered: jax.stages.Lowered
+    forward: Forward
+    backward: Any
+    outputs: int
+    index: PrimalIndex
+
+
+def value_and_gradients(
+    function: Callable[..., Sequence[Any]], differentiated: Sequence[int], outputs: int
+) -> Callable[..., list[Any]]:
+    """A flat function that returns all that ``function`` returns and then the gradients.
+
+    The cotangent of each of the first ``outputs`` outputs is one everywhere, as for ``jax.grad`` of a scalar; the
+    other outputs have none.
+    """
+
+    def gradient(*arrays: Any) -> list[Any]:
+        results, vjp, aux = _vjp(function, arrays, differentiated, outputs)
+        cotangents = [jnp.ones_like(result) if is_inexact(result) else _no_cotangent(result) for result in results]
+        return [*results, *aux, *vjp(cotangents)]
+
+    return gradient
+
+
+def input_type(aval: Any, sharding: Any = None) -> Any:
+    """What to lower for: the type of an argument, on the devices that its sharding names, if it has one."""
+    if sharding is None:
+        return aval
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+
+
+def lower(function: Callable[..., Any], types: Sequence[Any]) -> tuple[Any, jax.stages.Lowered]:
+    """The jaxpr of a flat function and the same lowered."""
+    traced = jax.jit(function).trace(*types)
+    return _jax.open_jaxpr(traced.jaxpr), traced.lower()
 
 
 _pauses: set[object] = set()

@@ -10,9 +10,17 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.engine.failures import failures
-from remat_magic.engine.gradient import Gradient, input_type, lower, value_and_gradients
-from remat_magic.engine.halves import Forward, backward_half, forward_half, without_gc
-from remat_magic.engine.named_programs import NamedPrograms
+from remat_magic.engine.halves import (
+    Forward,
+    Gradient,
+    backward_half,
+    forward_half,
+    input_type,
+    lower,
+    value_and_gradients,
+    without_gc,
+)
+from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import Rewriter, identity
@@ -50,13 +58,13 @@ class Retraces:
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._forwards: dict[Any, Forward] = {}
         self._backwards: dict[Any, Any] = {}
-        self._named = NamedPrograms(primal.closed, primal.table, selector, primal.index.spans, primal.name)
+        self._plan_values = PlanValues(primal.closed, primal.table, selector, primal.index.spans, primal.name)
 
     def clear(self) -> None:
         """Drop everything that was made."""
         for store in (self._functions, self._forwards, self._backwards):
             store.clear()
-        self._named.clear()
+        self._plan_values.clear()
 
     def planned(self, plan: Plan) -> Selection:
         """A plan's choice of named values, made precise.
@@ -65,7 +73,7 @@ class Retraces:
             RematError: the plan is of another program.
         """
         with self._primal.tracing():
-            return self._named.select(plan, self._primal.remat3)
+            return self._plan_values.select(plan, self._primal.remat3)
 
     def named_again(self, selection: Selection, closed: Any) -> Any:
         """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
@@ -73,7 +81,7 @@ class Retraces:
         Raises:
             RematError: it does other operations than the program that the plan was made for.
         """
-        return self._named.again(selection, closed)
+        return self._plan_values.again(selection, closed)
 
     def chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
         """Tells the policy that a selection has for a checkpoint equation, whose source position ``spans`` reads."""
@@ -148,9 +156,9 @@ class Retraces:
         """
         primal = self._primal
         with primal.tracing():
-            naming = self._named.program(selection.at, separately, primal.remat3)
+            naming = self._plan_values.program(selection.at, separately, primal.remat3)
         with primal.tracing(remat3=False), without_gc(), failures(primal.name, selection.policy):
-            closed = self._named.program(selection.at, separately, False).closed
+            closed = self._plan_values.program(selection.at, separately, False).closed
             half = self._half(self._with_policies(selection, closed))
             backward = backward_half(half)
         return Dissection(selection.at, naming, half, backward, primal.index, primal.arguments)

@@ -14,7 +14,7 @@ from remat_magic.engine.sites import SiteTable, identity, own_checkpoint
 from remat_magic.jaxprs.naming import Naming
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
-from remat_magic.records import RematError
+from remat_magic.records import Note, RematError
 from remat_magic.wording import one_line, text_of
 
 
@@ -33,7 +33,7 @@ class Selection:
     whole: Any
     at_sites: tuple[tuple[str, Any], ...]
     code: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     naming: Naming | None = None
 
     @property

@@ -13,7 +13,6 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from remat_magic import units
-from remat_magic.engine.named_arrays import NamedArrays
 from remat_magic.jaxprs.bodies import nbytes, type_text
 from remat_magic.jaxprs.values import abstract, is_inexact, sharding_of
 from remat_magic.records import RematError
@@ -189,22 +188,22 @@ class Signature:
         user's.
         """
 
-        def called(*args: NamedArrays, **kwargs: NamedArrays) -> Any:
+        def called(*args: _Arrays, **kwargs: _Arrays) -> Any:
             return flat(self.call(fun, jax.tree.leaves((args, kwargs))))
 
         cast("Any", called).__wrapped__ = fun
         called.__name__ = self.function
-        args: dict[int, NamedArrays] = {}
-        kwargs: dict[str, NamedArrays] = {}
+        args: dict[int, _Arrays] = {}
+        kwargs: dict[str, _Arrays] = {}
         for place, leaves in self._by_place().items():
             arrays = [leaf for leaf in leaves if leaf.is_array]
             paths = tuple(leaf.name.removeprefix(leaf.argument) for leaf in arrays)
-            packed = NamedArrays(paths, [leaf.value for leaf in arrays])
+            packed = _Arrays(paths, [leaf.value for leaf in arrays])
             if isinstance(place, int):
                 args[place] = packed
             else:
                 kwargs[place] = packed
-        filled = [args.get(number, NamedArrays((), ())) for number in range(max(args, default=-1) + 1)]
+        filled = [args.get(number, _Arrays((), ())) for number in range(max(args, default=-1) + 1)]
         return jax.make_jaxpr(called)(*filled, **kwargs)
 
     def _by_place(self) -> dict[int | str, list[Leaf]]:
@@ -263,3 +262,30 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
 
 def _within(name: str, prefix: int | str) -> bool:
     return isinstance(prefix, str) and (name == prefix or name.startswith((f"{prefix}[", f"{prefix}.")))
+
+
+@dataclass(frozen=True, slots=True)
+class _PathText:
+    """A key of a pytree's path, already written as ``jax.tree_util.keystr`` would write the whole."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _Arrays:
+    """The arrays of one argument under their paths in it, so that JAX's messages call them as the user would."""
+
+    def __init__(self, paths: tuple[str, ...], values: Sequence[Any]) -> None:
+        self.paths, self.values = paths, values
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[_PathText, Any]], tuple[str, ...]]:
+        """As JAX asks: the arrays under their paths, and what is static."""
+        return [(_PathText(path), value) for path, value in zip(self.paths, self.values, strict=True)], self.paths
+
+    @classmethod
+    def tree_unflatten(cls, paths: tuple[str, ...], values: Sequence[Any]) -> _Arrays:
+        """As JAX asks: the same paths with other values."""
+        return cls(paths, values)

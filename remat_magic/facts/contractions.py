@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.recomputation import Liveness
+from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.jaxprs.bodies import bodies, multiply
 from remat_magic.jaxprs.flow import Scope
 
@@ -31,7 +31,7 @@ def in_program(jaxpr: Any) -> Counter[Size] | None:
     """
     body = _jax.open_jaxpr(jaxpr)
     found: Counter[Size] = Counter()
-    return found if _count(body, 1, Liveness(body), found) else None
+    return found if _count(body, 1, LiveEquations(body), found) else None
 
 
 def _count(jaxpr: Any, times: int | None, live: Callable[[Any], bool], found: Counter[Size]) -> bool:

@@ -13,25 +13,24 @@ program moves. What is reckoned with here is the fusion that XLA's backends have
 * Views (``reshape``, names, barriers) are their operand. Calls are part of the program around them; a loop's body is a
   program of its own that runs as often as the loop, and of a conditional there is the branch of most FLOPs.
 
-An estimate: backends differ in what they fuse beyond this. ``tests/test_work.py`` holds it against XLA's own count.
+An estimate: backends differ in what they fuse beyond this. ``tests/test_kernels.py`` holds it against XLA's own count.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.cost import equation_cost, is_operation, jaxpr_cost
+from remat_magic.facts.cost import equation_cost, is_operation, jaxpr_cost, trip_count
 from remat_magic.facts.cost_contractions import CONTRACTIONS
 from remat_magic.facts.cost_table import BYTES, ELEMENTWISE, FLOPS, VIEWS, moved_bytes, names
-from remat_magic.facts.trips import trip_count
 from remat_magic.jaxprs.bodies import bodies, multiply, nbytes
-from remat_magic.records import Work
+from remat_magic.records import Kernel
 
-__all__ = ["shares", "work"]
+__all__ = ["kernels_of", "shares"]
 
 _FUSIBLE = ELEMENTWISE | names(
     """
@@ -79,9 +78,9 @@ class _Node:
         return node
 
 
-def work(
+def kernels_of(
     jaxpr: Any, live: Callable[[Any], bool] | None = None, recomputing: Callable[[Any], bool] | None = None
-) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels of one run of a jaxpr, equal ones merged, and what recomputation has in them.
 
     Args:
@@ -95,8 +94,8 @@ def work(
     """
     program = _Program(live, recomputing)
     program.run(_jax.open_jaxpr(jaxpr))
-    everything: dict[Work, int | None] = {}
-    again: dict[Work, int | None] = {}
+    everything: dict[Kernel, int | None] = {}
+    again: dict[Kernel, int | None] = {}
     for each, is_again in program.records():
         _count(everything, each)
         if is_again is not None:
@@ -105,7 +104,7 @@ def work(
     return _merged(everything), _merged(again)
 
 
-def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, Work]:
+def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, Kernel]:
     """For every operation of a jaxpr, at any depth, its share of its kernel's work in one run; by ``id`` of equation.
 
     What several operations of a kernel read is shared between them; what is written is the share of what makes it.
@@ -115,7 +114,7 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, W
     program.run(_jax.open_jaxpr(jaxpr))
     for _ in program.records():  # tells of the kernels on the way
         pass
-    found: dict[int, Work] = {}
+    found: dict[int, Kernel] = {}
     for nodes in seen:
         reads = [[*_reads([node])] for node in nodes]
         readers = Counter(id(value) for mine in reads for value, _, _ in mine)
@@ -126,14 +125,14 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, W
     return found
 
 
-def _count(found: dict[Work, int | None], each: Work) -> None:
-    key = Work(each.flops, each.bytes, each.dtype, each.unit, None if each.times is None else 1)
+def _count(found: dict[Kernel, int | None], each: Kernel) -> None:
+    key = Kernel(each.flops, each.bytes, each.dtype, each.unit, None if each.times is None else 1)
     if each.flops or each.bytes or not each.known:
         found[key] = None if each.times is None else (found.get(key) or 0) + each.times
 
 
-def _merged(found: dict[Work, int | None]) -> tuple[Work, ...]:
-    return tuple(Work(key.flops, key.bytes, key.dtype, key.unit, times) for key, times in found.items())
+def _merged(found: dict[Kernel, int | None]) -> tuple[Kernel, ...]:
+    return tuple(Kernel(key.flops, key.bytes, key.dtype, key.unit, times) for key, times in found.items())
 
 
 class _Program:
@@ -143,12 +142,12 @@ class _Program:
         self,
         live: Callable[[Any], bool] | None,
         recomputing: Callable[[Any], bool] | None,
-        known: dict[int, list[tuple[Work, Work | None]]] | None = None,
+        known: dict[int, list[tuple[Kernel, Kernel | None]]] | None = None,
         seen: list[list[_Node]] | None = None,
     ) -> None:
         self._live, self._recomputing = live, recomputing
         self._nodes: list[_Node] = []
-        self._lumps: list[tuple[Work, Work | None]] = []
+        self._lumps: list[tuple[Kernel, Kernel | None]] = []
         self._known = {} if known is None else known  # bodies that several loops share
         self._seen = seen
 
@@ -204,8 +203,8 @@ class _Program:
         for jaxpr, times in self._runs(eqn, name, inside):
             for each, again in self._body(jaxpr):
                 total = multiply(each.times, times)
-                again = again and Work(again.flops, again.bytes, again.dtype, again.unit, multiply(again.times, times))
-                self._lumps.append((Work(each.flops, each.bytes, each.dtype, each.unit, total), again))
+                part = again and replace(again, times=multiply(again.times, times))
+                self._lumps.append((replace(each, times=total), part))
 
     def _runs(self, eqn: Any, name: str, inside: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
         """The jaxprs that an equation runs, each with how often; in a ``shard_map``, what each device runs."""
@@ -223,7 +222,7 @@ class _Program:
             for body in inside:
                 yield body.jaxpr, body.times
 
-    def _body(self, jaxpr: Any) -> list[tuple[Work, Work | None]]:
+    def _body(self, jaxpr: Any) -> list[tuple[Kernel, Kernel | None]]:
         known = self._known.get(id(jaxpr))
         if known is None:
             program = _Program(self._live, self._recomputing, self._known, self._seen)
@@ -262,7 +261,7 @@ class _Program:
 
     # ---------------------------------------------------------------------------------------------------------- records
 
-    def records(self) -> Iterator[tuple[Work, Work | None]]:
+    def records(self) -> Iterator[tuple[Kernel, Kernel | None]]:
         """Every kernel's work, with the part of it that is recomputation if any is."""
         kernels: dict[int, list[_Node]] = {}
         for node in self._nodes:
@@ -334,7 +333,7 @@ def _reads(nodes: Sequence[_Node]) -> Iterator[tuple[_Value, int, bool]]:
         yield value, value.size, again
 
 
-def _record(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -> Work:
+def _record(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -> Kernel:
     flops: int | None = 0
     widest = nodes[0]  # whose dtype stands for all
     for node in nodes:
@@ -346,7 +345,7 @@ def _record(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -
         moved += sum(value.size for node in nodes for value in node.makes if value.written)
     else:
         moved = BYTES.get(nodes[0].name, moved_bytes)(nodes[0].eqn)
-    return Work(flops, moved, _dtype(widest), "matmul" if nodes[0].name in CONTRACTIONS else "vector")
+    return Kernel(flops, moved, _dtype(widest), "matmul" if nodes[0].name in CONTRACTIONS else "vector")
 
 
 def _dtype(node: _Node) -> str:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic.facts.cost import is_operation
 from remat_magic.facts.cost_table import ELEMENTWISE, VIEWS, names
-from remat_magic.facts.recomputation import Liveness
+from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.jaxprs.bodies import Body, bodies, nbytes
 from remat_magic.records import Half, Moment
 
@@ -67,7 +67,7 @@ class Held:
     residual: bool = False
 
 
-def peak(forward: Any, backward: Any, outputs: int, live: Liveness | None = None) -> Peak:
+def peak(forward: Any, backward: Any, outputs: int, live: LiveEquations | None = None) -> Peak:
     """The estimated peak of a function and its gradient.
 
     Args:
@@ -83,7 +83,7 @@ def peak(forward: Any, backward: Any, outputs: int, live: Liveness | None = None
     return Peak(highest.bytes, (highest.half, highest.index))
 
 
-def timeline(forward: Any, backward: Any, outputs: int, live: Liveness | None = None) -> tuple[Moment, ...]:
+def timeline(forward: Any, backward: Any, outputs: int, live: LiveEquations | None = None) -> tuple[Moment, ...]:
     """What is held while each equation runs, in order; arguments and errors are those of ``peak``."""
     program, kept, saved = _both_halves(forward, backward, outputs, live)
     return tuple(moment for moment, _ in program.sweep(kept, saved))
@@ -101,7 +101,7 @@ def held_at_peak(forward: Any, backward: Any, outputs: int) -> tuple[tuple[Momen
 
 
 def _both_halves(
-    forward: Any, backward: Any, outputs: int, live: Liveness | None
+    forward: Any, backward: Any, outputs: int, live: LiveEquations | None
 ) -> tuple[_Program, set[int], set[int]]:
     """The program of both halves, the buffers kept to the end, and those of the residuals."""
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
@@ -112,14 +112,14 @@ def _both_halves(
 
     arguments = [program.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
     env = program.enter(forward, arguments)
-    program.run_all(first, env, "forward", Liveness(first))
+    program.run_all(first, env, "forward", LiveEquations(first))
     results = [program.at(env, atom) for atom in first.outvars]
     saved = results[outputs:]
 
     cotangents = [program.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
     program.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
     env = program.enter(backward, [*saved, *cotangents])
-    program.run_all(second, env, "backward", live or Liveness(second))
+    program.run_all(second, env, "backward", live or LiveEquations(second))
     gradients = [program.at(env, atom) for atom in second.outvars]
     return program, {*results[:outputs], *gradients}, set(saved)
 
@@ -146,7 +146,7 @@ class _Program:
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
-        self._live: Liveness | None = None
+        self._live: LiveEquations | None = None
 
     # ------------------------------------------------------------------------------------------------------- buffers
 
@@ -181,7 +181,7 @@ class _Program:
 
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def run_all(self, jaxpr: Any, env: dict[Any, int], half: Half, live: Liveness) -> None:
+    def run_all(self, jaxpr: Any, env: dict[Any, int], half: Half, live: LiveEquations) -> None:
         """Append the steps of a whole jaxpr."""
         self._live = live
         for index, eqn in enumerate(jaxpr.eqns):

@@ -12,7 +12,7 @@ from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.bodies import bodies
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.provenance import PrimalIndex
-from remat_magic.records import Program, ProgramLine, Recomputation
+from remat_magic.records import Program, ProgramLine, RecomputationKind
 
 # Where a variable can stand: bound before a colon, or read after a space, a bracket or a comma. Not in parameters
 # (``axes=``), nor as the primitive after the equals sign, nor the "in (" at a body's end: these can be spelled alike.
@@ -203,7 +203,7 @@ def program(
     closed: Any,
     index: PrimalIndex,
     residuals: Mapping[Any, int],
-    recomputation: Callable[[Any], Recomputation] = lambda eqn: "",
+    recomputation: Callable[[Any], RecomputationKind] = lambda eqn: "",
 ) -> Program:
     """The text of a jaxpr, byte for byte JAX's own, with the origin of each line.
 
@@ -245,7 +245,7 @@ def program(
             place = places[token.number] = locate(index, token.scope, token.eqn)
         first = token.number not in seen
         seen.add(token.number)
-        inside: list[Recomputation] = [kind for item in tokens if (kind := recomputation(item.eqn))]
+        inside: list[RecomputationKind] = [kind for item in tokens if (kind := recomputation(item.eqn))]
         lines.append(
             ProgramLine(
                 text,

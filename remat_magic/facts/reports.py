@@ -10,7 +10,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.facts.kernels import work
+from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import Held, held_at_peak, peak
 from remat_magic.facts.program_text import program
 from remat_magic.facts.recomputation import Recomputation
@@ -18,8 +18,17 @@ from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_value
 from remat_magic.jaxprs.bodies import type_text
 from remat_magic.jaxprs.flow import Scope, makers
 from remat_magic.jaxprs.provenance import PrimalIndex
-from remat_magic.records import Equation, LiveValue, Program, Report, Residual, SourceSpan, Timeline
-from remat_magic.records import Recomputation as RecomputationKind
+from remat_magic.records import (
+    Equation,
+    LiveValue,
+    Note,
+    Program,
+    RecomputationKind,
+    Report,
+    Residual,
+    SourceSpan,
+    Timeline,
+)
 
 
 def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequence[str]) -> Report:
@@ -50,8 +59,8 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
     readers = needed_by(found.top, saved, index, found.live, found)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
-    ahead_work, _ = work(half.closed)
-    back_work, again_work = work(backward, found.live, found)
+    ahead_kernels, _ = kernels_of(half.closed)
+    back_kernels, again_kernels = kernels_of(backward, found.live, found)
     inputs = found.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
 
@@ -72,13 +81,13 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
         uncosted=(ahead + back).uncosted,
         peak_bytes=peak(half.closed, backward, half.outputs, found.live).bytes,
         complete=True,
-        forward_work=ahead_work,
-        backward_work=back_work,
-        recomputed_work=again_work,
+        forward_kernels=ahead_kernels,
+        backward_kernels=back_kernels,
+        recomputed_kernels=again_kernels,
     )
 
 
-def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residual], found: Recomputation) -> list[str]:
+def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residual], found: Recomputation) -> list[Note]:
     """Values saved by name whose own operation the backward pass runs again all the same.
 
     A derivative that reads its operation's result (tanh's, exp's) reads the value from before it was named, which the
@@ -95,15 +104,16 @@ def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residua
             eqn = makers(top, value.atom)[0].eqn
             if eqn is not None:
                 made.setdefault((id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn)), []).append(row)
-    notes: dict[str, None] = {}
+    notes: dict[Note, None] = {}
     for operation, named in made.items():
         if again[operation] >= len(named):
             row = named[0]
             line = f" (line {row.source.line})" if row.source else ""
-            notes.setdefault(
+            sentence = (
                 f"{row.name!r} is saved, and its {row.primitive} is recomputed all the same{line}: the derivative of "
                 f"{row.primitive} reads the value from before it was named, so name what goes into {row.primitive} too."
             )
+            notes.setdefault(Note("saved-in-vain", sentence, (row.name or "", row.primitive)))
     return list(notes)
 
 

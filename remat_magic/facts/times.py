@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from remat_magic.devices import Device, get
-from remat_magic.records import Report, Times, Work
+from remat_magic.records import Kernel, Report, Times
 
 __all__ = ["seconds", "times"]
 
 
-def seconds(work: Iterable[Work], device: Device) -> tuple[float, bool]:
+def seconds(work: Iterable[Kernel], device: Device) -> tuple[float, bool]:
     """What kernels take on a device if each is limited by arithmetic or by memory, whichever is slower.
 
     The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009):
@@ -45,7 +45,7 @@ def times(report: Report, device: Device | str) -> Times:
     """
     device = get(device)
     forward, backward, again = (
-        seconds(work, device) for work in (report.forward_work, report.backward_work, report.recomputed_work)
+        seconds(work, device) for work in (report.forward_kernels, report.backward_kernels, report.recomputed_kernels)
     )
     moved = report.offloaded_bytes
     offload = 0.0 if not moved else 2 * moved / device.host_bandwidth if device.host_bandwidth else None

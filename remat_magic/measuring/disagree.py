@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from remat_magic import _jax, units
-from remat_magic.engine.gradient import Gradient
+from remat_magic.engine.halves import Gradient
 from remat_magic.facts.contractions import in_program, of_equations, runs
-from remat_magic.facts.recomputation import Liveness, Recomputation
+from remat_magic.facts.dead_code import LiveEquations
+from remat_magic.facts.recomputation import Recomputation
 from remat_magic.jaxprs.bodies import TRANSPARENT, bodies, walk
 from remat_magic.measuring.hlo import contractions
 from remat_magic.records import Measurement, Report
@@ -94,7 +95,7 @@ def forward_is_dead(gradient: Gradient, recomputation: Recomputation) -> str:
     """
     jaxpr = _jax.open_jaxpr(gradient.forward.closed)
     kept = _jax.replace_eqns(jaxpr, jaxpr.eqns, jaxpr.outvars[gradient.outputs :])
-    live = Liveness(kept)
+    live = LiveEquations(kept)
     if any(live(eqn) and not bodies(eqn) and _jax.primitive_name(eqn) not in TRANSPARENT for eqn, _ in walk(kept)):
         return ""
     again: Counter[tuple[int, str]] = Counter()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.facts import kernels as work
-from remat_magic.facts.recomputation import Liveness
+from remat_magic.facts import kernels
+from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.times import seconds, times
 from remat_magic.planning.graph import Graph
 from remat_magic.planning.solve import Costs
@@ -55,8 +55,8 @@ class Objective:
         """
         if self.device is None:
             return Costs(graph.flops)
-        alive = Liveness(backward.jaxpr)
-        shares = work.shares(backward, alive)
+        alive = LiveEquations(backward.jaxpr)
+        shares = kernels.shares(backward, alive)
         nodes = [
             seconds([replace(shares[id(eqn)], times=runs) for eqn, runs in each if id(eqn) in shares], self.device)[0]
             for each in graph.operations

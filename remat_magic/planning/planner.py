@@ -9,7 +9,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
-from remat_magic.engine.positions import find_again, positions
+from remat_magic.engine.plan_values import find_again, occurrences
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.bodies import type_text
 from remat_magic.planning.alike import alike_values
@@ -234,7 +234,7 @@ class Planner:
 
     def _values(self, sizes: Mapping[str, tuple[int, int]], offloaded: Collection[str]) -> Iterator[PlannedValue]:
         named = self.parts.naming.values
-        where = positions(self.parts.naming, self.parts.index) if sizes else {}
+        where = occurrences(self.parts.naming, self.parts.index) if sizes else {}
         for key in (name for name in named if name in sizes):
             made = named[key]
             eqn, output = made.eqn, made.output
@@ -248,8 +248,8 @@ class Planner:
                 place.source if place else None,
                 place.path if place else (),
                 output,
-                where[key].occurrence,
-                where[key].occurrences,
+                where[key].number,
+                where[key].count,
                 key in offloaded,
                 place.library if place else None,
             )

@@ -28,7 +28,7 @@ from remat_magic.policies.table import (
     example,
     no_such_names,
 )
-from remat_magic.records import Choice, RematError
+from remat_magic.records import Choice, Note, RematError
 
 
 def resolve(
@@ -159,7 +159,8 @@ class _Reader:
         notes = ()
         if key == "save_anything_except_these_names":
             full = f"{key}({', '.join(map(repr, names))})"
-            notes = ("save_anything_except_these_names saves everything: JAX ignores the names it is given.",)
+            sentence = "save_anything_except_these_names saves everything: JAX ignores the names it is given."
+            notes = (Note("names-ignored", sentence, names),)
         return Resolved(full, f"{MODULE}.{full}", getattr(JAX, key)(*names), ROWS[key].meaning, notes)
 
     def _literals(self, key: str, tree: ast.Call) -> tuple[list[Any], dict[str, Any]]:

@@ -25,7 +25,7 @@ from remat_magic.policies.table import (
     example,
     no_such_names,
 )
-from remat_magic.records import RematError
+from remat_magic.records import Note, RematError
 
 PROBES: dict[str, Any] = {
     "save_only_these_names": JAX.save_only_these_names("x"),
@@ -111,7 +111,7 @@ def from_object(policy: Any, names: Sequence[str], function: str) -> Resolved:
     key = describe(policy)
     code = _code(key, policy)
     unknown = [name for name in _names_in(policy) if name not in names]
-    notes = (no_such_names(unknown, names, function),) if unknown else ()
+    notes = (Note("names-unknown", no_such_names(unknown, names, function), unknown),) if unknown else ()
     return Resolved(key, code, policy, meaning_of(key), notes)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from remat_magic.records import Choice, Parameter
+from remat_magic.records import Choice, Note, Parameter
 
 OWN = "A policy of your own."
 AS_WRITTEN = object()  # keep the checkpoint's own policy
@@ -106,7 +106,7 @@ class Resolved:
     code: str
     policy: Any
     meaning: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def code_of_row(row: Choice) -> str:

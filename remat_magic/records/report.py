@@ -15,23 +15,56 @@ from remat_magic.records.source import SourceSpan, SourceText
 __all__ = [
     "Choice",
     "Equation",
+    "Kernel",
     "Kind",
+    "Note",
+    "NoteKind",
     "Origin",
     "Parameter",
     "Program",
     "ProgramLine",
     "Reader",
-    "Recomputation",
+    "RecomputationKind",
     "Report",
     "Residual",
     "Site",
     "Unit",
-    "Work",
 ]
 
 Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
-Recomputation = Literal["", "repeated", "deferred"]
+RecomputationKind = Literal["", "repeated", "deferred"]
 Unit = Literal["matmul", "vector"]
+NoteKind = Literal[
+    "stale-trace",
+    "gradient-inside",
+    "names-out-of-reach",
+    "names-unknown",
+    "names-ignored",
+    "policy-asked-little",
+    "plan-of-other-operations",
+    "saved-in-vain",
+]
+
+
+class Note(str):
+    """A sentence that a reader of a report must see, and what it is about.
+
+    ``kind`` says what is noted and ``about`` of what: names, functions, or of a value saved in vain its name and the
+    primitive that makes it.
+    """
+
+    kind: NoteKind
+    about: tuple[str, ...]
+
+    def __new__(cls, kind: NoteKind, sentence: str, about: Iterable[str] = ()) -> Note:
+        """A sentence of a kind."""
+        note = super().__new__(cls, sentence)
+        note.kind, note.about = kind, tuple(about)
+        return note
+
+    def __reduce__(self) -> tuple[type[Note], tuple[NoteKind, str, tuple[str, ...]]]:
+        """As ``pickle`` and ``copy`` ask."""
+        return Note, (self.kind, str(self), self.about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +172,7 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Kernel:
     """What one kernel does: a matmul, or a chain of operations that XLA would fuse.
 
     ``flops`` (None where no formula covers an operation) and ``bytes``, to and from the device's memory, are of one
@@ -189,7 +222,7 @@ class ProgramLine:
     source: SourceSpan | None = None
     primitive: str = ""
     residuals: tuple[tuple[str, int], ...] = ()
-    recomputation: Recomputation = ""
+    recomputation: RecomputationKind = ""
     path: tuple[str, ...] = ()
     equation: int | None = None
     operation: int | None = None
@@ -260,16 +293,16 @@ class Report(Displayed):
     function: str = ""
     signature: str = ""
     wrt: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     forward_flops: int | None = None
     backward_flops: int | None = None
     peak_bytes: int | None = None
     uncosted: tuple[str, ...] = ()
     complete: bool = True
     backward_error: str = ""
-    forward_work: tuple[Work, ...] = ()
-    backward_work: tuple[Work, ...] = ()
-    recomputed_work: tuple[Work, ...] = ()
+    forward_kernels: tuple[Kernel, ...] = ()
+    backward_kernels: tuple[Kernel, ...] = ()
+    recomputed_kernels: tuple[Kernel, ...] = ()
     sources: tuple[SourceText, ...] = ()
 
     def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:

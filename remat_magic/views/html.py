@@ -78,7 +78,7 @@ def totals_html(report: Report, compare: Report | None = None) -> str:
 
 def notes_html(report: Report) -> str:
     """The sentences that the reader must see."""
-    sentences = [*report.notes]
+    sentences: list[str] = [*report.notes]
     if report.backward_error:
         sentences.insert(0, report.backward_error)
     if report.uncosted:

@@ -10,14 +10,14 @@ from jax import lax
 
 import remat_magic as rm
 from remat_magic.facts.cost import jaxpr_cost
-from remat_magic.facts.kernels import work
-from remat_magic.records import Work
+from remat_magic.facts.kernels import kernels_of
+from remat_magic.records import Kernel
 from tests.benchmarks.models import block
 from tests.programs import PROGRAMS
 
 
 def kernels(f, *args):
-    return work(jax.make_jaxpr(f)(*args))[0]
+    return kernels_of(jax.make_jaxpr(f)(*args))[0]
 
 
 def moved(found):
@@ -38,7 +38,7 @@ UNIT = 4 * N
 
 def test_a_chain_is_one_kernel():
     """Read once, written once, whatever stands between."""
-    assert kernels(lambda x: jnp.exp(jnp.sin(x) * 2 + 1), X) == (Work(4 * N, 2 * UNIT, "f32", "vector"),)
+    assert kernels(lambda x: jnp.exp(jnp.sin(x) * 2 + 1), X) == (Kernel(4 * N, 2 * UNIT, "f32", "vector"),)
 
 
 def test_what_several_read_is_read_once_and_written_where_it_leaves():
@@ -57,9 +57,9 @@ def test_a_matmul_reads_and_writes_memory():
     found = kernels(lambda x, w: jnp.cos(jnp.sin(x) @ w), S(8, 16), S(16, 4))
     x, w, y = 4 * 8 * 16, 4 * 16 * 4, 4 * 8 * 4
     assert found == (
-        Work(8 * 16, 2 * x, "f32", "vector"),
-        Work(2 * 8 * 16 * 4, x + w + y, "f32", "matmul"),
-        Work(8 * 4, 2 * y, "f32", "vector"),
+        Kernel(8 * 16, 2 * x, "f32", "vector"),
+        Kernel(2 * 8 * 16 * 4, x + w + y, "f32", "matmul"),
+        Kernel(8 * 4, 2 * y, "f32", "vector"),
     )
 
 
@@ -87,9 +87,9 @@ def test_dtypes_and_units_are_told_apart():
 
 def test_loops_run_as_often_as_they_say():
     body = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, length=7)[0]  # noqa: E731
-    assert kernels(body, X) == (Work(N, 2 * UNIT, "f32", "vector", 7),)
+    assert kernels(body, X) == (Kernel(N, 2 * UNIT, "f32", "vector", 7),)
     nested = lambda x: lax.scan(lambda c, _: (body(c), None), x, length=3)[0]  # noqa: E731
-    assert kernels(nested, X) == (Work(N, 2 * UNIT, "f32", "vector", 21),)
+    assert kernels(nested, X) == (Kernel(N, 2 * UNIT, "f32", "vector", 21),)
 
 
 def test_equal_kernels_are_merged():
@@ -122,12 +122,12 @@ def test_no_flop_is_lost(name, policy, remat3):
     fun, args = PROGRAMS[name]
     report = rm.trace(fun, *args).report(policy, "function")
     assert not report.uncosted
-    assert computed(report.forward_work) == report.forward_flops
-    assert computed(report.backward_work) == report.backward_flops
+    assert computed(report.forward_kernels) == report.forward_flops
+    assert computed(report.backward_kernels) == report.backward_flops
     if name != "conditional":  # of which all branches are listed as recomputed, and one runs
-        assert computed(report.recomputed_work) == report.recomputed_flops
-    assert moved(report.recomputed_work) <= moved(report.backward_work)
-    assert not report.recomputed_work or report.recomputed
+        assert computed(report.recomputed_kernels) == report.recomputed_flops
+    assert moved(report.recomputed_kernels) <= moved(report.backward_kernels)
+    assert not report.recomputed_kernels or report.recomputed
 
 
 # --------------------------------------------------------------------------------------------------- beside XLA's count
@@ -181,11 +181,11 @@ def test_bytes_are_those_of_the_compiled_step(name, policy, remat3):
     step = jax.jit(jax.value_and_grad(trace.function(policy), tuple(range(len(args)))))
     analysis = step.lower(*args).compile().cost_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
-    ours = (moved(report.forward_work) + moved(report.backward_work)) / analysis["bytes accessed"]
+    ours = (moved(report.forward_kernels) + moved(report.backward_kernels)) / analysis["bytes accessed"]
     halves = (trace.forward(policy), trace.backward(policy))
     naive = sum(jaxpr_cost(half).bytes for half in halves) / analysis["bytes accessed"]
     assert 1 / 1.7 < ours < 1.7
     assert abs(math.log(ours)) < abs(math.log(naive))
-    assert (computed(report.forward_work) + computed(report.backward_work)) == pytest.approx(
+    assert (computed(report.forward_kernels) + computed(report.backward_kernels)) == pytest.approx(
         analysis["flops"], rel=0.03
     )

@@ -1,24 +1,27 @@
-"""Plans applied: the programs whose values all have names, and the selections that choose among these."""
+"""The values that a plan saves: the programs in which they have names, and finding them in another program."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from remat_magic.engine.positions import find_again
+from remat_magic import _jax
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import SiteTable, identity
+from remat_magic.jaxprs.bodies import type_text
 from remat_magic.jaxprs.naming import Naming, name_everything
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import Resolved, resolve
 from remat_magic.policies.table import DESTINATION, SOURCE
-from remat_magic.records import Plan, RematError
+from remat_magic.records import Note, Plan, PlannedValue, RematError, SourceSpan
+
+__all__ = ["Occurrence", "PlanValues", "find_again", "occurrences"]
 
 
-class NamedPrograms:
+class PlanValues:
     """One program with its values named, for each place that a plan can be for. To be used within its trace's settings.
 
     Args:
@@ -59,7 +62,7 @@ class NamedPrograms:
         """A plan's choice, made precise.
 
         Where the program does other operations than the one that the plan was made for, the values are looked for by
-        their positions (see :mod:`remat_magic.engine.positions`).
+        the lines that they are made on.
 
         Raises:
             RematError: the program does not make the plan's values; says what differs.
@@ -84,7 +87,7 @@ class NamedPrograms:
             self._selections[plan.policy, plan.at, plan.separately, keys] = known
         return known
 
-    def _names(self, plan: Plan, naming: Naming) -> tuple[list[str], tuple[str, ...]]:
+    def _names(self, plan: Plan, naming: Naming) -> tuple[list[str], tuple[Note, ...]]:
         """The names of a plan's values in a program, and what is to be said of them."""
         keys = [value.key for value in plan.names]
         if naming.fingerprint == plan.fingerprint and naming.values.keys() >= set(keys):
@@ -96,9 +99,10 @@ class NamedPrograms:
                 f"this plan was made for another program than {self._function} is now: {differ[0]}{more}; make it anew "
                 "with trace.plan()."
             )
-        note = (
+        note = Note(
+            "plan-of-other-operations",
             f"The plan was made for other operations than {self._function} now does; its values were found again by "
-            "their lines, and its own figures need not hold."
+            "their lines, and its own figures need not hold.",
         )
         return [found[key] for key in keys], (note,)
 
@@ -123,3 +127,82 @@ class NamedPrograms:
             return name_everything(closed, None, separately)
         chosen, keys = dict(selection.at_sites), self._table.keys
         return name_everything(closed, lambda eqn: keys.get(identity(eqn, spans), "") in chosen, separately)
+
+
+_Line = tuple[str, str, str, int | None]  # function, text of the line, primitive, output
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Which value it is: number ``number`` of the ``count`` that are made alike on a line, in program order."""
+
+    line: _Line
+    number: int
+    count: int
+
+
+def occurrences(naming: Naming, index: PrimalIndex) -> dict[str, Occurrence]:
+    """For the key of every named value which one of its line it is."""
+    lines: dict[str, _Line] = {}
+    for key, value in naming.values.items():
+        place = index.place(value.eqn)
+        source = place.source if place else None
+        primitive = _jax.primitive_name(value.eqn) if value.output is not None else ""
+        lines[key] = (*_place(source), primitive, value.output)
+    counts: dict[_Line, int] = {}
+    numbers: dict[str, int] = {}
+    for key, line in lines.items():
+        numbers[key] = counts.get(line, 0)
+        counts[line] = numbers[key] + 1
+    return {key: Occurrence(line, numbers[key], counts[line]) for key, line in lines.items()}
+
+
+def find_again(plan: Plan, naming: Naming, index: PrimalIndex) -> tuple[dict[str, str], list[str]]:
+    """For the keys of a plan those of the same values in another program, and sentences on what differs.
+
+    A value is the same if the same operation on a line of the same text, in a function of the same name, makes it, if
+    as many values stand alike as then did, and if it has the dtype and the number of dimensions that it then had.
+    """
+    standing = occurrences(naming, index)
+    keys = {(one.line, one.number): key for key, one in standing.items()}
+    counts = {one.line: one.count for one in standing.values()}
+    again: dict[str, str] = {}
+    differ: dict[str, None] = {}
+    for value in plan.names:
+        line = _line(value)
+        count, key = counts.get(line, 0), keys.get((line, value.occurrence))
+        if count != value.occurrences or key is None:
+            now = f"is made {_times(count)} now, where the plan knows it {_times(value.occurrences)}"
+            differ[f"{_shown(value)} {now if count else 'is not made any more'}"] = None
+            continue
+        now = type_text(naming.values[key].aval)
+        if value.type and _kind(now) != _kind(value.type):
+            differ[f"{_shown(value)} is {now} now, where the plan knows {value.type}"] = None
+            continue
+        again[value.key] = key
+    return again, list(differ)
+
+
+def _line(value: PlannedValue) -> _Line:
+    return (*_place(value.source), value.primitive, value.output)
+
+
+def _place(source: SourceSpan | None) -> tuple[str, str]:
+    return (source.function, source.text.strip()) if source else ("", "")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _kind(text: str) -> tuple[str, int]:
+    """The dtype and the number of dimensions of a type as JAX writes it."""
+    dtype, _, sizes = text.partition("[")
+    return dtype, len([size for size in sizes.rstrip("]").split(",") if size])
+
+
+def _shown(value: PlannedValue) -> str:
+    what = f"the {value.primitive}" if value.primitive else "the loop's carry"
+    if value.source is None:
+        return what
+    return f"{what} of `{value.source.text.strip()[:80]}` in {value.source.function}"
