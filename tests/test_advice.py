@@ -315,6 +315,20 @@ def test_the_policy_of_the_mend_keeps_what_it_kept(policy, code):
     assert before.recomputed_flops - after.recomputed_flops == found.figure
 
 
+@pytest.mark.parametrize("name", ["f(x)", "w[0]", "it's", "a | b"])
+def test_the_mend_keeps_a_name_with_any_characters(name):
+    def attend(w, x):
+        q = checkpoint_name(x @ w, name)
+        weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", q, x))
+        return jnp.sum(jnp.sin(checkpoint_name(jnp.einsum("bts,bsd->btd", weights, q), "context")))
+
+    shapes = (f32(8, 8), f32(2, 512, 8))
+    (found,) = advice("cheap-to-keep", attend, shapes, POLICIES.save_only_these_names(name), "function")
+    assert found.mend == f"policy=jax.checkpoint_policies.save_only_these_names({name!r}, 'context')."
+    (found,) = advice("unknown-name", tanh_net, NET, POLICIES.save_only_these_names(name))
+    assert repr(name) in found.sentence
+
+
 def elementwise(w, x):
     y = checkpoint_name(x @ w, "y")
     z = checkpoint_name(jnp.exp(y) + y, "z")

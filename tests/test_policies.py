@@ -6,11 +6,13 @@ import re
 
 import jax
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic.policies import by_name, choices, describe, resolve
+from remat_magic.policies import Key, by_name, choices, describe, resolve
 
 NAMES = ("attn_q", "attn_k", "mlp0", "mlp1", "out")
 
@@ -76,6 +78,102 @@ def test_offloading_by_name():
         "names_which_can_be_offloaded=['mlp0', 'mlp1'], offload_src='device', offload_dst='unpinned_host')"
     )
     assert describe(found.policy) == found.key
+
+
+# What a key can hold: every row, with names of any characters, and policies of one's own.
+TEXTS = st.text(max_size=5) | st.sampled_from(["h", "f(x)", "w[0]", "a | b", "'", '"', "re:x", "*", "offload_src"])
+LISTS = st.lists(TEXTS, max_size=3).map(repr)
+ANSWERING = (
+    st.sampled_from(["nothing_saveable", "everything_saveable", "dots_saveable", "checkpoint_dots", "None", "mine"])
+    | st.sampled_from(["jax.checkpoint_policies.dots_saveable", "p.best", "make('h', n=2)"])
+    | st.builds(
+        "{}({})".format,
+        st.sampled_from(["save_only_these_names", "save_any_names_but_these", "save_anything_except_these_names"]),
+        st.lists(TEXTS, max_size=3).map(lambda names: ", ".join(map(repr, names))),
+    )
+    | st.builds("names(save={})".format, LISTS)
+)
+OFFLOADING = (
+    st.just("offload_dot_with_no_batch_dims")
+    | st.builds("offload_dot_with_no_batch_dims(offload_dst={!r})".format, TEXTS)
+    | st.builds("names(save={}, offload={}, offload_dst={!r})".format, LISTS, LISTS, TEXTS)
+)
+COMBINED = ANSWERING | st.builds("{} | {}".format, ANSWERING, ANSWERING)
+COMBINED |= st.builds("save_from_both_policies({}, {} | {})".format, ANSWERING, ANSWERING, ANSWERING)
+KEYS = (COMBINED | OFFLOADING | st.sampled_from(["as_written", "none"])).map(Key.parse)
+
+
+@given(KEYS)
+def test_the_text_of_a_key_is_that_key(key):
+    assert Key.parse(str(key)) == key
+    assert all(name in str(key) or repr(name)[1:-1] in str(key) for name in key.names)
+
+
+@given(COMBINED.map(Key.parse), st.text(min_size=1, max_size=5))
+@example(Key.parse("save_only_these_names('f(x)', 'w[0]')"), "h")
+@example(Key.parse("dots_saveable | save_any_names_but_these('h')"), "h")
+def test_what_is_saved_too_can_be_left_out_again(key, name):
+    """Of a key that does not speak of the name, unless it saves all names but some: then it is the other way round."""
+    if name in key.names or key.has("nothing_saveable") or "save_only_these_names()" in str(key):
+        return
+    if key.has("save_any_names_but_these"):
+        assert key.without(name).saving(name) == key.saving(name)
+    else:
+        assert key.saving(name).without(name) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "names", "saving", "without"),
+    [
+        ("nothing_saveable", ("h",), "save_only_these_names('h')", "nothing_saveable"),
+        ("as_written", ("h",), "save_only_these_names('h')", "as_written"),
+        ("save_only_these_names('f(x)', 'h')", ("h", "z"), "save_only_these_names('f(x)', 'h', 'z')",
+         "save_only_these_names('f(x)')"),
+        ("save_only_these_names('h')", ("h",), "save_only_these_names('h')", "nothing_saveable"),
+        ("save_any_names_but_these('w[0]', 'h')", ("h",), "save_any_names_but_these('w[0]')",
+         "save_any_names_but_these('w[0]', 'h')"),
+        ("dots_saveable", ("h",), "dots_saveable | save_only_these_names('h')", "dots_saveable"),
+        ("mine | names(save=['a'])", ("h",), "mine | save_only_these_names('a', 'h')",
+         "mine | save_only_these_names('a')"),
+        ("dots_saveable | names(save=['h'])", ("h",), "dots_saveable | save_only_these_names('h')", "dots_saveable"),
+        ("names(save=['a'], offload=['h', 'z'])", ("h",),
+         "save_and_offload_only_these_names(names_which_can_be_saved=['a', 'h'], names_which_can_be_offloaded=['z'], "
+         "offload_src='device', offload_dst='pinned_host')",
+         "save_and_offload_only_these_names(names_which_can_be_saved=['a'], names_which_can_be_offloaded=['z'], "
+         "offload_src='device', offload_dst='pinned_host')"),
+        ("names(offload=['h'])", ("h",), "save_only_these_names('h')", "nothing_saveable"),
+        ("everything_saveable", ("h",), "everything_saveable", "everything_saveable"),
+    ],
+)  # fmt: skip
+def test_names_more_and_less(key, names, saving, without):
+    key = Key.parse(key)
+    assert str(key.saving(*names)) == saving
+    assert str(key.without(*names)) == without
+
+
+def test_what_offloads_by_what_is_computed_takes_no_names():
+    with pytest.raises(rm.RematError, match="save_from_both_policies cannot hold offload_dot_with_no_batch_dims"):
+        Key.parse("offload_dot_with_no_batch_dims").saving("h")
+
+
+def test_what_a_key_asks_for():
+    key = Key.parse("names(save=['attn_*', 're:m.'], offload=['f(x)', 'attn_*'], offload_dst='unpinned_host')")
+    assert key.names == ("attn_*", "re:m.", "f(x)")  # memories are no names
+    key = Key.parse("mine.best | make(n, 'h') | save_only_these_names('a') | jax.checkpoint_policies.dots_saveable")
+    assert key.identifiers == {"mine", "make", "n"}
+    assert key.names == ("a",)
+    assert [Key.parse(text).plain for text in ("checkpoint_dots", "mine", "none", "dots_saveable | mine")] == [
+        True, False, False, False]  # fmt: skip
+
+
+def test_a_policy_of_ones_own_may_be_called_as_one_of_jaxs():
+    def dots_saveable(prim, *_, **__):
+        return prim.name == "sin"
+
+    trace = rm.trace(lambda x: jax.numpy.sin(jax.numpy.sin(jax.numpy.dot(x, x))), 1.0)
+    own = trace.report(dots_saveable, at="function")
+    assert own.recomputed_flops > trace.report("dots_saveable", at="function").recomputed_flops
+    assert own.code.endswith("policy=dots_saveable)")
 
 
 def test_nothing_saved_and_nothing_offloaded_is_nothing_saveable():

@@ -11,6 +11,7 @@ from remat_magic import devices
 from remat_magic.advice.ground import Ground, ground
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.names import GivenName, given_names
+from remat_magic.policies import Key
 from remat_magic.records import Plan, RematError, Report, SourceSpan
 
 __all__ = ["MATMULS", "Case", "at_line"]
@@ -30,14 +31,14 @@ class Case:
     namespace: Mapping[str, Any] | None = None
     chosen_device: devices.Device | None = None
     names: list[GivenName] = field(init=False)
-    asked: dict[str, str] = field(init=False)
+    asked: dict[str, Key] = field(init=False)
 
     def __post_init__(self) -> None:
         self.names = given_names(self.facts.engine)
-        self.asked = {site.key: site.policy for site in self.facts.engine.sites}
-        policy, at = self.report.policy, self.report.at
-        if policy in ("as_written", "mixed"):
+        self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.sites}
+        if self.report.policy in ("as_written", "mixed"):
             return
+        policy, at = key_of(self.report.policy), self.report.at
         if at == "function" and self.facts.engine.default_at == "function" and len(self.facts.engine.sites) == 1:
             at = "sites"  # the function's own decorator
         if at == "function":
@@ -58,12 +59,12 @@ class Case:
         return None if report.backward_error else report
 
     @property
-    def policy_in_force(self) -> str:
-        """The key of the policy; of the program as written that of its checkpoints, "" where these have several."""
+    def policy_in_force(self) -> Key | None:
+        """The key of the policy; of the program as written that of its checkpoints, None where these have several."""
         if self.report.policy != "as_written":
-            return self.report.policy
-        written = {policy for key, policy in self.asked.items() if self.at in (None, "sites", key)}
-        return written.pop() if len(written) == 1 else ""
+            return key_of(self.report.policy)
+        written = {key for site, key in self.asked.items() if self.at in (None, "sites", site)}
+        return written.pop() if len(written) == 1 else None
 
     @property
     def built(self) -> bool:
@@ -81,6 +82,14 @@ class Case:
         if isinstance(self.policy, Plan) or isinstance(self.at, Mapping) or self.report.backward_error:
             return None
         return ground(self.facts, self.report, self.policy, self.namespace)
+
+
+def key_of(policy: str) -> Key:
+    """The key of a report's or a site's policy, which need be no expression where it is one of the user's own."""
+    try:
+        return Key.parse(policy)
+    except RematError:
+        return Key.own(policy)
 
 
 def at_line(span: SourceSpan | None, before: str = " at ") -> str:

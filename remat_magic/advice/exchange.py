@@ -55,7 +55,7 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
             "cheap-to-keep",
             f"{chosen.text}{_what(chosen)} would take {size} to keep, and spare {units.flops(spared)} of what is "
             f"recomputed, {units.percent(spared, mine.recomputed_flops)} of it{_time(case, ground, chosen)}{sampled}.",
-            f"{_naming(chosen, name)}{with_name(case.policy_in_force or 'its_policy', name, case.facts.engine.names)}.",
+            f"{_naming(chosen, name)}{with_name(case.policy_in_force, name)}.",
             spared,
             "FLOPs",
             value.source,
@@ -142,7 +142,7 @@ def _naming(group: Group, name: str) -> str:
 def _again(case: Case, group: Group) -> str:
     """How to have values computed again that are kept."""
     if group.name:
-        code = without_names(case.policy_in_force, [group.name], case.facts.engine.names)
+        code = without_names(case.policy_in_force, [group.name])
         if code:
             return f"{code}."
     if case.built or case.facts.engine.sites:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line
-from remat_magic.facts.names import makers_of_operands, names_asked_for
+from remat_magic.facts.names import makers_of_operands
 from remat_magic.records import Advice
 
 __all__ = ["named_twice", "out_of_sight", "saved_in_vain", "saves_everything", "unknown_name"]
@@ -17,7 +17,7 @@ def unknown_name(case: Case) -> Iterator[Advice]:
     """A name that the function does not have."""
     known = case.facts.engine.names
     for policy in dict.fromkeys(case.asked.values()):
-        for name in names_asked_for(policy):
+        for name in policy.names:
             if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
                 mend = (
@@ -34,7 +34,7 @@ def unknown_name(case: Case) -> Iterator[Advice]:
 def out_of_sight(case: Case) -> Iterator[Advice]:
     """A name given where the policy's checkpoint does not reach."""
     for site, policy in case.asked.items():
-        for name in names_asked_for(policy):
+        for name in policy.names:
             given = [each for each in case.names if each.name == name]
             if not given or not site or any(site in each.sites for each in given):
                 continue
@@ -49,7 +49,7 @@ def out_of_sight(case: Case) -> Iterator[Advice]:
 
 def named_twice(case: Case) -> Iterator[Advice]:
     """One name for values made on different lines."""
-    asked = {name for policy in case.asked.values() for name in names_asked_for(policy)}
+    asked = {name for policy in case.asked.values() for name in policy.names}
     for name in case.facts.engine.names:
         lines = {(g.source.file, g.source.line): g.source for g in case.names if g.name == name and g.source}
         if name not in asked or len(lines) < 2:
@@ -99,7 +99,7 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
 def saves_everything(case: Case) -> Iterator[Advice]:
     """A factory of JAX's that ignores its names."""
     for policy in dict.fromkeys(case.asked.values()):
-        if "save_anything_except_these_names" in policy:
+        if policy.has("save_anything_except_these_names"):
             yield Advice(
                 "saves-everything",
                 "save_anything_except_these_names ignores the names it is given: it saves "

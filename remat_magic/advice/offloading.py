@@ -60,7 +60,7 @@ def _offloaded(ground: Ground, without: Sequence[Group]) -> int:
 
 def _mend(case: Case, ground: Ground, groups: Sequence[Group], device: str) -> str:
     names = [group.name for group in groups if group.name]
-    code = without_names(case.policy_in_force, names, case.facts.engine.names) if len(names) == len(groups) else ""
+    code = without_names(case.policy_in_force, names) if len(names) == len(groups) else ""
     if not code and not _offloaded(ground, groups) and not ground.kept:
         code = "policy=jax.checkpoint_policies.nothing_saveable"
     if code:

@@ -110,7 +110,7 @@ def _last_site(case: Case) -> str | None:
 
 def batched_matmuls(case: Case) -> Iterator[Advice]:
     """Matmuls with batch dimensions under a policy that leaves these out."""
-    if not any("dots_with_no_batch_dims" in policy for policy in case.asked.values()):
+    if not any(policy.has("dots_with_no_batch_dims_saveable") for policy in case.asked.values()):
         return
     missed = [e for e in case.report.recomputed if e.primitive == "dot_general" and e.repeated and e.flops]
     flops = sum(e.flops or 0 for e in missed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from remat_magic import units
 from remat_magic.advice.case import MATMULS, Case, at_line
 from remat_magic.advice.ground import Group
 from remat_magic.advice.mends import name_for
-from remat_magic.policies import resolve
+from remat_magic.policies import Key, resolve
 from remat_magic.records import Advice, RematError
 
 __all__ = ["asks_little", "keeps_inner_checkpoints"]
@@ -18,7 +18,7 @@ _SHOWN = 3
 
 def asks_little(case: Case) -> Iterator[Advice]:
     """A policy of the user's own that saves what jax_remat3 does not ask it about."""
-    own = {policy for policy in case.asked.values() if not _is_key(case, policy)}
+    own = {policy for policy in case.asked.values() if not _resolves(policy, case.facts.engine.names)}
     ground = case.ground if len(own) == len(set(case.asked.values())) == 1 else None
     if ground is None:
         return
@@ -41,9 +41,10 @@ def asks_little(case: Case) -> Iterator[Advice]:
     )
 
 
-def _is_key(case: Case, policy: str) -> bool:
+def _resolves(policy: Key, names: Sequence[str]) -> bool:
+    """Whether a key says by itself which policy it is, and not by a name in the user's program."""
     try:
-        resolve(policy, case.facts.engine.names)
+        resolve(policy, names)
     except RematError:
         return False
     return True

@@ -202,7 +202,7 @@ class Engine:
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
         names = () if plain else self.names
         found = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
-        if self.remat3 and found.meaning == policies.OWN:
+        if self.remat3 and found.own:
             found = replace(found, notes=(*found.notes, _asked_little(found.key)))
         if namespace is None and found.policy is policy:  # which is held anyway, so that its identity stays its own
             self._resolved[id(policy)] = policy, found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
@@ -55,31 +56,31 @@ class Selector:
     def __init__(self, closed: Any, table: SiteTable, spans: Spans, function: str) -> None:
         self._sites = {site.key: site for site in table.sites}
         self._function = function
-        self._interned: dict[tuple[str, int], Resolved] = {}
+        self._interned: dict[tuple[str | int, ...], Resolved] = {}
+        self._lock = threading.Lock()
         own = own_checkpoint(closed)
         self._own = table.keys[identity(own, spans)] if own is not None else None
         self.default = "function" if self._own or not self._sites else "sites"
 
     def intern(self, resolved: Resolved) -> Resolved:
         """The one object for a policy: factories make unequal closures for equal arguments (jax 0.12)."""
-        written = resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT
-        is_own = not written and not resolved.code.startswith("jax.checkpoint_policies.")
-        mark = id(resolved.policy) if is_own else 0
-        known = self._interned.get((resolved.key, mark))
-        if known is None:
-            known = resolved
-            if is_own:
-                same = sum(key == resolved.key or key.startswith(f"{resolved.key} #") for key, _ in self._interned)
-                key = f"{resolved.key} #{same + 1}" if same else resolved.key
-                known = Resolved(
-                    key, resolved.code, _guard(resolved.policy, resolved.key), resolved.meaning, resolved.notes
-                )
-            self._interned[resolved.key, mark] = known
-        return known
+        # Policies of the user's own are told apart by what they are; `own` keeps them alive.
+        identity = (resolved.key, *map(id, resolved.own))
+        with self._lock:
+            if identity not in self._interned:
+                if resolved.own:
+                    namesakes = sum(key == resolved.key for key, *_ in self._interned)
+                    key = f"{resolved.key} #{namesakes + 1}" if namesakes else resolved.key
+                    alone = resolved.policy is resolved.own[0]
+                    policy = _guard(resolved.policy, resolved.key) if alone else resolved.policy
+                    resolved = replace(resolved, key=key, policy=policy)
+                self._interned[identity] = resolved
+            return self._interned[identity]
 
     def used(self) -> list[Resolved]:
         """The policies seen so far."""
-        return list(self._interned.values())
+        with self._lock:
+            return list(self._interned.values())
 
     def select(self, resolved: Resolved, at: str | None) -> Selection:
         """One policy at one place, or at all sites.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from remat_magic.engine.engine import Engine
 from remat_magic.jaxprs.flow import Maker, Scope, makers
 from remat_magic.records import SourceSpan
 
-__all__ = ["GivenName", "given_names", "makers_of_operands", "names_asked_for"]
+__all__ = ["GivenName", "given_names", "makers_of_operands"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,13 +50,3 @@ def makers_of_operands(maker: Maker) -> Iterator[Maker]:
     if maker.eqn is not None:
         for atom in maker.eqn.invars:
             yield from (found for found in makers(maker.scope, atom) if found.eqn is not None)
-
-
-_FACTORY = re.compile(r"(save_only_these_names|save_any_names_but_these|save_and_offload_only_these_names)\(([^()]*)\)")
-_QUOTED = re.compile(r"(?<![\w=])(['\"])(.*?)\1")
-
-
-def names_asked_for(policy: str) -> tuple[str, ...]:
-    """The names in the key of a policy, each once; memories (``offload_src='device'``) are none."""
-    inside = (match[2] for match in _FACTORY.finditer(policy))
-    return tuple(dict.fromkeys(quoted[2] for text in inside for quoted in _QUOTED.finditer(text)))

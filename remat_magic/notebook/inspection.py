@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -10,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import jax
 
 from remat_magic import api, policies
 from remat_magic.notebook.callee import Callee
 from remat_magic.notebook.line import NameKind, Options
-from remat_magic.parsing import parse_expression
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, printable, text_of
 
@@ -98,21 +96,12 @@ def _by_name(options: Options, trace: api.Trace) -> str:
     patterns = dict(options.names)
 
     def names(kind: NameKind) -> tuple[str, ...]:
-        return _matching(patterns.get(kind, ()), trace)
+        return policies.matching(patterns.get(kind, ()), trace.names, trace.function_name)
 
     save, offload, recompute = names("save"), names("offload"), names("recompute")
     if not save and not offload:
         save = trace.names
     return policies.by_name(*([name for name in kept if name not in recompute] for kept in (save, offload)))
-
-
-def _matching(patterns: tuple[str, ...], trace: api.Trace) -> tuple[str, ...]:
-    """The function's names that the patterns stand for; policies knows globs, and what is wrong with a name."""
-    if not patterns:
-        return ()
-    asked = f"save_only_these_names({', '.join(map(repr, patterns))})"
-    call = cast("ast.Call", parse_expression(policies.resolve(asked, trace.names, function=trace.function_name).key))
-    return tuple(ast.literal_eval(name) for name in call.args)
 
 
 def _with_values(callee: Callee) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

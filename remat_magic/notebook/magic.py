@@ -29,7 +29,6 @@ from remat_magic.notebook.completion import matcher_for
 from remat_magic.notebook.line import Options, parse
 from remat_magic.notebook.rebinding import Rebinding
 from remat_magic.notebook.session import Session
-from remat_magic.parsing import parse_expression
 from remat_magic.records import RematError
 from remat_magic.wording import printable
 
@@ -140,15 +139,15 @@ class RematMagics(Magics):
         options = parse(self.parser, line)
         if options.policy is None:
             return options
-        used, names = _identifiers_and_texts(options.policy)
-        if not {"*", *used} & set(bound):
-            from remat_magic import policies
+        from remat_magic import policies
 
-            try:
+        try:
+            key = policies.Key.parse(options.policy, namespace=self.session.namespace)
+            if not {"*", *key.identifiers} & set(bound):
                 # Which checkpoint names the function has is not known yet: those that are asked for will do.
-                policies.resolve(options.policy, names, self.session.namespace)
-            except RematError as error:
-                raise UsageError(printable(str(error))) from None
+                policies.resolve(key, key.names, self.session.namespace)
+        except RematError as error:
+            raise UsageError(printable(str(error))) from None
         return options
 
     def inspect_call(self, line: str, fun: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -279,13 +278,3 @@ def unload(ip: InteractiveShell) -> None:
     between = sys.modules.get("remat_magic.widget.between")  # no widget was ever shown where it is not imported
     if between is not None:
         between.forget(ip)
-
-
-def _identifiers_and_texts(policy: str) -> tuple[set[str], tuple[str, ...]]:
-    """The identifiers and the quoted texts in a policy's key."""
-    try:
-        nodes = list(ast.walk(parse_expression(policy.strip())))
-    except SyntaxError:
-        return set(), ()
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return {node.id for node in nodes if isinstance(node, ast.Name)}, tuple(texts)

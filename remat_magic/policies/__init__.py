@@ -21,24 +21,23 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from remat_magic.policies.keys import resolve
-from remat_magic.policies.objects import describe
-from remat_magic.policies.table import (
-    AS_WRITTEN,
-    DESTINATION,
-    MEMORIES,
-    NO_CHECKPOINT,
-    OWN,
-    ROWS,
-    SOURCE,
-    TABLE,
-    Resolved,
-    call,
-    code_of_row,
-)
+from remat_magic.policies.keys import Alternative, Key
+from remat_magic.policies.objects import Resolved, describe, matching, resolve
+from remat_magic.policies.table import AS_WRITTEN, DESTINATION, MEMORIES, NO_CHECKPOINT, OWN, ROWS, SOURCE, TABLE
 from remat_magic.records import Choice
 
-__all__ = ["AS_WRITTEN", "NO_CHECKPOINT", "OWN", "Resolved", "by_name", "choices", "describe", "resolve"]
+__all__ = [
+    "AS_WRITTEN",
+    "NO_CHECKPOINT",
+    "OWN",
+    "Key",
+    "Resolved",
+    "by_name",
+    "choices",
+    "describe",
+    "matching",
+    "resolve",
+]
 
 
 def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
@@ -48,37 +47,42 @@ def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
         names: the checkpoint names of a function. Without any, factories stand in the table under their bare names,
             with the parameters they take; with some, every key is complete and can be used as it is.
     """
+    complete = [row.key for row in TABLE if not row.parameters or row.parameters == MEMORIES]
     if not names:
-        return tuple(dataclasses.replace(row, code=code_of_row(row)) for row in TABLE)
-    keys: list[str] = [row.key for row in TABLE if not row.parameters or row.parameters == MEMORIES]
-    keys.append(call("save_only_these_names", names))
+        return tuple(
+            dataclasses.replace(row, code=Alternative(row.key).code if row.key in complete else "") for row in TABLE
+        )
+    keys = [Key((Alternative(row),)) for row in complete]
+    keys.append(Key.by_name(names))
     if 1 < len(names) <= 8:
-        keys += [call("save_only_these_names", (name,)) for name in names]
-        keys += [call("save_any_names_but_these", (name,)) for name in names]
-    keys.append(
-        f"save_and_offload_only_these_names(names_which_can_be_saved=[], names_which_can_be_offloaded={list(names)!r}, "
-        f"offload_src={SOURCE!r}, offload_dst={DESTINATION!r})"
-    )
+        keys += [Key.by_name((name,)) for name in names]
+        keys += [Key((Alternative("save_any_names_but_these", (name,)),)) for name in names]
+    keys.append(Key.by_name((), names))
     rows = []
     for key in keys:
-        found = resolve(key, names)
-        rows.append(Choice(key, ROWS[key].label if key in ROWS else found.key, found.meaning, found.code))
+        resolved = resolve(key, names)
+        label = ROWS[resolved.key].label if resolved.key in ROWS else resolved.key
+        rows.append(Choice(resolved.key, label, resolved.meaning, resolved.code))
     return tuple(rows)
 
 
 def by_name(
-    save: Iterable[str | re.Pattern[str]] = (), offload: Iterable[str | re.Pattern[str]] = (), **memories: str
+    save: Iterable[str | re.Pattern[str]] = (),
+    offload: Iterable[str | re.Pattern[str]] = (),
+    *,
+    offload_src: str = SOURCE,
+    offload_dst: str = DESTINATION,
 ) -> str:
     """The key of a choice by name: the names (or globs, or compiled regular expressions) to save and to offload.
 
     Args:
         save: values to keep on the device.
         offload: values to move to another memory.
-        **memories: ``offload_src`` and ``offload_dst``, JAX's names of memories; "device" and "pinned_host" if absent.
+        offload_src: JAX's name of the memory that they are moved from.
+        offload_dst: JAX's name of the memory that they are moved to.
     """
 
     def texts(patterns: Iterable[str | re.Pattern[str]]) -> list[str]:
         return [f"re:{item.pattern}" if isinstance(item, re.Pattern) else item for item in patterns]
 
-    extra = "".join(f", {key}={value!r}" for key, value in memories.items())
-    return f"names(save={texts(save)!r}, offload={texts(offload)!r}{extra})"
+    return str(Key.by_name(texts(save), texts(offload), offload_src, offload_dst))

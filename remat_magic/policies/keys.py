@@ -1,255 +1,296 @@
-"""From a key, the small expression that says which policy, to the policy."""
+"""A policy's key, the small expression that says which policy, parsed once into a value."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import difflib
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic.parsing import parse_expression
-from remat_magic.policies.objects import PROBES, from_object, meaning_of, same_make
-from remat_magic.policies.table import (
-    AS_WRITTEN,
-    CANONICAL,
-    DESTINATION,
-    JAX,
-    MODULE,
-    NO_CHECKPOINT,
-    PLAIN,
-    ROWS,
-    SOURCE,
-    TABLE,
-    Resolved,
-    call,
-    example,
-    no_such_names,
-)
-from remat_magic.records import Choice, Note, RematError
+from remat_magic.policies.table import CANONICAL, DESTINATION, MODULE, PLAIN, ROWS, SOURCE, TABLE, call, example
+from remat_magic.records import RematError
+
+__all__ = ["PREFIXES", "Alternative", "Key", "check_combinable", "no_such_policy"]
+
+PREFIXES = ("jax.checkpoint_policies.", "jax.ad_checkpoint.checkpoint_policies.", "checkpoint_policies.")
+_SAVING = "save_only_these_names"
+_EXCLUDING = "save_any_names_but_these"
+_OFFLOADING = "save_and_offload_only_these_names"
+_OFFLOADING_DOTS = "offload_dot_with_no_batch_dims"
+_EITHER = "save_from_both_policies"
+_BY_NAME = {"names": ("save", "offload"), _OFFLOADING: ("names_which_can_be_saved", "names_which_can_be_offloaded")}
+_OFFLOADS = (_OFFLOADING, _OFFLOADING_DOTS)
+_SAVES_ALL = ("everything_saveable", "save_anything_except_these_names")
+# What saves nothing, or is no policy: a key that also saves some names saves these alone.
+_SAVES_NONE = ("nothing_saveable", "as_written", "none")
 
 
-def resolve(
-    policy: Any,
-    names: Sequence[str] = (),
-    namespace: Mapping[str, Any] | None = None,
-    function: str = "the function",
-) -> Resolved:
-    """A policy from a key, or from a policy object.
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of the policies that ``|`` stands between.
 
-    Args:
-        policy: a key, or a JAX policy or any policy callable, or None (which JAX takes as ``nothing_saveable``).
-        names: the checkpoint names of the function, which patterns are matched against.
-        namespace: where identifiers that are no key are looked up.
-        function: the function's name, for messages.
+    ``policy`` is the key of a row of the table or, where ``own``, the text of a policy of the user's own: a dotted
+    name or a call. ``names`` are what a row that takes names is given, those to save where it can also offload.
+    ``identifiers`` are what an own policy is looked up by.
+    """
+
+    policy: str
+    names: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+    memories: tuple[str, str] = (SOURCE, DESTINATION)
+    own: bool = False
+    identifiers: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        if self.policy == _OFFLOADING_DOTS and self.memories == (SOURCE, DESTINATION):
+            return self.policy  # as the row of the table is called
+        return self._call()
+
+    @property
+    def code(self) -> str:
+        """The expression for ``policy=``, empty for what is no policy."""
+        if self.own:
+            return self.policy
+        return "" if self.policy in ("as_written", "none") else f"{MODULE}.{self._call()}"
+
+    def _call(self) -> str:
+        source, destination = self.memories
+        memories = f"offload_src={source!r}, offload_dst={destination!r}"
+        if self.own or not ROWS[self.policy].parameters:
+            return self.policy
+        if self.policy == _OFFLOADING_DOTS:
+            return f"{self.policy}({memories})"
+        if self.policy == _OFFLOADING:
+            saved, offloaded = _BY_NAME[_OFFLOADING]
+            return f"{self.policy}({saved}={list(self.names)!r}, {offloaded}={list(self.offloaded)!r}, {memories})"
+        return call(self.policy, self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A policy as text, parsed: one alternative or several, of which each may save a value.
+
+    ``str`` gives the canonical text: JAX's aliases, ``None`` and ``names(...)`` stand there under the name of what they
+    do. Names are as written, so globs and regular expressions are still to be matched.
+    """
+
+    alternatives: tuple[Alternative, ...]
+
+    @staticmethod
+    def parse(text: str, names: Sequence[str] = (), namespace: Mapping[str, Any] | None = None) -> Key:
+        """The key that a text is. Identifiers that are no row of the table are taken for policies of the user's own.
+
+        Args:
+            text: an expression, see ``remat_magic.policies``.
+            names: checkpoint names of the function, for the examples in errors.
+            namespace: of the user, whose identifiers may be misspelt.
+
+        Raises:
+            RematError: it is no expression of policies, a factory is not called, or has wrong arguments.
+        """
+        try:
+            tree = parse_expression(text.strip())
+        except (SyntaxError, ValueError):  # the latter for a null character, before Python 3.12
+            raise no_such_policy(text, namespace) from None
+        return Key(tuple(_Reader(names, namespace).read(tree)))
+
+    @staticmethod
+    def own(text: str) -> Key:
+        """The key of a policy of the user's own, which need be no expression: ``<lambda>``."""
+        return Key((Alternative(text, own=True),))
+
+    @staticmethod
+    def by_name(
+        save: Iterable[str], offload: Iterable[str] = (), offload_src: str = SOURCE, offload_dst: str = DESTINATION
+    ) -> Key:
+        """The key that saves some names, offloads others and recomputes the rest."""
+        save, offload = tuple(dict.fromkeys(save)), tuple(dict.fromkeys(offload))
+        if offload:
+            return Key((Alternative(_OFFLOADING, save, offload, (offload_src, offload_dst)),))
+        return Key((Alternative(_SAVING, save) if save else Alternative("nothing_saveable"),))
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.alternatives))
+
+    @property
+    def code(self) -> str:
+        """The expression for ``policy=``, empty for what is no policy."""
+        first, *others = (alternative.code for alternative in self.alternatives)
+        for other in others:
+            first = f"{MODULE}.{_EITHER}({first}, {other})"
+        return first
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every checkpoint name that it asks for, globs and ``re:`` as written, each once; memories are none."""
+        return tuple(dict.fromkeys(name for one in self.alternatives for name in (*one.names, *one.offloaded)))
+
+    @property
+    def identifiers(self) -> frozenset[str]:
+        """The identifiers that are looked up in the user's namespace."""
+        return frozenset[str]().union(*(alternative.identifiers for alternative in self.alternatives))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one of JAX's policies that take no arguments."""
+        (first, *others) = self.alternatives
+        return not others and not first.own and first.policy in PLAIN
+
+    def has(self, policy: str) -> bool:
+        """Whether a row of the table is one of its alternatives."""
+        return any(alternative.policy == policy and not alternative.own for alternative in self.alternatives)
+
+    def saving(self, *names: str) -> Key:
+        """The key with some names saved too.
+
+        Raises:
+            RematError: it offloads by what is computed, and JAX does not combine such a policy with another.
+        """
+        if not names or any(_is(one, *_SAVES_ALL) for one in self.alternatives):
+            return self
+        alternatives = [
+            replace(one, names=tuple(name for name in one.names if name not in names)) if _is(one, _EXCLUDING) else one
+            for one in self.alternatives
+        ]
+        if any(_is(one, _EXCLUDING) for one in alternatives):
+            return Key(tuple(alternatives))
+        for number, one in enumerate(alternatives):
+            if _is(one, _SAVING, _OFFLOADING):
+                left = tuple(name for name in one.offloaded if name not in names)
+                saved = (*one.names, *names)
+                changed = Key.by_name(saved, left, *one.memories).alternatives
+                return Key((*alternatives[:number], *changed, *alternatives[number + 1 :]))
+        alternatives = [one for one in alternatives if not _is(one, *_SAVES_NONE)]
+        combined = (*alternatives, *Key.by_name(names).alternatives)
+        check_combinable([Key((one,)) for one in combined])
+        return Key(combined)
+
+    def without(self, *names: str) -> Key:
+        """The key that neither saves nor offloads some names by name."""
+        left: list[Alternative] = []
+        for one in self.alternatives:
+            if _is(one, _EXCLUDING):
+                left.append(replace(one, names=tuple(dict.fromkeys((*one.names, *names)))))
+            elif _is(one, _SAVING, _OFFLOADING) and not {*names}.isdisjoint((*one.names, *one.offloaded)):
+                saved, offloaded = ([n for n in given if n not in names] for given in (one.names, one.offloaded))
+                left += Key.by_name(saved, offloaded, *one.memories).alternatives
+            else:
+                left.append(one)
+        some = tuple(one for one in left if not _is(one, "nothing_saveable"))
+        return Key(some or (Alternative("nothing_saveable"),))
+
+
+def _is(alternative: Alternative, *policies: str) -> bool:
+    return not alternative.own and alternative.policy in policies
+
+
+def check_combinable(keys: Sequence[Key]) -> None:
+    """Raise where JAX cannot combine policies.
 
     Raises:
-        RematError: an unknown key (the nearest one is named), a factory that was not called, a name that the function
-            does not have, a pattern that matches none, or something that is not a policy.
+        RematError: one of several keys is no policy, or offloads.
     """
-    if isinstance(policy, Resolved):
-        return policy
-    if isinstance(policy, Choice):
-        policy = policy.key
-    if isinstance(policy, str):
-        try:
-            tree = parse_expression(policy.strip())
-        except SyntaxError:
-            raise RematError(f"{policy!r} is not a policy: {_nearest(policy, namespace)}") from None
-        return _Reader(tuple(names), namespace or {}, function).read(tree)
-    return from_object(policy, names, function)
+    for one in (one for key in keys for one in key.alternatives if len(keys) > 1):
+        if _is(one, "as_written", "none"):
+            raise RematError(f"{one} is not a policy to combine: use two of {', '.join(PLAIN)} or names.")
+        if _is(one, *_OFFLOADS):
+            raise RematError(
+                f"{_EITHER} cannot hold {one.policy}: JAX combines only policies that answer yes or no, so write a "
+                "policy function that returns Offloadable itself."
+            )
 
 
-def _nearest(text: str, namespace: Mapping[str, Any] | None) -> str:
-    known = [*CANONICAL, *(name for name in namespace or {} if not name.startswith("_"))]
-    close = difflib.get_close_matches(text.split("(", 1)[0].strip(), known, 1, 0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(row.key for row in TABLE)}."
+def no_such_policy(text: str, namespace: Mapping[str, Any] | None) -> RematError:
+    """The error for what is no policy, with the nearest that there is."""
+    defined = [*CANONICAL, *(name for name in namespace or {} if not name.startswith("_"))]
+    close = difflib.get_close_matches(text.split("(", 1)[0].strip(), defined, 1, 0.5)
+    mend = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(row.key for row in TABLE)}."
+    return RematError(f"{text!r} is not a policy: {mend}")
 
 
 class _Reader:
     """Reads the expression of a key."""
 
-    def __init__(self, names: tuple[str, ...], namespace: Mapping[str, Any], function: str) -> None:
-        self._names, self._namespace, self._function = names, namespace, function
+    def __init__(self, names: Sequence[str], namespace: Mapping[str, Any] | None) -> None:
+        self._names, self._namespace = names, namespace
 
-    def read(self, tree: ast.expr) -> Resolved:
+    def read(self, tree: ast.expr) -> list[Alternative]:
         if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitOr):
-            return self._either(self.read(tree.left), self.read(tree.right))
+            return self._either(tree.left, tree.right)
         if isinstance(tree, ast.Constant) and tree.value is None:
-            return resolve("nothing_saveable")
+            return [Alternative("nothing_saveable")]
+        called = tree.func if isinstance(tree, ast.Call) else tree
+        name = _dotted(called)
+        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+        policy = CANONICAL.get(name.removeprefix(prefix))
+        if policy is None:
+            if not name:
+                raise no_such_policy(ast.unparse(called), self._namespace)
+            identifiers = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+            return [Alternative(ast.unparse(tree), own=True, identifiers=identifiers)]
         if isinstance(tree, ast.Call):
-            return self._factory(self._name(tree.func), tree)
-        return self._bare(tree)
+            return self._called(policy, tree)
+        if ROWS[policy].parameters and policy != _OFFLOADING_DOTS:  # of which both parameters have defaults here
+            raise RematError(f"{policy} is a factory: call it, as in {example(policy, self._names)}.")
+        return [Alternative(policy)]
 
-    def _name(self, tree: ast.expr) -> str:
-        text = ast.unparse(tree)
-        for prefix in ("jax.checkpoint_policies.", "jax.ad_checkpoint.checkpoint_policies.", "checkpoint_policies."):
-            if text.startswith(prefix):
-                return text.removeprefix(prefix)
-        return text
+    def _either(self, left: ast.expr, right: ast.expr) -> list[Alternative]:
+        sides = [self.read(left), self.read(right)]
+        check_combinable([Key(tuple(side)) for side in sides])
+        return [alternative for side in sides for alternative in side]
 
-    def _bare(self, tree: ast.expr) -> Resolved:
-        name = self._name(tree)
-        key = CANONICAL.get(name)
-        if key == "as_written":
-            return Resolved(key, "", AS_WRITTEN, ROWS[key].meaning)
-        if key == "none":
-            return Resolved(key, "", NO_CHECKPOINT, ROWS[key].meaning)
-        if key in PLAIN:
-            return Resolved(key, f"{MODULE}.{key}", getattr(JAX, key), ROWS[key].meaning)
-        if key == "offload_dot_with_no_batch_dims":  # complete: both its parameters have defaults here
-            return self._offload_dot(SOURCE, DESTINATION)
-        if key is not None:
-            raise RematError(f"{key} is a factory: call it, as in {example(key, self._names)}.")
-        found = self._lookup(tree)
-        if found is not None:
-            resolved = from_object(found, self._names, self._function)
-            own = not any(same_make(found, probe) for probe in PROBES.values()) and resolved.key not in PLAIN
-            # A policy of the user's own goes by the name that the user gave it, and that is also its code.
-            return dataclasses.replace(resolved, key=name, code=name) if own else resolved
-        raise RematError(f"{name!r} is not a policy: {_nearest(name, self._namespace)}")
-
-    def _lookup(self, tree: ast.expr) -> Any:
-        if isinstance(tree, ast.Name):
-            return self._namespace.get(tree.id)
-        if isinstance(tree, ast.Attribute):
-            owner = self._lookup(tree.value)
-            return getattr(owner, tree.attr, None) if owner is not None else None
-        return None
-
-    def _factory(self, name: str, tree: ast.Call) -> Resolved:
-        key = CANONICAL.get(name)
-        if key is None:
-            if self._lookup(tree.func) is not None:
-                raise RematError(
-                    f"{ast.unparse(tree)} cannot be called from here: give its result a name, and use that name."
-                )
-            raise RematError(f"{name!r} is not a policy: {_nearest(name, self._namespace)}")
-        if not ROWS[key].parameters:
-            raise RematError(f"{key} takes no arguments: write {key}.")
-        if key == "save_from_both_policies":
+    def _called(self, policy: str, tree: ast.Call) -> list[Alternative]:
+        if not ROWS[policy].parameters:
+            raise RematError(f"{policy} takes no arguments: write {policy}.")
+        if policy == _EITHER:
             if len(tree.args) != 2 or tree.keywords:
-                raise RematError(f"{key} takes two policies, as in {example(key, self._names)}.")
-            return self._either(self.read(tree.args[0]), self.read(tree.args[1]))
-        arguments, keywords = self._literals(key, tree)
-        if key == "offload_dot_with_no_batch_dims":
-            bound = self._bind(key, ("offload_src", "offload_dst"), arguments, keywords)
-            return self._offload_dot(bound.get("offload_src", SOURCE), bound.get("offload_dst", DESTINATION))
-        if key in ("names", "save_and_offload_only_these_names"):
-            saved, offloaded = (
-                ("save", "offload") if key == "names" else ("names_which_can_be_saved", "names_which_can_be_offloaded")
-            )
-            bound = self._bind(key, (saved, offloaded, "offload_src", "offload_dst", "recompute"), arguments, keywords)
-            save, offload = self._expand(bound.get(saved, ())), self._expand(bound.get(offloaded, ()))
-            if key == "names" and not save and not offload:
-                return resolve("nothing_saveable")
-            return self._by_name(
-                save,
-                offload,
-                bound.get("offload_src", SOURCE),
-                bound.get("offload_dst", DESTINATION),
-            )
-        if keywords:
-            raise RematError(f"{key} takes names only, as in {example(key, self._names)}.")
-        flat = [item for argument in arguments for item in ([argument] if isinstance(argument, str) else argument)]
-        names = self._expand(flat)
-        full = call(key, names)
-        notes = ()
-        if key == "save_anything_except_these_names":
-            full = f"{key}({', '.join(map(repr, names))})"
-            sentence = "save_anything_except_these_names saves everything: JAX ignores the names it is given."
-            notes = (Note("names-ignored", sentence, names),)
-        return Resolved(full, f"{MODULE}.{full}", getattr(JAX, key)(*names), ROWS[key].meaning, notes)
-
-    def _literals(self, key: str, tree: ast.Call) -> tuple[list[Any], dict[str, Any]]:
+                raise RematError(f"{policy} takes two policies, as in {example(policy, self._names)}.")
+            return self._either(*tree.args)
         try:
-            arguments = [ast.literal_eval(item) for item in tree.args]
-            keywords = {item.arg or "": ast.literal_eval(item.value) for item in tree.keywords}
-        except ValueError:
-            raise RematError(f"the arguments of {key} are quoted names, as in {example(key, self._names)}.") from None
-        return arguments, keywords
+            arguments = [ast.literal_eval(argument) for argument in tree.args]
+            keywords = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in tree.keywords}
+        except (ValueError, TypeError):
+            raise self._not_quoted(policy) from None
+        if policy == _OFFLOADING_DOTS or policy in _BY_NAME:
+            saved, offloaded = _BY_NAME.get(policy, ("", ""))
+            taken = (*filter(None, (saved, offloaded)), "offload_src", "offload_dst")
+            given = _bound(policy, (*taken, "recompute") if saved else taken, arguments, keywords)
+            memories = given.get("offload_src", SOURCE), given.get("offload_dst", DESTINATION)
+            if not all(isinstance(memory, str) for memory in memories):
+                raise self._not_quoted(policy)
+            if policy == _OFFLOADING_DOTS:
+                return [Alternative(policy, memories=memories)]
+            save, offload = _names(given.get(saved, ())), _names(given.get(offloaded, ()))
+            return [*Key.by_name(save, offload, *memories).alternatives]
+        if keywords:
+            raise RematError(f"{policy} takes names only, as in {example(policy, self._names)}.")
+        return [Alternative(policy, tuple(dict.fromkeys(name for given in arguments for name in _names(given))))]
 
-    @staticmethod
-    def _bind(key: str, known: Sequence[str], arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-        unknown = [word for word in keywords if word not in known]
-        if unknown or len(arguments) > len(known):
-            raise RematError(f"{key} takes {', '.join(known)}; not {', '.join(unknown) or 'so many arguments'}.")
-        return {**dict(zip(known, arguments, strict=False)), **keywords}
+    def _not_quoted(self, policy: str) -> RematError:
+        return RematError(f"the arguments of {policy} are quoted names, as in {example(policy, self._names)}.")
 
-    def _expand(self, patterns: str | Iterable[str]) -> tuple[str, ...]:
-        """Names as they are, globs and regular expressions as the names of the function that they match."""
-        if isinstance(patterns, str):
-            patterns = (patterns,)
-        found: dict[str, None] = {}
-        unknown: list[str] = []
-        for pattern in patterns:
-            if not isinstance(pattern, str):
-                raise RematError(f"a checkpoint name is a string, not {type(pattern).__name__}: {pattern!r}.")
-            if pattern in self._names:
-                found.setdefault(pattern)
-                continue
-            if pattern.startswith("re:"):
-                try:
-                    expression = re.compile(pattern[3:])
-                except re.error as error:
-                    raise RematError(f"{pattern!r} is not a regular expression: {error}.") from None
-                matches = [name for name in self._names if expression.fullmatch(name)]
-            else:
-                matches = fnmatch.filter(self._names, pattern) if any(mark in pattern for mark in "*?[") else []
-            found.update(dict.fromkeys(matches))
-            if not matches:
-                unknown.append(pattern)
-        if unknown:
-            raise RematError(no_such_names(unknown, self._names, self._function))
-        return tuple(found)
 
-    def _by_name(self, save: tuple[str, ...], offload: tuple[str, ...], source: str, destination: str) -> Resolved:
-        both = [name for name in save if name in offload]
-        if both:
-            raise RematError(f"{', '.join(map(repr, both))} cannot be saved and offloaded at once: choose one.")
-        if not offload:
-            full = call("save_only_these_names", save)
-            policy: Callable[..., Any] = JAX.save_only_these_names(*save)
-        else:
-            full = (
-                f"save_and_offload_only_these_names(names_which_can_be_saved={list(save)!r}, "
-                f"names_which_can_be_offloaded={list(offload)!r}, offload_src={source!r}, offload_dst={destination!r})"
-            )
-            policy = JAX.save_and_offload_only_these_names(
-                names_which_can_be_saved=list(save),
-                names_which_can_be_offloaded=list(offload),
-                offload_src=source,
-                offload_dst=destination,
-            )
-        return Resolved(full, f"{MODULE}.{full}", policy, meaning_of(full))
+def _dotted(tree: ast.expr) -> str:
+    """A dotted name as it is written, empty for another expression."""
+    if isinstance(tree, ast.Attribute):
+        owner = _dotted(tree.value)
+        return owner and f"{owner}.{tree.attr}"
+    return tree.id if isinstance(tree, ast.Name) else ""
 
-    @staticmethod
-    def _offload_dot(source: str, destination: str) -> Resolved:
-        key = "offload_dot_with_no_batch_dims"
-        full = f"{key}(offload_src={source!r}, offload_dst={destination!r})"
-        return Resolved(
-            key if (source, destination) == (SOURCE, DESTINATION) else full,  # as the row of the table is called
-            f"{MODULE}.{full}",
-            JAX.offload_dot_with_no_batch_dims(offload_src=source, offload_dst=destination),
-            ROWS[key].meaning,
-        )
 
-    @staticmethod
-    def _either(left: Resolved, right: Resolved) -> Resolved:
-        for side in (left, right):
-            if side.policy is AS_WRITTEN or side.policy is NO_CHECKPOINT:
-                raise RematError(f"{side.key} is not a policy to combine: use two of {', '.join(PLAIN)} or names.")
-            if side.key.startswith(("offload_", "save_and_offload_")):
-                raise RematError(
-                    f"save_from_both_policies cannot hold {side.key.split('(')[0]}: JAX combines only policies that "
-                    "answer yes or no, so write a policy function that returns Offloadable itself."
-                )
-        return Resolved(
-            f"{left.key} | {right.key}",
-            f"{MODULE}.save_from_both_policies({left.code}, {right.code})",
-            JAX.save_from_both_policies(left.policy, right.policy),
-            ROWS["save_from_both_policies"].meaning,
-            left.notes + right.notes,
-        )
+def _bound(policy: str, taken: Sequence[str], arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    unknown = [word for word in keywords if word not in taken]
+    if unknown or len(arguments) > len(taken):
+        raise RematError(f"{policy} takes {', '.join(taken)}; not {', '.join(unknown) or 'so many arguments'}.")
+    return {**dict(zip(taken, arguments, strict=False)), **keywords}
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """The names of an argument: one, or a list of them."""
+    names = tuple(given) if isinstance(given, (list, tuple, set)) else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            raise RematError(f"a checkpoint name is a string, not {type(name).__name__}: {name!r}.")
+    return names

@@ -1,33 +1,183 @@
-"""From a policy object back to its key: JAX's own are recognised, with what they were made of."""
+"""From a key to the object that JAX takes as ``policy=``, and from an object back to its key."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
+import fnmatch
 import inspect
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from remat_magic.parsing import parse_expression
+from remat_magic.policies.keys import PREFIXES, Alternative, Key, check_combinable, no_such_policy
 from remat_magic.policies.table import (
-    CANONICAL,
+    AS_WRITTEN,
     DESTINATION,
     JAX,
-    MEMORIES,
-    MODULE,
+    NO_CHECKPOINT,
     OWN,
     PLAIN,
     ROWS,
     SOURCE,
-    Resolved,
-    call,
-    code_of_row,
     example,
-    no_such_names,
 )
-from remat_magic.records import Note, RematError
+from remat_magic.records import Choice, Note, RematError
 
-PROBES: dict[str, Any] = {
+__all__ = ["Resolved", "describe", "matching", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A policy ready for JAX.
+
+    ``policy`` is a JAX policy, ``AS_WRITTEN`` or ``NO_CHECKPOINT``; ``code`` the expression for ``policy=``, empty
+    for these two. ``meaning`` is one line, ``notes`` are sentences to show with it. ``own`` are the policies of the
+    user's own that it is, or combines.
+    """
+
+    key: str
+    code: str
+    policy: Any
+    meaning: str = ""
+    notes: tuple[Note, ...] = ()
+    own: tuple[Any, ...] = ()
+
+
+def resolve(
+    policy: Any,
+    names: Sequence[str] = (),
+    namespace: Mapping[str, Any] | None = None,
+    function: str = "the function",
+) -> Resolved:
+    """A policy from a key, or from a policy object.
+
+    Args:
+        policy: a key, or a JAX policy or any policy callable, or None (which JAX takes as ``nothing_saveable``).
+        names: the checkpoint names of the function, which patterns are matched against.
+        namespace: where identifiers that are no row of the table are looked up.
+        function: the function's name, for messages.
+
+    Raises:
+        RematError: an unknown key (the nearest one is named), a factory that was not called, a name that the function
+            does not have, a pattern that matches none, or something that is not a policy.
+    """
+    if isinstance(policy, Resolved):
+        return policy
+    if isinstance(policy, Choice):
+        policy = policy.key
+    if isinstance(policy, str):
+        policy = Key.parse(policy, names, namespace)
+    if not isinstance(policy, Key):
+        return _of_object(policy, names, function)[1]
+    pairs = [_of_alternative(alternative, names, namespace, function) for alternative in policy.alternatives]
+    check_combinable([key for key, _ in pairs])
+    (_, combined), *others = pairs
+    for _, other in others:
+        combined = Resolved(
+            f"{combined.key} | {other.key}",
+            f"jax.checkpoint_policies.save_from_both_policies({combined.code}, {other.code})",
+            JAX.save_from_both_policies(combined.policy, other.policy),
+            ROWS["save_from_both_policies"].meaning,
+            combined.notes + other.notes,
+            combined.own + other.own,
+        )
+    return combined
+
+
+def _of_alternative(
+    asked: Alternative, names: Sequence[str], namespace: Mapping[str, Any] | None, function: str
+) -> tuple[Key, Resolved]:
+    if asked.own:
+        return _of_own(asked, names, namespace, function)
+    save, offload = matching(asked.names, names, function), matching(asked.offloaded, names, function)
+    both = [name for name in save if name in offload]
+    if both:
+        raise RematError(f"{', '.join(map(repr, both))} cannot be saved and offloaded at once: choose one.")
+    given = dataclasses.replace(asked, names=save, offloaded=offload)
+    row, (source, destination) = given.policy, given.memories
+    notes: tuple[Note, ...] = ()
+    if row in ("as_written", "none"):
+        policy: Any = AS_WRITTEN if row == "as_written" else NO_CHECKPOINT
+    elif row in PLAIN:
+        policy = getattr(JAX, row)
+    elif row == "offload_dot_with_no_batch_dims":
+        policy = JAX.offload_dot_with_no_batch_dims(offload_src=source, offload_dst=destination)
+    elif row == "save_and_offload_only_these_names":
+        policy = JAX.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(save),
+            names_which_can_be_offloaded=list(offload),
+            offload_src=source,
+            offload_dst=destination,
+        )
+    else:
+        policy = getattr(JAX, row)(*save)
+        if row == "save_anything_except_these_names":
+            sentence = f"{row} saves everything: JAX ignores the names it is given."
+            notes = (Note("names-ignored", sentence, save),)
+    return Key((given,)), Resolved(str(given), given.code, policy, ROWS[row].meaning, notes)
+
+
+def _of_own(
+    asked: Alternative, names: Sequence[str], namespace: Mapping[str, Any] | None, function: str
+) -> tuple[Key, Resolved]:
+    """What a policy that is no row of the table stands for in the user's namespace."""
+    name, called, _ = asked.policy.partition("(")
+    first, *attributes = name.split(".")
+    value = (namespace or {}).get(first)
+    for attribute in attributes:
+        value = getattr(value, attribute, None)
+    prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+    if value is None:
+        raise no_such_policy(name.removeprefix(prefix), namespace)
+    if called:
+        raise RematError(f"{asked.policy} cannot be called from here: give its result a name, and use that name.")
+    key, resolved = _of_object(value, names, function)
+    if resolved.own and len(key.alternatives) == 1:
+        # A policy of the user's own goes by the name that the user gave it, and that is also its code.
+        resolved = dataclasses.replace(resolved, key=name, code=name)
+    return key, resolved
+
+
+def matching(patterns: Iterable[str], names: Sequence[str], function: str) -> tuple[str, ...]:
+    """Names as they are, globs and regular expressions (``re:``) as those of the ``names`` that they match.
+
+    Raises:
+        RematError: ``function`` has no such name, a pattern matches none, or is no regular expression.
+    """
+    matched: dict[str, None] = {}
+    unknown: list[str] = []
+    for pattern in patterns:
+        if pattern in names:
+            matched.setdefault(pattern)
+            continue
+        if pattern.startswith("re:"):
+            try:
+                expression = re.compile(pattern[3:])
+            except re.error as error:
+                raise RematError(f"{pattern!r} is not a regular expression: {error}.") from None
+            matches = [name for name in names if expression.fullmatch(name)]
+        else:
+            matches = fnmatch.filter(names, pattern) if any(mark in pattern for mark in "*?[") else []
+        matched.update(dict.fromkeys(matches))
+        if not matches:
+            unknown.append(pattern)
+    if unknown:
+        raise RematError(_no_such_names(unknown, names, function))
+    return tuple(matched)
+
+
+def _no_such_names(unknown: Sequence[str], names: Sequence[str], function: str) -> str:
+    which = ", ".join(map(repr, unknown))
+    verb = "is not a checkpoint name" if len(unknown) == 1 else "are not checkpoint names"
+    has = f"it has {', '.join(map(repr, names))}" if names else "it has none: add jax.ad_checkpoint.checkpoint_name"
+    return f"{which} {verb} of {function}; {has}."
+
+
+# ------------------------------------------------------------------------------------------- from an object to its key
+
+# One policy of each factory: what the same factory made has the same code, or type.
+_MADE_BY: dict[str, Any] = {
     "save_only_these_names": JAX.save_only_these_names("x"),
     "save_any_names_but_these": JAX.save_any_names_but_these("x"),
     "save_anything_except_these_names": JAX.save_anything_except_these_names("x"),
@@ -39,6 +189,64 @@ PROBES: dict[str, Any] = {
 }
 
 
+def describe(policy: Any) -> str:
+    """The key of a policy object: JAX's own are recognised with their arguments, others go by their own name.
+
+    None is ``nothing_saveable``, which is what JAX takes it for.
+    """
+    return str(Key(tuple(alternative for alternative, _ in _alternatives(policy))))
+
+
+def _of_object(policy: Any, names: Sequence[str], function: str) -> tuple[Key, Resolved]:
+    """A policy object as it is, with its key; arguments and errors are those of ``resolve``."""
+    if policy is None:
+        policy = JAX.nothing_saveable
+    for factory in _MADE_BY:
+        if policy is getattr(JAX, factory):
+            raise RematError(f"{factory} is a factory: call it, as in {example(factory, names)}.")
+    if not callable(policy):
+        raise RematError(
+            f"a policy is a key such as 'dots_saveable' or a policy function, not {type(policy).__name__}: {policy!r}."
+        )
+    if inspect.isclass(policy):
+        raise RematError(f"{policy.__name__} is a class, not a policy: pass one of its instances.")
+    parts = _alternatives(policy)
+    key = Key(tuple(alternative for alternative, _ in parts))
+    unknown = [name for name in key.names if name not in names]
+    notes = (Note("names-unknown", _no_such_names(unknown, names, function), unknown),) if unknown else ()
+    own = tuple(part for alternative, part in parts if alternative.own)
+    if len(parts) > 1:
+        meaning = ROWS["save_from_both_policies"].meaning
+    else:
+        meaning = OWN if own else ROWS[key.alternatives[0].policy].meaning
+    return key, Resolved(str(key), key.code, policy, meaning, notes, own)
+
+
+def _alternatives(policy: Any) -> list[tuple[Alternative, Any]]:
+    """What a policy object combines, each with its key."""
+    if policy is None:
+        policy = JAX.nothing_saveable
+    for row in PLAIN:
+        plain = getattr(JAX, row)
+        if policy is plain or (dataclasses.is_dataclass(policy) and policy == plain):
+            return [(Alternative(row), policy)]
+    factory = next((factory for factory, probe in _MADE_BY.items() if _same_factory(policy, probe)), None)
+    if factory is None:
+        name = getattr(policy, "__qualname__", None) or type(policy).__name__
+        return [(Alternative(name.split("<locals>.")[-1], own=True), policy)]
+    held = _captured(policy)
+    if factory == "save_from_both_policies":
+        return [*_alternatives(held["policy_1"]), *_alternatives(held["policy_2"])]
+    if factory == "save_anything_except_these_names":
+        return [(Alternative(factory), policy)]
+    if factory in ("save_only_these_names", "save_any_names_but_these"):
+        (names,) = held.values()
+        return [(Alternative(factory, _ordered(names)), policy)]
+    saved, offloaded = held.get("names_which_can_be_saved", ()), held.get("names_which_can_be_offloaded", ())
+    memories = held["offload_src"], held["offload_dst"]
+    return [(Alternative(factory, _ordered(saved), _ordered(offloaded), memories), policy)]
+
+
 def _captured(policy: Any) -> dict[str, Any]:
     """What a factory closed over: free variables of a function, or (save_*_names in jax 0.10) dataclass fields."""
     if dataclasses.is_dataclass(policy) and not isinstance(policy, type):
@@ -48,105 +256,12 @@ def _captured(policy: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False)}
 
 
-def same_make(policy: Any, probe: Any) -> bool:
-    """Whether one factory made both."""
+def _same_factory(policy: Any, probe: Any) -> bool:
     if inspect.isfunction(policy) and inspect.isfunction(probe):
         return policy.__code__ is probe.__code__
     return type(policy) is type(probe) and dataclasses.is_dataclass(probe)
 
 
-def describe(policy: Any) -> str:
-    """The key of a policy object: JAX's own are recognised with their arguments, others go by their own name.
-
-    None is ``nothing_saveable``, which is what JAX takes it for.
-    """
-    if policy is None:
-        return "nothing_saveable"
-    for key in PLAIN:
-        if policy is getattr(JAX, key) or (dataclasses.is_dataclass(policy) and policy == getattr(JAX, key)):
-            return key
-    for factory, probe in PROBES.items():
-        if not same_make(policy, probe):
-            continue
-        held = _captured(policy)
-        if factory == "save_from_both_policies":
-            return f"{describe(held['policy_1'])} | {describe(held['policy_2'])}"
-        if factory == "save_anything_except_these_names":
-            return "save_anything_except_these_names()"
-        if factory in ("save_only_these_names", "save_any_names_but_these"):
-            (names,) = held.values()
-            return call(factory, _ordered(names))
-        if held == {"offload_src": SOURCE, "offload_dst": DESTINATION}:
-            return factory  # with these arguments it is a row of the table
-        arguments = ", ".join(
-            f"{key}={value!r}" if isinstance(value, str) else f"{key}={_ordered(value)!r}"
-            for key, value in sorted(held.items(), key=lambda item: _ARGUMENT_ORDER.index(item[0]))
-        )
-        return f"{factory}({arguments})"
-    name = getattr(policy, "__qualname__", None) or type(policy).__name__
-    return name.split("<locals>.")[-1]
-
-
-_ARGUMENT_ORDER = ("names_which_can_be_saved", "names_which_can_be_offloaded", "offload_src", "offload_dst")
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
+def _ordered(names: Iterable[str]) -> tuple[str, ...]:
     """Sets in a settled order, sequences as they are."""
-    return sorted(names) if isinstance(names, (set, frozenset)) else list(names)
-
-
-def from_object(policy: Any, names: Sequence[str], function: str) -> Resolved:
-    """A policy object as it is, with its key; arguments and errors are those of ``resolve``."""
-    if policy is None:
-        policy = JAX.nothing_saveable
-    for factory in PROBES:
-        if policy is getattr(JAX, factory):
-            raise RematError(f"{factory} is a factory: call it, as in {example(factory, names)}.")
-    if not callable(policy):
-        raise RematError(
-            f"a policy is a key such as 'dots_saveable' or a policy function, not {type(policy).__name__}: {policy!r}."
-        )
-    if inspect.isclass(policy):
-        raise RematError(f"{policy.__name__} is a class, not a policy: pass one of its instances.")
-    key = describe(policy)
-    code = _code(key, policy)
-    unknown = [name for name in _names_in(policy) if name not in names]
-    notes = (Note("names-unknown", no_such_names(unknown, names, function), unknown),) if unknown else ()
-    return Resolved(key, code, policy, meaning_of(key), notes)
-
-
-def _names_in(policy: Any) -> list[str]:
-    found: list[str] = []
-    for factory, probe in PROBES.items():
-        if same_make(policy, probe):
-            for value in _captured(policy).values():
-                if isinstance(value, (set, frozenset, tuple, list)):
-                    found += [name for name in _ordered(value) if isinstance(name, str)]
-                elif factory == "save_from_both_policies":
-                    found += _names_in(value)
-    return found
-
-
-def _code(key: str, policy: Any) -> str:
-    """The Python expression that makes a policy: JAX's by its public name, another by its own."""
-    if isinstance(policy, str) or key in PLAIN or any(same_make(policy, probe) for probe in PROBES.values()):
-        return _python(parse_expression(key))
-    return key
-
-
-def _python(tree: ast.expr) -> str:
-    if isinstance(tree, ast.BinOp):
-        return f"{MODULE}.save_from_both_policies({_python(tree.left)}, {_python(tree.right)})"
-    text = ast.unparse(tree)
-    if text in ROWS and ROWS[text].parameters == MEMORIES:
-        return code_of_row(ROWS[text])
-    head = text.split("(", 1)[0]
-    return f"{MODULE}.{text}" if head in CANONICAL else text
-
-
-def meaning_of(key: str) -> str:
-    """One line of what the policy of a key does."""
-    if " | " in key:
-        return ROWS["save_from_both_policies"].meaning
-    row = ROWS.get(key.split("(", 1)[0])
-    return row.meaning if row else OWN
+    return tuple(sorted(names) if isinstance(names, (set, frozenset)) else names)

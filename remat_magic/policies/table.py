@@ -1,14 +1,16 @@
-"""The rows of the table of checkpoint policies, and what all that reads keys has in common."""
+"""The rows of the table of checkpoint policies.
+
+A new kind of policy is a row here, how its arguments are read and written in ``keys.Alternative``, and the object that
+JAX takes for it (and how that is recognised) in ``objects``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 
-from remat_magic.records import Choice, Note, Parameter
+from remat_magic.records import Choice, Parameter
 
 OWN = "A policy of your own."
 AS_WRITTEN = object()  # keep the checkpoint's own policy
@@ -94,30 +96,6 @@ CANONICAL: dict[str, str] = {alias: row.key for row in TABLE for alias in (row.k
 PLAIN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable")
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A policy ready for JAX.
-
-    ``policy`` is a JAX policy, ``AS_WRITTEN`` or ``NO_CHECKPOINT``; ``code`` the expression for ``policy=``, empty
-    for these two. ``meaning`` is one line, ``notes`` are sentences to show with it.
-    """
-
-    key: str
-    code: str
-    policy: Any
-    meaning: str = ""
-    notes: tuple[Note, ...] = ()
-
-
-def code_of_row(row: Choice) -> str:
-    """The expression for ``policy=`` of a row that is complete as it is, else empty."""
-    if row.key in PLAIN:
-        return f"{MODULE}.{row.key}"
-    if row.parameters == MEMORIES:
-        return f"{MODULE}.{row.key}(offload_src={SOURCE!r}, offload_dst={DESTINATION!r})"
-    return ""
-
-
 def call(factory: str, names: Iterable[str]) -> str:
     """The key of a factory with names: ``save_only_these_names('h')``."""
     return f"{factory}({', '.join(map(repr, names))})"
@@ -125,21 +103,13 @@ def call(factory: str, names: Iterable[str]) -> str:
 
 def example(factory: str, names: Sequence[str]) -> str:
     """A call of a factory as a user could write it, with some of these names."""
-    shown = ", ".join(map(repr, names[:2])) or "'h'"
+    some = ", ".join(map(repr, names[:2])) or "'h'"
     if factory == "save_and_offload_only_these_names":
-        return f"{factory}(names_which_can_be_saved=[], names_which_can_be_offloaded=[{shown}])"
+        return f"{factory}(names_which_can_be_saved=[], names_which_can_be_offloaded=[{some}])"
     if factory == "offload_dot_with_no_batch_dims":
         return f"{factory}(offload_src={SOURCE!r}, offload_dst={DESTINATION!r})"
     if factory == "names":
-        return f"names(save=[{shown}], offload=[])"
+        return f"names(save=[{some}], offload=[])"
     if factory == "save_from_both_policies":
-        return f"{factory}(dots_saveable, save_only_these_names({shown}))"
-    return f"{factory}({shown})"
-
-
-def no_such_names(unknown: Sequence[str], names: Sequence[str], function: str) -> str:
-    """The sentence for checkpoint names that a function does not have; ``names`` are those it has."""
-    which = ", ".join(map(repr, unknown))
-    verb = "is not a checkpoint name" if len(unknown) == 1 else "are not checkpoint names"
-    has = f"it has {', '.join(map(repr, names))}" if names else "it has none: add jax.ad_checkpoint.checkpoint_name"
-    return f"{which} {verb} of {function}; {has}."
+        return f"{factory}(dots_saveable, save_only_these_names({some}))"
+    return f"{factory}({some})"
