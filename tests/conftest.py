@@ -26,6 +26,8 @@ for _variable in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONSTARTUP", "JUPYTE
 
 ROOT = Path(__file__).parent.parent
 
+pytest_plugins = ["tests.magic_fakes"]  # the fixtures `shell` and `cells`
+
 # For `from tests.programs import ...`. Last, so that an installed remat_magic is what is tested.
 sys.path.append(str(ROOT))
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from benchmarks import named_models
-from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic import _jax
+from tests.benchmarks import named_models
+from tests.programs import PROGRAMS, f32
 
 # JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")

@@ -1,8 +1,7 @@
 """Comparisons and timelines made by hand: what the pictures and tables are tested on, without the engine."""
 
-from views_records import DOT, EVIL, SIN, span
-
 from remat_magic.records import ComparisonRow, LiveValue, Moment, SourceSpan, Timeline, Times
+from tests.views_records import DOT, EVIL, SIN, span
 
 
 def row(policy, peak, recomputed, *, pareto=False, **changes):

@@ -7,14 +7,14 @@ import inspect
 import jax
 import jax.numpy as jnp
 import pytest
-from benchmarks import named_models
 from jax.ad_checkpoint import checkpoint_name
-from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic import _jax, devices, units
 from remat_magic.facts.times import times
 from remat_magic.records import RematError
+from tests.benchmarks import named_models
+from tests.programs import PROGRAMS, f32
 
 POLICIES = jax.checkpoint_policies
 

@@ -191,6 +191,15 @@ def test_loading_the_extension_imports_only_what_every_cell_needs():
     assert (after - before) & heavy == set()
 
 
+def test_each_module_of_the_tests_is_imported_once():
+    """Else a fixture, a class or a cache of a helper module would be two."""
+    folder = str(Path(__file__).parent)
+    loaded = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
+    test_files = [file for file in loaded.values() if file.startswith(folder)]
+    assert sorted(test_files) == sorted(set(test_files))
+    assert all(name.startswith("tests") for name, file in loaded.items() if file in test_files)
+
+
 def test_typed_and_complete():
     assert (PACKAGE / "py.typed").is_file()
     assert list((PACKAGE / "views" / "static").glob("*.css"))

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from cost_helpers import S
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic.records import Report
+from tests.cost_helpers import S
 
 
 def net(w, x):

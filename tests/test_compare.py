@@ -8,7 +8,6 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from cost_helpers import S
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
@@ -16,6 +15,7 @@ from remat_magic.devices import Device
 from remat_magic.records import Measurement
 from remat_magic.units import parse_bytes, parse_flops
 from tests.benchmarks.models import transformer
+from tests.cost_helpers import S
 from tests.programs import PROGRAMS
 
 DEVICE = "A100 80GB SXM"

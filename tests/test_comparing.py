@@ -7,7 +7,6 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
-from views_records import EVIL
 
 import remat_magic as rm
 from remat_magic.comparing.compare import Comparison
@@ -15,6 +14,7 @@ from remat_magic.records import Advice, ComparisonRow, GradientDifference, Sourc
 from remat_magic.views.advice import advice_html
 from remat_magic.views.compare import gradients_html
 from remat_magic.widget.comparing import Comparing
+from tests.views_records import EVIL
 
 
 def loss(w, x):

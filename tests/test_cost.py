@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 import pytest
-from cost_helpers import REMATS, S, cost_of, flops_of, only, under
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
@@ -18,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from remat_magic.facts.cost import FREE, Cost, equation_cost, jaxpr_cost, trip_count
 from remat_magic.facts.cost_table import FLOPS, names
+from tests.cost_helpers import REMATS, S, cost_of, flops_of, only, under
 
 # -------------------------------------------------------------------------------------------------------------- algebra
 

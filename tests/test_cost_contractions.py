@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 import pytest
-from cost_helpers import S, flops_of
 from jax import lax
 
 from remat_magic.facts.cost import equation_cost
+from tests.cost_helpers import S, flops_of
 
 # ------------------------------------------------------------------------------------------------------------ the dots
 

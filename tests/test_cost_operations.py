@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 import pytest
-from cost_helpers import S, cost_of, flops_of, only
 from jax import lax
 from jax._src.lax.linalg import geqrf
 from jax.ad_checkpoint import checkpoint_name
 
 from remat_magic.facts.cost import FREE, Cost, equation_cost
 from remat_magic.jaxprs.bodies import walk
+from tests.cost_helpers import S, cost_of, flops_of, only
 
 # ------------------------------------------------------------------------------------------------------- one by one
 

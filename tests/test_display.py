@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 from IPython.core.formatters import DisplayFormatter
 from IPython.lib.pretty import pretty
-from programs import f32
 from rich.console import Console
 
 import remat_magic as rm
@@ -17,6 +16,7 @@ from remat_magic.records import Displayed, FrontierPoint, Listed
 from remat_magic.views import display
 from remat_magic.views.plan import plan_rows
 from remat_magic.views.what_if import alike_rows, what_if_html
+from tests.programs import f32
 
 RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "loops", "frontier"]
 

@@ -10,14 +10,13 @@ from textwrap import dedent
 
 import jax.numpy as jnp
 import pytest
-from benchmarks import models, named_models
-from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.records import PlannedValue, RematError
+from tests.benchmarks import models, named_models
+from tests.programs import PROGRAMS, f32
 
-pytest_plugins = ("magic_fakes",)
 _count = itertools.count()
 
 HEAD = "import jax\nimport jax.numpy as jnp\n"

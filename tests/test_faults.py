@@ -42,7 +42,6 @@ from remat_magic.records import RematError, files
 from remat_magic.widget import RematWidget
 from remat_magic.widget import view as view_module
 from remat_magic.widget.worker import Worker
-from tests.magic_fakes import cells, shell  # noqa: F401 - fixtures
 from tests.programs import f32
 from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views  # noqa: F401 - fixtures
 
@@ -285,7 +284,7 @@ def test_an_interrupt_of_a_widget():
             widget.close()
 
 
-def test_an_interrupt_of_a_cell(cells):  # noqa: F811
+def test_an_interrupt_of_a_cell(cells):
     """One sentence; the session, its names and JAX's settings are as before, and the cell can be run again."""
     cells.ok("import jax, jax.numpy as jnp", "x = jnp.ones(3)", "def wave(x): return jnp.sum(jnp.sin(x))")
     cell = ("%%remat --text", "wave(x)")
@@ -720,7 +719,7 @@ def test_a_browser_that_sends_nonsense(browser):  # noqa: F811
 # ------------------------------------------------------------------------------------------ cells
 
 
-def test_a_cell_with_await(cells):  # noqa: F811
+def test_a_cell_with_await(cells):
     cells.ok("import asyncio, jax, jax.numpy as jnp", "def wave(x): return jnp.sum(jnp.sin(x))")
     cells.ok(
         "%%remat --text",
@@ -734,7 +733,7 @@ def test_a_cell_with_await(cells):  # noqa: F811
     assert cells.ns["x"].shape == (3,)
 
 
-def test_a_cell_that_raises_leaves_all_as_it_was(cells):  # noqa: F811
+def test_a_cell_that_raises_leaves_all_as_it_was(cells):
     cells.ok("import jax, jax.numpy as jnp", "x = jnp.ones(3)", "def wave(x): return jnp.sum(jnp.sin(x))")
     cells.ok("%%remat --text", "wave(x)")
     expected, before = cells.out, state()
@@ -756,7 +755,7 @@ def test_a_cell_that_raises_leaves_all_as_it_was(cells):  # noqa: F811
     assert float(cells.ns["y"]) == pytest.approx(3 * np.sin(1))
 
 
-def test_an_action_that_raises_between_cells_does_not_lose_the_others(shell):  # noqa: F811
+def test_an_action_that_raises_between_cells_does_not_lose_the_others(shell):
     from remat_magic.widget.between import Between
 
     done = []

@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from cost_helpers import S
 from jax import lax
 
 import remat_magic as rm
@@ -13,6 +12,7 @@ from remat_magic.facts.cost import jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.records import Kernel
 from tests.benchmarks.models import block
+from tests.cost_helpers import S
 from tests.programs import PROGRAMS
 
 

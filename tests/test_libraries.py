@@ -7,7 +7,6 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from test_views_listing import f32, sums
 
 import remat_magic as rm
 from remat_magic.jaxprs.spans import is_library_file, is_user_file
@@ -16,6 +15,7 @@ from remat_magic.views.listing import source_html
 from remat_magic.views.rows import recomputed_rows, residual_rows
 from remat_magic.views.text import plain
 from remat_magic.views.what_if import what_if_html
+from tests.test_views_listing import f32, sums
 
 SHELF = """\
 import jax

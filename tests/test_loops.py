@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import named_models
 from hypothesis import assume, given
-from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic.planning.loops import segment_of
 from remat_magic.planning.nesting import scan_by_halves
 from remat_magic.records import RematError
+from tests.benchmarks import named_models
 from tests.generated import programs
+from tests.programs import PROGRAMS, f32
 from tests.test_generated import examples, outcome, traced
 
 

@@ -7,8 +7,6 @@ import pytest
 from remat_magic.notebook.rebinding import Rebinding, applied, original_of
 from remat_magic.records import RematError
 
-pytest_plugins = ("magic_fakes",)
-
 
 @pytest.fixture
 def loss(cells, engine):

@@ -10,8 +10,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 from remat_magic.notebook import cell, magic
 from remat_magic.widget import between
 
-pytest_plugins = ("magic_fakes",)
-
 
 def test_the_last_call_is_inspected_and_not_executed(cells, engine):
     engine.runs = False

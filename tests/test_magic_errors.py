@@ -6,8 +6,6 @@ from IPython.core.error import UsageError
 
 from remat_magic.records import RematError
 
-pytest_plugins = ("magic_fakes",)
-
 SETUP = """
 import jax, jax.experimental, jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name

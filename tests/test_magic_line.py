@@ -7,7 +7,6 @@ from IPython.core.error import UsageError
 from remat_magic.notebook.line import Options, parse
 from remat_magic.notebook.magic import RematMagics
 
-pytest_plugins = ("magic_fakes",)
 PARSER = RematMagics.remat.parser
 
 

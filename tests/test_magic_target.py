@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest_plugins = ("magic_fakes",)
-
 SETUP = ["import functools, jax, jax.numpy as jnp", "from jax import checkpoint as ckpt", "W, x, n = 2.0, 3.0, 4"]
 LAYER = "def layer(W, x): return W * x"
 

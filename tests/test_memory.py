@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cost_helpers import REMATS, under
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from remat_magic import _jax
 from remat_magic.facts.memory import Peak, peak, timeline
+from tests.cost_helpers import REMATS, under
 
 policies = jax.checkpoint_policies
 N = 1000

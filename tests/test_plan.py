@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import models, named_models
 from jax.ad_checkpoint import checkpoint_name
-from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, recurrent, traced
-from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic import _jax
@@ -20,6 +17,9 @@ from remat_magic.planning.copies import copies
 from remat_magic.planning.graph import build
 from remat_magic.planning.solve import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
+from tests.benchmarks import models, named_models
+from tests.plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, recurrent, traced
+from tests.programs import PROGRAMS, f32
 
 
 def applied(trace, names, at):

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import named_models
-from programs import PROGRAMS, f32
 
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.records import Plan, PlannedValue, RematError
+from tests.benchmarks import named_models
+from tests.programs import PROGRAMS, f32
 
 # ------------------------------------------------------------------------------------------------- from here to there
 

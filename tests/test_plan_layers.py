@@ -7,14 +7,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from plan_helpers import BUILT_IN, MODELS, PLACES, as_reckoned, traced
-from programs import f32
-from test_what_if import is_what_jax_does
 
 import remat_magic as rm
 from remat_magic.planning.alike import alike_values
 from remat_magic.planning.planner import planner
 from remat_magic.records import Plan, RematError
+from tests.plan_helpers import BUILT_IN, MODELS, PLACES, as_reckoned, traced
+from tests.programs import f32
+from tests.test_what_if import is_what_jax_does
 
 
 def layers(weights, x):

@@ -5,9 +5,6 @@ import itertools
 import random
 
 import pytest
-from benchmarks import named_models
-from plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
-from programs import PROGRAMS
 
 import remat_magic as rm
 from remat_magic import units
@@ -18,6 +15,9 @@ from remat_magic.planning.planner import planner
 from remat_magic.planning.solve import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.units import parse_bytes
+from tests.benchmarks import named_models
+from tests.plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
+from tests.programs import PROGRAMS
 
 # ---------------------------------------------------------------------------------------------------- keys of plans
 

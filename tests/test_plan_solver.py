@@ -8,11 +8,8 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_helpers import MODELS, traced
-from programs import PROGRAMS, f32
 from scipy.sparse import csr_array
 
 import remat_magic as rm
@@ -21,6 +18,9 @@ from remat_magic.planning.graph import Graph
 from remat_magic.planning.planner import planner
 from remat_magic.planning.programme import Programme, summed
 from remat_magic.planning.solve import Problem
+from tests.benchmarks import models
+from tests.plan_helpers import MODELS, traced
+from tests.programs import PROGRAMS, f32
 
 # ---------------------------------------------------------------------------------------------------- the programme
 

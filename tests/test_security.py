@@ -21,9 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from plot_records import rows, timeline
 from rich.console import Console
-from views_records import small
 
 import remat_magic as rm
 from remat_magic import devices
@@ -44,9 +42,10 @@ from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
 from remat_magic.widget import RematWidget
 from remat_magic.wording import one_line, printable
-from tests.magic_fakes import cells, shell  # noqa: F401 - fixtures
+from tests.plot_records import rows, timeline
 from tests.test_architecture import PACKAGE, modules
 from tests.test_widget import browser  # noqa: F401 - a fixture
+from tests.views_records import small
 
 ATTACKS = {
     "image": "<img src=x onerror=alert(1)>",
@@ -365,7 +364,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
 
 
 @pytest.mark.parametrize("name", ["terminal", "direction", "null"])
-def test_a_hostile_function_in_a_terminal(name, cells):  # noqa: F811
+def test_a_hostile_function_in_a_terminal(name, cells):
     attack = ATTACKS[name]
     fun, args, kwargs = hostile(attack)
     cells.ns.update(fun=fun, args=args, kwargs=kwargs)

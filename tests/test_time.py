@@ -2,12 +2,12 @@
 
 import jax.numpy as jnp
 import pytest
-from cost_helpers import S
 
 import remat_magic as rm
 from remat_magic.devices import Device
 from remat_magic.facts.times import seconds, times
 from remat_magic.records import Kernel, Report, Residual
+from tests.cost_helpers import S
 from tests.programs import PROGRAMS
 
 ROUND = Device("round", {"bf16": 1e12, "f32": 1e11}, 1e10, 1e9, 10**10, 1e8, "made up for this test")

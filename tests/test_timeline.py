@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from cost_helpers import S
 
 import remat_magic as rm
+from tests.cost_helpers import S
 from tests.programs import PROGRAMS
 
 N = 1000

@@ -1,9 +1,8 @@
 """What each line of the source saves and has recomputed."""
 
-from views_records import DOT, SIN, small, span
-
 from remat_magic.records import Equation, Residual
 from remat_magic.views.attribution import expressions, line_rows
+from tests.views_records import DOT, SIN, small, span
 
 
 def test_lines_add_up():

@@ -5,12 +5,12 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from plot_records import evil_rows, row, rows
 from rich.console import Console
 
 from remat_magic.records import ComparisonRow, Times
 from remat_magic.views.compare import comparison_html, comparison_table, render
 from remat_magic.views.format import seconds
+from tests.plot_records import evil_rows, row, rows
 
 
 class Cells(HTMLParser):

@@ -1,12 +1,12 @@
 """Numbers and places, and the rows that all views share."""
 
 import pytest
-from views_records import READER, SIN, blocks, small
 
 from remat_magic import units
 from remat_magic.records import Equation, Report, Residual, SourceSpan
 from remat_magic.views import format as fmt
 from remat_magic.views.rows import name_states, recomputed_rows, residual_rows, totals
+from tests.views_records import READER, SIN, blocks, small
 
 
 @pytest.mark.parametrize(

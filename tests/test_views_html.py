@@ -5,13 +5,13 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from views_records import EVIL, blocks, evil, small
 
 from remat_magic.records import Choice, Equation, Program, ProgramLine, Report
 from remat_magic.views.controls import ID, frame
 from remat_magic.views.html import fragments, jaxprs, lazy_chunks, report_html, style
 from remat_magic.views.rows import recomputed_rows, residual_rows, totals
 from remat_magic.views.text import plain
+from tests.views_records import EVIL, blocks, evil, small
 
 _VOID = {"br", "img", "input"}
 

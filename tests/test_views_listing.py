@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import jax
 import pytest
-from views_records import EVIL, SIN, evil, span
-from views_records import small as records
 
 import remat_magic as rm
 from remat_magic.records import Equation, Residual, SourceSpan, SourceText
@@ -19,8 +17,8 @@ from remat_magic.views.html import fragments, report_html, style
 from remat_magic.views.linking import expression_key, line_key
 from remat_magic.views.listing import source_html
 from remat_magic.views.tables import KEYS
-
-pytest_plugins = ("magic_fakes",)
+from tests.views_records import EVIL, SIN, evil, span
+from tests.views_records import small as records
 
 FILE = "/home/user/model.py"
 DOT = replace(SIN, column=SIN.column + 8, end_column=SIN.end_column - 1)  # the records' own is of another text

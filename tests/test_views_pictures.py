@@ -5,13 +5,13 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from plot_records import evil_rows, evil_timeline, row, rows, timeline
-from views_records import EVIL
 
 from remat_magic.records import ComparisonRow, Moment
 from remat_magic.views.pareto import pareto_svg
 from remat_magic.views.svg import ticks
 from remat_magic.views.timeline import timeline_html, timeline_svg
+from tests.plot_records import evil_rows, evil_timeline, row, rows, timeline
+from tests.views_records import EVIL
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,11 +5,11 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from views_records import EVIL, blocks, evil, small
 
 from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views.rows import residual_rows, totals
 from remat_magic.views.text import plain, render
+from tests.views_records import EVIL, blocks, evil, small
 
 WIDE = """\
 loss(x f32[4]) -> f32[]

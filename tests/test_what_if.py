@@ -6,9 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from benchmarks import models, named_models
 from hypothesis import assume, given
-from plan_helpers import MODELS, PLACES, as_reckoned, traced
 
 import remat_magic as rm
 from remat_magic.engine.retraces import Retraces
@@ -16,7 +14,9 @@ from remat_magic.planning.flips import Flips
 from remat_magic.planning.graph import Graph
 from remat_magic.planning.planner import planner
 from remat_magic.records import Plan, RematError
+from tests.benchmarks import models, named_models
 from tests.generated import programs
+from tests.plan_helpers import MODELS, PLACES, as_reckoned, traced
 from tests.test_generated import examples, outcome
 from tests.test_generated import traced as traced_by_chance
 

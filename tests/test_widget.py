@@ -8,7 +8,6 @@ import weakref
 
 import comm
 import pytest
-from views_records import EVIL, small
 
 from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
 from remat_magic.widget import RematWidget
@@ -17,6 +16,7 @@ from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import view as view_module
 from remat_magic.widget.between import Between, between, forget
 from remat_magic.widget.worker import Worker
+from tests.views_records import EVIL, small
 
 KEYS = ("as_written", "none", "dots_saveable", "nothing_saveable")
 

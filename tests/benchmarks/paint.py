@@ -11,14 +11,15 @@ browser's own (requestAnimationFrame).
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-BROWSER = Path(__file__).parents[1] / "browser"
-ROOT = BROWSER.parents[1]
+from tests.browser.inspected import LOAD, Widget, write_notebook
+from tests.browser.lab import NotebookPage, browse, serve
+
+ROOT = Path(__file__).parents[2]
 
 CELL = """\
 %%remat --policy dots_saveable
@@ -115,10 +116,6 @@ def main() -> None:
     parser.add_argument("blocks", nargs="*", type=int, default=[12, 96])
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    sys.path.insert(0, str(BROWSER))
-    from inspected import LOAD, Widget, write_notebook
-    from lab import NotebookPage, browse, serve
-
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "lab") as server, browse() as browser:
         for blocks in options.blocks:
             for site in (False, True):

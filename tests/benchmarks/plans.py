@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 import remat_magic as rm
-from benchmarks import models, named_models
 from remat_magic.planning.planner import planner
+from tests.benchmarks import models, named_models
 
 POLICIES = ("none", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import NotebookPage, Server, browse, chromium, serve
 from playwright.sync_api import Browser, expect
+
+from tests.browser.lab import NotebookPage, Server, browse, chromium, serve
 
 expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asserts how fast anything is
 

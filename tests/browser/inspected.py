@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
-from lab import NotebookPage
 from playwright.sync_api import Locator, expect
+
+from tests.browser.lab import NotebookPage
 
 LOAD = "%load_ext remat_magic"
 

@@ -1,4 +1,4 @@
-"""Make the README's picture from the real thing: ``python tests/browser/screenshot.py [light|dark] [FILE]``."""
+"""Make the README's picture from the real thing: ``python -m tests.browser.screenshot [light|dark] [FILE]``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from inspected import LOAD, Widget, write_notebook
-from lab import NotebookPage, browse, serve
 from playwright.sync_api import expect
+
+from tests.browser.inspected import LOAD, Widget, write_notebook
+from tests.browser.lab import NotebookPage, browse, serve
 
 CELL = """\
 %%remat --policy dots_saveable

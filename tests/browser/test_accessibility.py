@@ -3,10 +3,11 @@
 from importlib.resources import files
 
 import pytest
-from contrast import unreadable
-from inspected import LOAD, Widget, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import Page, expect
+
+from tests.browser.contrast import unreadable
+from tests.browser.inspected import LOAD, Widget, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 AXE = files("axe_playwright_python") / "axe.min.js"
 

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from inspected import LOAD, Widget, focus, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import Locator, expect
+
+from tests.browser.inspected import LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 # Real arrays, so that it can be run; large enough for the policies to differ.
 CELL = """\

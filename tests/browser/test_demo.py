@@ -6,10 +6,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from contrast import unreadable
-from inspected import LAYERS, LOAD, Widget, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import Locator, expect
+
+from tests.browser.contrast import unreadable
+from tests.browser.inspected import LAYERS, LOAD, Widget, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 DEMO = Path(__file__).parent.parent.parent / "demo.ipynb"
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from inspected import LAYERS, LOAD, Widget, focus, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 POLICY_CHANGE = "w.policy = 'dots_saveable'"
 

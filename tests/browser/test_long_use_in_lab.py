@@ -7,9 +7,10 @@ import re
 import signal
 
 import pytest
-from inspected import LAYERS, LOAD, Widget, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import expect
+
+from tests.browser.inspected import LAYERS, LOAD, Widget, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 MANY = 50
 ONE_MORE = "%remat -p dots_saveable layers(*(jax.ShapeDtypeStruct(s, f32) for s in [(5, 4), (6, 5), (7, 6), (4,)]))"

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from contrast import unreadable
-from inspected import LAYERS, LOAD, Widget, focus, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import Browser, expect
-from test_kept_output import POLICY_CHANGE, expect_dropdown, expect_report
+
+from tests.browser.contrast import unreadable
+from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
+from tests.browser.test_kept_output import POLICY_CHANGE, expect_dropdown, expect_report
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from inspected import LAYERS, LOAD, Widget, focus, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import expect
+
+from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspected import LOAD, Widget, focus, write_notebook
-from lab import NotebookPage, Server
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from remat_magic import units
+from tests.browser.inspected import LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
 
 STATIC = Path(units.__file__).parent / "views" / "static"
 
