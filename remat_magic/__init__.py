@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remat_magic.measuring.job import Measuring
     from remat_magic.records.plan import load_plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # How records show and apply themselves, for which they need the layers above; loaded when it is first asked for.
 register("display", partial(importlib.import_module, "remat_magic.views.display"))
 register("comparison", partial(importlib.import_module, "remat_magic.views.compare"))
