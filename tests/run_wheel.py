@@ -1,7 +1,7 @@
 """Tries a release: the sdist and the wheel hold their files, and the wheel alone runs a cell.
 
-``.ci/run`` builds both and runs ``python -I tests/run_wheel.py DIST``, in an environment that holds the wheel and what it
-requires, and nothing else.
+``.ci/run`` builds both and runs ``python -I tests/run_wheel.py DIST``, in an environment that holds nothing but the
+wheel and what it requires.
 """
 
 import sys
