@@ -6,7 +6,7 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.facts.cost import jaxpr_cost
-from remat_magic.jaxprs.bodies import walk
+from remat_magic.jaxprs.walk import walk
 
 REMATS = ["r2", "r3"] if _jax.JAX_VERSION >= (0, 12) else ["r2"]  # jax_remat3 is unfinished before
 

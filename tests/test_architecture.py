@@ -112,6 +112,25 @@ def names_private_jax(module: Path) -> list[str]:
     return [f"{module.relative_to(PACKAGE)}:{line}" for line in found]
 
 
+def asks_for_primitives(module: Path) -> list[str]:
+    """Where a module knows what a primitive or a parameter of one is called."""
+
+    def is_name(node: ast.expr) -> bool:
+        return ast.unparse(node).endswith(".primitive.name") or (
+            isinstance(node, ast.Call) and ast.unparse(node.func).endswith("primitive_name")
+        )
+
+    found = []
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        compared = isinstance(node, ast.Compare) and any(map(is_name, (node.left, *node.comparators)))
+        matched = isinstance(node, ast.Match) and is_name(node.subject)
+        asked = isinstance(node, ast.Attribute) and node.attr in ("startswith", "endswith") and is_name(node.value)
+        params = isinstance(node, ast.Attribute) and node.attr == "params"
+        if compared or matched or asked or params:
+            found.append(f"{module.relative_to(PACKAGE)}:{node.lineno}")
+    return sorted(found)
+
+
 def test_imports_go_one_way():
     assert [line for module in modules() for line in violations(module)] == []
 
@@ -127,6 +146,23 @@ def test_every_import_is_written_in_full():
 def test_private_jax_stays_in_its_seam():
     others = [module for module in modules() if layer_of(module) != "_jax"]
     assert [place for module in others for place in names_private_jax(module)] == []
+
+
+def test_names_of_primitives_and_parameters_stay_in_the_seam():
+    others = [module for module in modules() if layer_of(module) != "_jax"]
+    assert [place for module in others for place in asks_for_primitives(module)] == []
+
+
+def test_the_checks_see_a_name_of_a_primitive(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    bad = tmp_path / "facts.py"
+    bad.write_text(
+        "eqn.primitive.name == 'scan'\n'while' != _jax.primitive_name(eqn)\neqn.primitive.name in ('jit', 'pjit')\n"
+        "eqn.primitive.name.startswith('custom_')\neqn.params['length']\n"
+        "match primitive_name(eqn):\n    case 'cond': ...\n"
+        "name = _jax.primitive_name(eqn)\n"
+    )
+    assert asks_for_primitives(bad) == [f"facts.py:{line}" for line in range(1, 7)]
 
 
 def test_the_checks_see_a_violation(tmp_path, monkeypatch):

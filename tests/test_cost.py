@@ -15,8 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from remat_magic.facts.cost import FREE, Cost, equation_cost, jaxpr_cost, trip_count
-from remat_magic.facts.cost_table import FLOPS, names
+from remat_magic._jax.formulas import FLOPS
+from remat_magic._jax.primitives import names
+from remat_magic._jax.trips import trip_count
+from remat_magic.facts.cost import FREE, Cost, equation_cost, jaxpr_cost
 from tests.cost_helpers import REMATS, S, cost_of, flops_of, only, under
 
 # -------------------------------------------------------------------------------------------------------------- algebra

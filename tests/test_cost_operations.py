@@ -11,7 +11,7 @@ from jax._src.lax.linalg import geqrf
 from jax.ad_checkpoint import checkpoint_name
 
 from remat_magic.facts.cost import FREE, Cost, equation_cost
-from remat_magic.jaxprs.bodies import walk
+from remat_magic.jaxprs.walk import walk
 from tests.cost_helpers import S, cost_of, flops_of, only
 
 # ------------------------------------------------------------------------------------------------------- one by one

@@ -27,8 +27,8 @@ from jax._src.ad_checkpoint import saved_residuals
 from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
+from remat_magic import _jax
 from remat_magic.facts.dead_code import LiveEquations
-from remat_magic.jaxprs.bodies import nbytes
 from remat_magic.records import Plan
 from remat_magic.views import advice as advice_views
 from remat_magic.views import html as html_views
@@ -309,7 +309,7 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     assert ahead == values
     assert values <= back <= set(range(len(report.residuals)))
     assert bool(report.recomputed) == any(line.recomputation for line in report.backward.lines)
-    assert report.peak_bytes >= sum(nbytes(leaf.value) for leaf in trace.arguments)
+    assert report.peak_bytes >= sum(_jax.nbytes(leaf.value) for leaf in trace.arguments)
     assert max(moment.bytes for moment in trace.timeline(policy, at).moments) == report.peak_bytes
     # The kernels do what the equations do, and recomputation is part of the backward pass.
     if not report.uncosted:

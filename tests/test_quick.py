@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import bodies
 from remat_magic.jaxprs.provenance import PrimalIndex
 from tests.generated import POLICIES, programs
 from tests.programs import PROGRAMS
@@ -42,7 +41,7 @@ def equations(jaxpr: Any, index: PrimalIndex) -> Iterator[tuple[Any, ...]]:
         # JAX gives what it adds itself a traceback of the retrace; all others are those of the program.
         origin = id(_jax.traceback_of(eqn)) if index.place(eqn) else index.spans.of(_jax.traceback_of(eqn))
         yield eqn.primitive.name, origin, _jax.name_stack(eqn), types, str(eqn.ctx), str(eqn.effects)
-        for body in bodies(eqn):
+        for body in _jax.bodies(eqn):
             yield from equations(body.jaxpr, index)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jax._src import ad_checkpoint, core
 
-from remat_magic._jax.equations import high
 from remat_magic._jax.jaxprs import open_jaxpr
+from remat_magic._jax.primitives import high, high_params
 from remat_magic._jax.settings import remat3
 
 # From 0.12 on, the "high-level" primitives of jax_remat3 are instances held in one call primitive's params.
@@ -15,7 +16,6 @@ _RematTraced = getattr(ad_checkpoint, "RematTraced", None)
 _NAMES_HIGH = tuple(
     cls for name in ("CheckpointName", "CheckpointNameFwd") if (cls := getattr(ad_checkpoint, name, None)) is not None
 )
-NAME_PRIMITIVE: Any = ad_checkpoint.name_p  # what policies are asked about a named value with, under jax_remat3 too
 _call_hi: Any = getattr(ad_checkpoint, "call_hi_primitive_p", None)
 _PrimalLeft = getattr(ad_checkpoint, "PrimalLeftTangentRight", None)
 
@@ -24,7 +24,7 @@ def is_checkpoint(eqn: Any) -> bool:
     """Whether an equation is an application of ``jax.checkpoint``."""
     if eqn.primitive.name in ("remat2", "checkpoint", "remat"):
         return "policy" in eqn.params
-    return _RematTraced is not None and type(high(eqn)) is _RematTraced
+    return is_high_checkpoint(eqn)
 
 
 def checkpoint_body(eqn: Any) -> Any:
@@ -35,6 +35,17 @@ def checkpoint_body(eqn: Any) -> Any:
 def checkpoint_policy(eqn: Any) -> Any:
     """The policy of a checkpoint equation; None saves nothing."""
     return eqn.params["policy"] if "policy" in eqn.params else high(eqn).params["policy"]
+
+
+def is_high_checkpoint(eqn: Any) -> bool:
+    """Whether an equation is a checkpoint of jax_remat3, which stays around what a backward pass does again."""
+    return _RematTraced is not None and type(high(eqn)) is _RematTraced
+
+
+def prevents_cse(eqn: Any) -> bool | None:
+    """Whether a checkpoint equation hinders XLA from merging both passes; None if for some of its operands only."""
+    setting = high_params(eqn).get("prevent_cse")
+    return setting if isinstance(setting, bool) else None
 
 
 def replace_checkpoint(eqn: Any, jaxpr: Any, policy: Any) -> Any:
@@ -67,6 +78,11 @@ def checkpoint_name_of(eqn: Any) -> str | None:
         return eqn.params["name"]
     prim = high(eqn)
     return prim.name if _NAMES_HIGH and isinstance(prim, _NAMES_HIGH) else None
+
+
+def policy_says_of_name(policy: Callable[..., Any], aval: Any, name: str) -> Any:
+    """What a policy answers when JAX asks it about a value with a checkpoint name, under jax_remat3 too."""
+    return policy(ad_checkpoint.name_p, aval, name=name)
 
 
 def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Jaxprs and their variables: taken apart, changed, printed, evaluated."""
+"""Jaxprs, their equations and variables: taken apart, changed, printed, evaluated."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def replace_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None 
     if outvars is not None:
         changes["outvars"] = list(outvars)
     return jaxpr.replace(**changes)
+
+
+def name_stack(eqn: Any) -> str:
+    """The name stack of an equation, as text."""
+    return str(eqn.source_info.name_stack)
+
+
+def traceback_of(eqn: Any) -> Any:
+    """The traceback object of an equation (None where JAX kept none); its identity is the key of provenance."""
+    return eqn.source_info.traceback
+
+
+def with_traceback(eqn: Any, token: Any) -> Any:
+    """A copy of an equation that carries ``token`` in place of its traceback."""
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=token))
 
 
 def fresh_var(like: Any) -> Any:

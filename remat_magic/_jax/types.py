@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -30,3 +31,20 @@ def memory_space(aval: Any) -> str:
     """The memory that values of a type live in; empty for the device's own."""
     space = str(getattr(aval, "memory_space", "") or "").rsplit(".", 1)[-1].lower()
     return "" if space in ("", "device", "any") else space
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of one value of a type (packed: 4-bit types count half), from its shape and dtype.
+
+    PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize`` does in JAX.
+    """
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None:
+        return 0
+    return math.prod(map(int, shape)) * int(dtype.itemsize)
+
+
+def type_text(aval: Any) -> str:
+    """A type in JAX's short form, ``f32[5,4]``."""
+    shape = getattr(aval, "shape", ())
+    return f"{short_dtype(aval)}[{','.join(map(str, shape))}]"

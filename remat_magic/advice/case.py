@@ -14,9 +14,8 @@ from remat_magic.facts.names import GivenName, given_names
 from remat_magic.policies import Key
 from remat_magic.records import Plan, RematError, Report, SourceSpan
 
-__all__ = ["MATMULS", "Case", "at_line"]
+__all__ = ["Case", "at_line"]
 
-MATMULS = frozenset({"dot_general", "conv_general_dilated"})
 """The operations that cost most, and all (besides named values) that jax_remat3 asks a policy about (jax 0.12)."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from remat_magic import units
-from remat_magic.advice.case import MATMULS, Case, at_line
+from remat_magic import _jax, units
+from remat_magic.advice.case import Case, at_line
 from remat_magic.advice.ground import Ground, Group
 from remat_magic.advice.mends import name_for, with_name, without_names
 from remat_magic.planning.flips import Flip
@@ -42,7 +42,7 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
         return price if spared >= _PART * mine.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
 
     groups = ground.nameable(ground.flips.recomputed)
-    tried = sorted(groups, key=lambda group: (group.first.primitive not in MATMULS, -group.nbytes))[:_TRIED]
+    tried = sorted(groups, key=lambda group: (group.first.primitive not in _jax.MATMULS, -group.nbytes))[:_TRIED]
     sampled = f" (of {len(groups)} expressions {len(tried)} were tried)" if len(tried) < len(groups) else ""
     taken = list(case.facts.engine.names)
     for chosen, after in _best(ground, tried, worth):

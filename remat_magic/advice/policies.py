@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from remat_magic import _jax, units
-from remat_magic.advice.case import MATMULS, Case, at_line
-from remat_magic.jaxprs.bodies import bodies
+from remat_magic.advice.case import Case, at_line
 from remat_magic.records import Advice, RematError, Report
 
 __all__ = ["batched_matmuls", "changes_nothing", "last_stage", "only_costs"]
@@ -103,7 +102,7 @@ def _last_site(case: Case) -> str | None:
     for eqn in reversed(eqns):
         if _jax.is_checkpoint(eqn):
             return case.facts.engine.site_of(eqn)
-        if any(True for _ in bodies(eqn)) or _jax.primitive_name(eqn) in MATMULS:
+        if _jax.bodies(eqn) or _jax.is_matmul(eqn):
             return None
     return None
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line
-from remat_magic.jaxprs.bodies import bodies
 from remat_magic.records import Advice, Residual
 
 __all__ = ["bare_scan", "constants", "prevent_cse", "stale", "too_wide"]
@@ -71,11 +70,11 @@ def prevent_cse(case: Case) -> Iterator[Advice]:
         for eqn in jaxpr.eqns:
             here = in_scan
             if _jax.is_checkpoint(eqn):
-                if in_scan and _jax.high_params(eqn).get("prevent_cse") is True:
+                if in_scan and _jax.prevents_cse(eqn):
                     yield case.facts.engine.site_of(eqn)
                 here = False
-            for body in bodies(eqn):
-                yield from visit(body.jaxpr, here or eqn.primitive.name == "scan")
+            for body in _jax.bodies(eqn):
+                yield from visit(body.jaxpr, here or _jax.is_scan(eqn))
 
     for key in visit(_jax.open_jaxpr(case.facts.engine.index.closed), False):
         if key in seen:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from remat_magic import units
-from remat_magic.advice.case import MATMULS, Case, at_line
+from remat_magic import _jax, units
+from remat_magic.advice.case import Case, at_line
 from remat_magic.advice.ground import Group
 from remat_magic.advice.mends import name_for
 from remat_magic.policies import Key, resolve
@@ -23,7 +23,7 @@ def asks_little(case: Case) -> Iterator[Advice]:
     if ground is None:
         return
     used = ground.flips.base.used & ground.kept
-    unasked = [value for value in ground.values(used) if value.name is None and value.primitive not in MATMULS]
+    unasked = [value for value in ground.values(used) if value.name is None and value.primitive not in _jax.MATMULS]
     if not unasked:
         return
     (policy,) = own

@@ -17,8 +17,8 @@ from remat_magic._jax import open_jaxpr, traceback_of
 from remat_magic.editing.source import Function, Source, read_source
 from remat_magic.engine import signature
 from remat_magic.engine.signature import function_name
-from remat_magic.jaxprs.bodies import walk
 from remat_magic.jaxprs.spans import is_user_file
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError, Site
 
 __all__ = [

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import bodies, type_text
 
 __all__ = ["Skeleton", "Value", "skeleton"]
 
@@ -68,7 +67,7 @@ class _Walker:
                 value = values[eqn.outvars[0]] = of(eqn.invars[0])
                 here = self.found.names.setdefault(name, {})
                 here[value] = here.get(value, False) or inside
-                self.found.types[value] = type_text(eqn.outvars[0].aval)
+                self.found.types[value] = _jax.type_text(eqn.outvars[0].aval)
             if name is None or not self._given(name):
                 results = self._operation(eqn, [of(atom) for atom in eqn.invars], inside)
                 if name is None:
@@ -77,11 +76,11 @@ class _Walker:
 
     def _operation(self, eqn: Any, operands: list[Value], inside: bool) -> list[Value]:
         number = len(self.found.operations)
-        types = tuple(type_text(var.aval) for var in eqn.outvars)
+        types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
         self.found.operations.append((_jax.primitive_name(eqn), types))
         results: list[Value] = [("operation", number, i) for i, _ in enumerate(eqn.outvars)]
         deeper = inside or (_jax.is_checkpoint(eqn) and self._within(eqn))
-        for which, body in enumerate(bodies(eqn)):
+        for which, body in enumerate(_jax.bodies(eqn)):
             # A loop's inputs are other values in each iteration; those of a call are what it is called with.
             inputs: list[Value] = [
                 ("input", number, which, i) if body.kind == "loop" or operand is None else operands[operand]

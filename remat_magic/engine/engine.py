@@ -18,8 +18,8 @@ from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.source_texts import source_texts
-from remat_magic.jaxprs.bodies import type_text, walk
 from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Choice, Note, Plan, RematError, Site
 
 __all__ = ["Dissection", "Engine"]
@@ -53,7 +53,7 @@ class Engine:
     @property
     def signature(self) -> str:
         """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
-        types = [type_text(aval) for aval in self._primal.output_types]
+        types = [_jax.type_text(aval) for aval in self._primal.output_types]
         return self._primal.signature.text(types[0] if len(types) == 1 else f"({', '.join(types)})")
 
     @property

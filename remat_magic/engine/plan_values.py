@@ -10,7 +10,6 @@ import jax
 from remat_magic import _jax
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import SiteTable, identity
-from remat_magic.jaxprs.bodies import type_text
 from remat_magic.jaxprs.naming import Naming, name_everything
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.jaxprs.spans import Spans
@@ -175,7 +174,7 @@ def find_again(plan: Plan, naming: Naming, index: PrimalIndex) -> tuple[dict[str
             now = f"is made {_times(count)} now, where the plan knows it {_times(value.occurrences)}"
             differ[f"{_shown(value)} {now if count else 'is not made any more'}"] = None
             continue
-        now = type_text(naming.values[key].aval)
+        now = _jax.type_text(naming.values[key].aval)
         if value.type and _kind(now) != _kind(value.type):
             differ[f"{_shown(value)} is {now} now, where the plan knows {value.type}"] = None
             continue

@@ -10,9 +10,9 @@ from typing import Any
 from remat_magic import _jax, policies
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites, identity
-from remat_magic.jaxprs.bodies import type_text, walk
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.jaxprs.values import abstract, flatten_outputs, is_inexact
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
 __all__ = ["Primal"]
@@ -70,7 +70,7 @@ class Primal:
     def _check_outputs(self) -> None:
         types = self.output_types
         if not any(is_inexact(aval) for aval in types):
-            found = ", ".join(map(type_text, types)) or "nothing"
+            found = ", ".join(map(_jax.type_text, types)) or "nothing"
             raise RematError(
                 f"{self.name} cannot be differentiated: it returns {found}, and only floating-point outputs "
                 "have a derivative."
@@ -119,4 +119,4 @@ class Primal:
     @functools.cached_property
     def has_custom_rules(self) -> bool:
         """Whether a custom derivative rule, which is Python and may hold names of its own, is called."""
-        return any(eqn.primitive.name.startswith("custom_") for eqn, _ in walk(self.closed))
+        return any(_jax.is_custom_rule(eqn) for eqn, _ in walk(self.closed))

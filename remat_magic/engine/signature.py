@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from remat_magic import units
-from remat_magic.jaxprs.bodies import nbytes, type_text
+from remat_magic import _jax, units
 from remat_magic.jaxprs.values import abstract, is_inexact, sharding_of
 from remat_magic.records import RematError
 
@@ -143,7 +142,7 @@ class Signature:
                 if not inside:
                     raise RematError(f"wrt asks for {text!r}, which has no array in this call of {self.function}.")
                 leaf = inside[0]
-                what = type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__
+                what = _jax.type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__
                 raise RematError(
                     f"{text!r} cannot be differentiated: it is {what}, and only floating-point arrays can; "
                     "pass floats, or leave it out of wrt."
@@ -152,7 +151,7 @@ class Signature:
             if not self.leaves:
                 raise RematError(f"{self.function} was called without arguments: nothing to differentiate.")
             kinds = ", ".join(
-                f"{leaf.name} is {type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__}"
+                f"{leaf.name} is {_jax.type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__}"
                 for leaf in self.leaves[:4]
             )
             raise RematError(
@@ -234,8 +233,8 @@ class Signature:
                 continue
             aval = abstract(value)
             if aval is None or (aval.shape, aval.dtype) != (leaf.value.shape, leaf.value.dtype):
-                found = type(value).__name__ if aval is None else type_text(aval)
-                raise RematError(f"the input {leaf.name} is {found}, and was {type_text(leaf.value)} when traced.")
+                found = type(value).__name__ if aval is None else _jax.type_text(aval)
+                raise RematError(f"the input {leaf.name} is {found}, and was {_jax.type_text(leaf.value)} when traced.")
             arrays.append(value)
         return arrays
 
@@ -253,10 +252,10 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
     if len(leaves) == 1 and leaves[0].name == name:
         leaf = leaves[0]
         if leaf.is_array:
-            return f"{name} {type_text(leaf.value)}"
+            return f"{name} {_jax.type_text(leaf.value)}"
         text = repr(leaf.value) if isinstance(leaf.value, (bool, int, float, complex, str)) else None
         return f"{name}={text if text and len(text) <= 24 else type(leaf.value).__name__}"
-    size = sum(nbytes(leaf.value) for leaf in arrays)
+    size = sum(_jax.nbytes(leaf.value) for leaf in arrays)
     return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {units.nbytes(size)}"
 
 

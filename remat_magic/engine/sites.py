@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import bodies, multiply
 from remat_magic.jaxprs.spans import Spans, cell_number, is_user_file
+from remat_magic.jaxprs.walk import multiply
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
 from remat_magic.records import Site, SourceSpan
 
@@ -74,7 +74,7 @@ def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> Sit
                 written = describe(_jax.checkpoint_policy(eqn))
                 if written not in policies.setdefault(who, []):
                     policies[who].append(written)
-            for body in bodies(eqn):
+            for body in _jax.bodies(eqn):
                 visit(body.jaxpr, multiply(runs, body.times), here)
 
     visit(_jax.open_jaxpr(closed), 1, None)
@@ -124,9 +124,9 @@ def own_checkpoint(closed: Any) -> Any:
             return None
         if _jax.is_checkpoint(eqn):
             return eqn
-        if eqn.primitive.name not in ("jit", "pjit"):
+        if not _jax.is_jit(eqn):
             return None
-        jaxpr = _jax.open_jaxpr(eqn.params["jaxpr"])
+        jaxpr = _jax.bodies(eqn)[0].jaxpr
     return None
 
 
@@ -173,10 +173,7 @@ class Rewriter:
                     eqn = _jax.replace_checkpoint(eqn, body, policy)
                 eqns.append(eqn)
                 continue
-            params = {key: self._value(value) for key, value in eqn.params.items()}
-            if any(params[key] is not value for key, value in eqn.params.items()):
-                eqn = eqn.replace(params=params)
-            eqns.append(eqn)
+            eqns.append(_jax.map_jaxprs(eqn, self))
         same = not renamed and len(eqns) == len(old.eqns)
         same = same and all(a is b for a, b in zip(eqns, old.eqns, strict=True))
         new = jaxpr
@@ -185,15 +182,6 @@ class Rewriter:
             new = _jax.with_body(jaxpr, _jax.replace_eqns(old, eqns, outvars))
         self._done[id(jaxpr)] = (jaxpr, new)  # keeps the old one alive, so that its identity stays its own
         return new
-
-    def _value(self, value: Any) -> Any:
-        if _jax.is_jaxpr(value):
-            return self(value)
-        if isinstance(value, tuple) and any(_jax.is_jaxpr(item) for item in value):
-            items = tuple(self(item) if _jax.is_jaxpr(item) else item for item in value)
-            same = all(a is b for a, b in zip(items, value, strict=True))
-            return value if same else _jax.like_tuple(value, items)
-        return value
 
 
 def _rename(renamed: Mapping[Any, Any], atom: Any) -> Any:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import bodies
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.jaxprs.spans import Frames
 from remat_magic.records import SourceSpan, SourceText
@@ -65,7 +64,7 @@ def _frames(index: PrimalIndex) -> Iterator[Frames]:
     def visit(jaxpr: Any) -> Iterator[Frames]:
         for eqn in jaxpr.eqns:
             yield index.spans.frames(_jax.traceback_of(eqn))
-            for body in bodies(eqn):
+            for body in _jax.bodies(eqn):
                 if id(body.jaxpr) not in seen:
                     seen.add(id(body.jaxpr))
                     yield from visit(body.jaxpr)

@@ -14,13 +14,12 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.facts.dead_code import LiveEquations
-from remat_magic.jaxprs.bodies import bodies, multiply
 from remat_magic.jaxprs.flow import Scope
+from remat_magic.jaxprs.walk import multiply
 
 __all__ = ["Size", "in_program", "of_equations", "runs"]
 
 Size = tuple[int, int]
-_NAMES = frozenset({"dot_general", "conv_general_dilated"})
 
 
 def in_program(jaxpr: Any) -> Counter[Size] | None:
@@ -43,7 +42,7 @@ def _count(jaxpr: Any, times: int | None, live: Callable[[Any], bool], found: Co
             if times is None:
                 return False
             found[size] += times
-        for body in bodies(eqn):
+        for body in _jax.bodies(eqn):
             if not _count(body.jaxpr, multiply(times, body.times), live, found):
                 return False
     return True
@@ -74,7 +73,7 @@ def runs(scope: Scope) -> int | None:
 
 
 def _size(eqn: Any) -> Size | None:
-    if _jax.primitive_name(eqn) not in _NAMES:
+    if not _jax.is_matmul(eqn):
         return None
     left, right = (math.prod(atom.aval.shape) for atom in eqn.invars[:2])
     return math.prod(eqn.outvars[0].aval.shape), left * right

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import Body, bodies
 
 __all__ = ["LiveEquations"]
 
@@ -50,9 +49,9 @@ class LiveEquations:
     def _operands(self, eqn: Any, outputs: Sequence[bool]) -> list[bool]:
         if _jax.is_primal_left(eqn):
             return [True] + [False] * (len(eqn.invars) - 1)
-        if eqn.primitive.name == "optimization_barrier":  # each output is its own operand
+        if _jax.is_barrier(eqn):  # each output is its own operand
             return list(outputs)
-        inside = bodies(eqn)
+        inside = _jax.bodies(eqn)
         if not inside or any(None in body.operands for body in inside):
             for body in inside:
                 self._mark_body(body.jaxpr, [True] * len(body.jaxpr.outvars))
@@ -66,7 +65,7 @@ class LiveEquations:
             self._mark_call(body, outputs, read)
         return read
 
-    def _mark_call(self, body: Body, outputs: Sequence[bool], read: list[bool]) -> None:
+    def _mark_call(self, body: _jax.Body, outputs: Sequence[bool], read: list[bool]) -> None:
         """Mark what the wanted outputs of an equation need in a body of it, and add the operands that it reads."""
         wanted = [all(result is None for result in body.results)] * len(body.jaxpr.outvars)
         for output, result in enumerate(body.results):

@@ -24,23 +24,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.cost import equation_cost, is_operation, jaxpr_cost, trip_count
-from remat_magic.facts.cost_contractions import CONTRACTIONS
-from remat_magic.facts.cost_table import BYTES, ELEMENTWISE, FLOPS, VIEWS, moved_bytes, names
-from remat_magic.jaxprs.bodies import bodies, multiply, nbytes
+from remat_magic._jax.contractions import CONTRACTIONS
+from remat_magic._jax.formulas import BYTES, FLOPS, is_operation, moved_bytes
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS, SLICES, VIEWS
+from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.jaxprs.walk import multiply
 from remat_magic.records import Kernel
 
 __all__ = ["kernels_of", "shares"]
-
-_FUSIBLE = ELEMENTWISE | names(
-    """
-    clamp integer_pow polynomial one_minus_square select_n convert_element_type copy real imag complex
-    broadcast_in_dim broadcast_to iota transpose rev slice split concatenate pad dynamic_slice
-    """
-)
-_BROADCASTS = frozenset({"broadcast_in_dim", "broadcast_to"})
-_REDUCTIONS = names("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor argmax argmin reduce")
-_SLICES = names("slice dynamic_slice")  # these read no more of an operand than they give
 
 
 @dataclass(eq=False, slots=True)
@@ -154,7 +145,7 @@ class _Program:
     def run(self, jaxpr: Any) -> None:
         """Take in a whole program: what it is given is in memory, and what it gives back is written."""
         env: dict[Any, _Value] = {
-            var: _Value(nbytes(var.aval), written=True) for var in (*jaxpr.constvars, *jaxpr.invars)
+            var: _Value(_jax.nbytes(var.aval), written=True) for var in (*jaxpr.constvars, *jaxpr.invars)
         }
         self._equations(jaxpr, env)
         for atom in jaxpr.outvars:
@@ -174,23 +165,22 @@ class _Program:
             for index, var in enumerate(eqn.outvars):
                 env[var] = _at(env, eqn.invars[index if paired else 0]) if eqn.invars else _free(var)
             return
-        inside = () if is_operation(eqn) else bodies(eqn)
+        inside = () if is_operation(eqn) else _jax.bodies(eqn)
         if inside:
-            self._around(eqn, name, inside, env)
+            self._around(eqn, inside, env)
         else:
             self._node(eqn, name, env)
 
     # ------------------------------------------------------------------------------------------- equations with bodies
 
-    def _around(self, eqn: Any, name: str, inside: Sequence[Any], env: dict[Any, _Value]) -> None:
+    def _around(self, eqn: Any, inside: Sequence[Any], env: dict[Any, _Value]) -> None:
         body = inside[0]
-        plain = None not in body.operands and len(body.results) == len(eqn.outvars) and None not in body.results
-        if body.kind == "call" and len(inside) == 1 and plain and name != "shard_map":
+        if len(inside) == 1 and body.inlines:
             inner = {
                 var: _at(env, atom)
                 for var, atom in zip(body.jaxpr.invars, (eqn.invars[i] for i in body.operands), strict=True)
             }
-            inner.update((var, _Value(nbytes(var.aval), written=True)) for var in body.jaxpr.constvars)
+            inner.update((var, _Value(_jax.nbytes(var.aval), written=True)) for var in body.jaxpr.constvars)
             self._equations(body.jaxpr, inner)
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 env[var] = _at(inner, body.jaxpr.outvars[result])
@@ -199,28 +189,17 @@ class _Program:
         for value in self._operands(eqn, env):
             value.written = True
         for var in eqn.outvars:
-            env[var] = _Value(nbytes(var.aval), stage, written=True)
-        for jaxpr, times in self._runs(eqn, name, inside):
+            env[var] = _Value(_jax.nbytes(var.aval), stage, written=True)
+        for jaxpr, times in self._runs(eqn):
             for each, again in self._body(jaxpr):
                 total = multiply(each.times, times)
                 part = again and replace(again, times=multiply(again.times, times))
                 self._lumps.append((replace(each, times=total), part))
 
-    def _runs(self, eqn: Any, name: str, inside: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
-        """The jaxprs that an equation runs, each with how often; in a ``shard_map``, what each device runs."""
-        if name == "while":
-            times = trip_count(eqn)
-            yield inside[0].jaxpr, times
-            yield inside[1].jaxpr, None if times is None else times + 1
-        elif name == "cond":
-            yield max((body.jaxpr for body in inside), key=lambda jaxpr: jaxpr_cost(jaxpr, self._live).flops), 1
-        elif name == "custom_linear_solve":
-            yield _jax.open_jaxpr(eqn.params["jaxprs"].solve), 1
-        elif name == "linear_call":
-            yield _jax.open_jaxpr(eqn.params["callee"]), 1
-        else:
-            for body in inside:
-                yield body.jaxpr, body.times
+    def _runs(self, eqn: Any) -> list[tuple[Any, int | None]]:
+        """The jaxprs that an equation runs, each with how often: of a conditional the branch of most FLOPs."""
+        runs = _jax.runs_inside(eqn)
+        return [max(runs, key=lambda run: jaxpr_cost(run[0], self._live).flops)] if _jax.is_cond(eqn) else runs
 
     def _body(self, jaxpr: Any) -> list[tuple[Kernel, Kernel | None]]:
         known = self._known.get(id(jaxpr))
@@ -239,15 +218,15 @@ class _Program:
 
     def _node(self, eqn: Any, name: str, env: dict[Any, _Value]) -> None:
         operands = self._operands(eqn, env)
-        fusible, reduction = name in _FUSIBLE, name in _REDUCTIONS
+        fusible, reduction = name in FUSIBLE, name in REDUCTIONS
         stage = max((value.stage for value in operands), default=0)
         again = self._recomputing is not None and self._recomputing(eqn)
         node = _Node(eqn, name, operands, stage, fusible or reduction, again, _flops(eqn, name))
         instead: tuple[_Value, ...] | None = None
-        if name in _BROADCASTS or (fusible and all(value.instead == () for value in operands)):
+        if name in BROADCASTS or (fusible and all(value.instead == () for value in operands)):
             instead = tuple({id(each): each for value in operands for each in _read_for(value)}.values())
         for var in eqn.outvars:
-            value = _Value(nbytes(var.aval), stage if fusible else stage + 1, node, instead)
+            value = _Value(_jax.nbytes(var.aval), stage if fusible else stage + 1, node, instead)
             value.written = not fusible
             node.makes.append(value)
             env[var] = value
@@ -300,7 +279,7 @@ def _flops(eqn: Any, name: str) -> int | None:
 
 
 def _free(atom: Any) -> _Value:
-    return _Value(nbytes(atom.aval), instead=())
+    return _Value(_jax.nbytes(atom.aval), instead=())
 
 
 def _at(env: dict[Any, _Value], atom: Any) -> _Value:
@@ -323,7 +302,7 @@ def _reads(nodes: Sequence[_Node]) -> Iterator[tuple[_Value, int, bool]]:
             if value.maker is None or value.maker.kernel() is not kernel or not value.maker.fusible
             for each in (_read_for(value) if node.fusible else (value,))
         ]
-        if node.name in _SLICES and outside:
+        if node.name in SLICES and outside:
             yield outside[0], min(node.makes[0].size, outside[0].size), node.again
             continue
         for value in outside:

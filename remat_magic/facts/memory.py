@@ -23,23 +23,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
-from remat_magic.facts.cost import is_operation
-from remat_magic.facts.cost_table import ELEMENTWISE, VIEWS, names
+from remat_magic._jax.formulas import is_operation
+from remat_magic._jax.primitives import MADE_ANEW, VIEWS, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.facts.dead_code import LiveEquations
-from remat_magic.jaxprs.bodies import Body, bodies, nbytes
 from remat_magic.records import Half, Moment
 
 __all__ = ["Held", "Moment", "Peak", "held_at_peak", "peak", "timeline"]
 
-# Which operand an operation may write its result over, once it is the operand's last reader.
-_OVER_ANY = ELEMENTWISE | names(
-    """
-    clamp integer_pow polynomial one_minus_square select_n convert_element_type
-    cumsum cumprod cummax cummin cumlogsumexp
-    """
-)
-_OVER_FIRST = names("dynamic_update_slice scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max")
-_BROADCASTS = frozenset({"broadcast_in_dim", "broadcast_to", "iota"})
 _NOTHING = 0  # the buffer of what takes no memory: literals
 
 
@@ -192,11 +182,11 @@ class _Program:
         if self._live is not None and not self._live(eqn):
             return
         name = _jax.primitive_name(eqn)
-        if name in VIEWS or (name in _BROADCASTS and not any(out is eqn.outvars[0] for out in leaving)):
+        if name in VIEWS or (name in MADE_ANEW and not any(out is eqn.outvars[0] for out in leaving)):
             self._view(eqn, env)
             return
-        inside = () if is_operation(eqn) else bodies(eqn)
-        if len(inside) == 1 and _is_plain_call(inside[0], eqn):
+        inside = () if is_operation(eqn) else _jax.bodies(eqn)
+        if len(inside) == 1 and inside[0].inlines:
             self._inline(eqn, inside[0], env, where)
             return
         operands = [self.at(env, atom) for atom in eqn.invars]
@@ -215,7 +205,7 @@ class _Program:
         paired = len(shown) == len(eqn.outvars)
         env.update((var, shown[index if paired else 0]) for index, var in enumerate(eqn.outvars))
 
-    def _inline(self, eqn: Any, body: Body, env: dict[Any, int], where: tuple[Half, int]) -> None:
+    def _inline(self, eqn: Any, body: _jax.Body, env: dict[Any, int], where: tuple[Half, int]) -> None:
         inner = self.enter(
             body.jaxpr, [_NOTHING if index is None else self.at(env, eqn.invars[index]) for index in body.operands]
         )
@@ -224,7 +214,7 @@ class _Program:
         for var, result in zip(eqn.outvars, body.results, strict=True):
             env[var] = _NOTHING if result is None else self.at(inner, body.jaxpr.outvars[result])
 
-    def _inner_peak(self, eqn: Any, body: Body) -> int:
+    def _inner_peak(self, eqn: Any, body: _jax.Body) -> int:
         """The most that one run of a body needs on top of its operands, which are held outside.
 
         The slices that a scan hands to an iteration are copies; carries live in the loop's own buffers.
@@ -307,22 +297,18 @@ def _put_off(steps: Sequence[_Step], wanted: set[int]) -> list[_Step]:
 
 
 def _device_bytes(aval: Any) -> int:
-    return 0 if _jax.memory_space(aval) else nbytes(aval)
+    return 0 if _jax.memory_space(aval) else _jax.nbytes(aval)
 
 
 def _overwritable(eqn: Any, operands: Sequence[int]) -> Sequence[int]:
     """The operands that a result may be written over."""
     name = _jax.primitive_name(eqn)
-    if name in _OVER_ANY:
+    if name in WRITES_OVER_ANY:
         return operands
-    if name in _OVER_FIRST:
+    if name in WRITES_OVER_FIRST:
         return operands[:1]
-    if name == "scan":
-        consts, carries, _ = _jax.scan_split(eqn)
-        return operands[consts : consts + carries]
-    if name == "while":
-        return operands[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
-    return ()
+    carried = _jax.carried_operands(eqn)
+    return operands[carried.start : carried.stop]
 
 
 def _reused(step: _Step, dying: set[int], sizes: Sequence[int]) -> list[int]:
@@ -337,15 +323,6 @@ def _reused(step: _Step, dying: set[int], sizes: Sequence[int]) -> list[int]:
     return reused
 
 
-def _is_plain_call(body: Body, eqn: Any) -> bool:
-    """Whether a body is a call whose inputs and outputs are the equation's own, in global shapes."""
-    known = None not in body.operands and len(body.results) == len(eqn.outvars) and None not in body.results
-    return body.kind == "call" and known and _jax.primitive_name(eqn) != "shard_map"
-
-
-def _first_slice(eqn: Any, body: Body) -> int:
+def _first_slice(eqn: Any, body: _jax.Body) -> int:
     """The index of the first of a body's inputs that is a slice of a stacked operand; their number without any."""
-    if _jax.primitive_name(eqn) != "scan":
-        return len(body.jaxpr.invars)
-    consts, carries, _ = _jax.scan_split(eqn)
-    return consts + carries
+    return _jax.carried_operands(eqn).stop if _jax.is_scan(eqn) else len(body.jaxpr.invars)

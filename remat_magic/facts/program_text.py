@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -9,7 +10,6 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.bodies import bodies
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.records import Program, ProgramLine, RecomputationKind
@@ -100,16 +100,9 @@ class _Tagger:
             inner = {id(body.body.jaxpr): body for body in scope.inner(eqn) if body.body}
             copy = eqn
             if inner:
-                params = {key: self._value(value, inner, scope, eqn, depth) for key, value in eqn.params.items()}
-                if _jax.is_checkpoint(eqn) and "jaxpr" not in eqn.params:
-                    body = _jax.checkpoint_body(eqn)
-                    copy = _jax.replace_checkpoint(
-                        eqn, self._value(body, inner, scope, eqn, depth), _jax.checkpoint_policy(eqn)
-                    )
-                else:
-                    copy = eqn.replace(params=params)
+                copy = _jax.map_jaxprs(eqn, functools.partial(self._inside, inner, scope, eqn, depth))
             if self._one_line:
-                copy = copy.replace(params={key: _on_one_line(value) for key, value in copy.params.items()})
+                copy = _jax.map_params(copy, _on_one_line)
             if self._copies:
                 copy = copy.replace(invars=self._vars(copy.invars), outvars=self._vars(copy.outvars))
             eqns.append(_jax.with_traceback(copy, token))
@@ -119,13 +112,9 @@ class _Tagger:
         self._opened[id(jaxpr)] = (jaxpr, opened)
         return opened
 
-    def _value(self, value: Any, inner: Mapping[int, Scope], scope: Scope, eqn: Any, depth: int) -> Any:
-        if _jax.is_jaxpr(value):
-            here = inner.get(id(_jax.open_jaxpr(value)))
-            return self.tag(value, here or Scope(_jax.open_jaxpr(value), scope, eqn, bodies(eqn)[0]), depth + 1)
-        if isinstance(value, tuple) and any(_jax.is_jaxpr(item) for item in value):
-            return _jax.like_tuple(value, [self._value(item, inner, scope, eqn, depth) for item in value])
-        return value
+    def _inside(self, inner: Mapping[int, Scope], scope: Scope, eqn: Any, depth: int, jaxpr: Any) -> Any:
+        opened = _jax.open_jaxpr(jaxpr)
+        return self.tag(jaxpr, inner.get(id(opened)) or Scope(opened, scope, eqn, _jax.bodies(eqn)[0]), depth + 1)
 
 
 def _is_printed_as_jaxprs(value: Any) -> bool:
@@ -164,7 +153,7 @@ def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
         known = dict(known)
         entered.setdefault(id(scope.jaxpr), []).append(known)
         for eqn in scope.jaxpr.eqns:
-            if eqn.primitive.name == "optimization_barrier":  # each output is the operand itself
+            if _jax.is_barrier(eqn):  # each output is the operand itself
                 pairs = zip(eqn.invars, eqn.outvars, strict=True)
                 known.update(
                     (out, known[atom])

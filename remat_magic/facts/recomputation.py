@@ -8,7 +8,6 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.bodies import TRANSPARENT, type_text
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import PrimalIndex, marks_on
@@ -49,7 +48,7 @@ class Recomputation:
             # r2 marks the equation or one around it in the name stack, on top of the marks that the primal program has
             # itself; r3 keeps a checkpoint around what it redoes.
             total = marks + marks_on(eqn)
-            here = inside or _is_high_checkpoint(eqn)
+            here = inside or _jax.is_high_checkpoint(eqn)
             if not here and total:
                 fewest, most = self._index.marks(eqn)
                 # Between the two, an equation can stem from one that the program itself rematerialises (its derivative
@@ -58,7 +57,7 @@ class Recomputation:
             deeper = scope.inner(eqn)
             for inner in deeper:
                 yield from self._find(inner, here, total)
-            if here and not deeper and _jax.primitive_name(eqn) not in TRANSPARENT:
+            if here and not deeper and not _jax.is_transparent(eqn):
                 yield scope, eqn
 
     def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
@@ -85,7 +84,7 @@ class Recomputation:
             rows.append(
                 Equation(
                     primitive=_jax.primitive_name(eqn),
-                    outputs=tuple(type_text(var.aval) for var in eqn.outvars),
+                    outputs=tuple(_jax.type_text(var.aval) for var in eqn.outvars),
                     flops=price.flops * place.times if price is not None and known else None,
                     bytes=price.bytes * place.times if price is not None and known else None,
                     times=place.times,
@@ -112,7 +111,7 @@ def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[
         found.add((id(scope), id(eqn)))
         if _jax.is_primal_left(eqn) and 0 not in reading:
             continue
-        if eqn.primitive.name == "optimization_barrier":
+        if _jax.is_barrier(eqn):
             reached.update(eqn.outvars[i] for i in reading)
             continue
         inside = scope.inner(eqn)
@@ -140,10 +139,6 @@ def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[
     return reached
 
 
-def _is_high_checkpoint(eqn: Any) -> bool:
-    return eqn.primitive.name == "call_hi_primitive" and _jax.is_checkpoint(eqn)
-
-
 def _leaves(scope: Scope) -> Iterator[tuple[Scope, Any]]:
     for eqn in scope.jaxpr.eqns:
         deeper = scope.inner(eqn)
@@ -163,7 +158,7 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
         return False
     if [var.aval for var in eqn.outvars] != [var.aval for var in other.outvars]:
         return False
-    if eqn.params is not other.params and not _equal_params(eqn.params, other.params):
+    if not _jax.same_params(eqn, other):
         return False
     traceback = _jax.traceback_of(eqn)
     for mine, theirs in zip(eqn.invars, other.invars, strict=True):
@@ -174,7 +169,7 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
         made = scope.makers.get(mine)
         if made is None or _jax.traceback_of(made[0]) is not traceback:
             continue  # came from elsewhere, or was saved: nothing to compare
-        if _jax.primitive_name(made[0]) in TRANSPARENT:
+        if _jax.is_transparent(made[0]):
             continue
         before = there.makers.get(theirs)
         if before is None or _jax.traceback_of(before[0]) is not traceback:
@@ -182,15 +177,6 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
         if not _same_operation(scope, made[0], there, before[0]):
             return False
     return True
-
-
-def _equal_params(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    if mine.keys() != theirs.keys():
-        return False
-    try:
-        return all(bool(value is theirs[key] or value == theirs[key]) for key, value in mine.items())
-    except Exception:  # noqa: BLE001 - parameters that hold arrays do not compare; their text does
-        return str(mine) == str(theirs)
 
 
 def _name_given(scope: Scope, eqn: Any) -> str | None:

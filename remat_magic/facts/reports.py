@@ -15,7 +15,6 @@ from remat_magic.facts.memory import Held, held_at_peak, peak
 from remat_magic.facts.program_text import program
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
-from remat_magic.jaxprs.bodies import type_text
 from remat_magic.jaxprs.flow import Scope, makers
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.records import (
@@ -128,7 +127,7 @@ def over_time(blank: Report, half: Forward, backward: Any, index: PrimalIndex, a
     def value(each: Held) -> LiveValue:
         kind = "constant" if each.constant else "residual" if each.residual else "temporary"
         return LiveValue(
-            type_text(each.aval) if each.aval is not None else "",
+            _jax.type_text(each.aval) if each.aval is not None else "",
             each.bytes,
             kind if each.argument is None else "argument",
             _jax.primitive_name(each.eqn) if each.eqn is not None else "",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import nbytes, type_text
 from remat_magic.jaxprs.flow import Maker, Scope, makers, readers
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Place, PrimalIndex
@@ -33,7 +32,7 @@ def saved_values(forward: Any, outputs: int) -> list[Saved]:
         outputs: how many.
     """
     jaxpr = _jax.open_jaxpr(forward)
-    through = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_precision"}
+    through = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if _jax.is_rounding(eqn)}
     literals: list[Saved] = []
     leaves: dict[Any, list[int]] = {}
     for leaf, atom in enumerate(jaxpr.outvars[outputs:]):
@@ -114,12 +113,12 @@ def residuals(
         origins = tuple(dict.fromkeys(_origin(index, maker, arguments) for maker in found))
         first = origins[0] if origins else Origin("")
         aval = value.atom.aval
-        text = type_text(aval)
+        text = _jax.type_text(aval)
         rows.append(
             Residual(
                 dtype=text[: text.index("[")],
                 shape=tuple(int(size) for size in getattr(aval, "shape", ())),
-                nbytes=nbytes(aval),
+                nbytes=_jax.nbytes(aval),
                 kind=kind,
                 primitive=first.primitive,
                 name=first.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import PLACEHOLDERS, TRANSPARENT, Body, bodies, multiply
+from remat_magic.jaxprs.walk import multiply
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +17,7 @@ class Scope:
     jaxpr: Any
     parent: Scope | None = None
     eqn: Any = None
-    body: Body | None = None
+    body: _jax.Body | None = None
     _makers: dict[Any, tuple[Any, int]] | None = None
     _inputs: dict[Any, int] | None = None
     _readers: dict[Any, list[tuple[Any, int]]] | None = None
@@ -66,7 +66,7 @@ class Scope:
         """The scopes inside an equation of this one."""
         known = self._inner.get(id(eqn))
         if known is None:
-            known = tuple(Scope(body.jaxpr, self, eqn, body) for body in bodies(eqn))
+            known = tuple(Scope(body.jaxpr, self, eqn, body) for body in _jax.bodies(eqn))
             self._inner[id(eqn)] = known
         return known
 
@@ -121,7 +121,7 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
             todo.extend(_outward(here, value, names, copied, record))
             continue
         eqn, output = made
-        if _jax.primitive_name(eqn) in TRANSPARENT:
+        if _jax.is_transparent(eqn):
             name = _jax.checkpoint_name_of(eqn)
             operand = eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]
             todo.append((here, operand, names if name is None else (*names, name), copied))
@@ -142,9 +142,9 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
 def _is_placeholder(maker: Maker) -> bool:
     """Whether a value, or what it is a broadcast of, stands in for one that only another branch makes."""
     eqn: Any = maker.eqn
-    while eqn is not None and eqn.primitive.name == "broadcast_in_dim" and not _jax.is_literal(eqn.invars[0]):
+    while eqn is not None and _jax.is_broadcast(eqn) and not _jax.is_literal(eqn.invars[0]):
         eqn = maker.scope.makers.get(eqn.invars[0], (None, 0))[0]
-    return eqn is not None and eqn.primitive.name in PLACEHOLDERS
+    return eqn is not None and _jax.is_placeholder(eqn)
 
 
 def _outward(
@@ -195,7 +195,7 @@ def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: Tr
         for eqn, operand in here.readers.get(value, ()):
             if not live(eqn) or (_jax.is_primal_left(eqn) and operand > 0):
                 continue
-            if _jax.primitive_name(eqn) in TRANSPARENT:
+            if _jax.is_transparent(eqn):
                 output = operand if len(eqn.outvars) == len(eqn.invars) else 0
                 todo.append((here, eqn.outvars[output]))
                 continue

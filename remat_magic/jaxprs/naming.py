@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import TRANSPARENT, bodies
 from remat_magic.jaxprs.values import is_inexact
 
 __all__ = ["PREFIX", "Naming", "is_given", "name_everything"]
@@ -74,9 +73,6 @@ def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, se
     return Naming(named, namer.values, namer.digest.hexdigest()[:16], separately, namer.branches)
 
 
-_ENTERED = {"jit": "jaxpr", "pjit": "jaxpr", "scan": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-
-
 class _Namer:
     def __init__(self, within: Callable[[Any], bool], separately: bool) -> None:
         self.values: dict[str, NamedValue] = {}
@@ -116,10 +112,10 @@ class _Namer:
             if any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
                 eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
             eqns.append(self._inside(eqn, active))
-            if active and eqn.primitive.name == "cond":
-                inside = (var for body in bodies(eqn) for made in body.jaxpr.eqns for var in made.outvars)
+            if active and _jax.is_cond(eqn):
+                inside = (var for body in _jax.bodies(eqn) for made in body.jaxpr.eqns for var in made.outvars)
                 self.branches = self.branches or any(map(_can_be_named, inside))
-            if _jax.primitive_name(eqn) in TRANSPARENT:
+            if _jax.is_transparent(eqn):
                 given.update(
                     out
                     for out, atom in zip(eqn.outvars, eqn.invars, strict=False)
@@ -142,14 +138,10 @@ class _Namer:
             if _jax.remat3():
                 return _jax.replace_checkpoint(eqn, body, _jax.checkpoint_policy(eqn))
             return _jax.old_checkpoint(eqn, body)
-        parameter = _ENTERED.get(eqn.primitive.name)
-        if parameter is None or parameter not in eqn.params:
+        if not (_jax.is_call(eqn) or _jax.is_scan(eqn)):
             return eqn
-        carried: Sequence[int] = ()
-        if eqn.primitive.name == "scan":
-            consts, carries, _ = _jax.scan_split(eqn)
-            carried = range(consts, consts + carries)
-        return eqn.replace(params={**eqn.params, parameter: self.jaxpr(eqn.params[parameter], carried, active)})
+        carried = _jax.carried_operands(eqn)
+        return _jax.map_jaxprs(eqn, lambda body: self.jaxpr(body, carried, active))
 
     @staticmethod
     def _renamed(renamed: dict[Any, Any], atom: Any) -> Any:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import bodies, label_of, multiply
 from remat_magic.jaxprs.spans import Frames, Spans
+from remat_magic.jaxprs.walk import multiply
 from remat_magic.records import SourceSpan
 
 
@@ -95,11 +95,11 @@ class PrimalIndex:
         for eqn in jaxpr.eqns:
             traceback = _jax.traceback_of(eqn)
             frames = self.spans.frames(traceback).inside(outer)
-            inside = bodies(eqn)
+            inside = _jax.bodies(eqn)
             here = marks + marks_on(eqn)
             alike = self._places.setdefault(id(traceback), [])
             number = (alike[0].number if alike else None) or len(self._places)
-            place = Place(_jax.primitive_name(eqn), label_of(eqn), frames, path, times, chain, here, number)
+            place = Place(_jax.primitive_name(eqn), _jax.label_of(eqn), frames, path, times, chain, here, number)
             alike.append(place)
             for link in chain:
                 self._under.setdefault((id(traceback), link), []).append(place)

@@ -17,7 +17,7 @@ from remat_magic.engine.halves import Gradient
 from remat_magic.facts.contractions import in_program, of_equations, runs
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.recomputation import Recomputation
-from remat_magic.jaxprs.bodies import TRANSPARENT, bodies, walk
+from remat_magic.jaxprs.walk import walk
 from remat_magic.measuring.hlo import contractions
 from remat_magic.records import Measurement, Report
 
@@ -85,7 +85,7 @@ def undone(gradient: Gradient, recomputation: Recomputation, text: str) -> str:
 
 
 def _prevents_nothing(eqn: Any) -> bool:
-    return _jax.is_checkpoint(eqn) and _jax.high_params(eqn).get("prevent_cse") is False
+    return _jax.is_checkpoint(eqn) and _jax.prevents_cse(eqn) is False
 
 
 def forward_is_dead(gradient: Gradient, recomputation: Recomputation) -> str:
@@ -96,7 +96,7 @@ def forward_is_dead(gradient: Gradient, recomputation: Recomputation) -> str:
     jaxpr = _jax.open_jaxpr(gradient.forward.closed)
     kept = _jax.replace_eqns(jaxpr, jaxpr.eqns, jaxpr.outvars[gradient.outputs :])
     live = LiveEquations(kept)
-    if any(live(eqn) and not bodies(eqn) and _jax.primitive_name(eqn) not in TRANSPARENT for eqn, _ in walk(kept)):
+    if any(live(eqn) and not _jax.bodies(eqn) and not _jax.is_transparent(eqn) for eqn, _ in walk(kept)):
         return ""
     again: Counter[tuple[int, str]] = Counter()
     for scope, eqn in recomputation.equations:

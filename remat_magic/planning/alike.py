@@ -7,7 +7,6 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
-from remat_magic.jaxprs.bodies import TRANSPARENT, bodies
 from remat_magic.records import PlannedValue
 
 __all__ = ["alike_values"]
@@ -54,7 +53,7 @@ class _Steps:
         if _jax.is_literal(atom):
             return "literal"
         eqn = self._made_by.get(atom)
-        while eqn is not None and _jax.primitive_name(eqn) in TRANSPARENT:
+        while eqn is not None and _jax.is_transparent(eqn):
             eqn = None if _jax.is_literal(eqn.invars[0]) else self._made_by.get(eqn.invars[0])
         place = None if eqn is None else self._parts.index.place(eqn)
         if place is None or (place.source, place.library, place.path) != (value.source, value.library, value.path):
@@ -70,5 +69,5 @@ def _jaxprs(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
         seen.add(id(jaxpr))
         yield jaxpr
         for eqn in jaxpr.eqns:
-            for body in bodies(eqn):
+            for body in _jax.bodies(eqn):
                 yield from _jaxprs(body.jaxpr, seen)

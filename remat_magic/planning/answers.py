@@ -11,7 +11,6 @@ from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.bodies import bodies
 from remat_magic.jaxprs.naming import NamedValue
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
 
@@ -67,7 +66,7 @@ def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
             inside = around
             if _jax.is_checkpoint(eqn):
                 inside = (*around, (facts.engine.site_of(eqn), _jax.checkpoint_policy(eqn)))
-            for body in bodies(eqn):
+            for body in _jax.bodies(eqn):
                 visit(body.jaxpr, inside)
 
     visit(_jax.open_jaxpr(facts.engine.index.closed), ())
@@ -79,8 +78,8 @@ def _says(says: Callable[[Any], bool], policy: Any, value: NamedValue) -> bool:
     if policy is None or value.output is None:
         return False
     eqn = value.eqn
-    if says(policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)):
+    if says(_jax.policy_says(policy, eqn)):
         return True
     if value.name is None:
         return False
-    return says(policy(_jax.NAME_PRIMITIVE, value.aval, name=value.name))
+    return says(_jax.policy_says_of_name(policy, value.aval, value.name))

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.bodies import bodies
 from remat_magic.jaxprs.naming import is_given
 
 __all__ = ["copies"]
@@ -41,14 +40,14 @@ def _visit(jaxpr: Any, inputs: Sequence[_Loops], depth: int, found: dict[str, in
 
 def _through(eqn: Any, read: list[_Loops], depth: int, found: dict[str, int] | None) -> list[_Loops]:
     everything = frozenset[tuple[int, int]]().union(*read)
-    inside = bodies(eqn)
-    if len(inside) != 1 or len(inside[0].operands) != len(read) or eqn.primitive.name.startswith("custom_"):
+    inside = _jax.bodies(eqn)
+    if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
         return [everything] * len(eqn.outvars)
     body = inside[0].jaxpr
-    if eqn.primitive.name != "scan":
+    if not _jax.is_scan(eqn):
         return _visit(body, read, depth, found) if len(body.outvars) == len(eqn.outvars) else [everything]
     consts, carries, _ = _jax.scan_split(eqn)
-    loop = (depth, int(eqn.params["length"]))
+    loop = (depth, _jax.scan_length(eqn))
     into = read[:consts] + [loops | {loop} for loops in read[consts:]]
     while True:  # what a carry is fed with, it changes with
         out = _visit(body, into, depth + 1, None)

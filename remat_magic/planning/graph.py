@@ -16,7 +16,6 @@ from remat_magic.engine.engine import Dissection
 from remat_magic.facts.cost import equation_cost
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
-from remat_magic.jaxprs.bodies import TRANSPARENT, nbytes
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.planning.copies import copies
@@ -188,7 +187,7 @@ class _Builder:
                 continue
             if _gate(eqn) is not None:
                 yield scope, eqn
-            elif _jax.primitive_name(eqn) in TRANSPARENT:
+            elif _jax.is_transparent(eqn):
                 continue
             elif _entered(scope, eqn):
                 for inner in scope.inner(eqn):
@@ -200,7 +199,7 @@ class _Builder:
         name = _gate(eqn)
         times = scope.nesting[1]
         if name is not None:
-            self.graph.gates[len(self.graph.flops)] = (name, nbytes(eqn.outvars[0].aval), times or 1)
+            self.graph.gates[len(self.graph.flops)] = (name, _jax.nbytes(eqn.outvars[0].aval), times or 1)
             self.graph.flops.append(0)
             self.graph.operations.append(())
             self.graph.needed.append(False)
@@ -218,7 +217,7 @@ class _Builder:
                 else:
                     flops += price.flops * runs
                 operations.append((leaf, 1 if runs is None else runs))
-            elif _jax.primitive_name(leaf) not in TRANSPARENT:
+            elif not _jax.is_transparent(leaf):
                 again = False
         self.graph.flops.append(flops)
         self.graph.operations.append(tuple(operations))
@@ -260,7 +259,7 @@ class _Builder:
                 node = self._nodes.get((id(here), id(eqn)))
                 if node is not None:
                     nodes[node] = None
-                elif _jax.primitive_name(eqn) in TRANSPARENT:
+                elif _jax.is_transparent(eqn):
                     todo.append((here, eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]))
                 else:
                     for inner in here.inner(eqn):
@@ -289,10 +288,8 @@ class _Builder:
 def _entered(scope: Scope, eqn: Any) -> bool:
     """Whether the operations inside an equation are nodes of their own: calls, checkpoints and scans."""
     inside = scope.inner(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("while", "cond"):
-        return False
-    body = inside[0].body
-    return body is not None and None not in body.operands and None not in body.results
+    body = inside[0].body if len(inside) == 1 else None
+    return body is not None and body.kind != "branch" and None not in body.operands and None not in body.results
 
 
 def _leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:

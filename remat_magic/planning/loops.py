@@ -21,7 +21,6 @@ from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import Rewriter
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.bodies import nbytes
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.planning import nesting
 from remat_magic.policies import AS_WRITTEN
@@ -51,7 +50,7 @@ def loops(facts: Facts, *, shortest: int = _SHORTEST) -> Listed[Loop]:
         raise RematError(report.backward_error)
     found: dict[int, Loop] = {}
     for scope, eqn in _scans(Scope(_jax.open_jaxpr(facts.engine.index.closed))):
-        if id(eqn) not in found and int(eqn.params["length"]) >= max(shortest, _SHORTEST):
+        if id(eqn) not in found and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
             found[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
     return Listed(found.values())
 
@@ -65,9 +64,9 @@ def segment_of(length: int) -> int:
 
 def _scans(scope: Scope) -> Iterator[tuple[Scope, Any]]:
     for eqn in scope.jaxpr.eqns:
-        if eqn.primitive.name == "scan":
+        if _jax.is_scan(eqn):
             yield scope, eqn
-        if not eqn.primitive.name.startswith("custom_"):  # what the rules of custom derivatives do is out of reach
+        if not _jax.is_custom_rule(eqn):  # what the rules of custom derivatives do is out of reach
             for inner in scope.inner(eqn):
                 yield from _scans(inner)
 
@@ -78,14 +77,14 @@ class _Rewritten:
     def __init__(self, facts: Facts, scope: Scope, eqn: Any, report: Report) -> None:
         self._facts, self._scope, self._eqn, self._report = facts, scope, eqn, report
         self._consts, self._carries, _ = _jax.scan_split(eqn)
-        self._length = int(eqn.params["length"])
+        self._length = _jax.scan_length(eqn)
         self._place = locate(facts.engine.index, scope, eqn)
-        name, _, _ = _jax.function_name(eqn.params["jaxpr"])
+        name, _, _ = _jax.function_name(_jax.scan_body(eqn))
         self._name = name if name.isidentifier() else "body"
 
     def loop(self) -> Loop:
         """What there is to tell of it."""
-        carry = sum(nbytes(atom.aval) for atom in self._eqn.invars[self._consts : self._consts + self._carries])
+        carry = sum(_jax.nbytes(atom.aval) for atom in self._eqn.invars[self._consts : self._consts + self._carries])
         place, report = self._place, self._report
         plain = Nesting(
             "as_written",
@@ -151,7 +150,7 @@ class _Rewritten:
 
     def _run(self, scan: _Scan, *operands: Any) -> list[Any]:
         """The scan's operands to its results, by another scan."""
-        body = _jax.as_function(self._eqn.params["jaxpr"])
+        body = _jax.as_function(_jax.scan_body(self._eqn))
         consts = operands[: self._consts]
 
         def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -160,7 +159,7 @@ class _Rewritten:
 
         init = list(operands[self._consts : self._consts + self._carries])
         xs = list(operands[self._consts + self._carries :])
-        carry, ys = scan(step, init, xs, reverse=bool(self._eqn.params["reverse"]))
+        carry, ys = scan(step, init, xs, reverse=_jax.is_reversed(self._eqn))
         return [*carry, *ys]
 
     def _saved(self, scan: _Scan, length: int) -> int:
@@ -189,7 +188,7 @@ class _Rewritten:
 
     def _code(self, call: str, options: str, *functions: Callable[..., Any]) -> str:
         where = f" at {self._place.source.place}" if self._place.source else ""
-        reverse = ", reverse=True" if self._eqn.params["reverse"] else ""
+        reverse = ", reverse=True" if _jax.is_reversed(self._eqn) else ""
         return "\n\n\n".join(
             [
                 "import jax\nimport jax.numpy as jnp",

@@ -11,7 +11,6 @@ from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
 from remat_magic.engine.plan_values import find_again, occurrences
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.bodies import type_text
 from remat_magic.planning.alike import alike_values
 from remat_magic.planning.answers import answered
 from remat_magic.planning.graph import Graph, Grouped, build
@@ -242,7 +241,7 @@ class Planner:
             yield PlannedValue(
                 key,
                 *sizes[key],
-                type_text(made.aval),
+                _jax.type_text(made.aval),
                 _jax.primitive_name(eqn) if output is not None else "",
                 made.name,
                 place.source if place else None,

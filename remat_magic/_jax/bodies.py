@@ -6,17 +6,24 @@ One description for scan, while, cond, jit, checkpoint, custom derivatives and t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from remat_magic import _jax
+from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
+from remat_magic._jax.jaxprs import function_name, is_jaxpr, like_tuple, open_jaxpr
+from remat_magic._jax.primitives import (
+    high_params,
+    is_custom_rule,
+    is_jit,
+    is_shard_map,
+    primitive_name,
+    scan_body,
+    scan_length,
+    scan_split,
+)
 
-# These compute nothing: the value that comes out is the value that went in.
-TRANSPARENT = frozenset({"reduce_precision", "optimization_barrier", "name", "device_put", "PrimalLeftTangentRight"})
-# What the branches of a cond that do not make a residual put in its place: never read.
-PLACEHOLDERS = frozenset({"empty", "empty2"})
 # Wrappers that JAX itself introduces; a user would not know them as a call.
 _UNNAMED_CALLS = frozenset({"closed_call", "core_call", "eval_jaxpr", "call", "core_closed_call"})
 
@@ -28,7 +35,8 @@ class Body:
     ``operands[i]`` is the index of the equation's operand that enters as the body's i-th invar, or None where the
     correspondence is unknown. ``results[j]`` is the body's output that leaves as the equation's j-th output (None:
     unknown). ``carries`` pairs a body's output with the invar that it becomes in the next iteration. ``label`` is
-    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known.
+    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known. ``per_device``
+    tells that shapes are those of one device inside.
     """
 
     jaxpr: Any
@@ -38,23 +46,30 @@ class Body:
     label: str = ""
     times: int | None = 1
     carries: tuple[tuple[int, int], ...] = ()
+    per_device: bool = False
+
+    @property
+    def inlines(self) -> bool:
+        """Whether a body is part of the program around it: a call, of which every input and output is known."""
+        known = None not in self.operands and None not in self.results
+        return self.kind == "call" and known and not self.per_device
 
 
 def _call(eqn: Any, jaxpr: Any, label: str) -> Body:
-    body = _jax.open_jaxpr(jaxpr)
+    body = open_jaxpr(jaxpr)
     inputs, outputs = len(body.invars), len(body.outvars)
     return Body(
         body,
         tuple(range(inputs)) if inputs == len(eqn.invars) else (None,) * inputs,
         tuple(range(outputs)) if outputs == len(eqn.outvars) else (None,) * len(eqn.outvars),
         label=label,
+        per_device=is_shard_map(eqn),
     )
 
 
 def _scan(eqn: Any) -> tuple[Body, ...]:
-    consts, carries, _ = _jax.scan_split(eqn)
-    body = _jax.open_jaxpr(eqn.params["jaxpr"])
-    length = int(eqn.params["length"])
+    consts, carries, _ = scan_split(eqn)
+    body, length = open_jaxpr(scan_body(eqn)), scan_length(eqn)
     return (
         Body(
             body,
@@ -71,7 +86,7 @@ def _scan(eqn: Any) -> tuple[Body, ...]:
 def _while(eqn: Any) -> tuple[Body, ...]:
     params = eqn.params
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-    condition, body = _jax.open_jaxpr(params["cond_jaxpr"]), _jax.open_jaxpr(params["body_jaxpr"])
+    condition, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
     carries = len(body.outvars)
     first_carry = of_condition + of_body
     return (
@@ -98,7 +113,7 @@ def _while(eqn: Any) -> tuple[Body, ...]:
 def _cond(eqn: Any) -> tuple[Body, ...]:
     bodies = []
     for number, branch in enumerate(eqn.params["branches"]):
-        body = _jax.open_jaxpr(branch)
+        body = open_jaxpr(branch)
         operands = tuple(range(1, 1 + len(body.invars)))
         bodies.append(Body(body, operands, tuple(range(len(body.outvars))), "branch", f"cond branch {number}"))
     return tuple(bodies)
@@ -108,31 +123,33 @@ def _linear_solve(eqn: Any) -> tuple[Body, ...]:
     """The solver, whose result the equation's is; the three jaxprs beside it serve derivatives and transposes."""
     lengths = eqn.params["const_lengths"]
     first = lengths.matvec + lengths.vecmat
-    body = _jax.open_jaxpr(eqn.params["jaxprs"].solve)
+    body = open_jaxpr(eqn.params["jaxprs"].solve)
     right = range(sum(lengths), len(eqn.invars))
     operands = (*range(first, first + lengths.solve), *right)
     return (Body(body, operands, tuple(range(len(eqn.outvars))), label="custom_linear_solve"),)
 
 
+def _linear_call(eqn: Any) -> tuple[Body, ...]:
+    """The function, not its transpose, which stands beside it."""
+    return (_call(eqn, eqn.params["callee"], "linear_call"),)
+
+
 def _named_call(eqn: Any, parameter: str) -> tuple[Body, ...]:
     jaxpr = eqn.params[parameter]
-    return (_call(eqn, jaxpr, str(eqn.params.get("name") or _jax.function_name(jaxpr)[0])),)
+    return (_call(eqn, jaxpr, str(eqn.params.get("name") or function_name(jaxpr)[0])),)
 
 
 def label_of(eqn: Any) -> str:
     """What a user would call an equation: the function of a call, else the primitive."""
-    name = _jax.primitive_name(eqn)
-    if name == "jit" or name.startswith("custom_"):
-        found = bodies(eqn)
-        return found[0].label if found and found[0].label else name
-    return name
+    inside = bodies(eqn) if is_jit(eqn) or is_custom_rule(eqn) else ()
+    return inside[0].label if inside and inside[0].label else primitive_name(eqn)
 
 
 def _checkpoint(eqn: Any) -> tuple[Body, ...]:
-    if not _jax.is_checkpoint(eqn):  # another primitive in 0.12's one call primitive
+    if not is_checkpoint(eqn):  # another primitive in 0.12's one call primitive
         return _calls(eqn)
-    jaxpr = _jax.checkpoint_body(eqn)
-    return (_call(eqn, jaxpr, _jax.function_name(jaxpr)[0]),)
+    jaxpr = checkpoint_body(eqn)
+    return (_call(eqn, jaxpr, function_name(jaxpr)[0]),)
 
 
 def _custom_derivative(eqn: Any) -> tuple[Body, ...]:
@@ -144,11 +161,11 @@ def _calls(eqn: Any) -> tuple[Body, ...]:
     name = eqn.primitive.name
     label = "" if name in _UNNAMED_CALLS else name
     found: list[Body] = []
-    for value in _jax.high_params(eqn).values():
-        if _jax.is_jaxpr(value):
+    for value in high_params(eqn).values():
+        if is_jaxpr(value):
             found.append(_call(eqn, value, label))
         elif isinstance(value, (tuple, list)):
-            found += [_call(eqn, item, label) for item in value if _jax.is_jaxpr(item)]
+            found += [_call(eqn, item, label) for item in value if is_jaxpr(item)]
     return tuple(found)
 
 
@@ -160,6 +177,7 @@ _READ_BY: dict[str, Callable[[Any], tuple[Body, ...]]] = {
     **dict.fromkeys(["jit", "pjit"], lambda eqn: _named_call(eqn, "jaxpr")),
     **dict.fromkeys(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"], _custom_derivative),
     "custom_linear_solve": _linear_solve,
+    "linear_call": _linear_call,
     "pallas_call": lambda eqn: (),
 }
 
@@ -169,32 +187,20 @@ def bodies(eqn: Any) -> tuple[Body, ...]:
     return _READ_BY.get(eqn.primitive.name, _calls)(eqn) if eqn.params else ()
 
 
-def multiply(times: int | None, more: int | None) -> int | None:
-    """The product of two counts; unknown if either is."""
-    return None if times is None or more is None else times * more
+def map_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """The equation with each of the jaxprs in it changed; itself where none is."""
+    if is_checkpoint(eqn):
+        body = checkpoint_body(eqn)
+        changed = change(body)
+        return eqn if changed is body else replace_checkpoint(eqn, changed, checkpoint_policy(eqn))
+    params = {key: _changed(value, change) for key, value in eqn.params.items()}
+    return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
 
 
-def walk(jaxpr: Any) -> Iterator[tuple[Any, int | None]]:
-    """Every equation at any depth with the number of times that it runs, in program order."""
-    for eqn in _jax.open_jaxpr(jaxpr).eqns:
-        yield eqn, 1
-        for body in bodies(eqn):
-            for inner, times in walk(body.jaxpr):
-                yield inner, multiply(body.times, times)
-
-
-def nbytes(aval: Any) -> int:
-    """Bytes of one value of a type (packed: 4-bit types count half), from its shape and dtype.
-
-    PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize`` does in JAX.
-    """
-    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    if shape is None or dtype is None:
-        return 0
-    return math.prod(map(int, shape)) * int(dtype.itemsize)
-
-
-def type_text(aval: Any) -> str:
-    """A type in JAX's short form, ``f32[5,4]``."""
-    shape = getattr(aval, "shape", ())
-    return f"{_jax.short_dtype(aval)}[{','.join(map(str, shape))}]"
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    if is_jaxpr(value):
+        return change(value)
+    if isinstance(value, tuple) and any(map(is_jaxpr, value)):
+        items = [change(item) if is_jaxpr(item) else item for item in value]
+        return value if all(map(operator.is_, items, value)) else like_tuple(value, items)
+    return value

@@ -16,12 +16,33 @@ from typing import Any
 
 import jax
 
-from remat_magic import _jax
-from remat_magic.facts.cost_contractions import CONTRACTIONS
-from remat_magic.facts.cost_linalg import FACTORISATIONS
-from remat_magic.jaxprs.bodies import nbytes
+from remat_magic._jax.contractions import CONTRACTIONS
+from remat_magic._jax.linalg import FACTORISATIONS
+from remat_magic._jax.primitives import (
+    CUMULATIVE,
+    ELEMENTWISE,
+    MOVES,
+    REDUCING_COLLECTIVES,
+    REDUCTIONS,
+    SCATTERS,
+    SLICES,
+    VIEWS,
+    high,
+    is_shard_map,
+    primitive_name,
+)
+from remat_magic._jax.types import memory_space, nbytes
 
-__all__ = ["BYTES", "ELEMENTWISE", "FLOPS", "VIEWS", "moved_bytes", "names"]
+__all__ = [
+    "BYTES",
+    "FLOPS",
+    "element_bodies",
+    "expansion",
+    "is_operation",
+    "kernel_estimate",
+    "mapped_devices",
+    "moved_bytes",
+]
 
 Flops = Callable[[Any], int | None]
 
@@ -30,22 +51,7 @@ def _size(atom: Any) -> int:
     return math.prod(getattr(atom.aval, "shape", ()))
 
 
-def names(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
-
-
 # ------------------------------------------------------------------------------------------------- one FLOP per element
-
-ELEMENTWISE = names(
-    """
-    abs add add_any and ceil clz conj div eq eq_to floor ge gt is_finite le le_to lt lt_to max min mul mulhi ne neg
-    nextafter not or population_count reciprocal rem round shift_left shift_right_arithmetic shift_right_logical
-    sign square sub xor acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf
-    erf_inv erfc exp exp2 expm1 lgamma log log1p log2 logistic polygamma pow rsqrt sin sinh sqrt tan tanh zeta
-    """
-)
-"""One FLOP for each element of the result, transcendental and special functions of a fixed number of terms included."""
 
 
 def _one_each(eqn: Any) -> int:
@@ -138,39 +144,6 @@ def _seed(eqn: Any) -> int | None:
 
 # ------------------------------------------------------------------------------------------------------- data movement
 
-VIEWS = names(
-    """
-    name optimization_barrier reduce_precision stop_gradient PrimalLeftTangentRight dce_sink stage tie
-    add_dependency reshape squeeze bitcast_convert_type random_wrap random_unwrap random_clone to_edtype from_edtype
-    pvary reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p preduced
-    sharding_constraint layout_constraint with_memory_space_constraint xla_metadata_value shard_alike pin unpin
-    """
-)
-"""Their results are their operands, seen otherwise. The reduce_precision that marks residuals keeps their precision."""
-
-_MOVES = names(
-    """
-    broadcast_in_dim broadcast_to concatenate convert_element_type copy device_put iota iota_2x32_shape pad rev
-    select_n split stack tile transpose unstack complex real imag zeros_like empty empty2 pack_dtype unpack_dtype
-    lu_pivots_to_permutation relayout reshard gather slice dynamic_slice dynamic_update_slice get swap new_ref
-    empty_ref free_ref freeze get_global axis_index platform_index create_token after_all all_gather
-    all_gather_invariant all_gather_reduced all_to_all pbroadcast pbroadcast_dynamic ppermute ragged_all_to_all
-    all_gather_start all_gather_reduced_start all_gather_done all_to_all_start all_to_all_done ppermute_start
-    ppermute_done pbroadcast_start pbroadcast_done psum_done reduce_scatter_done psend precv debug_callback
-    debug_print inspect_sharding dimension_size dim_as_value multiple_of shape_assertion check
-    """
-)
-"""Only data moves; what crosses between devices is not told from what stays."""
-
-_REDUCING_COLLECTIVES = names(
-    """
-    psum psum_invariant pmax pmin reduce_scatter unreduced_psum unreduced_pmax unreduced_pmin
-    unreduced_reduce_scatter psum_start psum_invariant_start reduce_scatter_start unreduced_psum_start
-    unreduced_reduce_scatter_start
-    """
-)
-"""One operation for each operand element of each device, which a ring all-reduce of many devices comes close to."""
-
 
 def _all_operands(eqn: Any) -> int:
     return sum(_size(atom) for atom in eqn.invars)
@@ -182,22 +155,20 @@ def _accumulated(eqn: Any) -> int:
 
 FLOPS: dict[str, Flops] = {
     **dict.fromkeys(ELEMENTWISE, _one_each),
-    **dict.fromkeys(VIEWS | _MOVES, lambda _eqn: 0),
-    **dict.fromkeys(_REDUCING_COLLECTIVES, _all_operands),
+    **dict.fromkeys(VIEWS | MOVES, lambda _eqn: 0),
+    **dict.fromkeys(REDUCING_COLLECTIVES, _all_operands),
     **CONTRACTIONS,
     **FACTORISATIONS,
     "clamp": lambda eqn: 2 * _one_each(eqn),
     "one_minus_square": lambda eqn: 2 * _one_each(eqn),
     "integer_pow": _integer_pow,
     "polynomial": lambda eqn: 2 * (len(eqn.invars) - 2) * _one_each(eqn),  # Horner's rule
-    **dict.fromkeys(
-        ["reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor"], _reduction
-    ),
-    **dict.fromkeys(["argmax", "argmin"], _reduction),
-    **dict.fromkeys(["cummax", "cummin", "cumprod", "cumsum"], _cumulative),
+    **dict.fromkeys(REDUCTIONS - {"reduce"}, _reduction),
+    **dict.fromkeys(CUMULATIVE, _cumulative),
     "cumlogsumexp": lambda eqn: 5 * _cumulative(eqn),  # maximum, difference, exp, log1p, sum
     **dict.fromkeys(["reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_gather_add"], _window),
     "select_and_scatter_add": _scatter_selected,
+    **dict.fromkeys(SCATTERS - {"scatter"}, lambda eqn: _size(eqn.invars[2])),  # one for each element of the updates
     "sort": _sort,
     "top_k": _top_k,
     "approx_top_k": lambda eqn: _size(eqn.invars[0]),  # one pass: Chern et al., "TPU-KNN", 2022
@@ -244,18 +215,97 @@ def _scattered(eqn: Any) -> int:
 
 def _transferred(eqn: Any) -> int:
     """Nothing, unless the value goes to another memory."""
-    here = [_jax.memory_space(atom.aval) for atom in eqn.invars]
-    there = [_jax.memory_space(atom.aval) for atom in eqn.outvars]
+    here = [memory_space(atom.aval) for atom in eqn.invars]
+    there = [memory_space(atom.aval) for atom in eqn.outvars]
     return 0 if here == there else moved_bytes(eqn)
 
 
 BYTES: dict[str, Callable[[Any], int]] = {
     **dict.fromkeys(VIEWS, lambda _eqn: 0),
-    **dict.fromkeys(["slice", "dynamic_slice", "gather"], _sliced),
+    **dict.fromkeys(SLICES | {"gather"}, _sliced),
     "dynamic_update_slice": _updated,
-    **dict.fromkeys(["scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"], _scattered),
+    **dict.fromkeys(SCATTERS, _scattered),
     "device_put": _transferred,
     "get": lambda eqn: 2 * _bytes(eqn.outvars[0]),
     **dict.fromkeys(["swap", "addupdate", "accum_grad_in_ref"], lambda eqn: 2 * _bytes(eqn.invars[1])),
 }
 """Bytes of one run of an equation, by primitive; ``moved_bytes`` of the others."""
+
+
+# ------------------------------------------------------------------------- operations whose jaxpr combines two elements
+
+
+def _reduce(eqn: Any) -> tuple[tuple[Any, int], ...]:
+    """The computation for each element that is reduced away."""
+    return ((eqn.params["jaxpr"], _reduction(eqn)),)
+
+
+def _reduce_window(eqn: Any) -> tuple[tuple[Any, int], ...]:
+    """The computation w - 1 times for each window of w elements."""
+    taps = math.prod(eqn.params["window_dimensions"]) - 1
+    return ((eqn.params["jaxpr"], _size(eqn.outvars[0]) * taps),)
+
+
+def _select_and_scatter(eqn: Any) -> tuple[tuple[Any, int], ...]:
+    """For each window the selection w - 1 times and the scatter once."""
+    windows, taps = _size(eqn.invars[1]), math.prod(eqn.params["window_dimensions"]) - 1
+    return ((eqn.params["select_jaxpr"], windows * taps), (eqn.params["scatter_jaxpr"], windows))
+
+
+def _scatter(eqn: Any) -> tuple[tuple[Any, int], ...]:
+    """The update's computation, none for a plain scatter, for each element of the updates."""
+    jaxpr = eqn.params["update_jaxpr"]
+    return () if jaxpr is None else ((jaxpr, _size(eqn.invars[2])),)
+
+
+_ELEMENT_BODIES: dict[str, Callable[[Any], tuple[tuple[Any, int], ...]]] = {
+    "reduce": _reduce,
+    "reduce_window": _reduce_window,
+    "select_and_scatter": _select_and_scatter,
+    "scatter": _scatter,
+}
+
+
+def element_bodies(eqn: Any) -> tuple[tuple[Any, int], ...] | None:
+    """The scalar jaxprs of a reduction or scatter, each with the number of its runs; None for any other equation."""
+    read = _ELEMENT_BODIES.get(eqn.primitive.name)
+    return None if read is None else read(eqn)
+
+
+def is_operation(eqn: Any) -> bool:
+    """Whether an equation is one operation of the device: the jaxprs in it, if any, say what is done to an element."""
+    return primitive_name(eqn) in FLOPS or eqn.primitive.name in _ELEMENT_BODIES
+
+
+# ------------------------------------------------------------------------------------------------ what else is priced
+
+
+def mapped_devices(eqn: Any) -> int:
+    """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
+    if not is_shard_map(eqn):
+        return 1
+    mesh = eqn.params["mesh"]
+    axes = eqn.params.get("manual_axes") or mesh.axis_names
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def kernel_estimate(eqn: Any) -> tuple[int, int] | None:
+    """FLOPs and bytes of a Pallas kernel that has a ``cost_estimate`` of its author's; None for any other equation."""
+    estimate = eqn.params.get("cost_estimate") if eqn.primitive.name == "pallas_call" else None
+    return None if estimate is None else (estimate.flops + estimate.transcendentals, estimate.bytes_accessed)
+
+
+def expansion(eqn: Any) -> Any | None:
+    """What a high-level primitive of JAX 0.12 (``jnp.searchsorted``) is written out to, or None where it cannot be."""
+    prim = high(eqn)
+    expand = getattr(prim, "expand", None)
+    if prim is None or expand is None:
+        return None
+
+    def written_out(*leaves: Any) -> Any:
+        return expand(*jax.tree.unflatten(prim.in_tree, leaves))
+
+    try:
+        return jax.make_jaxpr(written_out)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in prim.in_avals_flat))
+    except Exception:  # noqa: BLE001 - anyone's code may run here; the caller then says that it is uncosted
+        return None

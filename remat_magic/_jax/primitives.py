@@ -1,0 +1,257 @@
+"""The vocabulary of primitives: what they are called and which parameters they have, on every line of JAX.
+
+The rest of the package asks here what an equation is, so that it needs neither the name of a primitive nor that of a
+parameter. Sets of names are for what is looked up by name; what is asked of one equation is a function of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+# ---------------------------------------------------------------------------------------------------- families of names
+
+ELEMENTWISE = names(
+    """
+    abs add add_any and ceil clz conj div eq eq_to floor ge gt is_finite le le_to lt lt_to max min mul mulhi ne neg
+    nextafter not or population_count reciprocal rem round shift_left shift_right_arithmetic shift_right_logical
+    sign square sub xor acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf
+    erf_inv erfc exp exp2 expm1 lgamma log log1p log2 logistic polygamma pow rsqrt sin sinh sqrt tan tanh zeta
+    """
+)
+"""One operation for each element of the result, transcendental and special functions of a fixed number of terms too."""
+
+VIEWS = names(
+    """
+    name optimization_barrier reduce_precision stop_gradient PrimalLeftTangentRight dce_sink stage tie
+    add_dependency reshape squeeze bitcast_convert_type random_wrap random_unwrap random_clone to_edtype from_edtype
+    pvary reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p preduced
+    sharding_constraint layout_constraint with_memory_space_constraint xla_metadata_value shard_alike pin unpin
+    """
+)
+"""Their results are their operands, seen otherwise. The reduce_precision that marks residuals keeps their precision."""
+
+MOVES = names(
+    """
+    broadcast_in_dim broadcast_to concatenate convert_element_type copy device_put iota iota_2x32_shape pad rev
+    select_n split stack tile transpose unstack complex real imag zeros_like empty empty2 pack_dtype unpack_dtype
+    lu_pivots_to_permutation relayout reshard gather slice dynamic_slice dynamic_update_slice get swap new_ref
+    empty_ref free_ref freeze get_global axis_index platform_index create_token after_all all_gather
+    all_gather_invariant all_gather_reduced all_to_all pbroadcast pbroadcast_dynamic ppermute ragged_all_to_all
+    all_gather_start all_gather_reduced_start all_gather_done all_to_all_start all_to_all_done ppermute_start
+    ppermute_done pbroadcast_start pbroadcast_done psum_done reduce_scatter_done psend precv debug_callback
+    debug_print inspect_sharding dimension_size dim_as_value multiple_of shape_assertion check
+    """
+)
+"""Only data moves; what crosses between devices is not told from what stays."""
+
+REDUCING_COLLECTIVES = names(
+    """
+    psum psum_invariant pmax pmin reduce_scatter unreduced_psum unreduced_pmax unreduced_pmin
+    unreduced_reduce_scatter psum_start psum_invariant_start reduce_scatter_start unreduced_psum_start
+    unreduced_reduce_scatter_start
+    """
+)
+"""One operation for each operand element of each device, which a ring all-reduce of many devices comes close to."""
+
+REDUCTIONS = names("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor argmax argmin reduce")
+"""Many elements become one."""
+
+CUMULATIVE = names("cummax cummin cumprod cumsum cumlogsumexp")
+"""One result for each element, of all that stand before it."""
+
+FEW_TERMS = names("clamp integer_pow polynomial one_minus_square select_n convert_element_type")
+"""Elementwise as well, of more than one FLOP or of none."""
+
+BROADCASTS = names("broadcast_in_dim broadcast_to")
+"""Their result is their operand again and again."""
+
+MADE_ANEW = BROADCASTS | {"iota"}
+"""What takes no memory of its own: it is written again wherever it is read."""
+
+SLICES = names("slice dynamic_slice")
+"""These read no more of an operand than they give."""
+
+FUSIBLE = (
+    ELEMENTWISE
+    | FEW_TERMS
+    | BROADCASTS
+    | SLICES
+    | names("copy real imag complex iota transpose rev split concatenate pad")
+)
+"""What XLA makes one kernel of with what it reads."""
+
+SCATTERS = names("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max")
+"""An operand in which some elements are replaced by, or combined with, those of another."""
+
+WRITES_OVER_ANY = ELEMENTWISE | FEW_TERMS | CUMULATIVE
+"""These may write their result over any operand that nobody reads afterwards."""
+
+WRITES_OVER_FIRST = SCATTERS | names("dynamic_update_slice")
+"""These may write their result over their first operand."""
+
+MATMULS = names("dot_general conv_general_dilated")
+"""What XLA neither splits nor runs twice of its own accord, and what saving is mostly about."""
+
+TRANSPARENT = names("reduce_precision optimization_barrier name device_put PrimalLeftTangentRight")
+"""These compute nothing: the value that comes out is the value that went in."""
+
+# What the branches of a cond that do not make a residual put in its place: never read.
+_PLACEHOLDERS = names("empty empty2")
+
+
+# ---------------------------------------------------------------------------------------------- what an equation is
+
+
+def high(eqn: Any) -> Any:
+    """The high-level primitive that an equation applies, held in the params of one call primitive (0.12); else None."""
+    return eqn.params.get("_prim") if eqn.primitive.name == "call_hi_primitive" else None
+
+
+def primitive_name(eqn: Any) -> str:
+    """The primitive's name, seen through JAX 0.12's one call primitive for all high-level ones."""
+    prim = high(eqn)
+    if prim is None:
+        return eqn.primitive.name
+    return {"RematTraced": "checkpoint", "CheckpointName": "name", "CheckpointNameFwd": "name"}.get(
+        type(prim).__name__, type(prim).__name__
+    )
+
+
+def high_params(eqn: Any) -> dict[str, Any]:
+    """The parameters of an equation, a high-level primitive's own included."""
+    prim = high(eqn)
+    return eqn.params if prim is None else dict(getattr(prim, "params", {}))
+
+
+def is_scan(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.scan``, or a loop that JAX writes as one."""
+    return eqn.primitive.name == "scan"
+
+
+def is_while(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.while_loop``."""
+    return eqn.primitive.name == "while"
+
+
+def is_cond(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.cond`` or ``switch``."""
+    return eqn.primitive.name == "cond"
+
+
+def is_jit(eqn: Any) -> bool:
+    """Whether an equation calls a function under ``jax.jit``."""
+    return eqn.primitive.name in ("jit", "pjit")
+
+
+def is_call(eqn: Any) -> bool:
+    """Whether an equation does nothing but call its one jaxpr."""
+    return eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call")
+
+
+def is_shard_map(eqn: Any) -> bool:
+    """Whether the shapes inside an equation are those of one device."""
+    return eqn.primitive.name == "shard_map"
+
+
+def is_custom_rule(eqn: Any) -> bool:
+    """Whether the derivative of an equation is a rule of the user's, which is Python and out of reach."""
+    return eqn.primitive.name.startswith("custom_")
+
+
+def is_matmul(eqn: Any) -> bool:
+    """Whether an equation is a matrix multiplication or a convolution."""
+    return eqn.primitive.name in MATMULS
+
+
+def is_transparent(eqn: Any) -> bool:
+    """Whether what comes out of an equation is what went in."""
+    return primitive_name(eqn) in TRANSPARENT
+
+
+def is_barrier(eqn: Any) -> bool:
+    """Whether an equation is an optimization barrier, of which each output is the operand of the same number."""
+    return eqn.primitive.name == "optimization_barrier"
+
+
+def is_rounding(eqn: Any) -> bool:
+    """Whether an equation is a ``reduce_precision``, which JAX puts on every residual."""
+    return eqn.primitive.name == "reduce_precision"
+
+
+def is_broadcast(eqn: Any) -> bool:
+    """Whether an equation's result is its operand again and again."""
+    return eqn.primitive.name in BROADCASTS
+
+
+def is_placeholder(eqn: Any) -> bool:
+    """Whether an equation makes what a branch gives in the place of another branch's residual, which nobody reads."""
+    return eqn.primitive.name in _PLACEHOLDERS
+
+
+def same_params(eqn: Any, other: Any) -> bool:
+    """Whether two equations of one primitive have equal parameters."""
+    ours, theirs = eqn.params, other.params
+    if ours is theirs or ours.keys() != theirs.keys():
+        return ours is theirs
+    try:
+        return all(bool(value is theirs[key] or value == theirs[key]) for key, value in ours.items())
+    except Exception:  # noqa: BLE001 - parameters that hold arrays do not compare; their text does
+        return str(ours) == str(theirs)
+
+
+def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """The equation with each of its parameters changed."""
+    return eqn.replace(params={key: change(value) for key, value in eqn.params.items()})
+
+
+def policy_says(policy: Callable[..., Any], eqn: Any) -> Any:
+    """What a policy answers when JAX asks it about an equation."""
+    return policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)
+
+
+# ------------------------------------------------------------------------------------------------------------ loops
+
+
+def scan_length(eqn: Any) -> int:
+    """How many steps a scan has."""
+    return int(eqn.params["length"])
+
+
+def scan_body(eqn: Any) -> Any:
+    """The closed jaxpr of one step of a scan."""
+    return eqn.params["jaxpr"]
+
+
+def is_reversed(eqn: Any) -> bool:
+    """Whether a scan goes from its last step to its first."""
+    return bool(eqn.params["reverse"])
+
+
+def scan_split(eqn: Any) -> tuple[int, int, int]:
+    """``(consts, carries, stacked outputs)`` of a scan equation.
+
+    0.10 writes two numbers; 0.12 writes the tree of its operands, of which the numbers are the sizes.
+    """
+    params = eqn.params
+    if "num_carry" in params:
+        consts, carries = params["num_consts"], params["num_carry"]
+    else:
+        consts, carries = (len(list(part)) for part in params["ft_in"].unpack()[:2])
+    return consts, carries, len(eqn.outvars) - carries
+
+
+def carried_operands(eqn: Any) -> range:
+    """The indices of the operands that a loop carries from one step to the next; empty for what is no loop."""
+    if is_scan(eqn):
+        consts, carries, _ = scan_split(eqn)
+        return range(consts, consts + carries)
+    if is_while(eqn):
+        return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], len(eqn.invars))
+    return range(0)
