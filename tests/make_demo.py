@@ -32,11 +32,11 @@ _SMALL = 200
 _LOOK_AHEAD = f"""\
 import gc
 from remat_magic.widget import RematWidget
-from remat_magic.widget import ahead
-ahead.UNIT = 3600
+from remat_magic.widget import idle
+idle.UNIT = 3600
 for widget in [one for one in gc.get_objects() if isinstance(one, RematWidget)]:
     if len(widget.report.forward.lines) < {_SMALL}:
-        while widget.look_ahead():
+        while widget.prefetch():
             pass
 """
 

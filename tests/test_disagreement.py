@@ -9,14 +9,8 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.facts.contractions import in_program
-from remat_magic.measuring.departures import (
-    contractions,
-    forward_is_dead,
-    kept_less,
-    recomputation_of,
-    undone,
-    without_effect,
-)
+from remat_magic.measuring.disagree import between, forward_is_dead, kept_less, recomputation_of, undone
+from remat_magic.measuring.hlo import contractions
 from remat_magic.measuring.measure import compile_for_memory
 from remat_magic.records import Measurement, Report, Residual
 from tests.benchmarks.named_models import resnet, transformer
@@ -263,7 +257,7 @@ def pair(policy, saved, temp, at="function", **more):
 
 
 def test_savings_that_do_not_show_are_told():
-    found = without_effect([pair("none", 1000, 2000), pair("nothing_saveable", 0, 1950)])
+    found = between([pair("none", 1000, 2000), pair("nothing_saveable", 0, 1950)])
     assert found == {
         1: "nothing_saveable saves 1.00 kB less than no checkpoint, yet XLA's temporary memory is 1.95 kB against "
         "2.00 kB: it gains nothing here."
@@ -283,7 +277,7 @@ def test_savings_that_do_not_show_are_told():
     ],
 )
 def test_savings_that_show_or_cannot_are_not(measured):
-    assert without_effect(measured) == {}
+    assert between(measured) == {}
 
 
 def test_a_whole_function_checkpoint_of_a_scan_gains_nothing(remat3):

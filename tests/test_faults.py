@@ -40,10 +40,10 @@ from remat_magic.engine import halves, retraces
 from remat_magic.measuring import measure as measuring
 from remat_magic.records import RematError, files
 from remat_magic.widget import RematWidget
-from remat_magic.widget import view as view_module
+from remat_magic.widget import widget as widget_module
 from remat_magic.widget.worker import Worker
 from tests.programs import f32
-from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views  # noqa: F401 - fixtures
+from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views, workers_of  # noqa: F401 - fixtures
 
 MOMENTS = int(os.environ.get("REMAT_FAULTS", "0")) or 2
 P = jax.checkpoint_policies
@@ -280,7 +280,7 @@ def test_an_interrupt_of_a_widget():
         for widget in made:
             assert widget.report.policy == widget.policy
             assert choose(widget) == expected
-            check_trace(widget._trace)
+            check_trace(widget._live.trace)
             widget.close()
 
 
@@ -646,7 +646,7 @@ def test_a_widget_closed_while_its_worker_runs(browser, caplog):  # noqa: F811
     for kind in ("jaxprs", "memory", "advice"):
         message = {"type": kind, "policy": "none", "at": "function"}
         channel.callback({"content": {"data": {"method": "custom", "content": message}}, "buffers": []})
-    workers = [widget._worker, widget._bodies_worker, widget._comparing._others, widget._comparing._comparer]
+    workers = workers_of(widget)
     time.sleep(0.05)
     sent = len(channel.sent)
     widget.close()
@@ -709,7 +709,8 @@ def test_a_browser_that_sends_nonsense(browser):  # noqa: F811
         with contextlib.suppress(Exception):  # ipywidgets logs what a handler raises
             widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
         widget._worker.join()
-        widget._bodies_worker.join()
+        for worker in workers_of(widget):
+            worker.join()
     tell(widget, type="choose", policy="dots_saveable", at="function", serial=99)
     assert views(widget)[-1] == ("dots_saveable", True)
     assert not messages(widget, "nonsense")
@@ -756,10 +757,10 @@ def test_a_cell_that_raises_leaves_all_as_it_was(cells):
 
 
 def test_an_action_that_raises_between_cells_does_not_lose_the_others(shell):
-    from remat_magic.widget.between import Between
+    from remat_magic.widget.idle import IdleTime
 
     done = []
-    idle = Between(shell)
+    idle = IdleTime(shell)
     idle._before()
     idle.soon(lambda: 1 / 0)
     idle.soon(lambda: done.append("second"))
@@ -792,7 +793,7 @@ def test_the_moments_are_those_of_the_package():
     assert moments.count > 100
     assert not hasattr(rm.trace, "__wrapped__")
     assert inspect.isfunction(sys.modules["remat_magic.api"].trace)
-    assert view_module.RematWidget is RematWidget
+    assert widget_module.RematWidget is RematWidget
     assert FakeComm is not None
 
 

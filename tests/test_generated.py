@@ -31,13 +31,13 @@ from remat_magic import _jax
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.records import Plan
 from remat_magic.views import advice as advice_views
-from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
 from remat_magic.views.rows import recomputed_rows, residual_rows
 from tests import generated, generated_operations
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
 from tests.test_parity import types_of_ours
+from tests.views_records import fragments
 
 _TALLY = os.environ.get("REMAT_TALLY", "")
 # JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
@@ -625,7 +625,7 @@ def trace_keys(trace: rm.Trace) -> set[str]:
 def views_agree(report: rm.Report) -> None:
     """Text and HTML have the same rows, and in them the same facts."""
     text = " ".join(text_views.plain(report, width=3000).split())
-    parts = html_views.fragments(report)
+    parts = fragments(report)
     rows = residual_rows(report)
     shown = _Rows(parts["residuals"]).rows[1:] if rows else []
     assert len(shown) == len(rows)

@@ -11,11 +11,12 @@ import pytest
 import remat_magic as rm
 from remat_magic.jaxprs.spans import is_library_file, is_user_file
 from remat_magic.views.attribution import library_rows, line_rows
-from remat_magic.views.listing import source_html
+from remat_magic.views.listing import listing_html
 from remat_magic.views.rows import recomputed_rows, residual_rows
 from remat_magic.views.text import plain
 from remat_magic.views.what_if import what_if_html
 from tests.test_views_listing import f32, sums
+from tests.views_records import fragments
 
 SHELF = """\
 import jax
@@ -110,7 +111,7 @@ def test_a_function_that_is_a_librarys_own(shelf):
     (cos,) = kept(report)
     assert (cos.source, cos.library.function) == (None, "jitted")
     assert [(text.function, text.library) for text in trace.sources] == [("jitted", True)]
-    page = source_html(report)
+    page = listing_html(report)
     assert "no line of yours" in page
     assert "shelf.py" in page
 
@@ -133,7 +134,7 @@ def report(shelf):
 
 
 def test_the_source_has_the_functions_with_costs(report):
-    page = source_html(report, live=True)
+    page = listing_html(report, live=True)
     own, _, called = page.partition("Library functions")
     # The figures of the user's own lines are all there are, and the library's are some of them.
     assert sums(own) == (report.saved_bytes, report.recomputed_flops)
@@ -152,14 +153,14 @@ def test_the_source_has_the_functions_with_costs(report):
 
 def test_what_is_linked(report):
     """A library's expression is linked to what it makes, by keys that no line of the user's has."""
-    page = source_html(report, live=True)
+    page = listing_html(report, live=True)
     own, _, called = page.partition("Library functions")
     ours = set(re.findall(r' data-e="([^"]*)"', own))
     theirs = set(re.findall(r' data-e="([^"]*)"', called))
     assert theirs
     assert all(key.startswith("~") for key in theirs)
     assert not any("~" in key for key in ours)
-    rows = re.findall(r' data-e="([^"]*)"', rm.views.html.fragments(report)["residuals"])
+    rows = re.findall(r' data-e="([^"]*)"', fragments(report)["residuals"])
     assert {key for row in rows for key in row.split()} & theirs
 
 
@@ -168,7 +169,7 @@ def test_rows_tell_it(report):
     assert any(row.library is not None for row in rows)
     place = f"by shelf.py:{line_of('        y = jnp.sin(x @ W)')}"
     assert place in plain(report, width=200)
-    assert place in rm.views.html.fragments(report)["residuals"]
+    assert place in fragments(report)["residuals"]
 
 
 def test_lines_of_the_user_are_what_they_were(report):
@@ -182,7 +183,7 @@ def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):
 
     trace = rm.trace(f, f32(3))  # the texts are read when traced
     (tmp_path / "site-packages" / "shelf.py").write_text("")
-    assert "jnp.sin(x)" in source_html(trace.report("everything_saveable"), live=True).replace("</span>", "")
+    assert "jnp.sin(x)" in listing_html(trace.report("everything_saveable"), live=True).replace("</span>", "")
 
 
 def test_plans_and_what_if_tell_it(shelf):

@@ -19,8 +19,8 @@ from jax._src.interpreters import partial_eval as pe
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.widget import RematWidget
-from remat_magic.widget import view as view_module
-from remat_magic.widget.between import Between
+from remat_magic.widget import widget as widget_module
+from remat_magic.widget.idle import IdleTime
 
 # Functions of JAX's own (jnp.where, jax.nn.gelu) live for ever, and so would what is cached of them for an inspection.
 LOSS = """
@@ -144,8 +144,8 @@ def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
     many = 10 if _jax.remat3() else 50  # what jax_remat3 leaves makes every collection slower
     channels, shell = Channels(), FakeShell()
     monkeypatch.setattr(comm, "create_comm", channels.create)
-    monkeypatch.setattr(view_module, "_kernel", object)
-    idle = Between(shell)
+    monkeypatch.setattr(widget_module, "_kernel", object)
+    idle = IdleTime(shell)
     mine: weakref.WeakSet[rm.Trace] = weakref.WeakSet()
 
     def run(cell):
@@ -155,7 +155,6 @@ def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
         widget = RematWidget(trace, "nothing_saveable")
         idle.keep(widget, cell)
         widget._worker.join()
-        widget._bodies_worker.join()
         shell.after()
 
     def traces():

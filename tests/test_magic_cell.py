@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
 from remat_magic.notebook import cell, magic
-from remat_magic.widget import between
+from remat_magic.widget import idle
 
 
 def test_the_last_call_is_inspected_and_not_executed(cells, engine):
@@ -299,7 +299,7 @@ def test_unloading_ends_what_widgets_listen_to(shell):
         return sum(len(callbacks) for callbacks in shell.events.callbacks.values())
 
     before = listening()
-    between.between(shell)
+    idle.idle_time(shell)
     assert listening() == before + 2  # a cell begins, a cell has ended
     magic.unload(shell)
     magic.load(shell)

@@ -12,9 +12,11 @@ from remat_magic import units
 from remat_magic.records import FrontierPoint, Plan, Report
 from remat_magic.views.edit import edit_html
 from remat_magic.views.plan import beyond_text, frontier_svg, plan_html, plan_meaning, point_text
-from remat_magic.views.what_if import loops_html, what_if_html
+from remat_magic.views.what_if import flip_key, loops_html, what_if_html
 from remat_magic.widget import RematWidget
-from remat_magic.widget.planning import Planning
+from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.widget.panel import Request
+from remat_magic.widget.panels.plan import Plan as Planning
 
 
 def loss(Ws, x):
@@ -65,13 +67,15 @@ def browser():
 
 @pytest.fixture
 def planning(trace, browser):
-    made = Planning(trace, browser, browser.choose, lambda policy, at: (policy, at, {}))
-    yield made
-    made.close()
+    live = LiveTrace(trace)
+    panel = Planning(live, browser, browser.choose)
+    yield panel
+    live.close()
+    panel.close()
 
 
 def ask(planning, kind, **more):
-    planning.handle({"type": kind, "policy": "nothing_saveable", "at": "function", **more})
+    planning.handle(Request({"type": kind, "policy": "nothing_saveable", "at": "function", **more}))
 
 
 def test_the_slider_has_the_frontier(planning, browser, trace):
@@ -120,7 +124,7 @@ def test_a_plan_is_shown_by_its_budget(trace):
     plan = trace.plan(0.5, "function")
     widget._choose_plan(plan, 1)
     widget._worker.join()
-    view = widget._render(widget._trace.report(plan))
+    view = widget._render(trace.report(plan))
     # The key is for programs; its label, and what stands in place of code, are for readers.
     assert view["policy"] == plan.policy == f"plan({plan.budget_bytes} at {plan.at})".replace(" at function", "")
     assert view["label"] == f"plan within {units.nbytes(plan.budget_bytes)}"
@@ -139,7 +143,7 @@ def unrolled(Ws, x):
 def test_equal_layers_as_asked(browser):
     """In the frontier, in plans and in single values; each answer says of which it is."""
     trace = rm.trace(unrolled, [ARGUMENTS[0].update(shape=(16, 16))] * 4, ARGUMENTS[1])
-    planning = Planning(trace, browser, browser.choose, lambda policy, at: (policy, at, {}))
+    planning = Planning(LiveTrace(trace), browser, browser.choose)
     for layers, asked in (("", {}), ("together", {"together": True}), ("separately", {"separately": True})):
         browser.messages.clear()
         browser.chosen.clear()
@@ -176,8 +180,8 @@ def test_a_click_does_what_it_says(planning, browser, trace):
     html = browser.of("what-if")["html"]
     rows = trace.what_if("nothing_saveable", "function")
     assert len(re.findall("data-flip=", html)) == sum(any((r.saved_bytes, r.recomputed_flops, r.seconds)) for r in rows)
-    ask(planning, "flip", flip=0, serial=3)
-    planning._planner.join()
+    ask(planning, "flip", flip=flip_key(rows[0]), serial=3)
+    planning._workers["flip"].join()
     ((plan, serial),) = browser.chosen
     assert serial == 3
     before = trace.report(rows[0].against, None if isinstance(rows[0].against, Plan) else "function")
@@ -185,6 +189,25 @@ def test_a_click_does_what_it_says(planning, browser, trace):
     # The figures of the row are those of JAX.
     assert after.saved_bytes - before.saved_bytes == rows[0].saved_bytes
     assert after.recomputed_flops - before.recomputed_flops == rows[0].recomputed_flops
+
+
+def test_a_click_on_an_older_list_chooses_nothing_else(planning, browser, trace):
+    """The list that the browser shows may be older than the newest: a row's place in it says nothing."""
+    ask(planning, "what-if")
+    browser.of("what-if")
+    ask(planning, "what-if", policy="everything_saveable")
+    planning._workers["what-if"].join()
+    clicked = trace.what_if("nothing_saveable", "function")[0]
+    ask(planning, "flip", flip=flip_key(clicked), serial=3)
+    planning._workers["flip"].join()
+    assert browser.chosen == []
+    assert browser.of("flip")["error"] == (
+        "That row is of a list that is no longer here: press What if again, and choose from the new list"
+    )
+    again = trace.what_if("everything_saveable", "function")[0]
+    ask(planning, "flip", flip=flip_key(again), serial=4)
+    planning._workers["flip"].join()
+    assert [plan for plan, _ in browser.chosen] == [again.plan]
 
 
 def test_loops_come_with_their_code(planning, browser, trace):
@@ -197,7 +220,7 @@ def test_loops_come_with_their_code(planning, browser, trace):
 
 
 def test_the_edit_is_a_diff_that_was_verified(planning, browser, trace):
-    planning.handle({"type": "edit", "policy": "dots_saveable", "at": "function"})
+    ask(planning, "edit", policy="dots_saveable")
     html = browser.of("edit")["html"]
     assert trace.edit("dots_saveable", "function").verified
     assert "Verified: the edited source" in html
@@ -205,11 +228,11 @@ def test_the_edit_is_a_diff_that_was_verified(planning, browser, trace):
 
 
 def test_closed_it_answers_nothing(planning, browser):
+    planning._live.close()
     planning.close()
     for kind in ("frontier", "plan", "what-if", "loops", "edit"):
         ask(planning, kind, budget=1)
-    planning._planner.join()
-    planning._drawer.join()
+        planning._workers[kind].join()
     assert browser.messages == browser.chosen == []
 
 

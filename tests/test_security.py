@@ -36,16 +36,19 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, controls, pareto, plan
+from remat_magic.views import advice, compare, pareto, plan
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
 from remat_magic.widget import RematWidget
+from remat_magic.widget.bundle import widget_script
+from remat_magic.widget.panels import PANELS
 from remat_magic.wording import one_line, printable
 from tests.plot_records import rows, timeline
 from tests.test_architecture import PACKAGE, modules
-from tests.test_widget import browser  # noqa: F401 - a fixture
-from tests.views_records import small
+from tests.test_widget import browser, workers_of  # noqa: F401 - a fixture
+from tests.views_records import fragments, small
+from tests.widget_frame import frame_of
 
 ATTACKS = {
     "image": "<img src=x onerror=alert(1)>",
@@ -177,9 +180,9 @@ def pages(attack: str):
     )
     source = report.residuals[1].source
     yield "report", html_views.report_html(report, [report, failing])
-    for name, part in html_views.fragments(report).items():
+    for name, part in fragments(report).items():
         yield f"part {name}", part
-    for name, part in html_views.fragments(failing).items():
+    for name, part in fragments(failing).items():
         yield f"part {name} of a failure", part
     yield "jaxprs", html_views.jaxprs(report)
     for name, chunks in html_views.lazy_chunks(report).items():
@@ -202,10 +205,10 @@ def pages(attack: str):
     yield "plan", plan.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
     yield "frontier", plan.frontier_svg([FrontierPoint(1, 1, 1, 1), FrontierPoint(2, 2, 0, 0)], [report])
     yield "page", html_views.page_html(report, [report])
-    yield "frame", controls.frame(
+    yield "frame", frame_of(
         title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
         sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),
-        function=attack, can_apply=True, devices=(attack,), has_inputs=True,
+        function_name=attack, can_apply=True, has_inputs=True,
     )  # fmt: skip
 
 
@@ -333,7 +336,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
 
     def tell(**content):
         channel.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
-        for worker in (widget._worker, widget._bodies_worker, widget._comparing._comparer, widget._comparing._others):
+        for worker in workers_of(widget):
             worker.join(60)
 
     at = trace.default_at
@@ -403,11 +406,11 @@ ALLOWED = {
     ("records/files.py", "open"): "the file that the user asks for: a plan, a page",
     ("records/files.py", "unlink"): "what was written of it before the disk was full",
     ("records/plan_file.py", "open"): "the plan file that the user names, read as data",
-    ("editing/remaking.py", "compile"): "the user's own definitions, with the edit",
-    ("editing/remaking.py", "exec"): "likewise, in a copy of their namespace",
-    ("editing/remaking.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
-    ("editing/parsed_text.py", "compile"): "the user's own text, to see whether it is what runs; never run",
-    ("editing/parsed_text.py", "open"): "the user's own source, read to be edited",
+    ("editing/spaces.py", "compile"): "the user's own definitions, with the edit",
+    ("editing/spaces.py", "exec"): "likewise, in a copy of their namespace",
+    ("editing/spaces.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
+    ("editing/source.py", "compile"): "the user's own text, to see whether it is what runs; never run",
+    ("editing/source.py", "open"): "the user's own source, read to be edited",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}
@@ -459,15 +462,15 @@ def test_the_check_sees_what_it_is_for(tmp_path):
 
 def test_scripts_and_styles_ask_for_nothing():
     """The browser's part makes no code of text either, and loads nothing from anywhere."""
-    files = [path for path in (PACKAGE / "views" / "static").iterdir() if path.suffix in (".js", ".css")]
-    assert len(files) >= 3
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".js", ".css")]
+    assert len(files) >= 10
     for path in files:
         text = re.sub(
             r"/\*.*?\*/|//.*", "", path.read_text(encoding="utf-8"), flags=re.DOTALL if path.suffix == ".css" else 0
         )
         used = (
             # Its own files are imported by name, and joined before they reach a browser.
-            r"\beval\b|new Function|\bimport\b(?! .* from \"\./)|fetch\(|XMLHttpRequest|WebSocket|document\.write"
+            r"\beval\b|new Function|\bimport\b(?! .* from \"\.\.?/)|fetch\(|XMLHttpRequest|WebSocket|document\.write"
             r"|https?:|url\(|@import"
         )
         assert re.findall(used, text) == []
@@ -475,7 +478,7 @@ def test_scripts_and_styles_ask_for_nothing():
 
 def test_only_what_is_html_is_taken_for_html():
     """``innerHTML`` takes what Python has rendered; names and sentences go into ``textContent``."""
-    script = html_views.module()
+    script = widget_script(PANELS)
     taken = re.findall(r"innerHTML = ([^;]+);", script)
     known = (
         r"(model\.get\(\"_frame\"\).*|(side\.)?chunks(\[job\.next\]|\.join\(\"\"\))|view\.jaxprs|html"

@@ -7,11 +7,12 @@ from html.parser import HTMLParser
 import pytest
 
 from remat_magic.records import Choice, Equation, Program, ProgramLine, Report
-from remat_magic.views.controls import ID, frame
-from remat_magic.views.html import fragments, jaxprs, lazy_chunks, report_html, style
+from remat_magic.views.html import jaxprs, lazy_chunks, report_html, style
 from remat_magic.views.rows import recomputed_rows, residual_rows, totals
 from remat_magic.views.text import plain
-from tests.views_records import EVIL, blocks, evil, small
+from remat_magic.widget.controls import ID
+from tests.views_records import EVIL, blocks, evil, fragments, small
+from tests.widget_frame import frame_of
 
 _VOID = {"br", "img", "input"}
 
@@ -55,14 +56,6 @@ def rows(fragment):
             [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in row.split("</td>")[:-1]]
         )
     return found
-
-
-def frame_of(**changes):
-    fields = {
-        "title": "", "signature": "f(x) -> y", "wrt": ("x",), "choices": (Choice("none", "none", "No checkpoint."),),
-        "sites": small().sites, "names": ("a",), "function": "f", "can_apply": True,
-    }  # fmt: skip
-    return frame(**{**fields, **changes})
 
 
 def test_the_residual_table():
@@ -206,7 +199,7 @@ def test_nothing_shown_can_inject_html():
         jaxprs(report),
         *[chunk for chunks in lazy_chunks(report).values() for chunk in chunks],
         frame_of(title=EVIL, signature=EVIL, wrt=(EVIL,), choices=(choice, quotes), sites=report.sites * 2,
-                 names=(EVIL,), function=EVIL),
+                 names=(EVIL,), function_name=EVIL),
     ]  # fmt: skip
     for page in pages:
         parsed = _Page(page)

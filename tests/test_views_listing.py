@@ -13,11 +13,11 @@ import pytest
 import remat_magic as rm
 from remat_magic.records import Equation, Residual, SourceSpan, SourceText
 from remat_magic.views.highlight import split_lines, words
-from remat_magic.views.html import fragments, report_html, style
+from remat_magic.views.html import report_html, style
 from remat_magic.views.linking import expression_key, line_key
-from remat_magic.views.listing import source_html
+from remat_magic.views.listing import listing_html
 from remat_magic.views.tables import KEYS
-from tests.views_records import EVIL, SIN, evil, span
+from tests.views_records import EVIL, SIN, evil, fragments, span
 from tests.views_records import small as records
 
 FILE = "/home/user/model.py"
@@ -50,7 +50,7 @@ def shown(text, saved=(), again=(), **changes):
     sources = (SourceText(text=text, **fields),)
     residuals = tuple(kept(source) for source in saved)
     equations = tuple(Equation("cos", flops=3, source=source) for source in again)
-    return source_html(small(sources=sources, residuals=residuals, recomputed=equations), live=True)
+    return listing_html(small(sources=sources, residuals=residuals, recomputed=equations), live=True)
 
 
 def lines(page):
@@ -76,7 +76,7 @@ def test_lines_with_their_numbers():
     cell = SourceText(SIN.file, 3, "", 3, f"def layer(W, x):\n{SIN.text}\n    return h.sum()\n# done")
     nowhere = Residual("f32", (3,), 12, "intermediate", "mul")
     report = small(sources=(cell,), residuals=(*small().residuals, nowhere))
-    page = source_html(report, live=True)
+    page = listing_html(report, live=True)
     assert lines(page) == ["def layer(W, x):", "    h = [SA jnp.sin([SA W @ x])]", "    return h.sum()", "# done"]
     assert numbers(page) == [("", ""), ("24.0 kB", "80 FLOPs"), ("", ""), ("", ""), ("12 B", "")]
     assert page.index("<i>no line of yours</i>") > page.index("# done")
@@ -84,13 +84,13 @@ def test_lines_with_their_numbers():
 
 
 def test_hovers_have_exact_numbers():
-    page = source_html(small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),)))
+    page = listing_html(small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),)))
     assert (
         'title="24,028 bytes: f32[5] cos, f32[6,1000] sin &quot;a&quot;, f32[2] dot_general &quot;b&quot; offloaded"'
         in page
     )
     assert 'title="80 FLOPs: dot_general repeated x2, cos deferred (cost unknown)"' in page
-    live = source_html(small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),)), live=True)
+    live = listing_html(small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),)), live=True)
     both = 'title="saved 8 bytes: f32[2] dot_general &quot;b&quot; offloaded\nrecomputed 80 FLOPs: '
     assert both in live
     assert both not in page  # a kept page has the figures once, on the line
@@ -99,7 +99,7 @@ def test_hovers_have_exact_numbers():
 def test_bars_share_a_scale():
     residuals = (kept(at(1, 0, 1, 1)), kept(at(2, 0, 2, 1), 32), kept(None, 16))
     again = (Equation("sin", flops=5, source=at(1, 0, 1, 1)), Equation("sin", source=at(2, 0, 2, 1)))
-    page = source_html(small(residuals=residuals, recomputed=again, sources=(SourceText(FILE, None, "f", 1, "a\nb"),)))
+    page = listing_html(small(residuals=residuals, recomputed=again, sources=(SourceText(FILE, None, "f", 1, "a\nb"),)))
     for width in ("25.0", "100.0", "50.0"):
         assert page.count(f'remat-fill-saved" style="width:{width}%"') == 1
     assert page.count("remat-fill-again") == 1  # of unknown cost there is no bar
@@ -137,7 +137,7 @@ def test_expressions(text, saved, again, wanted):
 
 
 def test_everything_can_be_linked():
-    page = source_html(small(sources=(SourceText(SIN.file, 3, "", 3, f"def f(x):\n{SIN.text}"),)), live=True)
+    page = listing_html(small(sources=(SourceText(SIN.file, 3, "", 3, f"def f(x):\n{SIN.text}"),)), live=True)
     above, line = (line_key(span(number, "x")) for number in (3, 4))
     assert f'<tr data-line="{above}"><td class="remat-no">3</td>' in page
     pick = f'data-pick="{line}" aria-pressed="false" data-place="In[3]:4" aria-label="line 4" {KEYS}'
@@ -145,7 +145,7 @@ def test_everything_can_be_linked():
     assert f'<tr data-line="{line}"><td class="remat-no">{button}</td>' in page
     assert re.findall(r'data-e="([^"]*)"', page) == [expression_key(SIN), expression_key(DOT)]
     assert page.count("<button") == 1  # what costs nothing has nothing to be picked
-    assert "<button" not in source_html(small(sources=(SourceText(SIN.file, 3, "", 3, SIN.text),)))
+    assert "<button" not in listing_html(small(sources=(SourceText(SIN.file, 3, "", 3, SIN.text),)))
 
 
 def test_a_line_of_several_lines_is_marked_on_each():
@@ -156,7 +156,7 @@ def test_a_line_of_several_lines_is_marked_on_each():
 
 def test_a_line_in_two_texts_counts_once():
     sources = (SourceText(FILE, None, "f", 1, "a\nb"), SourceText(FILE, None, "g", 2, "b\nc"))
-    page = source_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1)),), recomputed=()), live=True)
+    page = listing_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1)),), recomputed=()), live=True)
     assert numbers(page) == [("", ""), ("8 B", ""), ("", ""), ("", "")]
 
 
@@ -168,7 +168,7 @@ def test_cells_and_the_own_file_are_unfolded():
         SourceText(FILE, None, "Model.loss", 9, "a"),
         SourceText(other, None, "dense", 1, "a\nb"),
     )
-    page = source_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1, file=other)),), recomputed=()))
+    page = listing_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1, file=other)),), recomputed=()))
     folds = [html.unescape(re.sub(r"<[^>]*>", "", fold)) for fold in re.findall(r"<details.*?</summary>", page)]
     assert folds == [
         "In[1] line 1, nothing saved or recomputed",
@@ -181,20 +181,20 @@ def test_cells_and_the_own_file_are_unfolded():
 
 def test_without_any_text_the_spans_tell():
     """A report from elsewhere, or of what was typed into a terminal: the lines that cost something are shown."""
-    page = source_html(small())
+    page = listing_html(small())
     assert lines(page) == ["    h = [SA jnp.sin([SA W @ x])]"]
-    bare = source_html(small(residuals=(kept(at(7, 4, 7, 9, file="<stdin>")),), recomputed=()))
+    bare = listing_html(small(residuals=(kept(at(7, 4, 7, 9, file="<stdin>")),), recomputed=()))
     assert "line 7, saved 8 B" in bare
     assert lines(bare) == [""]
 
 
 def test_nothing_to_show():
     nothing = small(residuals=(), recomputed=())
-    assert "No line saves or recomputes anything." in source_html(nothing)
+    assert "No line saves or recomputes anything." in listing_html(nothing)
     free = replace(nothing, sources=(SourceText(FILE, 1, "", 1, "a"),))
-    assert "nothing saved" in source_html(free)
+    assert "nothing saved" in listing_html(free)
     # Of the forward half alone nobody knows yet what is recomputed.
-    assert "nothing saved" not in source_html(replace(free, complete=False))
+    assert "nothing saved" not in listing_html(replace(free, complete=False))
 
 
 def test_nothing_can_inject_html():
@@ -202,7 +202,7 @@ def test_nothing_can_inject_html():
     sources = tuple(SourceText(EVIL, cell, EVIL, 1, f"{EVIL}\n'{EVIL}' # {EVIL}\n%{EVIL}") for cell in (None, 3))
     for given in (report, small(**{**fields_of(report), "sources": sources})):
         for live in (False, True):
-            page = source_html(given, live)
+            page = listing_html(given, live)
             assert "<img" not in page
             assert "&lt;img" in page
             assert not re.search(r"<[^>]*\son\w+=", re.sub(r'"[^"]*"', '""', page))
@@ -243,9 +243,9 @@ def test_a_lexer_that_fails_costs_the_colours_only(monkeypatch):
 
 def test_the_view_is_where_the_lines_were():
     report = small(sources=(SourceText(SIN.file, 3, "", 4, SIN.text),))
-    assert fragments(report)["lines"] == source_html(report, live=True)
+    assert fragments(report)["listing"] == listing_html(report, live=True)
     # What only a script reads is not kept with the notebook.
-    assert re.sub(r' data-(?:e|line)="[^"]*"', "", source_html(report)) in report_html(report)
+    assert re.sub(r' data-(?:e|line)="[^"]*"', "", listing_html(report)) in report_html(report)
     assert ".remat-listing" in style()
 
 
@@ -327,7 +327,7 @@ def sums(page):
 
 def holds(report):
     """Every value and operation is on one line, and on no other."""
-    assert sums(source_html(report)) == (report.saved_bytes + report.offloaded_bytes, report.recomputed_flops)
+    assert sums(listing_html(report)) == (report.saved_bytes + report.offloaded_bytes, report.recomputed_flops)
 
 
 def test_the_functions_of_a_module(module, remat3):
@@ -346,12 +346,12 @@ def test_the_functions_of_a_module(module, remat3):
         assert trace.preview(policy).sources is trace.sources
         assert report.saved_bytes or report.recomputed_flops
         holds(report)
-        assert "no line of yours" not in source_html(report)
+        assert "no line of yours" not in listing_html(report)
 
 
 def test_an_expression_of_several_lines(module):
     report = rm.trace(module(MODULE).block, f32(4, 4), f32(4)).report("everything_saveable")
-    page = source_html(report, live=True)
+    page = listing_html(report, live=True)
     found = [line for line in lines(page) if "[" in line]
     assert "        return [S jnp.tanh(]" in found
     assert "            [S [S x @ w]]" in found or "            [S x @ w]" in found
@@ -400,7 +400,7 @@ def test_no_text_at_all():
     trace = rm.trace(namespace["loss"], f32(3))
     assert trace.sources == ()
     holds(trace.report())
-    assert "line 2, saved" in source_html(trace.report("everything_saveable"))
+    assert "line 2, saved" in listing_html(trace.report("everything_saveable"))
 
 
 def test_a_cell_is_shown_as_it_was_typed(cells):
@@ -415,7 +415,7 @@ def test_a_cell_is_shown_as_it_was_typed(cells):
     assert (mine.place, mine.function, mine.line) == ("In[2]", "", 1)
     assert mine.text == "\n".join(typed[1:-1])
     assert (other.place, other.text) == ("In[1]", "import jax, jax.numpy as jnp\ndef helper(x):\n    return jnp.sin(x)")
-    page = source_html(report)
+    page = listing_html(report)
     assert sums(page) == (report.saved_bytes, report.recomputed_flops)
     assert report.saved_bytes
     assert "    return [S jnp.sin(x)]" in lines(page)

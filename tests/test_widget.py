@@ -11,10 +11,10 @@ import pytest
 
 from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
 from remat_magic.widget import RematWidget
-from remat_magic.widget import between as between_module
+from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
-from remat_magic.widget import view as view_module
-from remat_magic.widget.between import Between, between, forget
+from remat_magic.widget import widget as widget_module
+from remat_magic.widget.idle import IdleTime, forget, idle_time
 from remat_magic.widget.worker import Worker
 from tests.views_records import EVIL, small
 
@@ -95,7 +95,7 @@ class FakeComm:
 def browser(monkeypatch):
     """A kernel with a browser that listens."""
     monkeypatch.setattr(comm, "create_comm", FakeComm)
-    monkeypatch.setattr(view_module, "_kernel", object)
+    monkeypatch.setattr(widget_module, "_kernel", object)
 
 
 @pytest.fixture
@@ -108,14 +108,21 @@ def widget(browser):
 def tell(widget, **content):
     """A message from the browser, and the end of what it sets off."""
     widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
-    widget._worker.join()
-    widget._bodies_worker.join()
+    for worker in workers_of(widget):
+        worker.join()
+
+
+def workers_of(widget):
+    panels = (worker for panel in widget._panels for worker in panel._workers.values())
+    return [widget._worker, widget._peek_worker, *dict.fromkeys(panels)]
 
 
 def test_what_takes_long_is_heard_at_once(widget, monkeypatch):
     """Else the browser takes a kernel that works for one that is gone."""
     done: list[str] = []
-    monkeypatch.setattr(widget._planning, "handle", lambda _: done.append(widget.comm.sent[-1]["content"]["type"]))
+    monkeypatch.setattr(
+        widget._answering["plan"], "handle", lambda _: done.append(widget.comm.sent[-1]["content"]["type"])
+    )
     tell(widget, type="plan", budget=1, at="function", serial=1)
     assert done == ["heard"]
 
@@ -377,11 +384,11 @@ def test_the_next_message_may_come_on_any_subshell(widget):
     assert not hasattr(widget.comm, "_reply_subshell_id")
 
 
-def test_looking_ahead_fills_in_the_others(widget):
+def test_prefetching_fills_in_the_others(widget):
     widget.policy = "none"
     widget._worker.join()
     widget.comm.sent.clear()
-    while widget.look_ahead():
+    while widget.prefetch():
         pass
     assert {content["view"]["policy"] for content in messages(widget, "view")} == {*KEYS} - {"none"}
     assert widget.policy == "none"
@@ -398,60 +405,60 @@ class Screen:
         self.shown.append((data["text/html"], update))
 
 
-def test_the_kept_output_is_replaced_once_for_what_is_looked_ahead(browser, monkeypatch):
+def test_the_kept_output_is_replaced_once_for_what_is_prefetched(browser, monkeypatch):
     screen, widget = Screen(), RematWidget(FakeTrace(), "none")
-    monkeypatch.setattr(view_module, "get_ipython", lambda: screen)
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
     widget._kept.publish(screen, widget._good)
-    while widget.look_ahead():
+    while widget.prefetch():
         pass
     # Not once for each: the page works its styles out anew for every replacement.
     assert [update for _, update in screen.shown] == [False, True]
     assert all(f"<code>{key}</code>" in screen.shown[-1][0] for key in KEYS if key != "as_written")
-    assert widget.look_ahead() is False
+    assert widget.prefetch() is False
     assert len(screen.shown) == 2
 
 
-def test_the_kept_output_follows_a_long_look_ahead(browser, monkeypatch):
+def test_the_kept_output_follows_a_long_prefetch(browser, monkeypatch):
     screen, widget = Screen(), RematWidget(FakeTrace(), "none")
-    monkeypatch.setattr(view_module, "get_ipython", lambda: screen)
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
     monkeypatch.setattr(rendered_module, "_EVERY", 0.0)
     widget._kept.publish(screen, widget._good)
-    while widget.look_ahead():
+    while widget.prefetch():
         pass
     assert [update for _, update in screen.shown] == [False] + [True] * len(KEYS)
 
 
-def test_looking_ahead_stops_where_it_would_be_felt(browser):
+def test_prefetching_stops_where_it_would_be_felt(browser):
     trace = FakeTrace(slow=0.12)
     widget = RematWidget(trace, "none")
-    assert widget.look_ahead() is False
+    assert widget.prefetch() is False
     assert len(trace.reports) == 1
-    assert widget.look_ahead() is False
+    assert widget.prefetch() is False
     assert len(trace.reports) == 1
 
 
-def test_looking_ahead_gives_way_to_the_reader(widget):
+def test_prefetching_gives_way_to_the_reader(widget):
     locked, done = threading.Event(), threading.Event()
 
     def hold():
-        with widget._trace.lock:
+        with widget._live.trace.lock:
             locked.set()
             done.wait(10)
 
     thread = threading.Thread(target=hold)
     thread.start()
     locked.wait(10)
-    assert widget.look_ahead() is True  # later, perhaps
-    assert widget._trace.reports == {}
+    assert widget.prefetch() is True  # later, perhaps
+    assert widget._live.trace.reports == {}
     done.set()
     thread.join()
 
 
-def test_looking_ahead_skips_what_fails(browser):
+def test_prefetching_skips_what_fails(browser):
     widget = RematWidget(FakeTrace(failing=("none",)))
-    while widget.look_ahead():
+    while widget.prefetch():
         pass
-    assert {policy for policy, _ in widget._trace.reports} == {*KEYS} - {"none"}
+    assert {policy for policy, _ in widget._live.trace.reports} == {*KEYS} - {"none"}
     assert messages(widget, "say") == []
 
 
@@ -534,24 +541,24 @@ class FakeShell:
 
 def test_a_cell_that_runs_again_closes_its_widgets():
     shell = FakeShell()
-    idle = Between(shell)
+    idle = IdleTime(shell)
     shell.before("one")
     first, kept = RematWidget(FakeTrace()), RematWidget(FakeTrace())
     idle.keep(first, None)  # the running cell's
     idle.keep(kept, "two")
     shell.after()
     shell.before("three")
-    assert (first._trace, kept._trace) != (None, None)
+    assert (first._live.closed, kept._live.closed) == (False, False)
     shell.before("one")
-    assert first._trace is None
-    assert kept._trace is not None
+    assert first._live.closed
+    assert not kept._live.closed
     idle.stop()
     assert shell.events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
 
 
 def test_what_must_not_run_in_a_cell_waits_for_its_end():
     shell, done = FakeShell(), []
-    idle = Between(shell)
+    idle = IdleTime(shell)
     shell.before("one")
     assert idle.soon(lambda: done.append("later")) is True
     assert done == []
@@ -561,13 +568,13 @@ def test_what_must_not_run_in_a_cell_waits_for_its_end():
     assert done == ["later", "now"]
 
 
-class Ahead:
-    """Something that looks ahead ``times`` times."""
+class Prefetching:
+    """Something that prefetches ``times`` times."""
 
     def __init__(self, times):
         self.left, self.closed = times, False
 
-    def look_ahead(self):
+    def prefetch(self):
         self.left -= 1
         return self.left > 0
 
@@ -575,14 +582,14 @@ class Ahead:
         self.closed = True
 
 
-def test_looking_ahead_happens_between_cells_only(monkeypatch):
-    monkeypatch.setattr(between_module, "_DELAY", 0.03)
-    monkeypatch.setattr(between_module, "_PAUSE", 0.001)
+def test_prefetching_happens_between_cells_only(monkeypatch):
+    monkeypatch.setattr(idle_module, "_DELAY", 0.03)
+    monkeypatch.setattr(idle_module, "_PAUSE", 0.001)
     shell = FakeShell()
 
     async def session():
-        idle = Between(shell)
-        older, newer = Ahead(3), Ahead(2)
+        idle = IdleTime(shell)
+        older, newer = Prefetching(3), Prefetching(2)
         shell.before("one")
         idle.keep(older, "one")
         idle.keep(newer, "one")
@@ -615,7 +622,7 @@ def test_an_action_from_another_thread_runs_on_the_main_loop():
     shell, ran = FakeShell(), []
 
     async def session():
-        idle = Between(shell)
+        idle = IdleTime(shell)
         shell.before("one")
         shell.after()
         thread = threading.Thread(target=lambda: idle.soon(lambda: ran.append(threading.current_thread())))
@@ -631,9 +638,9 @@ def test_an_action_from_another_thread_runs_on_the_main_loop():
 
 def test_a_shell_is_listened_to_once():
     shell = FakeShell()
-    assert between(shell) is between(shell)
+    assert idle_time(shell) is idle_time(shell)
     assert len(shell.events.callbacks["pre_run_cell"]) == 1
     forget(shell)
     forget(shell)
     assert shell.events.callbacks["pre_run_cell"] == []
-    assert between(None) is None
+    assert idle_time(None) is None

@@ -1,6 +1,8 @@
 """Reports made by hand: what the views are tested on, without the engine."""
 
 from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
+from remat_magic.views.html import notes_html, recomputed_html, residuals_html, totals_html
+from remat_magic.views.listing import listing_html
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -96,3 +98,14 @@ def blocks(layers, *, names=True):
             for part in "abcdef"
         ]
     return small(residuals=tuple(residuals))
+
+
+def fragments(report):
+    """What the widget shows of a report, part by part."""
+    return {
+        "totals": totals_html(report),
+        "notes": notes_html(report),
+        "residuals": residuals_html(report),
+        "recomputed": recomputed_html(report),
+        "listing": listing_html(report, live=True),
+    }

@@ -275,6 +275,6 @@ def unload(ip: InteractiveShell) -> None:
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
             where.remove(ours)
     ip.events.unregister("pre_run_cell", magics.session.pre_run_cell)
-    between = sys.modules.get("remat_magic.widget.between")  # no widget was ever shown where it is not imported
-    if between is not None:
-        between.forget(ip)
+    idle = sys.modules.get("remat_magic.widget.idle")  # no widget was ever shown where it is not imported
+    if idle is not None:
+        idle.forget(ip)

@@ -88,7 +88,7 @@ class Session:
 
     def _apply_later(self, rebinding: Rebinding, widget: RematWidget) -> None:
         """Bind the function's name to what the widget has chosen, when the running cell has ended."""
-        from remat_magic.widget.between import between
+        from remat_magic.widget.idle import idle_time
 
         function, policy = widget.function, widget.policy
 
@@ -98,7 +98,7 @@ class Session:
             except RematError as error:
                 self.shell.show_usage_error(printable(str(error)))
 
-        idle = between(self.shell)
+        idle = idle_time(self.shell)
         if idle is not None:
             idle.soon(apply)
 

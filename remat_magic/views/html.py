@@ -12,11 +12,11 @@ from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
-from remat_magic.views.listing import source_html
+from remat_magic.views.listing import listing_html
 from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
-__all__ = ["fragments", "jaxprs", "module", "page_html", "report_html", "style"]
+__all__ = ["jaxprs", "page_html", "report_html", "style"]
 
 STATIC = Path(__file__).parent / "static"
 _SHEETS = ("report.css", "source.css")  # in the order of the cascade
@@ -39,18 +39,6 @@ def style(live: bool = False) -> str:
     text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
-
-
-# In the order in which they need one another.
-_MODULES = ("units.js", "tables.js", "jaxprs.js", "widget.js")
-
-
-@cache
-def module() -> str:
-    """The widget's script: one ES module out of its files, since a widget cannot import what lies beside it."""
-    texts = ((STATIC / name).read_text(encoding="utf-8") for name in _MODULES)
-    text = "\n".join(re.sub(r"^import .*\n", "", text, flags=re.MULTILINE) for text in texts)
-    return re.sub(r"^export (?!default)", "", text, flags=re.MULTILINE)
 
 
 @cache
@@ -175,17 +163,6 @@ def _chunked(pieces: Iterable[str]) -> str:
     return "".join(f'<div class="remat-chunk">{piece}</div>' for piece in pieces)
 
 
-def fragments(report: Report) -> dict[str, str]:
-    """The widget's parts that follow the policy, by name; the jaxprs apart, since they are big and seldom open."""
-    return {
-        "totals": totals_html(report),
-        "notes": notes_html(report),
-        "residuals": residuals_html(report),
-        "recomputed": recomputed_html(report),
-        "lines": source_html(report, live=True),
-    }
-
-
 def _static_jaxprs(report: Report, most: float) -> str:
     lines = len(report.forward.lines) + len(report.backward.lines)
     if not lines:
@@ -202,7 +179,7 @@ def _static_jaxprs(report: Report, most: float) -> str:
 
 def _lines(report: Report) -> str:
     return (
-        f"<details><summary>Your source, line by line</summary>{source_html(report)}</details>"
+        f"<details><summary>Your source, line by line</summary>{listing_html(report)}</details>"
         if report.complete
         else ""
     )
@@ -223,10 +200,11 @@ def _tables(report: Report, programs: str = "") -> str:
     )
 
 
-def signature_html(report: Report) -> str:
+def signature_html(signature: str, wrt: Iterable[str]) -> str:
     """What is inspected, and with respect to what."""
-    wrt = f' <small class="remat-wrt">differentiated: {escape(", ".join(report.wrt))}</small>' if report.wrt else ""
-    return f'<div class="remat-signature"><code>{escape(report.signature or report.function)}</code>{wrt}</div>'
+    names = ", ".join(wrt)
+    differentiated = f' <small class="remat-wrt">differentiated: {escape(names)}</small>' if names else ""
+    return f'<div class="remat-signature"><code>{escape(signature)}</code>{differentiated}</div>'
 
 
 def report_html(report: Report, others: Iterable[Report] = ()) -> str:
@@ -266,7 +244,8 @@ def unfolded(report: Report, most_lines: float = _STATIC_LINES) -> str:
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return _LINKS.sub(
         "",
-        f'{signature_html(report)}<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
+        f"{signature_html(report.signature or report.function, report.wrt)}"
+        f'<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
         f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report, most_lines))}</div>",
     )
 

@@ -19,7 +19,7 @@ from remat_magic.views.linking import line_key
 from remat_magic.views.marks import Listed, Mark, marked_code, marks_by_line
 from remat_magic.views.tables import KEYS
 
-__all__ = ["source_html"]
+__all__ = ["listing_html"]
 
 _Line = tuple[str, int | None, int]  # file, cell, number
 
@@ -57,7 +57,7 @@ class _Scale:
     live: bool
 
 
-def source_html(report: Report, live: bool = False) -> str:
+def listing_html(report: Report, live: bool = False) -> str:
     """The source that a program was traced from, with the costs of each line and marks on the expressions.
 
     Args:

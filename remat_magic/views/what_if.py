@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Hashable, Sequence
 
 from remat_magic.records import Loop, Nesting, WhatIf
@@ -9,7 +10,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS, planned_cells, table, td
 
-__all__ = ["ROWS", "alike_rows", "alike_text", "left_out", "loops_html", "what_if_html"]
+__all__ = ["ROWS", "alike_rows", "alike_text", "flip_key", "left_out", "loops_html", "what_if_html"]
 
 _EACH = "what is told is of each of these alone, and the button is for the first"
 
@@ -28,7 +29,8 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
         what, kind, where = planned_cells(row.value, alike_text(row, count), _EACH if count > 1 else "")
         bytes_, flops = row.saved_bytes, row.recomputed_flops
         seconds = "" if row.seconds is None else fmt.signed(fmt.seconds(row.seconds), row.seconds)
-        button = f'<button type="button" class="remat-link" data-flip="{number}" {KEYS}>{escape(row.change)}</button>'
+        key = html.escape(flip_key(row))
+        button = f'<button type="button" class="remat-link" data-flip="{key}" {KEYS}>{escape(row.change)}</button>'
         cells = [
             td("kind", button if live else escape(row.change)),
             what,
@@ -47,6 +49,12 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     what = "What one expression makes, in all equal layers at once," if together else "One value alone"
     told = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(device)}.</p>'
     return told + table("Single values the other way", heads, body, ("stacks", "flips")) + more
+
+
+def flip_key(row: WhatIf) -> str:
+    """Names a row, whatever else is listed with it: which value goes which way, and against what."""
+    against = row.against if isinstance(row.against, str) else row.against.policy
+    return f"{row.change} {row.count} {row.value.key} {row.plan.at} {against}"
 
 
 def left_out(rows: Sequence[WhatIf]) -> list[str]:

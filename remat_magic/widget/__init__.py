@@ -1,5 +1,5 @@
 """The notebook widget: it holds the selection, asks for reports and sends HTML. It knows no JAX."""
 
-from remat_magic.widget.view import RematWidget
+from remat_magic.widget.widget import RematWidget
 
 __all__ = ["RematWidget"]

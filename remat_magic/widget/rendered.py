@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_magic.records import Report
 from remat_magic.views import format as fmt
 from remat_magic.views import html, rows, text
+from remat_magic.widget.panel import Panel
 
 __all__ = ["Kept", "Rendered"]
-
-# Below this many lines the jaxprs travel with the rest, so that a policy at hand toggles without the kernel.
-_SEND_LINES = 400
 
 _Key = tuple[str, str]
 
 
 class Rendered:
-    """The reports of one widget as HTML.
+    """The reports of one widget as HTML. From any thread.
 
     Args:
         title: a line for the kept output, of how the inspection came about.
+        panels: what adds to a report's view.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, panels: Sequence[Panel]) -> None:
         self._title = title
+        self._panels = panels
+        self._lock = threading.Lock()
         self._views: dict[_Key, dict[str, Any]] = {}
         self._folded: dict[_Key, str] = {}
         self._chosen: tuple[Report | None, str, str] = (None, "", "")
@@ -42,44 +44,43 @@ class Rendered:
             meanings: one-line explanations by policy.
             unpasted: by policy what to say where there is no code to paste, if that is not because nothing changes.
         """
-        unpasted = unpasted or {}
         key = (report.policy, report.at)
         view = self._views.get(key)
         if view is None or view["complete"] != report.complete:
-            lines = len(report.forward.lines) + len(report.backward.lines)
-            small = report.complete and lines <= _SEND_LINES
-            view = self._views[key] = {
+            view = {
                 "policy": report.policy,
                 "label": fmt.policy(report.policy),
                 "at": report.at,
                 "complete": report.complete,
                 "meaning": meanings.get(report.policy, ""),
                 "code": report.code,
-                "unpasted": unpasted.get(report.policy, "as it is written: nothing to paste"),
-                "parts": html.fragments(report),
-                "jaxprs": html.jaxprs(report, bodies=False) if small else "",
-                "bodies": html.lazy_chunks(report) if small else None,
-                "counts": {
-                    "residuals": len(report.residuals),
-                    "recomputed": len(report.recomputed) if report.complete else None,
-                },
+                "unpasted": (unpasted or {}).get(report.policy, "as it is written: nothing to paste"),
+                "parts": {"totals": html.totals_html(report), "notes": html.notes_html(report)},
+                "counts": {},
                 "names": rows.name_states(report),
             }
-            if report.complete:
-                self._folded[key] = html.folded(report)
+            for panel in self._panels:
+                panel.add(view, report)
+            folded = {key: html.folded(report)} if report.complete else {}
+            with self._lock:
+                self._views[key] = view
+                self._folded |= folded
         return view
 
     def complete(self) -> dict[_Key, dict[str, Any]]:
         """The views of both halves, by policy and place."""
-        return {key: view for key, view in list(self._views.items()) if view["complete"]}
+        with self._lock:
+            views = list(self._views.items())
+        return {key: view for key, view in views if view["complete"]}
 
     def kept(self, report: Report) -> dict[str, str]:
         """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle."""
-        known, chosen, plain = self._chosen
-        if known is not report:
+        rendered, chosen, plain = self._chosen
+        if rendered is not report:
             chosen, plain = html.unfolded(report), text.plain(report, title=self._title)
             self._chosen = (report, chosen, plain)
-        others = [folded for key, folded in list(self._folded.items()) if key != (report.policy, report.at)]
+        with self._lock:
+            others = [folded for key, folded in self._folded.items() if key != (report.policy, report.at)]
         return {"text/html": html.static(chosen, others, self._title), "text/plain": plain}
 
 

@@ -33,7 +33,7 @@ def test_by_mouse_and_from_python(seven: NotebookPage) -> None:
         tab.click()
         expect(tab).to_have_attribute("aria-selected", "true")
     widget.tab("Source").click()
-    widget.part("lines").locator("[data-pick]").first.click()
+    widget.part("listing").locator("[data-pick]").first.click()
     expect(widget.root.locator('[data-action="unpick"]')).to_be_visible()
     assert seven.errors() == []
 

@@ -13,7 +13,7 @@ from remat_magic import units
 from tests.browser.inspected import LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
-STATIC = Path(units.__file__).parent / "views" / "static"
+SCRIPTS = Path(units.__file__).parent / "widget" / "scripts"
 
 # Two layers of one line, a scan, and a name: every kind of row there is, and an inner jaxpr.
 CELL = """\
@@ -41,7 +41,7 @@ def told(report):
             for r in report.residuals]
     return dict(rows=rows, saved=report.saved_bytes, peak=report.peak_bytes, again=report.repeated_flops,
                 forward=report.forward.text, backward=report.backward.text)
-print(json.dumps({key: told(w._trace.report(key)) for key in ("as_written", "dots_saveable", "nothing_saveable")}))
+print(json.dumps({key: told(w._live.trace.report(key)) for key in ("as_written", "dots_saveable", "nothing_saveable")}))
 """
 
 
@@ -154,7 +154,7 @@ def test_a_table_is_copied_as_it_is_shown(widget: Widget, reports: dict[str, Any
 
 def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, reports: dict[str, Any]) -> None:
     widget.tab("Source").click()
-    number = widget.part("lines").get_by_role("button", name=f"line {LAYER_LINE}", exact=True)
+    number = widget.part("listing").get_by_role("button", name=f"line {LAYER_LINE}", exact=True)
     number.click()
     expect(number).to_have_attribute("aria-pressed", "true")
     widget.tab("Residuals").click()
@@ -178,7 +178,7 @@ def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
     row = rows(widget).filter(has_text="tanh").filter(has_text="intermediate").first
     row.hover()
     expect(row).to_have_class(re.compile("remat-same"))
-    expression = widget.part("lines").locator("u.remat-same").first
+    expression = widget.part("listing").locator("u.remat-same").first
     expect(expression).to_contain_text("jnp.tanh")
     widget.tab("Jaxprs").click()
     line = widget.part("jaxprs").locator("pre").first.locator(".remat-l", has_text="= tanh").first
@@ -186,7 +186,7 @@ def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
     number = line.get_attribute("data-o")
     same = widget.part("jaxprs").locator(f'pre >> nth=1 >> .remat-same[data-o="{number}"]')
     expect(same.first).to_be_attached()  # the derivative of the same call of it
-    expect(widget.part("lines").locator("u.remat-same").first).to_contain_text("jnp.tanh")
+    expect(widget.part("listing").locator("u.remat-same").first).to_contain_text("jnp.tanh")
 
 
 # --------------------------------------------------------------------------------------------------------- the programs
@@ -240,7 +240,7 @@ def test_keys_move_through_a_program_and_mark_its_variables(widget: Widget) -> N
     assert sum(sizes) == sum(map(len, words))
     assert sizes[0] == 1  # a variable is defined once
     page.keyboard.press("Enter")
-    expect(widget.part("lines")).to_be_visible()
+    expect(widget.part("listing")).to_be_visible()
     focused = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
     assert focused in (f"line {LAYER_LINE}", f"line {SCAN_LINE}")
 
@@ -370,20 +370,20 @@ def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
 def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
     widget.tab("Plan").click()
     action(widget, "What if").click()
-    first = widget.part("found").locator("[data-flip]").first
+    first = widget.part("alternatives").locator("[data-flip]").first
     expect(first).to_be_visible(timeout=60_000)
     first.click()
     expect(widget.policy).not_to_have_value("as_written")
     action(widget, "Undo").click()
     widget.root.get_by_label("Equal layers", exact=True).select_option("together")
     action(widget, "What if").click()
-    together = widget.part("found").locator("tr", has_text="2 together")
+    together = widget.part("alternatives").locator("tr", has_text="2 together")
     expect(together.first).to_be_visible(timeout=60_000)
     together.locator("[data-flip]").first.click()
     expect(widget.policy).to_have_value(re.compile(r" x\d"))
     widget.policy.select_option("dots_saveable")
     action(widget, "Edit my source").click()  # of what is chosen, shown or not
-    diff = widget.part("found").locator(".remat-diff")
+    diff = widget.part("alternatives").locator(".remat-diff")
     expect(diff).to_contain_text(
         "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)", timeout=60_000
     )
@@ -432,7 +432,7 @@ def test_the_browser_writes_numbers_as_python_does(browser: Browser) -> None:
     drawn = random.Random(0)
     numbers = [sign * drawn.randrange(10**power) for power in range(1, 16) for sign in (1, -1) for _ in range(200)]
     numbers += [0, 999, 1000, 9995, 9996, 99_950, 100_500, 101_500, 999_499, 999_500, 10_125, 1_005, 2_675_000]
-    text = (STATIC / "units.js").read_text()
+    text = (SCRIPTS / "units.js").read_text()
     made = page.evaluate(
         "async ([text, numbers]) => {"
         " const { quantity } = await import('data:text/javascript,' + encodeURIComponent(text));"

@@ -1,26 +1,32 @@
-"""What is done between cells: looking ahead, applying a choice, and closing the widgets of a cell that runs again."""
+"""What is done between cells: prefetching, applying a choice, and closing the widgets of a cell that runs again."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Protocol
 
-__all__ = ["Between", "between", "forget"]
+from remat_magic.records import Report
+from remat_magic.widget.live_trace import LiveTrace
+
+__all__ = ["IdleTime", "Prefetch", "forget", "idle_time"]
 
 # Long enough for the next cell of "Run All" to begin first.
 _DELAY = 0.3
 _PAUSE = 0.02
+# Prefetching stops when one retrace takes longer than this many seconds: it would be felt.
+UNIT = 0.1
 
 
-class _Kept(Protocol):
+class _Widget(Protocol):
     def close(self) -> None: ...
-    def look_ahead(self) -> bool: ...
+    def prefetch(self) -> bool: ...
 
 
-class Between:
+class IdleTime:
     """One shell's idle time.
 
     Args:
@@ -32,8 +38,8 @@ class Between:
         # The first widget is made by a cell that was running before the events below were listened to.
         self._busy = True
         self._cell_id: str | None = None
-        self._by_cell: dict[str, list[weakref.ref[_Kept]]] = {}
-        self._ahead: list[weakref.ref[_Kept]] = []
+        self._by_cell: dict[str, list[weakref.ref[_Widget]]] = {}
+        self._prefetching: list[weakref.ref[_Widget]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop = _running_loop()
         self._queue: list[Callable[[], None]] = []
@@ -48,17 +54,19 @@ class Between:
             shell.events.unregister("pre_run_cell", self._before)
             shell.events.unregister("post_run_cell", self._after)
         self._cancel()
-        self._by_cell.clear()
+        with self._lock:
+            self._by_cell.clear()
 
-    def keep(self, widget: _Kept, cell_id: str | None) -> None:
-        """Close ``widget`` when its cell runs again, and let it look ahead once the running cell has ended."""
+    def keep(self, widget: _Widget, cell_id: str | None) -> None:
+        """Close ``widget`` when its cell runs again, and let it prefetch once the running cell has ended."""
         cell_id = cell_id or self._cell_id
-        if cell_id:
-            self._by_cell.setdefault(cell_id, []).append(weakref.ref(widget))
+        with self._lock:
+            if cell_id:
+                self._by_cell.setdefault(cell_id, []).append(weakref.ref(widget))
         self._put_first(widget)
 
-    def resume(self, widget: _Kept) -> None:
-        """Let ``widget`` look ahead again, as after a change of its place. From any thread."""
+    def resume(self, widget: _Widget) -> None:
+        """Let ``widget`` prefetch again, as after a change of its place. From any thread."""
         self._put_first(widget)
         if self._loop is not None and not self._busy:
             self._loop.call_soon_threadsafe(self._schedule, _DELAY)
@@ -92,7 +100,9 @@ class Between:
         self._cancel()
         self._cell_id = getattr(info, "cell_id", None)
         self._loop = _running_loop() or self._loop
-        for reference in self._by_cell.pop(self._cell_id or "", ()):
+        with self._lock:
+            references = self._by_cell.pop(self._cell_id or "", ())
+        for reference in references:
             widget = reference()
             if widget is not None:
                 widget.close()
@@ -111,8 +121,10 @@ class Between:
                     self._queue[:0] = queue
             self._schedule(_DELAY)
 
-    def _put_first(self, widget: _Kept) -> None:
-        self._ahead = [weakref.ref(widget), *(other for other in self._ahead if other() not in (None, widget))]
+    def _put_first(self, widget: _Widget) -> None:
+        with self._lock:
+            others = [other for other in self._prefetching if other() not in (None, widget)]
+            self._prefetching = [weakref.ref(widget), *others]
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -121,18 +133,20 @@ class Between:
 
     def _schedule(self, delay: float) -> None:
         self._cancel()
-        if self._ahead and self._loop is not None and self._loop.is_running():
+        if self._prefetching and self._loop is not None and self._loop.is_running():
             self._timer = self._loop.call_later(delay, self._tick)
 
     def _tick(self) -> None:
         """One retrace, then room for whatever else the loop has to do."""
         self._timer = None
-        if self._busy or not self._ahead:
+        with self._lock:
+            first = next(iter(self._prefetching), None)
+        if self._busy or first is None:
             return
-        first = self._ahead[0]
         widget = first()
-        if widget is None or not widget.look_ahead():
-            self._ahead = [other for other in self._ahead if other is not first]
+        if widget is None or not widget.prefetch():
+            with self._lock:
+                self._prefetching = [other for other in self._prefetching if other is not first]
         self._schedule(_PAUSE)
 
 
@@ -143,7 +157,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_shells: weakref.WeakKeyDictionary[Any, Between] = weakref.WeakKeyDictionary()
+_shells: weakref.WeakKeyDictionary[Any, IdleTime] = weakref.WeakKeyDictionary()
 
 
 def forget(shell: Any) -> None:
@@ -153,10 +167,49 @@ def forget(shell: Any) -> None:
         idle.stop()
 
 
-def between(shell: Any) -> Between | None:
+def idle_time(shell: Any) -> IdleTime | None:
     """The shell's idle time, from the first call on; None outside IPython."""
     if shell is None:
         return None
     if shell not in _shells:
-        _shells[shell] = Between(shell)
+        _shells[shell] = IdleTime(shell)
     return _shells[shell]
+
+
+class Prefetch:
+    """Of one widget's policies those that nobody has asked for yet, one after another."""
+
+    def __init__(self) -> None:
+        self._tried: set[tuple[str, str]] = set()
+        self._slow = False
+
+    def step(self, live: LiveTrace, at: str, cached: Container[tuple[str, str]]) -> tuple[Report | None, bool]:
+        """One retrace at most.
+
+        Args:
+            live: the inspected function.
+            at: the place whose policies are computed.
+            cached: policies and places that are rendered already.
+
+        Returns:
+            The report, if one was made, and whether to go on: not when all are cached or one took longer than is felt.
+        """
+        if self._slow:
+            return None, False
+        trace = live.trace
+        if not trace.lock.acquire(blocking=False):
+            return None, True  # the worker is tracing what the reader asked for
+        try:
+            keys = [(choice.key, at) for choice in trace.choices()]
+            key = next((key for key in keys if key not in self._tried and key not in cached), None)
+            if key is None:
+                return None, False
+            self._tried.add(key)
+            start = time.perf_counter()
+            report = trace.report(*key, live.namespace)
+            self._slow = time.perf_counter() - start > UNIT
+        except Exception:  # noqa: BLE001 -- nobody asked for it yet; whoever does will be told
+            return None, True
+        finally:
+            trace.lock.release()
+        return report, not self._slow

@@ -1,13 +1,13 @@
 // @ts-check
 /**
- * The two panes of programs: filled bit by bit, folded, moved through by keys, scrolled together, a variable's
- * definition and uses marked, and one policy's program compared with another's.
+ * The two panes of jaxprs: filled bit by bit, folded, moved through by keys, scrolled together, a variable's
+ * definition and uses marked, and one policy's jaxpr compared with another's.
  *
- * @typedef {object} Side one program to show
+ * @typedef {object} Side one jaxpr to show
  * @property {string} title "" for its own
  * @property {Element} frame the section with its heading and its pane, without lines
  * @property {string[]} chunks its lines as HTML, in pieces
- * @property {string[] | undefined} against the lines of the same program under the other policy
+ * @property {string[] | undefined} against the lines of the same jaxpr under the other policy
  */
 
 // More than a pane shows at first.
@@ -19,7 +19,7 @@ const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
 /** @typedef {{pane: HTMLElement, next: number, side: Side, counts: Map<string, number> | null}} Job */
 
-/** The equations of a program, counted by operation, primitive and kind. @type {WeakMap<string[], Map<string, number>>} */
+/** The equations of a jaxpr, counted by operation, primitive and kind. @type {WeakMap<string[], Map<string, number>>} */
 const counted = new WeakMap();
 
 /** What an equation is, whatever its variables are called. @param {Element} line */
@@ -46,16 +46,16 @@ function countsOf(chunks) {
   return counts;
 }
 
-/** How many equations each of two programs has that the other has not. @param {string[]} mine @param {string[]} other */
-export function differences(mine, other) {
-  const [a, b] = [countsOf(other), countsOf(mine)];
+/** How many equations each of two jaxprs has that the other has not. @param {string[]} own @param {string[]} other */
+export function differences(own, other) {
+  const [a, b] = [countsOf(other), countsOf(own)];
   const missing = (/** @type {Map<string, number>} */ from, /** @type {Map<string, number>} */ of) =>
     [...from].reduce((sum, [key, number]) => sum + Math.max(0, number - (of.get(key) ?? 0)), 0);
   return { more: missing(b, a), fewer: missing(a, b) };
 }
 
-/** The text of a program, as JAX prints it. @param {string[]} chunks */
-export function programText(chunks) {
+/** The text of a jaxpr, as JAX prints it. @param {string[]} chunks */
+export function jaxprText(chunks) {
   const template = document.createElement("template");
   template.innerHTML = chunks.join("");
   for (const extra of template.content.querySelectorAll(".remat-l > i:first-child, button")) extra.remove();
@@ -79,7 +79,7 @@ function neighbour(line, down) {
  * @param {HTMLElement} part what the panes stand in
  * @param {{onLine: (line: HTMLElement) => void, onFilled: () => void, onPick: (line: HTMLElement) => void}} hooks
  */
-export function programs(part, { onLine, onFilled, onPick }) {
+export function jaxprPanes(part, { onLine, onFilled, onPick }) {
   /** @type {Job[]} */
   let jobs = [];
   let frame = 0;
@@ -286,16 +286,16 @@ export function programs(part, { onLine, onFilled, onPick }) {
 
   /** @param {HTMLElement} pane */
   function operationsOf(pane) {
-    let found = operations.get(pane);
-    if (!found) {
-      found = new Map();
+    let first = operations.get(pane);
+    if (!first) {
+      first = new Map();
       for (const line of /** @type {NodeListOf<HTMLElement>} */ (pane.querySelectorAll("[data-o]"))) {
         const key = line.dataset.o ?? "";
-        if (!found.has(key)) found.set(key, line);
+        if (!first.has(key)) first.set(key, line);
       }
-      if (done()) operations.set(pane, found);
+      if (done()) operations.set(pane, first);
     }
-    return found;
+    return first;
   }
 
   /** Puts the other pane where it shows the same operation. @param {HTMLElement} pane */
@@ -303,9 +303,9 @@ export function programs(part, { onLine, onFilled, onPick }) {
     const other = jobs.map((job) => job.pane).find((one) => one !== pane);
     let line = lineAt(pane, 0.4);
     if (!other || !line) return;
-    const found = operationsOf(other);
+    const first = operationsOf(other);
     for (let left = 200; left > 0 && line; left -= 1) {
-      const same = line.dataset.o === undefined ? undefined : found.get(line.dataset.o);
+      const same = line.dataset.o === undefined ? undefined : first.get(line.dataset.o);
       if (same && !same.hidden) {
         const offset = line.getBoundingClientRect().top - pane.getBoundingClientRect().top;
         other.scrollTop += same.getBoundingClientRect().top - other.getBoundingClientRect().top - offset;

@@ -9,17 +9,8 @@
  * @property {{column: number, descending: boolean} | null} sort
  * @property {Set<string>} folded labels of the groups that are folded
  */
+import { standsOn } from "./linking.js";
 import { count, quantity } from "./units.js";
-
-/**
- * Whether the first expression that an element belongs to is on a line; of a line of a library, which comes last, that.
- * @param {HTMLElement} element @param {string} line the key of one
- */
-export function standsOn(element, line) {
-  const keys = (element.dataset.e ?? "").split(" ");
-  const key = line.startsWith("~") ? keys[keys.length - 1] : keys[0];
-  return key.startsWith(`${line}.`);
-}
 
 /** @returns {Arrangement} */
 export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set() });

@@ -1,0 +1,86 @@
+"""The inspected function, as the widget and its panels share it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from remat_magic.api import Policy, Trace
+from remat_magic.records import Plan, RematError, Report
+
+__all__ = ["Inputs", "LiveTrace"]
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments to run on."""
+
+_CLOSED = "this widget was closed, because its cell was run again or close() was called; take the newer one"
+
+
+class LiveTrace:
+    """A trace, until it is closed, and what the keys of its shown policies stand for. From any thread.
+
+    Args:
+        trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface); None is closed already.
+        namespace: the user's namespace, in which a policy that is no key is looked up.
+        inputs: arguments with values, for measured runs, or None.
+    """
+
+    def __init__(
+        self, trace: Trace | None, namespace: Mapping[str, Any] | None = None, inputs: Inputs | None = None
+    ) -> None:
+        self._trace = trace
+        self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
+        self.inputs = inputs
+        self._policies: dict[str, Policy] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the trace is let go of."""
+        return self._trace is None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace.
+
+        Raises:
+            RematError: it is closed.
+        """
+        if self._trace is None:
+            raise RematError(_CLOSED)
+        return self._trace
+
+    def close(self) -> None:
+        """Let go of the trace, the user's names and the inputs."""
+        self._trace = self.inputs = None
+        self.namespace = {}
+
+    def preview(self, policy: Policy, at: str | None) -> Report:
+        """The report of the forward half; its key stands for the policy from here on.
+
+        Raises:
+            RematError: the policy or the place is of no use for this function; or it is closed.
+        """
+        policy = self.policy(policy) if isinstance(policy, str) else policy
+        report = self.trace.preview(policy, at, self.namespace)
+        # The key that is shown need not be a text that the trace reads ("my_policy #2").
+        if report.policy != policy:
+            with self._lock:
+                self._policies[report.policy] = policy
+        return report
+
+    def policy(self, key: str) -> Policy:
+        """What a shown key stands for."""
+        with self._lock:
+            return self._policies.get(key, key)
+
+    def arguments(self, policy: str, at: str) -> tuple[Policy, str, Mapping[str, Any]]:
+        """What the trace takes for a shown policy."""
+        return self.policy(policy), at, self.namespace
+
+    def plans(self, at: str | None = None) -> dict[str, Plan]:
+        """The plans that were shown, of one place or of all, by their keys, oldest first."""
+        with self._lock:
+            policies = list(self._policies.items())
+        return {key: policy for key, policy in policies if isinstance(policy, Plan) and (at is None or policy.at == at)}

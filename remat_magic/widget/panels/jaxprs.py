@@ -1,0 +1,48 @@
+"""The Jaxprs tab: the forward and the backward jaxpr side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remat_magic.records import Report
+from remat_magic.views import html
+from remat_magic.views.tables import KEYS
+from remat_magic.widget.controls import button, select
+from remat_magic.widget.panel import Panel, Request
+
+__all__ = ["Jaxprs"]
+
+# Below this many lines the jaxprs travel with the rest, so that a policy at hand toggles without the kernel.
+_SEND_LINES = 400
+
+_PANES = [("halves", "forward and backward"), ("forward", "forward, A and B"), ("backward", "backward, A and B")]
+
+
+class Jaxprs(Panel):
+    """Both jaxprs, in pieces that the script places bit by bit."""
+
+    key, title = "jaxprs", "Jaxprs"
+    asks = (("jaxprs",),)
+
+    def tools(self) -> str:
+        """What the two jaxprs are moved through, compared and copied by."""
+        return (
+            '<div class="remat-tools"><label class="remat-check">'
+            f'<input type="checkbox" data-control="together" checked {KEYS}> Scroll together</label>'
+            f"{select('panes', 'Show', _PANES)}"
+            '<span class="remat-summary" data-summary="jaxprs"></span>'
+            f"{button('copy-jaxpr', 'Copy left', data_pane='0')}{button('copy-jaxpr', 'Copy right', data_pane='1')}"
+            "</div>"
+        )
+
+    def add(self, view: dict[str, Any], report: Report) -> None:
+        """The jaxprs, if they are small."""
+        small = report.complete and len(report.forward.lines) + len(report.backward.lines) <= _SEND_LINES
+        view["jaxprs"] = html.jaxprs(report, bodies=False) if small else ""
+        view["bodies"] = html.lazy_chunks(report) if small else None
+
+    def answer(self, request: Request) -> Mapping[str, Any]:
+        """The jaxprs, however long."""
+        report = self._live.trace.report(*self._live.arguments(request.policy, request.at))
+        return {"frame": html.jaxprs(report, bodies=False), "bodies": html.lazy_chunks(report)}

@@ -1,0 +1,27 @@
+"""The Source tab: each line with what it saves and has computed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from remat_magic.records import Report
+from remat_magic.views.listing import listing_html
+from remat_magic.widget.panel import Panel
+
+__all__ = ["Listing"]
+
+
+class Listing(Panel):
+    """The user's source."""
+
+    key, title = "listing", "Source"
+
+    @classmethod
+    def script(cls) -> Path | None:
+        """None: lines are picked, and pointed at, wherever they stand."""
+        return None
+
+    def add(self, view: dict[str, Any], report: Report) -> None:
+        """The lines."""
+        view["parts"][self.key] = listing_html(report, live=True)

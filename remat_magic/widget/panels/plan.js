@@ -1,0 +1,135 @@
+// @ts-check
+/** @import { Panel, Widget } from "../scripts/types.js" */
+import { keyOf } from "../scripts/types.js";
+import { quantity } from "../scripts/units.js";
+
+/** Plans within a budget, and what could be done otherwise. @param {Widget} widget @param {string} key @returns {Panel} */
+export function panel(widget, key) {
+  const { one, part, say } = widget;
+  const slot = one('[data-slot="budget"]');
+  const slider = one('[data-control="budget"]');
+  /** The budgets of the slider at the place that is shown. @type {{budget: number, text: string, beyond: string}[]} */
+  let stops = [];
+  let asked = "";
+
+  /** How equal layers are decided: "together", "separately", or as the function shares them. */
+  const layers = () => one('[data-control="layers"]').value;
+
+  /** What the slider moves over. */
+  function fill() {
+    const { shown } = widget;
+    if (!shown) return;
+    const what = keyOf(layers(), shown.at);
+    if (asked === what) return;
+    asked = what;
+    slider.disabled = true;
+    part("stop").textContent = "Working out the frontier…";
+    widget.send({ type: "frontier", at: shown.at, layers: layers() });
+  }
+
+  /** The bytes that the slider is at: between two stops in proportion. */
+  function budgetAt() {
+    const place = Number(slider.value);
+    const [below, above] = [stops[Math.floor(place)], stops[Math.ceil(place)]];
+    return below ? Math.round(below.budget + (above.budget - below.budget) * (place % 1)) : 0;
+  }
+
+  /** What can be had where the slider is, at once: a stop's own plan, or between two what they bound. */
+  function tellStop() {
+    const place = Number(slider.value);
+    const number = Math.floor(place);
+    const stop = stops[number];
+    const text = !stop ? "" : place === number ? stop.text : `${quantity(budgetAt(), "bytes")}: ${stop.beyond}`;
+    part("stop").textContent = text;
+    slider.setAttribute("aria-valuetext", text);
+    for (const mark of part("frontier").querySelectorAll("[data-stop]")) {
+      mark.classList.toggle("remat-at", Number(mark.dataset.stop) === number);
+    }
+  }
+
+  /** @param {number | string} budget */
+  function plan(budget) {
+    const of = typeof budget === "number" ? "saved" : one('[data-control="of"]').value;
+    widget.ask({ type: "plan", budget, of, layers: layers(), at: widget.shown?.at });
+    part("planned").classList.add("remat-stale");
+  }
+
+  /** @param {string} type */
+  function workOut(type) {
+    say("Working it out…");
+    part("alternatives").classList.add("remat-stale");
+    // What is chosen, which may be on its way still.
+    const policy = one('[data-control="policy"]').value;
+    widget.send({ type, policy, at: widget.chosenAt(), layers: layers() });
+  }
+
+  /** @param {{html?: string, error?: string}} message */
+  function showAlternatives({ html, error }) {
+    part("alternatives").classList.remove("remat-stale");
+    if (html) {
+      widget.place("alternatives", html);
+      part("alternatives").scrollIntoView({ block: "nearest" });
+    }
+    say(error ?? "", Boolean(error));
+  }
+
+  /** What was wished for is not to be had. @param {{error?: string, serial: number}} message */
+  function showFailure({ error, serial }) {
+    if (!error || serial < widget.store.clock) return;
+    widget.root.setAttribute("aria-busy", "false");
+    say(error, true);
+  }
+
+  slider.addEventListener("input", tellStop);
+  widget.panel(key).addEventListener("click", ({ target }) => {
+    const button = /** @type {HTMLElement} */ (target).closest("button");
+    const flip = button?.dataset.flip;
+    if (flip !== undefined) widget.ask({ type: "flip", flip, at: widget.shown?.at });
+  });
+
+  return {
+    open() {
+      // One slider, above the pictures of both this tab and Compare.
+      widget.panel(key).querySelector(".remat-tools")?.prepend(slot);
+    },
+    fill,
+    show({ at }) {
+      slider.disabled = !stops.length || asked !== keyOf(layers(), at);
+    },
+    messages: {
+      frontier(message) {
+        if (asked !== keyOf(message.layers, message.at)) return;
+        stops = message.stops ?? [];
+        slider.disabled = !stops.length;
+        slider.max = String(Math.max(0, stops.length - 1));
+        slider.value = String(Math.floor(stops.length / 2));
+        widget.place("frontier", message.html ?? "");
+        tellStop();
+        if (message.error) {
+          asked = "";
+          say(message.error, true);
+        }
+      },
+      plan(message) {
+        part("planned").classList.remove("remat-stale");
+        if (message.html) widget.place("planned", message.html);
+        showFailure(message);
+      },
+      flip: showFailure,
+      "what-if": showAlternatives,
+      loops: showAlternatives,
+      edit: showAlternatives,
+    },
+    controls: {
+      budget: () => plan(budgetAt()),
+      layers: fill,
+    },
+    actions: {
+      plan: () => plan(one('[data-control="typed"]').value.trim() || budgetAt()),
+      "what-if": () => workOut("what-if"),
+      loops: () => workOut("loops"),
+      edit: () => workOut("edit"),
+      "copy-diff": () => widget.copy(part("alternatives").querySelector(".remat-diff")?.textContent ?? ""),
+    },
+  };
+}

@@ -1,0 +1,126 @@
+"""The Plan tab: the frontier of budgets, plans for one of them, and what could be done otherwise."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from remat_magic.records import Plan as PlanRecord
+from remat_magic.records import RematError, WhatIf
+from remat_magic.views import plan as views
+from remat_magic.views.edit import edit_html
+from remat_magic.views.tables import KEYS
+from remat_magic.views.what_if import flip_key, loops_html, what_if_html
+from remat_magic.widget.controls import ID, button, select
+from remat_magic.widget.panel import Panel, Request
+
+__all__ = ["Plan"]
+
+_GONE = "That row is of a list that is no longer here: press What if again, and choose from the new list"
+
+
+class Plan(Panel):
+    """The choice of a budget; of single values, loops and the edit of the source besides."""
+
+    key, title, parts = "plan", "Plan", ("frontier", "planned", "alternatives")
+    # Two threads, so that a slider that moves on does not wait for the frontier.
+    asks = (("frontier",), ("plan", "flip", "what-if", "loops", "edit"))
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._flips: dict[str, WhatIf] = {}
+
+    def tools(self) -> str:
+        """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
+        kinds = [("saved", "saved bytes"), ("peak", "estimated peak")]
+        layers = [("", "automatic"), ("together", "together"), ("separately", "one by one")]
+        return (
+            '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide">'
+            f'<label for="{ID}budget">Budget</label> '
+            f'<input type="range" id="{ID}budget" data-control="budget" min="0" max="0" step="0.05" value="0" disabled '
+            f'aria-describedby="{ID}stop" {KEYS}></span>'
+            f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
+            f'<span class="remat-field"><label for="{ID}typed">or</label> <input type="search" id="{ID}typed" '
+            f'data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}></span>'
+            f"{select('of', 'of', kinds)}{select('layers', 'Equal layers', layers)}{button('plan', 'Plan')}</span>"
+            f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
+        )
+
+    def close(self) -> None:
+        """Let go of the plans of single values."""
+        super().close()
+        self._flips = {}
+
+    def answer(self, request: Request) -> dict[str, Any] | None:
+        """What is asked for, as HTML; the frontier with the stops of the slider."""
+        trace = self._live.trace
+        match request.kind:
+            case "frontier":
+                return self._frontier(request)
+            case "plan":
+                plan = self._plan(request)
+                self._choose(plan, request.serial)
+                return {"html": views.plan_html(plan)}
+            case "flip":
+                self._flip(request)
+                return None
+            case "what-if":
+                policy, at, namespace = self._live.arguments(request.policy, request.at)
+                place = None if isinstance(policy, PlanRecord) else at
+                rows = trace.what_if(policy, place, namespace=namespace, **_deciding(request))
+                self._flips = {flip_key(row): row for row in rows}
+                return {"html": what_if_html(rows)}
+            case "loops":
+                return {"html": loops_html(trace.loops())}
+            case _:
+                policy, at, _ = self._live.arguments(request.policy, request.at)
+                return {"html": edit_html(trace.edit(policy, None if isinstance(policy, PlanRecord) else at))}
+
+    def _flip(self, request: Request) -> None:
+        row = self._flips.get(request.text("flip"))
+        if row is None:
+            raise RematError(_GONE)
+        self._choose(row.plan, request.serial)
+
+    def _plan(self, request: Request) -> PlanRecord:
+        budget = request.content.get("budget", "")
+        return self._live.trace.plan(
+            budget if isinstance(budget, int) else str(budget),
+            request.at,
+            of="peak" if request.text("of") == "peak" else "saved",
+            **_deciding(request),
+        )
+
+    def _frontier(self, request: Request) -> dict[str, Any]:
+        trace, at = self._live.trace, request.at
+        trace.report("none", at)  # at one end of the frontier, and what shares of the forward pass are of
+        points = trace.frontier(at=at, **_deciding(request))
+        cached = [trace.cached(choice.key, at) for choice in trace.choices()]
+        reports = [report for report in cached if report is not None and report.complete and not report.backward_error]
+        forward = next((report.forward_flops for report in reports), None)
+        return {
+            "html": views.frontier_svg(points, reports, together=request.text("layers") == "together"),
+            "stops": [
+                {
+                    "budget": point.budget_bytes,
+                    "text": views.point_text(point, forward),
+                    "beyond": views.beyond_text(point, above, forward),
+                }
+                for point, above in zip(points, (*points[1:], *points[-1:]), strict=True)
+            ],
+        }
+
+
+class _Layers(TypedDict, total=False):
+    together: bool
+    separately: bool
+
+
+def _deciding(request: Request) -> _Layers:
+    """How equal layers are decided: together, separately, or, where nothing is said, as the function shares them."""
+    match request.text("layers"):
+        case "together":
+            return {"together": True}
+        case "separately":
+            return {"separately": True}
+        case _:
+            return {}

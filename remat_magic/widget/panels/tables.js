@@ -1,0 +1,37 @@
+// @ts-check
+/** @import { Panel, Widget } from "../scripts/types.js" */
+import { arrange, arrangement } from "../scripts/arranging.js";
+
+/** What the rows of the tables count and add up to. @type {Record<string, {noun: string, unit: string}>} */
+const TABLES = {
+  residuals: { noun: "value", unit: "bytes" },
+  recomputed: { noun: "operation", unit: "FLOPs" },
+};
+
+/** A table that the reader arranges: of residuals, or of recomputed operations. @param {Widget} widget @param {string} key @returns {Panel} */
+export function panel(widget, key) {
+  const state = arrangement();
+
+  function again() {
+    const { shown, pinning, linking } = widget;
+    const pinned = pinning.view;
+    const other = pinned?.complete && pinned !== shown && shown?.complete ? pinned.parts[key] : undefined;
+    const context = { line: linking.picked, other, ...TABLES[key], again };
+    widget.one(`[data-summary="${key}"]`).textContent = arrange(widget.part(key), state, context);
+  }
+
+  const own = widget.panel(key);
+  own.addEventListener("change", ({ target }) => {
+    const control = /** @type {HTMLInputElement} */ (target);
+    if (control.dataset.group === undefined) return;
+    state.group = control.value;
+    again();
+  });
+  own.addEventListener("input", ({ target }) => {
+    const control = /** @type {HTMLInputElement} */ (target);
+    if (control.dataset.find === undefined) return;
+    state.find = control.value;
+    again();
+  });
+  return { arrange: again };
+}

@@ -1,0 +1,49 @@
+"""The Residuals and Recomputed tabs: tables that the reader searches, sorts, groups and copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remat_magic.records import Report
+from remat_magic.views.html import recomputed_html, residuals_html
+from remat_magic.views.tables import KEYS
+from remat_magic.widget.controls import ID, copies, search
+from remat_magic.widget.panel import Panel
+
+__all__ = ["Recomputed", "Residuals"]
+
+_GROUPS = [("", "nothing"), ("line", "line"), ("name", "name"), ("operation", "operation"), ("path", "loop or call")]
+
+
+class _Table(Panel):
+    def tools(self) -> str:
+        """What the table is searched, grouped and copied by."""
+        options = "".join(f'<option value="{value}">{text}</option>' for value, text in _GROUPS)
+        return (
+            f'<div class="remat-tools">{search(self.key, "Find", "any text of a row")}'
+            f'<span class="remat-field"><label for="{ID}group-{self.key}">Group by</label> '
+            f'<select id="{ID}group-{self.key}" data-group="{self.key}" {KEYS}>{options}</select></span>'
+            f'<span class="remat-summary" data-summary="{self.key}"></span>{copies(self.key)}</div>'
+        )
+
+
+class Residuals(_Table):
+    """What is saved for the backward pass."""
+
+    key, title, early = "residuals", "Residuals", True
+
+    def add(self, view: dict[str, Any], report: Report) -> None:
+        """The table, and its length."""
+        view["parts"][self.key] = residuals_html(report)
+        view["counts"][self.key] = len(report.residuals)
+
+
+class Recomputed(_Table):
+    """What the backward pass computes again, or only then."""
+
+    key, title = "recomputed", "Recomputed"
+
+    def add(self, view: dict[str, Any], report: Report) -> None:
+        """The table, and its length."""
+        view["parts"][self.key] = recomputed_html(report)
+        view["counts"][self.key] = len(report.recomputed) if report.complete else None

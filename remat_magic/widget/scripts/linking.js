@@ -1,0 +1,83 @@
+// @ts-check
+/** @import { Widget } from "./types.js" */
+
+/**
+ * Whether the first expression that an element belongs to is on a line; of a line of a library, which comes last, that.
+ * @param {HTMLElement} element @param {string} line the key of one
+ */
+export function standsOn(element, line) {
+  const keys = (element.dataset.e ?? "").split(" ");
+  const key = line.startsWith("~") ? keys[keys.length - 1] : keys[0];
+  return key.startsWith(`${line}.`);
+}
+
+/**
+ * One residual, one operation, one expression, one line of the source, wherever it stands.
+ * @param {Widget} widget
+ */
+export function linking(widget) {
+  const { one, all } = widget;
+  let lit = "";
+  /** The line of the source that everything is narrowed to. */
+  let picked = "";
+
+  /** Marks what is on the picked line. */
+  function mark() {
+    for (const marked of all(".remat-picked")) marked.classList.remove("remat-picked");
+    for (const button of all("[data-pick]")) {
+      const chosen = button.dataset.pick === picked;
+      button.setAttribute("aria-pressed", String(chosen));
+      button.closest("[data-line]")?.classList.toggle("remat-picked", chosen);
+    }
+    if (picked) for (const line of all(".remat-l[data-e]")) if (standsOn(line, picked)) line.classList.add("remat-picked");
+  }
+
+  /** Narrows the tables to a line and marks it everywhere; the same line again takes it back. @param {string} line */
+  function pick(line) {
+    picked = picked === line ? "" : line;
+    for (const panel of Object.values(widget.panels)) panel.arrange?.();
+    mark();
+    const chip = one('[data-action="unpick"]');
+    // A table may have no row of the line, and a jaxpr no equation.
+    const label = one(`[data-pick="${picked}"]`)?.dataset.place ?? "one line";
+    chip.textContent = picked ? `Only ${label} ×` : "";
+    chip.setAttribute("aria-label", picked ? `Only ${label}: show all again` : "");
+    chip.hidden = !picked;
+  }
+
+  /** Marks everything that belongs to what is pointed at. @param {Element} target */
+  function point(target) {
+    const residual = target.closest("[data-r]")?.getAttribute("data-r") ?? "";
+    const linked = /** @type {HTMLElement | null} */ (target.closest("[data-e], [data-o]"));
+    const { e: expressions = "", o: operation = "" } = linked?.dataset ?? {};
+    const key = [residual, operation, expressions].join("\n");
+    if (lit === key) return;
+    lit = key;
+    for (const marked of all(".remat-lit, .remat-same")) marked.classList.remove("remat-lit", "remat-same");
+    if (residual) for (const same of all(`[data-r="${residual}"]`)) same.classList.add("remat-lit");
+    const same = selectorsOf(expressions.split(" ").filter(Boolean), operation);
+    if (same.length) for (const element of all(same.join())) element.classList.add("remat-same");
+  }
+
+  return {
+    mark,
+    pick,
+    point,
+    get picked() {
+      return picked;
+    },
+  };
+}
+
+/** What finds the same expressions, or the same operation of them. @param {string[]} keys @param {string} operation */
+function selectorsOf(keys, operation) {
+  // What a library's expression makes is marked from there; from elsewhere that expression alone is, and not all else
+  // that it makes.
+  const whole = keys.length === 1 ? keys : keys.filter((expression) => !expression.startsWith("~"));
+  const selectors = whole.map((expression) => `[data-e~="${expression}"]:not([data-o])`);
+  // An operation of one layer is told apart from the same expression of another.
+  if (operation) selectors.push(`[data-o="${operation}"]`);
+  else selectors.push(...selectors.map((selector) => selector.replace(":not([data-o])", "[data-o]")));
+  const rest = keys.filter((expression) => !whole.includes(expression));
+  return [...selectors, ...rest.map((expression) => `[data-e="${expression}"]:not([data-o])`)];
+}

@@ -1,0 +1,79 @@
+// @ts-check
+/** @import { Choice, View, Widget } from "./types.js" */
+import { keyOf } from "./types.js";
+import { change } from "./units.js";
+
+/** Another choice, "A", that the one which is shown, "B", is compared with. @param {Widget} widget */
+export function pinning(widget) {
+  const { one, part, store } = widget;
+  /** @type {Choice | null} */
+  let pinned = null;
+  let asked = "";
+
+  /** The pinned choice's view, where it is at hand. @returns {View | undefined} */
+  const view = () => (pinned ? store.views.get(keyOf(pinned.policy, pinned.at)) : undefined);
+
+  /** Shows the difference from the pinned choice wherever there is a number or a row. */
+  function contrast() {
+    const { shown } = widget;
+    const a = view();
+    const same = Boolean(pinned && shown && pinned.policy === shown.policy && pinned.at === shown.at);
+    one('[data-action="pin"]').setAttribute("aria-pressed", String(same));
+    if (pinned && !a?.complete && asked !== keyOf(pinned.policy, pinned.at)) {
+      asked = keyOf(pinned.policy, pinned.at);
+      widget.send({ type: "peek", ...pinned });
+    }
+    for (const extra of part("totals").querySelectorAll(".remat-change")) extra.remove();
+    if (a?.complete && shown) showChanges(a);
+    for (const panel of Object.values(widget.panels)) panel.arrange?.();
+  }
+
+  /** @param {View} a */
+  function showChanges(a) {
+    const template = document.createElement("template");
+    template.innerHTML = a.parts.totals;
+    for (const total of part("totals").querySelectorAll(".remat-total")) {
+      const before = template.content.querySelector(`[data-total="${total.dataset.total}"]`);
+      const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];
+      const text = now === undefined || !then ? "unknown" : change(Number(now) - Number(then), total.dataset.unit);
+      const mark = document.createElement("small");
+      mark.className = "remat-change";
+      mark.textContent = `${text} vs A`;
+      total.append(mark);
+    }
+  }
+
+  /** @param {Choice | null} choice */
+  function pin(choice) {
+    pinned = choice;
+    const control = one('[data-control="against"]');
+    if (choice && ![...control.options].some((option) => option.value === choice.policy)) {
+      control.add(new Option(view()?.label ?? choice.policy, choice.policy));
+    }
+    control.value = choice?.policy ?? "";
+    control.title = choice ? `A: ${choice.policy} at ${choice.at}` : "";
+    contrast();
+    widget.panels[widget.tab]?.pinned?.();
+  }
+
+  return {
+    contrast,
+    pin,
+    get view() {
+      return view();
+    },
+    get choice() {
+      return pinned;
+    },
+    /** A view has come that nobody chose. @param {string} key */
+    peeked(key) {
+      if (!pinned || key !== keyOf(pinned.policy, pinned.at)) return;
+      contrast();
+      widget.panels[widget.tab]?.pinned?.();
+    },
+    failed() {
+      asked = "";
+      pin(null);
+    },
+  };
+}

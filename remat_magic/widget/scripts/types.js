@@ -1,0 +1,71 @@
+// @ts-check
+/**
+ * What the scripts of the widget hand to one another.
+ *
+ * @typedef {{policy: string, at: string}} Choice
+ * @typedef {{forward: string[], backward: string[]}} Bodies
+ *
+ * @typedef {object} View what one policy looks like
+ * @property {string} policy
+ * @property {string} label the policy as people read it
+ * @property {string} at
+ * @property {number} serial the newest request of ours that the kernel had seen
+ * @property {boolean} complete
+ * @property {string} meaning what the policy does, one line
+ * @property {string} code
+ * @property {string} unpasted what to say where there is no code
+ * @property {Record<string, string>} parts HTML by the name of the part
+ * @property {Record<string, number | null>} counts by the name of the tab
+ * @property {Record<string, string>} names
+ * @property {string} jaxprs the frame of the two jaxprs
+ * @property {Bodies | null} bodies the jaxprs' chunks; null where they are sent on request
+ *
+ * @typedef {object} Store what all views of one widget share
+ * @property {Map<string, View>} views
+ * @property {Map<string, string>} answers the HTML of the panels that are asked for when they are opened
+ * @property {number} clock the serial of the newest request
+ *
+ * @typedef {object} Model anywidget's
+ * @property {(name: string) => any} get
+ * @property {(name: string, callback: Function) => void} on
+ * @property {(name: string, callback: Function) => void} off
+ * @property {(content: object) => void} send
+ *
+ * @typedef {object} Panel what one tab does besides showing the HTML that comes with every view; nothing is required
+ * @property {() => void} [open] its tab was opened
+ * @property {() => void} [fill] its tab is open, and was not before or showed something else
+ * @property {(view: View) => void} [show] another view is shown, whether the tab is open or not
+ * @property {() => void} [arrange] another line is picked, or another choice compared with
+ * @property {() => void} [pinned] the tab is open, and the choice that is compared with has come
+ * @property {Record<string, (message: any) => void>} [messages] of the kernel, by their type
+ * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
+ * @property {Record<string, (control: HTMLInputElement) => void>} [controls] changed, by their `data-control`
+ * @property {() => void} [stop] the view of the widget is removed
+ *
+ * @typedef {object} Widget what the panels and the parts of the core share
+ * @property {HTMLElement} root
+ * @property {Model} model
+ * @property {Store} store
+ * @property {View | null} shown
+ * @property {string} tab the one that is open
+ * @property {Record<string, Panel>} panels
+ * @property {{picked: string, pick: (line: string) => void, point: (target: Element) => void, mark: () => void}} linking
+ * @property {{view: View | undefined, choice: Choice | null, contrast: () => void, pin: (choice: Choice | null) => void,
+ *   peeked: (key: string) => void, failed: () => void}} pinning
+ * @property {(selector: string) => any} one the first element
+ * @property {(selector: string) => any[]} all all elements
+ * @property {(name: string) => any} part the element that follows the policy
+ * @property {(name: string) => HTMLElement} panel a tab's panel, its tools included
+ * @property {(content: object) => void} send a message to the kernel
+ * @property {(request: Record<string, any>, cached?: View) => void} ask for a policy; what is at hand is shown at once
+ * @property {(policy: string) => void} choose a policy at the place that is shown
+ * @property {(text: string, error?: boolean) => void} say a sentence in the status line
+ * @property {() => string} status the sentence in the status line
+ * @property {(name: string, html: string) => void} place a part's content
+ * @property {(text: string) => void} copy to the clipboard, and say so
+ * @property {(name: string, focus?: boolean) => void} open a tab
+ * @property {() => string} chosenAt the place that is chosen, which may be on its way still
+ */
+
+/** What the views of a policy at a place are kept under. @param {string} policy @param {string} at */
+export const keyOf = (policy, at) => `${at}\n${policy}`;

@@ -1,0 +1,385 @@
+// @ts-check
+/** @import { Choice, Model, Panel, Store, View, Widget } from "./types.js" */
+import { tableText } from "./arranging.js";
+import { copyText } from "./clipboard.js";
+import { choiceHistory } from "./history.js";
+import { linking } from "./linking.js";
+import { checkpointNames } from "./names.js";
+import { pinning } from "./pinning.js";
+import { staticTwin } from "./twin.js";
+import { keyOf } from "./types.js";
+
+/*
+ * The core: places the HTML that the kernel renders, and hands the reader's actions to whom they concern. Everything
+ * escaped was escaped in Python; nothing here makes HTML out of text.
+ */
+
+const TRACING = "Tracing…";
+/** How long, in ms, a kernel may take to say that it has heard, before the reader is told that it may not be there. */
+const PATIENCE = 10_000;
+const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
+
+/** @type {WeakMap<object, Store>} */
+const stores = new WeakMap();
+
+/** @param {Model} model @returns {Store} */
+function storeOf(model) {
+  let store = stores.get(model);
+  if (!store) stores.set(model, (store = { views: new Map(), answers: new Map(), clock: 0 }));
+  return store;
+}
+
+/**
+ * @param {{model: Model, el: HTMLElement}} context
+ * @param {Record<string, (widget: Widget, key: string) => Panel>} makers of the panels, by their tabs
+ */
+export function render({ model, el }, makers) {
+  const store = storeOf(model);
+  // Random, since anywidget gives each widget a module of its own: a counter would begin anew in every one.
+  const id = `remat-${Math.random().toString(36).slice(2)}-`;
+  const root = document.createElement("div");
+  root.className = "remat remat-widget";
+  root.hidden = true;
+  root.innerHTML = model.get("_frame").replaceAll("__remat__", id);
+  el.append(root);
+
+  /** @param {string} selector @returns {any} */
+  const one = (selector) => root.querySelector(selector);
+  /** @param {string} selector @returns {any[]} */
+  const all = (selector) => [...root.querySelectorAll(selector)];
+  /** @param {string} name */
+  const part = (name) => one(`[data-part="${name}"]`);
+  /** @param {string} name */
+  const panel = (name) => one(`[data-panel="${name}"]`);
+
+  let waiting = 0;
+  let late = 0;
+  const tabs = all('[role="tab"]').map((button) => button.dataset.tab);
+  const shared = { root, model, store, one, all, part, panel, send, ask, choose, say, status, place, copy, open, chosenAt };
+  const widget = /** @type {Widget} */ (/** @type {any} */ ({ ...shared, shown: null, tab: tabs[0], panels: {} }));
+  widget.linking = linking(widget);
+  widget.pinning = pinning(widget);
+  const history = choiceHistory(widget);
+  const names = checkpointNames(widget);
+  const twin = staticTwin(el);
+  for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
+  const panels = Object.values(widget.panels);
+  /** @type {NonNullable<Panel["controls"]>} */
+  const controls = {
+    policy: chooseControls,
+    at: chooseControls,
+    against: ({ value }) => widget.pinning.pin(value ? { policy: value, at: chosenAt() } : null),
+    beside: ({ checked }) => root.classList.toggle("remat-beside", checked),
+  };
+  /** @type {NonNullable<Panel["actions"]>} */
+  const actions = {
+    apply: () => send({ type: "apply", serial: store.clock }),
+    pin: pinShown,
+    undo: () => history.travel(-1),
+    redo: () => history.travel(1),
+    unpick() {
+      widget.linking.pick(widget.linking.picked);
+      one(`[data-tab="${widget.tab}"]`).focus();
+    },
+    "all-names": ({ dataset }) => names.setAll(dataset.state ?? ""),
+    copy: () => copy(widget.shown?.code ?? ""),
+    "copy-table"({ dataset }) {
+      const table = part(dataset.table ?? "").querySelector("table");
+      if (table) copy(tableText(table, dataset.as ?? "tsv"));
+      else say("There is no table to copy.");
+    },
+  };
+  /** @type {NonNullable<Panel["messages"]>} */
+  const messages = {
+    hello() {
+      // Only now is there a kernel behind the widget: until then the static twin is what can be read.
+      root.hidden = false;
+      twin.replace();
+    },
+    view({ view }) {
+      const key = keyOf(view.policy, view.at);
+      if (!store.views.get(key)?.complete) store.views.set(key, view);
+      widget.pinning.peeked(key);
+    },
+    peek({ error }) {
+      // Only where it failed; else the view itself has come.
+      widget.pinning.failed();
+      say(error, true);
+    },
+    say: saidByKernel,
+  };
+  for (const panel of panels) {
+    Object.assign(controls, panel.controls);
+    Object.assign(actions, panel.actions);
+    Object.assign(messages, panel.messages);
+  }
+
+  /** @param {object} content */
+  function send(content) {
+    clearTimeout(late);
+    // Of a kernel that dies, or is restarted from elsewhere, no widget is told.
+    late = window.setTimeout(() => say(LATE, true), PATIENCE);
+    model.send(content);
+  }
+
+  /** @param {string} text @param {boolean} [error] */
+  function say(text, error = false) {
+    clearTimeout(waiting);
+    part("status").textContent = text;
+    part("status").classList.toggle("remat-error", error);
+  }
+
+  function status() {
+    return part("status").textContent ?? "";
+  }
+
+  function chosenAt() {
+    return one('[data-control="at"]')?.value ?? widget.shown?.at ?? "function";
+  }
+
+  /** @param {string} text */
+  function copy(text) {
+    copyText(text).then(
+      () => say("Copied."),
+      (error) => say(`Not copied: ${error.message}.`, true),
+    );
+  }
+
+  /** Replaces a part's content and leaves the keyboard where it was. @param {string} name @param {string} html */
+  function place(name, html) {
+    const target = part(name);
+    const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
+    const again = focused && ["policy", "sort"].find((key) => focused.dataset[key] !== undefined);
+    const height = target.offsetHeight;
+    if (height) target.style.minHeight = `${height}px`;
+    target.innerHTML = html;
+    target.style.minHeight = "";
+    target.classList.remove("remat-stale");
+    if (again) {
+      const same = [...target.querySelectorAll(focused.tagName.toLowerCase())].find(
+        (/** @type {any} */ other) => other.dataset[again] === focused.dataset[again],
+      );
+      /** @type {HTMLElement | undefined} */ (same)?.focus();
+    }
+  }
+
+  // What is shown.
+
+  /** Shows the selection in the controls. @param {View} view */
+  function select(view) {
+    for (const name of /** @type {("policy" | "at")[]} */ (["policy", "at"])) {
+      /** @type {HTMLSelectElement | null} */
+      const control = one(`[data-control="${name}"]`);
+      if (!control) continue;
+      // A policy by names, or of the user's own, is in no table.
+      if (![...control.options].some((option) => option.value === view[name])) {
+        control.add(new Option(name === "policy" ? view.label : view.at, view[name]));
+      }
+      control.value = view[name];
+    }
+    one(".remat-meaning").textContent = view.meaning;
+    // The names of a half report would say "recompute" of nothing.
+    if (view.complete) names.select(view);
+  }
+
+  /** @param {View} view */
+  function show(view) {
+    if (widget.shown === view) return;
+    widget.shown = view;
+    history.remember(view);
+    select(view);
+    part("totals").innerHTML = view.parts.totals;
+    part("notes").innerHTML = view.parts.notes;
+    part("code").textContent = view.code || view.unpasted;
+    part("code").classList.toggle("remat-empty", !view.code);
+    one('[data-action="copy"]').disabled = !view.code;
+    showParts(view);
+    for (const panel of panels) panel.show?.(view);
+    for (const [name, number] of Object.entries(view.counts)) {
+      one(`[data-count="${name}"]`).textContent = number === null ? "…" : String(number);
+    }
+    root.setAttribute("aria-busy", String(!view.complete));
+    widget.pinning.contrast();
+    if (view.complete) widget.panels[widget.tab]?.fill?.();
+  }
+
+  /** The content of the panels that comes with every view. @param {View} view */
+  function showParts(view) {
+    // All is read before anything is written: a page is laid out anew for each that is asked for in between.
+    const before = tabs.filter((name) => name in view.parts).map((name) => {
+      const { scrollTop, scrollLeft, offsetHeight } = part(name);
+      return { name, target: part(name), scrollTop, scrollLeft, offsetHeight };
+    });
+    for (const { name, target, scrollTop, scrollLeft, offsetHeight } of before) {
+      // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
+      const stale = !view.complete && target.dataset.early === undefined && target.childElementCount > 0;
+      target.classList.toggle("remat-stale", stale);
+      if (stale) continue;
+      // Never shorter than it was while it is open: what is below would jump at each toggle.
+      if (offsetHeight) target.style.minHeight = `${offsetHeight}px`;
+      target.innerHTML = view.parts[name];
+      if (scrollLeft || scrollTop) target.scrollTo(scrollLeft, scrollTop);
+    }
+  }
+
+  /** @param {string} name @param {boolean} [focus] */
+  function open(name, focus = false) {
+    widget.tab = name;
+    for (const button of all('[role="tab"]')) {
+      const chosen = button.dataset.tab === name;
+      button.setAttribute("aria-selected", String(chosen));
+      button.tabIndex = chosen ? 0 : -1;
+      if (chosen && focus) button.focus();
+      panel(button.dataset.tab).classList.toggle("remat-open", chosen);
+      one(`.remat-panel-${button.dataset.tab}`).style.minHeight = "";
+    }
+    widget.panels[name]?.open?.();
+    if (widget.shown) widget.panels[name]?.fill?.();
+  }
+
+  // What is chosen.
+
+  /** @param {Record<string, any>} request @param {View} [cached] */
+  function ask(request, cached) {
+    store.clock += 1;
+    // What was chosen in between and never shown can be gone back to as well.
+    if (request.type === "choose") history.remember({ policy: request.policy, at: request.at });
+    if (cached) show(cached);
+    say("");
+    if (!cached?.complete) {
+      waiting = window.setTimeout(() => say(TRACING), 200);
+      root.setAttribute("aria-busy", "true");
+    }
+    send({ ...request, serial: store.clock });
+  }
+
+  /** @param {Choice} choice */
+  function askFor({ policy, at }) {
+    ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
+  }
+
+  /** Chooses a policy that is shown elsewhere than in the dropdown. @param {string} policy */
+  function choose(policy) {
+    askFor({ policy, at: widget.shown?.at ?? "function" });
+  }
+
+  function chooseControls() {
+    askFor({ policy: one('[data-control="policy"]').value, at: chosenAt() });
+  }
+
+  /** @param {HTMLElement} button */
+  function pinShown(button) {
+    const { shown } = widget;
+    const pinned = button.getAttribute("aria-pressed") === "true";
+    widget.pinning.pin(pinned || !shown ? null : { policy: shown.policy, at: shown.at });
+  }
+
+  // What the kernel sends.
+
+  /** @param {View} view */
+  function receive(view) {
+    if (!view?.parts) return;
+    const key = keyOf(view.policy, view.at);
+    const before = store.views.get(key);
+    // The jaxprs were sent once; later copies of the same view come without, and without their frame.
+    if (before?.bodies && !view.bodies) [view.bodies, view.jaxprs] = [before.bodies, before.jaxprs];
+    if (view.complete || !before?.complete) store.views.set(key, view);
+    if (view.serial < store.clock) return widget.pinning.contrast();
+    store.clock = view.serial;
+    if (view.complete) {
+      clearTimeout(waiting);
+      if ([TRACING, LATE].includes(status())) say("");
+    }
+    show(store.views.get(key) ?? view);
+  }
+
+  const onView = () => {
+    clearTimeout(late);
+    receive({ ...model.get("_view") });
+  };
+
+  /** @param {any} message */
+  function onMessage(message) {
+    clearTimeout(late);
+    if (status() === LATE) say("");
+    messages[message.type]?.(message);
+  }
+
+  /** @param {{text: string, error: boolean, serial: number}} message */
+  function saidByKernel({ text, error, serial }) {
+    if (serial < store.clock) return;
+    say(text, error);
+    const { shown } = widget;
+    if (!error || !shown) return;
+    history.forget();
+    root.setAttribute("aria-busy", "false");
+    const good = model.get("_view");
+    const last = store.views.get(keyOf(good.policy, good.at));
+    if (last && last !== shown) show(last);
+    else select(shown);
+  }
+
+  // What the reader does.
+
+  root.addEventListener("change", (event) => {
+    const target = /** @type {HTMLInputElement} */ (event.target);
+    controls[target.dataset.control ?? ""]?.(target);
+    if (target.dataset.name !== undefined) names.ask();
+  });
+
+  root.addEventListener("input", (event) => {
+    const target = /** @type {HTMLInputElement} */ (event.target);
+    if (target.dataset.find === "names") names.find(target.value);
+  });
+
+  root.addEventListener("click", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const policy = /** @type {HTMLElement | null} */ (target.closest("[data-policy]"));
+    if (policy?.dataset.policy !== undefined) return choose(policy.dataset.policy);
+    const button = target.closest("button");
+    if (!button) return;
+    const { tab, pick, action } = button.dataset;
+    if (tab) open(tab);
+    else if (pick) widget.linking.pick(pick);
+    else if (action) actions[action]?.(button);
+  });
+
+  one('[role="tablist"]').addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    const here = tabs.indexOf(widget.tab);
+    /** @type {Record<string, number>} */
+    const moves = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: tabs.length - 1 };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    open(tabs[(moves[event.key] + tabs.length) % tabs.length], true);
+  });
+
+  root.addEventListener("keydown", (event) => {
+    const target = /** @type {any} */ (event.target);
+    // In a field of text the keys undo what was typed.
+    if ((event.ctrlKey || event.metaKey) && /^[zy]$/i.test(event.key) && target.type !== "search") {
+      event.preventDefault();
+      return history.travel(event.key.toLowerCase() === "y" || event.shiftKey ? 1 : -1);
+    }
+    // The points of the picture are buttons, which HTML's own would be without this.
+    if (target.getAttribute?.("role") !== "button" || ![" ", "Enter"].includes(event.key)) return;
+    event.preventDefault();
+    choose(target.dataset.policy);
+  });
+
+  root.addEventListener("mouseover", (event) => widget.linking.point(/** @type {Element} */ (event.target)));
+
+  model.on("change:_view", onView);
+  model.on("msg:custom", onMessage);
+  open(widget.tab);
+  onView();
+  model.send({ type: "hello" });
+
+  return () => {
+    for (const panel of panels) panel.stop?.();
+    clearTimeout(waiting);
+    clearTimeout(late);
+    model.off("change:_view", onView);
+    model.off("msg:custom", onMessage);
+    twin.restore();
+  };
+}

@@ -1,0 +1,341 @@
+"""The widget itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import traitlets
+from IPython.core.getipython import get_ipython
+from rich.console import Console
+
+from remat_magic.api import Policy, Trace
+from remat_magic.records import Plan, Report
+from remat_magic.views import html, text
+from remat_magic.views import plan as plan_views
+from remat_magic.widget.bundle import widget_script
+from remat_magic.widget.channel import Channel
+from remat_magic.widget.frame import frame
+from remat_magic.widget.idle import Prefetch, idle_time
+from remat_magic.widget.live_trace import Inputs, LiveTrace
+from remat_magic.widget.panel import Panel, Request
+from remat_magic.widget.panels import PANELS
+from remat_magic.widget.rendered import Kept, Rendered
+from remat_magic.widget.selection import Selection, Wish
+from remat_magic.widget.worker import Worker, sentence_of
+from remat_magic.wording import printable
+
+__all__ = ["RematWidget"]
+
+
+class RematWidget(Channel):
+    """What a function keeps for its backward pass, and what every other policy would do.
+
+    Args:
+        trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface).
+        policy: what to show first: a choice's key.
+        at: where the policy is applied; None is the trace's own default.
+        title: a line before the signature, of how the inspection came about.
+        apply: called with this widget by the Apply button; returns the sentence to show. None hides the button.
+        namespace: the user's namespace, in which a policy that is no key is looked up.
+        cell_id: the cell that shows the widget: when it runs again, the widget is closed.
+        inputs: positional and keyword arguments with values, for measured runs; held until the widget is closed.
+        panels: the tabs.
+
+    Attributes:
+        policy: the key of the chosen policy. Assigning does what the dropdown does; a policy that fails raises
+            RematError and leaves everything as it was.
+        at: where it is applied: "function", a site's key or "sites".
+
+    Raises:
+        RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
+    """
+
+    _css = html.style(live=True)
+    _frame = traitlets.Unicode().tag(sync=True)
+    _view = traitlets.Dict().tag(sync=True)
+    _live = LiveTrace(None)
+    policy = traitlets.Unicode("as_written")
+    at = traitlets.Unicode("function")
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy = "as_written",
+        at: str | None = None,
+        *,
+        title: str = "",
+        apply: Callable[[RematWidget], str] | None = None,
+        namespace: Mapping[str, Any] | None = None,
+        cell_id: str | None = None,
+        inputs: Inputs | None = None,
+        panels: tuple[type[Panel], ...] = PANELS,
+    ) -> None:
+        live = LiveTrace(trace, namespace, inputs)
+        first = live.preview(policy, trace.default_at if at is None else at)
+        self._title = title
+        self._apply = apply
+        self._selection = Selection(Wish(first.policy, first.at))
+        self._good = first
+        self._panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in panels)
+        self._answering = {kind: panel for panel in self._panels for group in panel.asks for kind in group}
+        self._prefetch = Prefetch()
+        self._rendered = Rendered(title, self._panels)
+        self._worker = Worker[Wish](self._work)
+        self._peek_worker = Worker[Wish](self._peek)
+        self._kept = Kept(self._rendered)
+        self._idle = idle_time(get_ipython()) if _kernel() else None
+        self._esm = widget_script(panels)
+        self._live = live
+        super().__init__(
+            _frame=frame(live, self._panels, title=title, can_apply=apply is not None),
+            _view={**self._render(first), "serial": 0},
+        )
+        self._settle(first, self._selection.wished)
+        self.on_msg(self._on_message)
+        if self._idle is not None:
+            self._idle.keep(self, cell_id)
+
+    def __repr__(self) -> str:
+        if self._live.closed:
+            return "RematWidget(closed)"
+        place = "" if self.at == "function" else f", at={self.at!r}"
+        return f"RematWidget({printable(self._live.trace.function_name)}, policy={self.policy!r}{place})"
+
+    @property
+    def report(self) -> Report:
+        """The report of the current choice.
+
+        Raises:
+            RematError: the widget is closed.
+        """
+        return self._report(self.policy, self.at)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is shown, to be saved or applied elsewhere; None where the choice is no plan."""
+        return self._live.plans().get(self.policy)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The inspected function with the current choice applied.
+
+        Raises:
+            RematError: the widget is closed.
+        """
+        return self._live.trace.function(*self._live.arguments(self.policy, self.at))
+
+    def close(self) -> None:
+        """Let go of everything: the trace, the reports, the browser's view."""
+        if self._live.closed:
+            return
+        self._live.close()
+        self._worker.post(None)
+        self._peek_worker.post(None)
+        for panel in self._panels:
+            panel.close()
+        layout = self.layout
+        super().close()
+        layout.close()
+        self._rendered = Rendered("", ())
+        self._kept = Kept(self._rendered)
+        self._apply = None
+        self._good = Report("", "")
+        self._view = {}
+        self._frame = ""
+
+    def _report(self, policy: str, at: str) -> Report:
+        return self._live.trace.report(*self._live.arguments(policy, at))
+
+    # The selection.
+
+    @traitlets.validate("policy", "at")
+    def _validate(self, proposal: Any) -> str:
+        """Raise for a choice that fails before anything changes; the trace remembers the report."""
+        value: str = proposal["value"]
+        name, wished = proposal["trait"].name, self._selection.wished
+        # With what was asked for last, which may not be shown yet: an assignment takes back a click just before it.
+        asked = replace(wished, **{name: value})
+        unchanged = asked == wished and value == getattr(self, name)
+        if unchanged or self._selection.settling:
+            return value
+        report = self._live.preview(asked.policy, asked.at)
+        # Before the trait changes: from here on the worker does not put an older wish in its place.
+        self._choose(report.policy, report.at)
+        return report.policy if name == "policy" else report.at
+
+    @traitlets.observe("policy", "at")
+    def _changed(self, change: Any) -> None:
+        """Ask again where threads assign in one order and were validated in another: the traits have the last word."""
+        wished = self._selection.wished
+        asked = replace(wished, **{change.name: getattr(self, change.name)})
+        if asked != wished and not self._selection.settling:
+            self._choose(asked.policy, asked.at)
+
+    def _choose(self, policy: str, at: str, serial: int = 0) -> None:
+        wish = self._selection.wish(policy, at, serial)
+        if _kernel() is None:
+            return  # nobody looks: ``report`` computes on access
+        self._worker.post(wish)
+        if self._idle is not None:
+            self._idle.resume(self)
+
+    def _choose_plan(self, plan: Plan, serial: int) -> None:
+        """Show a plan like any other policy, unless something newer is wished for."""
+        if self._live.closed or serial < self._selection.serial:
+            return
+        report = self._live.preview(plan, plan.at)
+        self._choose(report.policy, report.at, serial)
+
+    def _settle(self, report: Report, wish: Wish) -> None:
+        """Make the traits say what is shown, unless something newer is wished for."""
+
+        def assign() -> None:
+            self.policy, self.at = report.policy, report.at
+
+        self._selection.settle(wish, report.policy, report.at, assign)
+
+    def _wanted(self, wish: Wish) -> bool:
+        return not self._live.closed and self._selection.is_newest(wish)
+
+    def _work(self, wish: Wish) -> None:
+        """On the worker's thread: the residuals first, then everything, each published if still wanted."""
+        if not self._wanted(wish):
+            return
+        try:
+            report = self._live.preview(wish.policy, wish.at)
+            if self._wanted(wish):
+                self._settle(report, wish)
+                self._publish(report, wish.serial)
+            if not report.complete and self._wanted(wish):
+                report = self._report(wish.policy, wish.at)
+                if self._wanted(wish):
+                    self._publish(report, wish.serial)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            if self._wanted(wish):
+                self._settle(self._good, wish)
+                self._publish(self._good, wish.serial)
+                self._say(sentence_of(error), error=True)
+
+    # The browser.
+
+    def _render(self, report: Report) -> dict[str, Any]:
+        meanings = {choice.key: choice.meaning for choice in self._live.trace.choices()}
+        plans = self._live.plans()
+        meanings |= {key: plan_views.plan_meaning(plan) for key, plan in plans.items()}
+        return self._rendered.view(report, meanings, dict.fromkeys(plans, plan_views.UNPASTED))
+
+    def _publish(self, report: Report, serial: int) -> None:
+        self._view = {**self._render(report), "serial": serial}
+        if report.complete:
+            self._good = report
+            if not self._live.closed:
+                self._kept.update(get_ipython(), report)
+
+    def _peek(self, wish: Wish) -> None:
+        """Send a view that the shown one is compared with."""
+        if self._live.closed:
+            return
+        try:
+            report = self._report(wish.policy, wish.at)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
+        else:
+            self._send_view({**self._render(report), "policy": wish.policy, "at": wish.at})
+
+    def _say(self, sentence: str, *, error: bool = False) -> None:
+        self.send({"type": "say", "text": sentence, "error": error, "serial": self._selection.serial})
+
+    def _send_live(self, message: dict[str, Any]) -> None:
+        if not self._live.closed:
+            self.send(message)
+
+    def _send_view(self, view: dict[str, Any]) -> None:
+        self.send({"type": "view", "view": {**view, "serial": 0}})
+
+    def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        """A message from the browser, on whichever thread the kernel delivers it: nothing is traced here."""
+        if self._live.closed or not isinstance(content, Mapping):
+            return
+        request = Request(content)
+        # At once, or what takes long looks as if the kernel were gone.
+        self.send({"type": "hello" if request.kind == "hello" else "heard"})
+        match request.kind:
+            case "hello":
+                for view in self._rendered.complete().values():
+                    self._send_view(view)
+            case "choose":
+                self._choose(request.policy, request.at, request.serial)
+            case "names":
+                self._choose(_names_policy(content["names"]), request.at, request.serial)
+            case "peek":
+                self._peek_worker.post(Wish(request.policy, request.at))
+            case "apply":
+                self._on_apply()
+            case kind if kind in self._answering:
+                self._answering[kind].handle(request)
+            case kind:
+                raise ValueError(f"unknown message from the browser: {kind!r}")
+
+    def _on_apply(self) -> None:
+        apply = self._apply
+        if apply is None:
+            return
+
+        def act() -> None:
+            try:
+                self._say(apply(self))
+            except Exception as error:  # noqa: BLE001 -- shown to the reader, who pressed the button
+                self._say(sentence_of(error), error=True)
+
+        if self._idle is None:
+            act()
+        elif self._idle.soon(act):
+            self._say("Applies when the running cell has ended.")
+
+    def prefetch(self) -> bool:
+        """Compute one more policy, on the main thread between cells.
+
+        Returns:
+            Whether to go on: not when all are cached, or when one took longer than is felt.
+        """
+        if self._live.closed:
+            return False
+        report, more = self._prefetch.step(self._live, self.at, self._rendered.complete())
+        if report is not None:
+            self._send_view(self._render(report))
+        self._kept.catch_up(get_ipython(), self._good, grown=report is not None, more=more)
+        return more
+
+    # The output.
+
+    def _ipython_display_(self) -> None:
+        """Show a static part that is kept with the notebook, then the live one, which hides it."""
+        shell = get_ipython()
+        if shell is None or self._live.closed:
+            sys.stdout.write(f"{self!r}\n")
+            return
+        if _kernel() is None:
+            # After "Out[3]: ", which the terminal has written already.
+            sys.stdout.write("\n")
+            Console(file=sys.stdout, force_jupyter=False).print(text.render(self.report, title=self._title))
+            return
+        self._kept.publish(shell, self._good)
+        bundle = self._repr_mimebundle_()
+        if bundle is not None:
+            shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
+        self._publish(self.report, self._selection.serial)
+
+
+def _kernel() -> Any:
+    """The kernel that this process is, through which a browser may look; None in a terminal and in plain Python."""
+    return getattr(get_ipython(), "kernel", None)
+
+
+def _names_policy(names: Mapping[str, str]) -> str:
+    """The policy that saves and offloads the given names and recomputes the rest."""
+    save = [name for name, state in names.items() if state == "save"]
+    offload = [name for name, state in names.items() if state == "offload"]
+    return f"names(save={save!r}, offload={offload!r})"

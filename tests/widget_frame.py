@@ -1,0 +1,18 @@
+"""The widget's frame for a trace that is made by hand."""
+
+from types import SimpleNamespace
+
+from remat_magic.records import Choice
+from remat_magic.widget.frame import frame
+from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.widget.panels import PANELS
+from tests.views_records import small
+
+
+def frame_of(*, title="", devices=(), has_inputs=False, can_apply=True, **changes):
+    """The widget's frame for a trace with these attributes."""
+    choices = changes.pop("choices", (Choice("none", "none", "No checkpoint."),))
+    attributes = {"signature": "f(x) -> y", "wrt": ("x",), "sites": small().sites, "names": ("a",),
+                  "function_name": "f", **changes}  # fmt: skip
+    live = LiveTrace(SimpleNamespace(choices=lambda: choices, **attributes), inputs=((), {}) if has_inputs else None)
+    return frame(live, [panel(live, None, None) for panel in PANELS], title=title, can_apply=can_apply)
