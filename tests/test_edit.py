@@ -16,6 +16,7 @@ from remat_magic import _jax
 from remat_magic.records import PlannedValue, RematError
 from tests.benchmarks import models, named_models
 from tests.programs import PROGRAMS, f32
+from tests.test_models import library
 
 _count = itertools.count()
 
@@ -347,6 +348,35 @@ def test_methods_of_objects(module):
     assert type(model) is type(held) is made.Model
 
 
+# ------------------------------------------------------------------------------------------ objects, and where they are
+
+HOLDERS = {
+    "a global": ("MODEL = Model(jnp.ones((4, 4)))", "def f(w, x):\n    return MODEL(x @ w)"),
+    "a closure": (
+        "def make(model):\n    def f(w, x):\n        return model(x @ w)\n    return f",
+        "f = make(Model(jnp.ones((4, 4))))",
+    ),
+    "a default": ("MODEL = Model(jnp.ones((4, 4)))", "def f(w, x, model=MODEL):\n    return model(x @ w)"),
+    "a keyword's default": ("MODEL = Model(jnp.ones((4, 4)))", "def f(w, x, *, model=MODEL):\n    return model(x @ w)"),
+    "a list": ("MODELS = [Model(jnp.ones((4, 4)))]", "def f(w, x):\n    return sum(model(x @ w) for model in MODELS)"),
+    "another object": (
+        "class Holder:\n    pass\n\nHELD = Holder()\nHELD.me, HELD.model = HELD, Model(jnp.ones((4, 4)))",
+        "def f(w, x):\n    return HELD.me.model(x @ w)",
+    ),
+    "a bound method": ("CALL = Model(jnp.ones((4, 4))).__call__", "def f(w, x):\n    return CALL(x @ w)"),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_methods_are_edited_wherever_their_object_is_held(module, holder):
+    made = module(CLASS.replace("def f(", "def unused(") + "\n\n".join(HOLDERS[holder]))
+    before = dict(vars(made))
+    edit = kept(made.f, SQUARE, "v @ self.w")
+    assert "return checkpoint_name(v @ self.w, " in edit.apply_text()
+    assert edit.verified, edit.differences
+    assert dict(vars(made)) == before
+
+
 # ---------------------------------------------------------------------------------------------- checkpoints as written
 
 BODY = "\ndef block(w, x):\n    return jnp.sin(x @ w)\n"
@@ -586,6 +616,180 @@ def test_formatted_strings_are_left_alone(module):
     assert edit.verified or "inside a formatted string" in edit.unnamed[0]
 
 
+# ------------------------------------------------------------------------------------------------ why there is no name
+
+UNNAMED = "a branch of lax.cond, a loop of unknown length or a function with a derivative rule of its own"
+# A function, one of its residuals by its primitive and the place to keep it at, and why it is not named there.
+REASONS = {
+    "a branch": (
+        "def f(w, x):\n    return jax.lax.cond(x[0] > 0, lambda x: jnp.sin(jnp.sin(x) @ w), lambda x: x, x).sum()",
+        ("sin", "function"),
+        f"f32[4], sin, FILE:6, is made in {UNNAMED}, where no plan chooses among values.",
+    ),
+    "the derivative": (
+        "def f(w, x):\n    return jnp.sin(x @ w).sum()",
+        ("cos", "function"),
+        "f32[4], cos, FILE:6, is made only by the derivative: no expression that the function itself runs has it.",
+    ),
+    "a rule for derivatives": (
+        "@jax.custom_vjp\ndef act(x):\n    return jnp.sin(x)\n\n"
+        "act.defvjp(lambda x: (jnp.sin(x), jnp.exp(x)), lambda y, g: (g * y,))\n\n"
+        "def f(w, x):\n    return act(x @ w).sum()",
+        ("exp", "function"),
+        "f32[4], exp, FILE:12, is made only by the derivative: no expression that the function itself runs has it.",
+    ),
+    "a complex number": (
+        "def f(w, x):\n    y = (x @ w) * (1 + 2j)\n    return (y * y).real.sum()",
+        ("mul", "function"),
+        "c64[4], mul, FILE:6, is complex, and JAX cannot save complex values by name.",
+    ),
+    "outside of the place": (
+        "@jax.checkpoint\ndef block(w, x):\n    return jnp.sin(x @ w) @ w\n\n"
+        "def f(w, x):\n    y = jnp.exp(x @ w)\n    return block(w, y).sum()",
+        ("exp", "block"),
+        "f32[4], exp, FILE:10, is made outside of what the policy at 'block' is for.",
+    ),
+    "an argument": (
+        "def f(w, x):\n    return jnp.sin(x @ w).sum()",
+        ("", "function"),
+        "f32[4,4], w, is kept without a name: it is an argument.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_why_no_name_can_keep_a_residual(module, case):
+    text, (primitive, at), reason = REASONS[case]
+    made = module(f"\n\n{text}\n")
+    trace = rm.trace(made.f, *SQUARE)
+    residuals = [row for row in trace.report("none", "function").residuals if row.primitive == primitive]
+    edit = trace.edit(residuals[:1], at)
+    assert edit.names == ()
+    assert edit.unnamed == (reason.replace("FILE", f"{made.__name__}.py"),)
+
+
+def test_what_is_inside_an_expression_of_a_library_is_so_called(module):
+    made = module("\n\ndef f(w, x):\n    return jax.nn.gelu(x @ w).sum()\n")
+    trace = rm.trace(made.f, *SQUARE)
+    edit = trace.edit([row for row in trace.report("none").residuals if row.primitive == "mul"])
+    assert set(edit.unnamed) == {
+        f"mul f32[4] is made inside `jax.nn.gelu(x @ w)`, {made.__name__}.py:6, which gives another value, and no "
+        "expression that can be named has it."
+    }
+
+
+def test_what_cannot_be_executed_again_is_not_said_to_have_no_expression(module):
+    """The class is made by a function, which is not called again: its method runs as it was."""
+    made = module(
+        """
+        def make():
+            class Local:
+                def __call__(self, w, x):
+                    return jnp.sin(x @ w).sum()
+            return Local
+
+        KIND = make()
+
+        def f(w, x):
+            return KIND()(w, x)
+        """
+    )
+    edit = kept(made.f, SQUARE, "x @ w")
+    (reason,) = edit.unnamed
+    assert "is made in __call__" in reason
+    assert "which no edit reaches" in reason
+    assert "no expression" not in reason
+
+
+def test_a_carried_value_of_a_lambda_says_what_to_write_instead(module):
+    made = module(
+        "\n\ndef f(ws, x):\n    return jax.lax.scan(lambda c, w: (jnp.sin(w @ c) * c, None), x, ws)[0].sum()\n"
+    )
+    trace = rm.trace(made.f, f32(8, 4, 4), f32(4))
+    naming = trace.engine.dissect("function").naming
+    ((key, value),) = ((key, value) for key, value in naming.values.items() if value.output is None)
+    source = trace.engine.index.place(value.eqn).source
+    planned = PlannedValue(key, 128, source=source)
+    draft = dataclasses.replace(two_layers(module)[1], names=(planned,), fingerprint=naming.fingerprint)
+    (reason,) = trace.edit(draft).unnamed
+    assert "by a lambda, whose parameters can only be named where they are used just once" in reason
+
+
+def test_what_names_nothing_says_why(module):
+    made = module("\n\ndef f(w, x):\n    return jnp.sin(x @ w).sum()\n")
+    trace = rm.trace(made.f, *SQUARE)
+    assert trace.edit([]).unnamed == ("no residual was chosen, so none is given a name.",)
+    assert trace.edit("as_written").unnamed == ("the policy is the one that is written, so nothing is to be edited.",)
+    assert trace.edit("none").unnamed == ("f has no jax.checkpoint of its own to be taken off.",)
+    assert trace.edit("dots_saveable").unnamed == ()
+
+
+def test_arguments_that_no_checkpoint_can_take_are_refused(module):
+    made = module("\n\ndef f(model, x):\n    return model['act'](x @ model['w']).sum()\n")
+    trace = rm.trace(made.f, {"w": SQUARE[0], "act": jnp.sin}, SQUARE[1])
+    with pytest.raises(
+        RematError, match=r"the argument model of f holds model\['act'\], of type .*: pass the arrays apart"
+    ):
+        trace.edit("dots_saveable")
+
+
+def test_what_raises_apart_from_the_session_is_refused_in_one_sentence(module):
+    made = module(
+        """
+        RAN = []
+
+        def f(w, x):
+            RAN.append(1)
+            if len(RAN) > 1:
+                raise ValueError("only once\\nand no more")
+            return jnp.sin(x @ w).sum()
+        """
+    )
+    trace = rm.trace(made.f, *SQUARE)
+    with pytest.raises(RematError) as raised:
+        trace.edit(rows(trace, "x @ w"))
+    assert str(raised.value) == (
+        "f raises when it is executed apart from your session, to see what an edit does: ValueError: only once."
+    )
+    edit = trace.edit("dots_saveable")
+    assert edit.differences == (str(raised.value),)
+    assert not edit.verified
+
+
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("remat_magic.editing"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+import jax
+import jax.numpy as jnp
+import remat_magic as rm
+
+trace = rm.trace(jax.checkpoint(lambda w, x: jnp.sin(x @ w).sum()), jnp.ones((4, 4)), jnp.ones(4))
+assert trace.report().residuals
+plan = trace.plan("90%")
+assert trace.report(plan).saved_bytes == plan.saved_bytes
+assert trace.what_if() and trace.advice() is not None and trace.compare().rows
+assert not any(name.startswith("remat_magic.editing") for name in sys.modules)
+try:
+    trace.edit(plan)
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_editing_is_optional():
+    """Traces, reports and plans are made where its folder is not there, and an edit says what is missing."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300)
+    assert ran.stderr == ""
+    assert ran.stdout == "No module named 'remat_magic.editing'\n"
+
+
 # ------------------------------------------------------------------------------------------------------ no side effects
 
 
@@ -794,6 +998,83 @@ def test_models(model, small):
     for plan in planned(trace):
         edit = holds(trace, plan)
         assert edit.verified or edit.closest or nested(trace, plan)
+
+
+EQUINOX = """
+import equinox as eqx
+
+class Net(eqx.Module):
+    first: eqx.nn.Linear
+    rest: eqx.nn.MLP
+
+    def __init__(self, key):
+        self.first, self.rest = eqx.nn.Linear(4, 4, key=key), eqx.nn.MLP(4, 4, 8, 2, key=key)
+
+    def __call__(self, x):
+        return self.rest(jnp.sin(self.first(x))).sum()
+
+MODEL = Net(jax.random.key(0))
+ARRAYS, STATIC = eqx.partition(MODEL, eqx.is_array)
+
+def f(arrays, x):
+    return jax.vmap(eqx.combine(arrays, STATIC))(x).sum()
+
+def make(static):
+    def g(arrays, x):
+        return jax.vmap(eqx.combine(arrays, static))(x).sum()
+    return g
+
+g = make(STATIC)
+
+def whole(model, x):
+    return jax.vmap(model)(x).sum()
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fun", ["f", "g"])
+def test_a_model_of_equinox_in_two_parts(module, fun):
+    library("equinox")
+    made = module(EQUINOX)
+    trace = rm.trace(getattr(made, fun), made.ARRAYS, f32(3, 4))
+    assert trace.edit("dots_saveable").verified
+    edit = trace.edit([row for row in trace.report("everything_saveable").residuals if row.primitive == "sin"])
+    assert "self.rest(checkpoint_name(jnp.sin(self.first(x)), " in edit.apply_text()
+    assert edit.verified, edit.differences
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_equinox_in_one_part_is_refused(module):
+    library("equinox")
+    made = module(EQUINOX)
+    trace = rm.trace(made.whole, made.MODEL, f32(3, 4))
+    with pytest.raises(RematError, match=r"holds model.rest.activation, .*: pass the arrays apart from the rest"):
+        trace.edit("dots_saveable")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_flax_that_is_global(module):
+    library("flax.linen")
+    made = module(
+        """
+        import flax.linen as nn
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(4)(jnp.sin(nn.Dense(8)(x))).sum()
+
+        NET = Net()
+        PARAMS = jax.eval_shape(NET.init, jax.random.key(0), jnp.ones((2, 4)))
+
+        def f(params, x):
+            return NET.apply(params, x)
+        """
+    )
+    trace = rm.trace(made.f, made.PARAMS, f32(2, 4))
+    edit = trace.edit([row for row in trace.report("everything_saveable").residuals if row.primitive == "sin"])
+    assert 'nn.Dense(4)(checkpoint_name(jnp.sin(nn.Dense(8)(x)), "Dense_sin"))' in edit.apply_text()
+    assert edit.verified, edit.differences
 
 
 # Why no edit is the plan: its values are one layer's of several, or made inside a library's function.

@@ -59,9 +59,9 @@ class Edit(Displayed):
     """An edit of the user's source, with what JAX does with the edited text.
 
     ``files`` are all the texts that change, ``names`` what the policy at ``at`` saves by name. ``unnamed`` says in a
-    sentence each which values have no expression in the source that makes just them, and why. ``verified`` is True
-    where the edited text, executed apart from the user's session and traced with the same arguments, has the residuals
-    of the plan (as a multiset of types) and saves as many bytes; where it is not, ``differences`` says what differs.
+    sentence each which values have no name, or why nothing is edited. ``verified`` is True where the edited text,
+    executed apart from the user's session and traced with the same arguments, has the residuals of the plan (as a
+    multiset of types) and saves as many bytes; where it is not, ``differences`` says what differs.
     ``saved_bytes`` and ``recomputed_flops`` are of the edited text, None where it could not be traced; the ``planned``
     ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
     plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
