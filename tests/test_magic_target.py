@@ -148,6 +148,8 @@ def test_a_missing_name_in_args(with_jax):
 def test_an_error_within_args_is_the_users_own(with_jax):
     result = with_jax.run('%%remat --args "1 / 0"', LAYER)
     assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert "ZeroDivisionError" in with_jax.out
+    assert "remat_magic" not in with_jax.out
 
 
 def test_what_is_no_function(with_jax):

@@ -249,6 +249,7 @@ def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], 
         RematError: a name or a variable is missing, or the call is none that has a backward pass. What else goes wrong
             in ``written`` is raised as it is.
     """
+    __tracebackhide__ = True
     if written is not None:
         return called(fun, *_written_arguments(written, namespace))
     args, kwargs, used = _arguments_by_name(fun, variables)
@@ -260,6 +261,7 @@ def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], 
 
 
 def _written_arguments(written: str, namespace: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    __tracebackhide__ = True
     code = f"(lambda *args, **kwargs: (args, kwargs))(\n{written}\n)"
     try:
         return eval(compile(code, "<--args>", "eval"), dict(namespace))  # noqa: S307  (the user's own Python)

@@ -9,7 +9,7 @@ import ast
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
@@ -141,13 +141,11 @@ class RematMagics(Magics):
             return options
         from remat_magic import policies
 
-        try:
+        with _one_sentence():
             key = policies.Key.parse(options.policy, namespace=self.session.namespace)
             if not {"*", *key.identifiers} & set(bound):
                 # Which checkpoint names the function has is not known yet: those that are asked for will do.
                 policies.resolve(key, key.names, self.session.namespace)
-        except RematError as error:
-            raise UsageError(printable(str(error))) from None
         return options
 
     def inspect_call(self, line: str, fun: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -157,48 +155,43 @@ class RematMagics(Magics):
         with ``--text``, where all is printed), and raises UsageError of one sentence for what the user can mend.
         """
         __tracebackhide__ = True
-        from remat_magic.notebook import callee
+        from remat_magic.notebook.callee import called, makes_a_function
 
-        if callee.makes_a_function(fun):
+        if makes_a_function(fun):
             return self.inspect_function(line, fun(*args, **kwargs))
-        return self._inspect(line, lambda _: callee.called(fun, args, kwargs))
+        with _one_sentence():
+            return self._inspect(called(fun, args, kwargs), parse(self.parser, line))
 
     def inspect_function(self, line: str, fun: Any, /) -> Any:
         """Inspect a function with the arguments that ``--args`` or the namespace gives."""
         __tracebackhide__ = True
-        return self._inspect(line, lambda options: self._with_arguments(fun, options))
+        from remat_magic.notebook.callee import with_arguments
+
+        session, options = self.session, parse(self.parser, line)
+        with _one_sentence():
+            if not callable(fun):
+                raise RematError(f"`{options.expression}` is a {type(fun).__name__}: name a function or a call.")
+            return self._inspect(with_arguments(fun, options.args, session.namespace, session.variables), options)
 
     def inspect_defined(self, line: str, functions: list[str], assigned: list[str]) -> Any:
         """Inspect the function that the cell defines."""
         __tracebackhide__ = True
         from remat_magic.notebook.callee import defined
 
-        namespace = self.session.namespace
-        return self._inspect(
-            line, lambda options: self._with_arguments(defined(namespace, functions, assigned), options)
-        )
+        with _one_sentence():
+            return self.inspect_function(line, defined(self.session.namespace, functions, assigned))
 
-    def _with_arguments(self, fun: Any, options: Options) -> Callee:
-        from remat_magic.notebook.callee import with_arguments
-
-        if not callable(fun):
-            raise RematError(f"`{options.expression}` is a {type(fun).__name__}: name a function or a call.")
-        return with_arguments(fun, options.args, self.session.namespace, self.session.variables)
-
-    def _inspect(self, line: str, callee_of: Callable[[Options], Callee]) -> Any:
-        """The whole way, from the line's options to the widget."""
+    def _inspect(self, callee: Callee, options: Options) -> Any:
+        """From the callee to the widget."""
         __tracebackhide__ = True
         from remat_magic.notebook.inspection import inspected, traced
 
-        session, options = self.session, parse(self.parser, line)
+        session = self.session
         try:
-            callee = callee_of(options)
             rebinding = self._rebinding(callee, options)
             trace = traced(callee, options.wrt)
             session.remember(trace)
             return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
-        except RematError as error:
-            raise UsageError(printable(str(error))) from None
         except KeyboardInterrupt as interrupt:
             # IPython keeps the last error and with it these frames, which hold a model, and JAX's settings in force
             # where the interrupt came between two steps of a `with`.
@@ -247,6 +240,15 @@ class RematMagics(Magics):
         self.show(value)
 
 
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Let IPython say what the user can mend in one sentence, without a traceback."""
+    try:
+        yield
+    except RematError as error:
+        raise UsageError(printable(str(error))) from None
+
+
 def load(ip: InteractiveShell) -> None:
     """Register the magic, its transformers, completion and event; loading twice leaves one of each."""
     unload(ip)
@@ -271,9 +273,9 @@ def unload(ip: InteractiveShell) -> None:
         (ip.ast_transformers, magics.transformer),
         (cast("Any", ip.Completer).custom_matchers, magics.matcher),
     ]
-    for where, ours in registered:
+    for registry, hook in registered:
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises
-            where.remove(ours)
+            registry.remove(hook)
     ip.events.unregister("pre_run_cell", magics.session.pre_run_cell)
     idle = sys.modules.get("remat_magic.widget.idle")  # no widget was ever shown where it is not imported
     if idle is not None:
