@@ -9,8 +9,14 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.facts.contractions import in_program
-from remat_magic.measuring.disagree import between, forward_is_dead, kept_less, recomputation_of, undone
-from remat_magic.measuring.hlo import contractions
+from remat_magic.measuring.departures import (
+    contractions,
+    forward_is_dead,
+    kept_less,
+    recomputation_of,
+    undone,
+    without_effect,
+)
 from remat_magic.measuring.measure import compile_for_memory
 from remat_magic.records import Measurement, Report, Residual
 from tests.benchmarks.named_models import resnet, transformer
@@ -53,7 +59,6 @@ def repeated(trace, policy="as_written", at=None):
 # ------------------------------------------------------------------------------------------------ counting contractions
 
 
-@pytest.mark.each_once
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_program_runs_the_contractions_of_its_jaxpr(name, remat3):
     """XLA splits none and merges none: the two counts share no code and agree to the size."""
@@ -127,7 +132,6 @@ def test_matmuls_that_xla_merges_are_told(remat3):
     assert sentence.endswith("leave prevent_cse at its default, True.")
 
 
-@pytest.mark.each_once
 @pytest.mark.parametrize("name", [*MODELS, "barrier", "none"])
 def test_told_exactly_where_matmuls_are_missing(name, remat3):
     """By the plain count beside that of the program without checkpoints (jax 0.10.2 merges some through barriers)."""
@@ -259,7 +263,7 @@ def pair(policy, saved, temp, at="function", **more):
 
 
 def test_savings_that_do_not_show_are_told():
-    found = between([pair("none", 1000, 2000), pair("nothing_saveable", 0, 1950)])
+    found = without_effect([pair("none", 1000, 2000), pair("nothing_saveable", 0, 1950)])
     assert found == {
         1: "nothing_saveable saves 1.00 kB less than no checkpoint, yet XLA's temporary memory is 1.95 kB against "
         "2.00 kB: it gains nothing here."
@@ -279,7 +283,7 @@ def test_savings_that_do_not_show_are_told():
     ],
 )
 def test_savings_that_show_or_cannot_are_not(measured):
-    assert between(measured) == {}
+    assert without_effect(measured) == {}
 
 
 def test_a_whole_function_checkpoint_of_a_scan_gains_nothing(remat3):

@@ -167,7 +167,7 @@ def test_arrays_are_let_go(trace):
 
 
 def test_findings_beside_the_others_are_added(trace, monkeypatch):
-    monkeypatch.setattr(job_module, "between", lambda measured: {len(measured) - 1: "beside the others."})
+    monkeypatch.setattr(job_module, "without_effect", lambda measured: {len(measured) - 1: "beside the others."})
     job = rm.Measuring(trace, [("nonesuch", None), *CHOICES[:2]])
     assert job.wait(60)
     assert ["beside the others." in result.findings for result in job.results] == [False, False, True]

@@ -19,7 +19,12 @@ NAMES = ("attn_q", "attn_k", "mlp0", "mlp1", "out")
 
 def test_every_policy_of_jax_is_in_the_table():
     ours = {name for choice in choices() for name in (choice.key, *choice.aliases)}
-    theirs = {name for name in vars(jax.checkpoint_policies) if not name.startswith("_")}
+    # jax 0.11 has the classes of what its factories make there, too.
+    theirs = {
+        name
+        for name, policy in vars(jax.checkpoint_policies).items()
+        if not name.startswith("_") and not isinstance(policy, type)
+    }
     assert theirs <= ours
     assert ours - theirs == {"as_written", "none", "names"}  # what JAX has no policy for
 

@@ -17,6 +17,16 @@ shell = InteractiveShell.instance()
 for cell in sys.stdin.read().split("\\0"):
     shell.run_cell(cell, store_history=True).raise_error()
 """
+PROSE = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def inline_code():
+    return re.findall(r"`([^`]+)`", PROSE)
+
+
+def names_in_prose():
+    dotted = r"(?<![\w.])(?:jax|remat_magic|rm|trace|widget|w)(?:\.[A-Za-z_]\w*)+"
+    return sorted({name for code in inline_code() for name in re.findall(dotted, code)})
 
 
 def blocks(language):
@@ -61,6 +71,43 @@ def test_all_options_are_explained():
     assert real == explained
 
 
+def test_other_options_are_spelt_right():
+    from remat_magic.notebook.magic import RematMagics
+
+    quoted = {option for code in inline_code() for option in re.findall(r"(?<![\w-])--[a-z-]+", code)}
+    assert quoted - {option for action in RematMagics.remat.parser._actions for option in action.option_strings} == {
+        "--allow-root"  # JupyterLab's
+    }
+
+
+@pytest.mark.parametrize("name", names_in_prose())
+def test_names_in_the_prose_exist(name):
+    import jax
+
+    import remat_magic as rm
+    from remat_magic.widget import RematWidget
+
+    root, *attributes = name.split(".")
+    owner = {"jax": jax, "remat_magic": rm, "rm": rm, "trace": rm.Trace, "w": RematWidget, "widget": RematWidget}[root]
+    for attribute in attributes:
+        owner = getattr(owner, attribute)
+        if isinstance(owner, property):
+            break  # what it returns is no class to look further in
+
+
+@pytest.mark.parametrize("label", sorted(set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", PROSE))))
+def test_what_the_widget_says_is_quoted_to_the_letter(label):
+    folders = [Path(__file__).parent.parent / "remat_magic" / folder for folder in ("views", "widget", "facts")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".js")]
+    words = re.compile(rf"\b(?i:{label[0]}){re.escape(' '.join(label[1:].split()))}")
+    assert any(words.search(file.read_text(encoding="utf-8")) for file in files)
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PROSE))
+def test_what_is_linked_is_there(link):
+    assert (Path(__file__).parent.parent / link).is_file()
+
+
 @pytest.mark.parametrize("key", table_keys("Policies"))
 def test_all_policy_keys_can_be_used(key):
     import jax
@@ -70,8 +117,3 @@ def test_all_policy_keys_can_be_used(key):
     names = ("a", "b", "attn_q", "mlp0")
     mine = jax.checkpoint_policies.dots_saveable
     rm.policies.resolve(key, names=names, namespace={"my_policy": mine})
-
-
-def test_the_picture_is_there():
-    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert (Path(__file__).parent.parent / picture).is_file()

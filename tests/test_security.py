@@ -406,11 +406,11 @@ ALLOWED = {
     ("records/files.py", "open"): "the file that the user asks for: a plan, a page",
     ("records/files.py", "unlink"): "what was written of it before the disk was full",
     ("records/plan_file.py", "open"): "the plan file that the user names, read as data",
-    ("editing/spaces.py", "compile"): "the user's own definitions, with the edit",
-    ("editing/spaces.py", "exec"): "likewise, in a copy of their namespace",
-    ("editing/spaces.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
-    ("editing/source.py", "compile"): "the user's own text, to see whether it is what runs; never run",
-    ("editing/source.py", "open"): "the user's own source, read to be edited",
+    ("editing/remaking.py", "compile"): "the user's own definitions, with the edit",
+    ("editing/remaking.py", "exec"): "likewise, in a copy of their namespace",
+    ("editing/remaking.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
+    ("editing/parsed_text.py", "compile"): "the user's own text, to see whether it is what runs; never run",
+    ("editing/parsed_text.py", "open"): "the user's own source, read to be edited",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}

@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 from remat_magic import _jax, units
-from remat_magic.editing.choice import Naming, Place, choose, places
-from remat_magic.editing.closest import closest, grouped
-from remat_magic.editing.probe import PROBE, Candidate, candidates, is_probe, probe, probed
-from remat_magic.editing.sandbox import again
-from remat_magic.editing.setting import EditedCall, Setting
-from remat_magic.editing.values import Skeleton, skeleton
-from remat_magic.editing.written import Written
+from remat_magic.editing.names import (
+    ChosenNames,
+    NameOption,
+    Skeleton,
+    choose,
+    grouped,
+    name_options,
+)
+from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
+from remat_magic.editing.sandbox import executed
+from remat_magic.editing.user_code import EditedCall, UserCode, executed_codes
+from remat_magic.editing.writing import EditedTexts
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.naming import is_given, name_everything
+from remat_magic.jaxprs.naming import Naming, is_given, name_everything
+from remat_magic.jaxprs.walk import walk
+from remat_magic.planning.planner import best_of_groups
 from remat_magic.records import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
 
 __all__ = ["edit"]
@@ -34,13 +42,11 @@ def edit(facts: Facts, choice: Any, at: str | None = None) -> Edit:
 
     Args:
         facts: of the traced function.
-        choice: a plan, the key of a policy, or residuals of a report of this trace to keep by name, all others being
-            recomputed.
-        at: one place or all sites, as for ``trace.plan``; a plan has its own.
+        choice: a plan, the key of a policy, or residuals of a report of this trace.
+        at: one place or all sites; a plan has its own.
 
     Raises:
-        RematError: the source of what ran is not available or has changed, or cannot be executed apart from the
-            session; no such place.
+        RematError: as ``trace.edit``.
     """
     editor = _Editor(facts)
     plan, sentences = editor.plan_of(choice, at)
@@ -51,22 +57,20 @@ class _Editor:
     """Makes edits for one trace; probes its source once."""
 
     def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-        self._setting = Setting.of(facts.engine.traced, facts.engine.index.closed)
-        self._probed: tuple[Any, dict[int, Candidate]] | None = None
+        self._facts, self._engine = facts, facts.engine
+        self._code = UserCode.of(self._engine.traced, self._engine.index.closed)
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
     def plan_of(self, choice: Any, at: str | None) -> tuple[Plan, list[str]]:
         """What is asked for as a plan, with sentences about what no plan can keep."""
-        facts = self._facts
         if isinstance(choice, Plan):
             if at is not None and at != choice.at:
                 raise RematError(f"the plan is for at={choice.at!r}: leave `at` out, or make a plan for {at!r}.")
             return choice, []
-        place = facts.engine.default_at if at is None else at
+        place = self._engine.default_at if at is None else at
         if isinstance(choice, str):
-            report = facts.report(choice, place)
+            report = self._facts.report(choice, place)
             return _plan_of(report, report.policy, ()), []
         if isinstance(choice, Iterable):
             rows = list(choice)
@@ -75,169 +79,217 @@ class _Editor:
         raise RematError(f"an edit is made of a plan, a policy's key or residuals, not of {type(choice).__name__}.")
 
     def _of_residuals(self, rows: Sequence[Residual], at: str) -> tuple[Plan, list[str]]:
-        naming = self._named(at, False)
-        index = self._facts.engine.index
-        keys: dict[str, PlannedValue] = {}
+        naming = self._naming(at)
+        keys: set[str] = set()
         sentences: list[str] = []
         for row in rows:
-            if row.kind not in ("intermediate", "offloaded"):
-                continue
-            found = False
-            for key, value in naming.values.items():
-                place = index.place(value.eqn)
-                made = "" if value.output is None else _jax.primitive_name(value.eqn)
-                source = place.source if place else None
-                shape = tuple(value.aval.shape)
-                alike = row.dtype == _jax.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape
-                if alike and any((made, source) == (origin.primitive, origin.source) for origin in row.origins):
-                    keys[key] = PlannedValue(key, 0, name=value.name, source=source)
-                    found = True
-            if not found:
-                where = f", {row.source.place}" if row.source else ""
-                sentences.append(
-                    f"{row.type}, {row.primitive or 'a value'}{where}, is made only by the derivative, so no "
-                    "expression of the source computes it."
-                )
-        if not keys:
-            report = self._facts.report("nothing_saveable", at)
-            return _plan_of(report, report.policy, ()), sentences
-        names = tuple(keys[key] for key in naming.values if key in keys)
+            of_row = self._keys_of(row, naming)
+            keys |= of_row
+            if not of_row:
+                sentences.append(self._why_no_name(row, at))
         report = self._facts.report("nothing_saveable", at)
-        draft = replace(_plan_of(report, f"chosen({len(names)})", names), fingerprint=naming.fingerprint)
+        if not keys:
+            sentences = sentences or ["no residual was chosen, so none is given a name."]
+            return _plan_of(report, report.policy, ()), sentences
+        values = tuple(self._planned(key, naming) for key in naming.values if key in keys)
+        draft = replace(_plan_of(report, f"chosen({len(values)})", values), fingerprint=naming.fingerprint)
         report = self._facts.report(draft)
         return replace(draft, saved_bytes=report.saved_bytes, recomputed_flops=report.recomputed_flops), sentences
+
+    def _planned(self, key: str, naming: Naming) -> PlannedValue:
+        value = naming.values[key]
+        place = self._engine.index.place(value.eqn)
+        made_by = "" if value.output is None else _jax.primitive_name(value.eqn)
+        return PlannedValue(key, 0, primitive=made_by, name=value.name, source=place.source if place else None)
+
+    def _keys_of(self, row: Residual, naming: Naming) -> set[str]:
+        """The names, in a program whose values are all named, of what a residual can be."""
+        if row.kind not in ("intermediate", "offloaded"):
+            return set()
+        origins = {(origin.primitive, origin.source) for origin in row.origins}
+        keys: set[str] = set()
+        for key, value in naming.values.items():
+            shape = tuple(value.aval.shape)
+            if row.dtype == _jax.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape:
+                planned = self._planned(key, naming)
+                if (planned.primitive, planned.source) in origins:
+                    keys.add(key)
+        return keys
+
+    def _why_no_name(self, row: Residual, at: str) -> str:
+        """Why a residual cannot be kept by a name, whatever the source is."""
+        if row.kind not in ("intermediate", "offloaded"):
+            what = f"{row.type}, {row.argument}," if row.argument else row.type
+            return f"{what} is kept without a name: it is {'an' if row.kind == 'argument' else 'a'} {row.kind}."
+        what = f"{row.type}, {row.primitive or 'a value'}{f', {row.source.place}' if row.source else ''},"
+        if self._keys_of(row, self._naming("function")):
+            return f"{what} is made outside of what the policy at {at!r} is for."
+        index = self._engine.index
+        places = ((_jax.primitive_name(eqn), index.place(eqn)) for eqn, _ in walk(index.closed))
+        operations = {(primitive, place.source) for primitive, place in places if place is not None}
+        if not any((origin.primitive, origin.source) in operations for origin in row.origins):
+            return f"{what} is made only by the derivative: no expression that the function itself runs has it."
+        if row.dtype.startswith("c"):
+            return f"{what} is complex, and JAX cannot save complex values by name."
+        return (
+            f"{what} is made in a branch of lax.cond, a loop of unknown length or a function with a derivative rule of "
+            "its own, where no plan chooses among values."
+        )
 
     # ------------------------------------------------------------------------------------------------------ the program
 
     def _sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is put around the function."""
-        facts = self._facts
-        if at == "sites":
-            return facts.engine.sites
+        sites = self._engine.sites
         if at == "function":
-            own = own_checkpoint(facts.engine.index.closed)
-            key = None if own is None else facts.engine.site_of(own)
-            return tuple(site for site in facts.engine.sites if site.key == key)
-        return tuple(site for site in facts.engine.sites if site.key == at)
+            own = own_checkpoint(self._engine.index.closed)
+            at = "" if own is None else self._engine.site_of(own)
+        return tuple(site for site in sites if at in ("sites", site.key))
 
-    def _within(self, facts: Facts, at: str) -> Any:
+    def _within(self, facts: Facts, at: str) -> Callable[[Any], bool] | None:
         keys = {site.key for site in self._sites(at)}
         return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
 
-    def _named(self, at: str, separately: bool) -> Any:
-        facts = self._facts
-        with _jax.tracing(_jax.Generation(), facts.engine.remat3, _jax.x64()):
-            return name_everything(facts.engine.index.closed, self._within(facts, at), separately)
+    def _naming(self, at: str, separately: bool = False) -> Naming:
+        with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
+            return name_everything(self._engine.index.closed, self._within(self._facts, at), separately)
 
-    def _probe(self) -> tuple[Any, dict[int, Candidate]]:
-        """The program with every expression named, and what the names' numbers mean."""
-        if self._probed is None:
-            found: list[Candidate] = []
-            trees: dict[str, ast.Module] = {}
-            for file, source in self._setting.sources.items():
-                here = candidates(source, self._setting.numbers(file), len(found))
-                trees[file] = probed(source, here)
-                found += here
-            facts = self._retraced(trees, {PROBE: probe})
-            self._probed = facts, {each.number: each for each in found}
-        return self._probed
+    def _named(self, naming: Naming, at: str) -> Skeleton:
+        return Skeleton.of(naming.closed, self._within(self._facts, at), is_given)
 
     def _retraced(
         self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], calls: Sequence[EditedCall] = ()
-    ) -> Any:
-        return Facts(self._facts.engine.retraced(again(self._setting, trees, given, calls)))
+    ) -> Facts:
+        """The function of other trees, traced.
+
+        Raises:
+            RematError: it cannot be executed apart from the session, or raises there.
+        """
+        function = executed(self._code, trees, given, calls)
+        try:
+            return Facts(self._engine.retraced(function))
+        except Exception as error:
+            what = str(error).partition("\n")[0].rstrip(".")
+            raise RematError(
+                f"{self._engine.function_name} raises when it is executed apart from your session, to see what an edit "
+                f"does: {type(error).__name__}: {what}."
+            ) from error
 
     # --------------------------------------------------------------------------------------------------------- an edit
 
     def edit(self, plan: Plan, sentences: Sequence[str]) -> Edit:
         """The edit of a plan."""
         if not plan.names:
-            return self._written(plan, Naming(), sentences)
-        named, program, offered = self._programs(plan)
-        wanted = [value for each in plan.names for value in program.names.get(each.key, {})]
-        naming = choose(wanted, offered)
-        missing = set(naming.missing)
-        unnamed = [self._why(each, program) for each in plan.names if missing & program.names.get(each.key, {}).keys()]
-        made = self._written(plan, naming, [*sentences, *unnamed])
-        return made if made.verified else replace(made, closest=self._closest(plan, named, program, offered))
+            return self._written(plan, ChosenNames(), sentences or self._why_no_edit(plan))
+        naming = self._naming(plan.at, plan.separately)
+        if naming.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= naming.values.keys():
+            raise RematError(
+                f"this plan was made for another program than {self._engine.function_name} as it was traced: make it "
+                "anew with trace.plan()."
+            )
+        places = nameables(self._code)
+        facts = self._retraced(probed(self._code, places), {PROBE: probe})
+        closed = facts.engine.index.closed
+        program, with_probes = self._named(naming, plan.at), Skeleton.of(closed, self._within(facts, plan.at), is_probe)
+        if program.operations != with_probes.operations:
+            raise RematError(
+                f"{self._engine.function_name} does not make the same program each time that it is traced, so no edit "
+                "of it can be verified: take out what depends on chance or on earlier calls."
+            )
+        options = name_options(with_probes, places)
+        chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
+        missing, unreached = set(chosen.missing), executed_codes(closed) & self._code.codes.keys()
+        why = [
+            self._why_unnamed(value, program, options, unreached)
+            for value in plan.names
+            if missing & program.names.get(value.key, {}).keys()
+        ]
+        made = self._written(plan, chosen, [*sentences, *why])
+        return made if made.verified else replace(made, closest=self._closest(plan, options))
 
-    def _closest(self, plan: Plan, named: Any, program: Skeleton, offered: Sequence[Place]) -> Edit | None:
-        if plan.separately:
-            named = self._named(plan.at, False)
-            program = skeleton(named.closed, self._within(self._facts, plan.at), is_given)
-        found = closest(self._facts, plan, grouped(program, named.values, offered))
-        if found is None:
+    def _closest(self, plan: Plan, options: Sequence[NameOption]) -> Edit | None:
+        """The edit whose plan is the best within the same budget that the source can name."""
+        naming = self._naming(plan.at)
+        groups = grouped(self._named(naming, plan.at), naming.values, options)
+        numbers = {option: str(number) for number, option in enumerate(options)}
+        best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
+        if best is None:
             return None
-        made = self._written(found[0], Naming([offered[number] for number in found[1]]), ())
+        used = {groups[value.key] for value in best.names}
+        made = self._written(best, ChosenNames([option for option in options if option in used]), ())
         return made if made.verified else None
 
-    def _programs(self, plan: Plan) -> tuple[Any, Skeleton, list[Place]]:
-        """The program with all its values named, and the places of the source that name some."""
-        named = self._named(plan.at, plan.separately)
-        if named.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= named.values.keys():
-            raise RematError(
-                f"this plan was made for another program than {self._facts.engine.function_name} as it was traced: "
-                "make it anew with trace.plan()."
-            )
-        program = skeleton(named.closed, self._within(self._facts, plan.at), is_given)
-        facts, found = self._probe()
-        tried = skeleton(facts.engine.index.closed, self._within(facts, plan.at), is_probe)
-        if program.operations != tried.operations:
-            raise RematError(
-                f"{self._facts.engine.function_name} does not make the same program each time that it is traced, so no "
-                "edit of it can be verified: take out what depends on chance or on earlier calls."
-            )
-        return named, program, places(tried, found)
-
-    def _written(self, plan: Plan, naming: Naming, unnamed: Sequence[str]) -> Edit:
-        text = Written(self._facts, self._setting)
-        names = tuple(text.name(place) for place in naming.places)
+    def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
+        texts = EditedTexts(self._facts, self._code)
+        names = tuple(texts.name(option) for option in chosen.options)
         if plan.names or plan.policy != "as_written":
-            text.policy(plan, tuple(dict.fromkeys(each.name for each in names)), self._sites(plan.at))
+            texts.policy(plan, tuple(dict.fromkeys(name.name for name in names)), self._sites(plan.at))
         made = Edit(
-            self._facts.engine.function_name,
+            self._engine.function_name,
             plan.at,
             plan.policy,
-            text.files(),
+            texts.files(),
             names,
             tuple(unnamed),
             planned_bytes=plan.saved_bytes,
             planned_flops=plan.recomputed_flops,
         )
-        return self._verified(made, plan, text, naming)
-
-    def _why(self, value: PlannedValue, program: Skeleton) -> str:
-        """Why a value cannot be named."""
-        types = dict.fromkeys(program.types[each] for each in program.names.get(value.key, {}))
-        what = f"{value.primitive or 'carried value'} {', '.join(types)}"
-        where = value.source
-        if where is None:
-            return f"{what} is made by no line of your source."
-        if not value.primitive:
-            return f"{what} is carried into the loop at {where.place}, where no variable of its own holds it."
-        source = self._setting.sources.get(where.file)
-        if source is not None and source.is_formatted(where.line, where.column):
-            return f"{what} is made inside a formatted string, {where.place}: assign it to a variable before."
-        return (
-            f"{what} is made inside `{where.expression}`, {where.place}, which gives another value: no expression of "
-            "the source has it."
-        )
-
-    def _verified(self, made: Edit, plan: Plan, text: Written, naming: Naming) -> Edit:
-        expected: Report = self._facts.report(plan if plan.names else plan.policy, plan.at)
+        expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:
-            traced: Report = self._retraced(text.trees(), {}, text.calls).report("as_written")
-        except Exception as error:  # noqa: BLE001 - whatever the user's own definitions raise when they are edited
-            what = str(error).partition("\n")[0].rstrip(".")
-            return replace(made, differences=(f"the edited text cannot be traced: {type(error).__name__}: {what}.",))
+            traced = self._retraced(texts.trees(), {}, texts.calls).report("as_written")
+        except RematError as error:
+            return replace(made, differences=(str(error),))
         differences = _differences(expected, traced)
         return replace(
             made,
             verified=not differences,
-            differences=tuple(differences + (_besides(naming, made.names) if differences else [])),
+            differences=tuple(differences + (_besides(chosen, names) if differences else [])),
             saved_bytes=traced.saved_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
+
+    # ------------------------------------------------------------------------------------------------------------- why
+
+    def _why_no_edit(self, plan: Plan) -> list[str]:
+        if plan.policy == "as_written":
+            return ["the policy is the one that is written, so nothing is to be edited."]
+        if plan.policy == "none" and not self._sites(plan.at):
+            return [f"{self._engine.function_name} has no jax.checkpoint of its own to be taken off."]
+        return []
+
+    def _why_unnamed(
+        self, value: PlannedValue, program: Skeleton, options: Sequence[NameOption], unreached: set[CodeType]
+    ) -> str:
+        """Why a value of a plan cannot be named."""
+        types = dict.fromkeys(program.types[named] for named in program.names.get(value.key, {}))
+        what = f"{value.primitive or 'carried value'} {', '.join(types)}"
+        where = value.source
+        if where is None:
+            return f"{what} is made by no line of your source."
+        if self._code.around(where, unreached) is not None:
+            return (
+                f"{what} is made in {where.function}, {where.place}, which no edit reaches: what holds it cannot be "
+                "made again, such as an object of a library or a rule for derivatives."
+            )
+        text = self._code.texts[where.file]
+        if not value.primitive:
+            if isinstance(self._code.around(where, set(self._code.codes)), ast.Lambda):
+                return (
+                    f"{what} is carried into the loop at {where.place} by a lambda, whose parameters can only be named "
+                    "where they are used just once: make it a function with def."
+                )
+            return f"{what} is carried into the loop at {where.place}, where no variable of its own holds it."
+        if text.is_formatted(where):
+            return f"{what} is made inside a formatted string, {where.place}: assign it to a variable before."
+        start, end = (where.line, where.column), (where.end_line, where.end_column)
+        there = any(
+            place.text is text and (text.start(place.node), text.end(place.node)) == (start, end) and not place.variable
+            for place in (option.nameable for option in options)
+            if place is not None
+        )
+        another = "which gives another value, and " if there else ""
+        place = f"{what} is made inside `{where.expression}`, {where.place}"
+        return f"{place}, {another}no expression that can be named has it."
 
 
 def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Plan:
@@ -248,17 +300,17 @@ def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Pl
 
 def _differences(expected: Report, traced: Report) -> list[str]:
     """What differs in what is saved, a sentence each; empty where nothing does."""
-    found: list[str] = []
+    sentences: list[str] = []
     of_plan = Counter(_kind_and_type(row) for row in expected.residuals)
     of_text = Counter(_kind_and_type(row) for row in traced.residuals)
     for key in dict.fromkeys([*of_plan, *of_text]):
         planned, saved = of_plan[key], of_text[key]
         if planned != saved:
-            found.append(f"{key} is saved {_times(saved)} by the edited text, and {_times(planned)} by the plan.")
+            sentences.append(f"{key} is saved {_times(saved)} by the edited text, and {_times(planned)} by the plan.")
     if expected.saved_bytes != traced.saved_bytes:
         text, plan = units.apart(traced.saved_bytes, expected.saved_bytes)
-        found.append(f"the edited text saves {text}, and the plan {plan}.")
-    return found
+        sentences.append(f"the edited text saves {text}, and the plan {plan}.")
+    return sentences
 
 
 def _kind_and_type(row: Residual) -> str:
@@ -269,14 +321,14 @@ def _times(number: int) -> str:
     return {0: "not", 1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def _besides(naming: Naming, names: Sequence[EditedName]) -> list[str]:
-    found: list[str] = []
-    for place, more in naming.besides:
-        name = names[naming.places.index(place)]
-        where = f", {name.source.place}" if name.source else ""
-        found.append(
-            f"{name.name!r} stands at {f'`{name.expression}`' if name.expression else 'a name of your own'}{where}, "
-            f"which is executed for {len(more)} other {'value' if len(more) == 1 else 'values'} besides: they have the "
-            "same name."
-        )
-    return found
+def _besides(chosen: ChosenNames, names: Sequence[EditedName]) -> list[str]:
+    sentences: list[str] = []
+    for option, name in zip(chosen.options, names, strict=True):
+        if more := len(chosen.besides.get(option, ())):
+            expression = f"`{name.expression}`" if name.expression else "a name of your own"
+            where = f", {name.source.place}" if name.source else ""
+            sentences.append(
+                f"{name.name!r} stands at {expression}{where}, which is executed for {more} other "
+                f"{'value' if more == 1 else 'values'} besides: they have the same name."
+            )
+    return sentences

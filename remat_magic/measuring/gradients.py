@@ -10,8 +10,7 @@ import numpy as np
 
 from remat_magic import _jax
 from remat_magic.facts.facts import Facts, Traced
-from remat_magic.measuring.inputs import arrays_for, check, shardings_for
-from remat_magic.measuring.measure import place_of, sentence, text_of
+from remat_magic.measuring.measure import arrays_for, check_inputs, failure, place_of, shardings_for, text_of
 from remat_magic.records import GradientDifference, RematError
 
 __all__ = ["check_gradients"]
@@ -43,7 +42,7 @@ def check_gradients(
     Raises:
         RematError: ``inputs`` is of no known form, or None.
     """
-    check(inputs)
+    check_inputs(inputs)
     facts = traced.facts
     if inputs is None:
         raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
@@ -54,7 +53,7 @@ def check_gradients(
         plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
         reference = _run(facts, "none", plain, namespace, arrays)[1]
     except Exception as error:  # noqa: BLE001 - told for each policy
-        told = sentence(f"run {facts.engine.function_name} without the checkpoint", error)
+        told = failure(f"run {facts.engine.function_name} without the checkpoint", error)
         return tuple(GradientDifference(text_of(policy), place, error=told) for policy in wanted)
     found = []
     for policy in wanted:
@@ -62,7 +61,7 @@ def check_gradients(
             (name, where), values = _run(facts, policy, at, namespace, arrays)
             found.append(_difference(name, where, _names(facts, len(values)), values, reference))
         except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
-            told = sentence(f"run {facts.engine.function_name} under {text_of(policy)}", error)
+            told = failure(f"run {facts.engine.function_name} under {text_of(policy)}", error)
             found.append(GradientDifference(text_of(policy), place, error=told))
     return tuple(found)
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.facts.facts import Traced
-from remat_magic.measuring.disagree import between
-from remat_magic.measuring.inputs import arrays_for, check
-from remat_magic.measuring.measure import Stopped, measure_on, place_of, text_of
+from remat_magic.measuring.departures import without_effect
+from remat_magic.measuring.measure import Stopped, arrays_for, check_inputs, measure_on, place_of, text_of
 from remat_magic.records import Measurement, Progress, RematError, Report
 
 __all__ = ["Measuring"]
@@ -47,7 +46,7 @@ class Measuring:
         namespace: Mapping[str, Any] | None = None,
         on_update: Callable[[Measuring], None] | None = None,
     ) -> None:
-        check(inputs)
+        check_inputs(inputs)
         if runs < 1:
             raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
         self._facts, self._choices, self._runs, self._namespace = traced.facts, tuple(choices), runs, namespace
@@ -74,7 +73,7 @@ class Measuring:
         with self._lock:
             results, reports = self._results, self._reports
         known = [index for index, report in enumerate(reports) if report is not None]
-        sentences = between([(report, results[i]) for i in known if (report := reports[i]) is not None])
+        sentences = without_effect([(report, results[i]) for i in known if (report := reports[i]) is not None])
         found = {known[number]: sentence for number, sentence in sentences.items()}
         return tuple(
             replace(result, findings=(*result.findings, found[index])) if index in found else result
@@ -88,11 +87,7 @@ class Measuring:
                 self._progress = replace(self._progress, current="", cancelled=True)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing more will come; whether that is so.
-
-        Args:
-            timeout: how long at most, in seconds. Default: for ever.
-        """
+        """Wait until nothing more will come, at most ``timeout`` seconds; whether that is so."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()

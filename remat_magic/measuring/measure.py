@@ -9,14 +9,27 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from remat_magic import _jax, wording
 from remat_magic.facts.facts import Facts
-from remat_magic.measuring.disagree import findings
-from remat_magic.measuring.inputs import arrays_for, check, shardings_for
+from remat_magic.jaxprs.values import sharding_of
+from remat_magic.measuring.departures import departures
 from remat_magic.records import Measurement, RematError
 
-__all__ = ["Stopped", "compile_for_memory", "measure", "measure_on", "place_of", "sentence", "text_of"]
+__all__ = [
+    "Stopped",
+    "arrays_for",
+    "check_inputs",
+    "compile_for_memory",
+    "failure",
+    "measure",
+    "measure_on",
+    "place_of",
+    "shardings_for",
+    "text_of",
+]
 
 # A scheduler that orders for parallelism lets temporary memory ignore checkpointing. On two cores neither jax 0.10.2
 # nor 0.12.0.1 takes it, whatever this option says: both then compile what they compile without it.
@@ -59,13 +72,13 @@ def measure(
     Raises:
         RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
     """
-    check(inputs)
+    check_inputs(inputs)
     if runs < 1:
         raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
     try:
         arrays = arrays_for(facts, inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
-        return Measurement(text_of(policy), place_of(facts, at), error=sentence("make the inputs", error))
+        return Measurement(text_of(policy), place_of(facts, at), error=failure("make the inputs", error))
     return measure_on(facts, policy, at, arrays=arrays, runs=runs, namespace=namespace)
 
 
@@ -104,7 +117,7 @@ def measure_on(
         unless_stopped()
         found = replace(_numbers(found, compiled), compile_seconds=seconds)
         saved_bytes = facts.preview(policy, at, namespace).saved_bytes
-        found = replace(found, findings=findings(gradient, _asked(compiled.as_text), found, saved_bytes))
+        found = replace(found, findings=departures(gradient, _asked(compiled.as_text), found, saved_bytes))
         if arrays is not None:
             doing = "run"
             times = _timed(compiled, arrays, runs, unless_stopped)
@@ -114,7 +127,7 @@ def measure_on(
     except RematError as error:
         return replace(found, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
-        return replace(found, error=sentence(f"{doing} {facts.engine.function_name} under {found.policy}", error))
+        return replace(found, error=failure(f"{doing} {facts.engine.function_name} under {found.policy}", error))
     return found
 
 
@@ -187,7 +200,7 @@ def place_of(facts: Facts, at: Any) -> str:
     return at if isinstance(at, str) else facts.engine.default_at if at is None else ""
 
 
-def sentence(doing: str, error: BaseException) -> str:
+def failure(doing: str, error: BaseException) -> str:
     """One sentence on what failed."""
     if isinstance(error, RematError):
         return str(error)
@@ -196,3 +209,70 @@ def sentence(doing: str, error: BaseException) -> str:
         return f"out of memory: the device could not {doing}; choose a policy that saves less, or smaller inputs."
     first = text.split(". ")[0].rstrip(".")
     return f"JAX could not {doing}: {type(error).__name__}: {first[:400]}."
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+def check_inputs(inputs: Any) -> None:
+    """See that inputs are of one of the forms that :func:`arrays_for` takes.
+
+    Raises:
+        RematError: they are not.
+    """
+    if inputs is None or (isinstance(inputs, str) and inputs == "random"):
+        return
+    pair = isinstance(inputs, tuple) and len(inputs) == 2
+    if not (pair and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], dict)):
+        raise RematError(
+            "inputs is None (compile only), 'random', or the pair (args, kwargs) of a call like the traced one, "
+            "such as ((params, batch), {})."
+        )
+
+
+def arrays_for(facts: Facts, inputs: Any) -> list[Any] | None:
+    """One array for each array leaf of the traced arguments; None where ``inputs`` is None.
+
+    Args:
+        facts: of the traced function.
+        inputs: ``"random"`` for made-up arrays, or a pair of positional and keyword arguments, of which the array
+            leaves are taken as they are.
+
+    Raises:
+        RematError: the inputs differ in structure or type from the traced arguments.
+    """
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        generator = np.random.default_rng(0)
+        return [_random(leaf.value, leaf.sharding, generator) for leaf in facts.engine.arguments]
+    given = facts.engine.arrays_of(*inputs)
+    for leaf, value in zip(facts.engine.arguments, given, strict=True):
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise RematError(f"the input {leaf.name} is a ShapeDtypeStruct, which has no values: pass inputs='random'.")
+    return given
+
+
+def shardings_for(arrays: Sequence[Any] | None) -> list[Any] | None:
+    """Where each array is to stay; None for as it was when traced."""
+    if arrays is None:
+        return None
+    return [sharding_of(array) for array in arrays]
+
+
+def _random(aval: Any, sharding: Any, generator: np.random.Generator) -> Any:
+    """Normal numbers; for integers zeros, which are safe as indices; False; keys made of zeros.
+
+    The numbers are scaled down by the root of the largest dimension, so that a chain of matrix products neither
+    overflows nor dies away.
+    """
+    if _jax.is_key(aval):
+        array = _jax.zero_keys(aval)
+    elif jnp.issubdtype(aval.dtype, jnp.inexact):
+        values = generator.standard_normal(aval.shape, np.float32)
+        if jnp.issubdtype(aval.dtype, jnp.complexfloating):
+            values = values + 1j * generator.standard_normal(aval.shape, np.float32)
+        array = (np.asarray(values) / max(1, *aval.shape, 1) ** 0.5).astype(aval.dtype)
+    else:
+        array = np.zeros(aval.shape, aval.dtype)
+    return jax.device_put(array, sharding)

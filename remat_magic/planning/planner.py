@@ -20,7 +20,7 @@ from remat_magic.planning.solve import Problem, Solution
 from remat_magic.policies import resolve
 from remat_magic.records import FrontierPoint, Plan, PlannedValue, RematError, Report
 
-__all__ = ["BUILT_IN", "Asked", "Planner", "of_report", "planner"]
+__all__ = ["BUILT_IN", "Asked", "Planner", "best_of_groups", "of_report", "planner"]
 
 BUILT_IN = (
     "none",
@@ -71,6 +71,11 @@ class Planner:
     def together(self) -> bool:
         """Whether equal layers are decided together, also those that share no body."""
         return self.group is not None
+
+    def grouped(self, group: Mapping[str, str]) -> Planner:
+        """A planner of whole groups: ``group`` tells that of each value that may be saved, by the value's name."""
+        graph, every = Grouped.of(self.graph, group), self.every_value()
+        return replace(self, graph=graph, group=group, _problems={}, _hulls=[], _every=every)
 
     def problem(self, objective: Objective | None = None) -> Problem:
         """The integer programme for what is to be least, FLOPs by default."""
@@ -294,13 +299,29 @@ def planner(facts: Facts, at: Any, separately: bool, together: bool = False) -> 
         each = planner(facts, at, False)
         every = each.every_value()
         group = {name: names[0] for names in alike_values(every.values(), each.parts) for name in names}
-        graph = Grouped.of(each.graph, group)
-        known = facts.memo[key] = replace(each, graph=graph, group=group, _problems={}, _hulls=[], _every=every)
+        known = facts.memo[key] = each.grouped(group)
     if known is None:
         parts = facts.engine.dissect(at, separately)
         most = facts.preview("none", at).saved_bytes
         known = facts.memo[key] = Planner(facts, parts, build(parts), separately, most)
     return known
+
+
+def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan | None:
+    """The best plan within another's budget that saves each group of values as a whole or not at all.
+
+    Args:
+        facts: of the traced function.
+        plan: the other plan.
+        group: the group of each value that may be saved, by the value's name.
+
+    Returns:
+        The plan, or None where none saves anything.
+    """
+    asked = Asked(f"{plan.policy} in the source", plan.budget_bytes, Objective())
+    planner_of_groups = planner(facts, plan.at, False).grouped(group)
+    best = planner_of_groups.within(asked, plan.budget_bytes or plan.saved_bytes, 10.0, 0.01, names_only=True)
+    return best if best is not None and best.names else None
 
 
 def of_report(report: Report, asked: Asked) -> Plan:

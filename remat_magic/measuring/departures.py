@@ -4,12 +4,20 @@ What was found out about XLA (CPU, jaxlib of jax 0.10.2 and 0.12.0.1): it takes 
 those of the forward pass where no barrier keeps them apart (``prevent_cse=False``, and on 0.10.2 with one, in programs
 without loops), so that their values stay in memory; it drops a forward pass that only the backward pass read; and it
 computes elementwise residuals again in fusions rather than keep them.
+
+Matrix multiplications and convolutions are counted in the compiled program's text. That is XLA's HLO, as
+``jax.stages.Compiled.as_text`` gives it (the grammar: openxla.org/xla/operation_semantics): computations of one
+instruction a line, ``%name = type opcode(%operand, ...), attribute=value, ...``, that name the computations which they
+call.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _jax, units
@@ -18,17 +26,16 @@ from remat_magic.facts.contractions import in_program, of_equations, runs
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.jaxprs.walk import walk
-from remat_magic.measuring.hlo import contractions
 from remat_magic.records import Measurement, Report
 
-__all__ = ["between", "findings", "forward_is_dead", "kept_less", "undone"]
+__all__ = ["contractions", "departures", "forward_is_dead", "kept_less", "recomputation_of", "undone", "without_effect"]
 
 # A saving has to be this large a part of the memory without the checkpoint to be missed, and the temporary bytes have
 # to have fallen by less than this part of it, for the sentence that it does not show.
 _LARGE, _SMALL = 0.2, 0.1
 
 
-def findings(gradient: Gradient, text: str | None, measured: Measurement, saved_bytes: int) -> tuple[str, ...]:
+def departures(gradient: Gradient, text: str | None, measured: Measurement, saved_bytes: int) -> tuple[str, ...]:
     """What one compiled program shows by itself.
 
     Args:
@@ -135,7 +142,7 @@ def kept_less(measured: Measurement, saved_bytes: int) -> str:
     )
 
 
-def between(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, str]:
+def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, str]:
     """Savings on paper that temporary memory does not show, compared with "none" at the same place.
 
     Args:
@@ -166,3 +173,100 @@ def between(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, str]:
             f"{units.nbytes(found.temp_bytes)} against {units.nbytes(reference.temp_bytes)}: it gains nothing here."
         )
     return sentences
+
+
+# -------------------------------------------------------------------------------- contractions in the compiled program
+
+_Size = tuple[int, int]  # elements of the result, and of both operands multiplied
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_LIBRARY = re.compile(r"gemm|matmul|conv", re.IGNORECASE)  # cuBLAS, cuDNN, oneDNN
+_MARK = "rematted_computation"  # the name that JAX puts on what a checkpoint makes run again
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How often each size of matrix multiplication and convolution runs, and how often as marked recomputation."""
+
+    all: Counter[_Size] = field(default_factory=Counter[_Size])
+    recomputed: Counter[_Size] = field(default_factory=Counter[_Size])
+
+    def add(self, other: _Counts, times: int) -> None:
+        """Add that many runs of another computation."""
+        for mine, theirs in ((self.all, other.all), (self.recomputed, other.recomputed)):
+            for size, count in theirs.items():
+                mine[size] += count * times
+
+
+@dataclass(slots=True)
+class _Computation:
+    own: _Counts = field(default_factory=_Counts)
+    calls: list[tuple[str, int | None]] = field(default_factory=list[tuple[str, int | None]])
+
+
+def contractions(text: str) -> _Counts | None:
+    """Count the matrix multiplications and convolutions that a compiled program runs.
+
+    Loops count as often as XLA says that they run, each branch of a conditional counts.
+
+    Returns:
+        None where the text has no entry computation, or a loop of unknown length holds one of them.
+    """
+    computations: dict[str, _Computation] = {}
+    elements: dict[str, int] = {}
+    here, entry = _Computation(), ""
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            here = computations.setdefault(header[2], _Computation())
+            elements = {}
+            entry = header[2] if header[1] else entry
+            continue
+        instruction = _INSTRUCTION.match(line)
+        if instruction:
+            name, result, opcode, rest = instruction.groups()
+            elements[name] = _elements(result)
+            _read(here, opcode, elements[name], rest, elements)
+    return _total(entry, computations, {}) if entry else None
+
+
+def _elements(text: str) -> int:
+    """Of an array, or of the first part of a tuple."""
+    shape = _SHAPE.search(text)
+    return math.prod(int(size) for size in shape[1].split(",") if size) if shape else 0
+
+
+def _read(here: _Computation, opcode: str, size: int, rest: str, elements: dict[str, int]) -> None:
+    target = _TARGET.search(rest) if opcode == "custom-call" else None
+    if opcode in ("dot", "convolution") or (target and _LIBRARY.search(target[1])):
+        operands = [elements.get(name, 0) for name in _OPERAND.findall(rest.split("), ")[0])]
+        key = (size, math.prod(operands[:2]))
+        here.own.all[key] += 1
+        here.own.recomputed[key] += _MARK in rest
+    trips = _TRIPS.search(rest)
+    times = (int(trips[1]) if trips else None) if opcode == "while" else 1
+    here.calls += [(name, times) for name in _CALLED.findall(rest)]
+    for names in _BRANCHES.findall(rest):
+        here.calls += [(name.strip().lstrip("%"), 1) for name in names.split(",")]
+
+
+def _total(name: str, computations: dict[str, _Computation], known: dict[str, _Counts | None]) -> _Counts | None:
+    if name not in known:
+        here = computations.get(name, _Computation())
+        total = _Counts()
+        total.add(here.own, 1)
+        for called, times in here.calls:
+            inner = _total(called, computations, known)
+            if inner is None or (times is None and inner.all):
+                known[name] = None
+                return None
+            total.add(inner, times or 1)
+        known[name] = total
+    return known[name]

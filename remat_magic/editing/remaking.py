@@ -1,0 +1,360 @@
+"""Functions and objects of the user's made again, of what an edit makes of the definitions that ran."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import jax
+
+from remat_magic.editing.parsed_text import ParsedText, functions_of
+from remat_magic.editing.user_code import EditedCall, UserCode, checkpoint_calls, held, is_users, layers
+from remat_magic.engine.signature import function_name
+from remat_magic.parsing import parse_python
+from remat_magic.records import RematError
+
+__all__ = ["DERIVATIVES", "Namespaces", "Remaking", "with_decorators"]
+
+DERIVATIVES = (jax.custom_jvp, jax.custom_vjp)
+
+_SCOPE = "__remat_magic_scope__"
+
+
+class Namespaces:
+    """A copy of each namespace that the texts stand in, and the ``trees`` that are executed there, by file name.
+
+    Args:
+        code: the traced function with its texts.
+        trees: the edited ones; a file that is not in it is as it was.
+        given: names to put into every namespace.
+    """
+
+    def __init__(self, code: UserCode, trees: Mapping[str, ast.Module], given: Mapping[str, Any]) -> None:
+        self._code = code
+        self.trees = {file: trees.get(file, text.tree) for file, text in code.texts.items()}
+        self._copies: dict[int, dict[str, Any]] = {}
+        for file in code.texts:
+            original = code.namespaces[file]
+            self._copies.setdefault(id(original), {**original, **given})
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def of(self, file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A file's namespace as it was, and its copy."""
+        original = self._code.namespaces[file]
+        return original, self._copies[id(original)]
+
+    def copy_of(self, namespace: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The copy of a namespace, None where there is none."""
+        return self._copies.get(id(namespace))
+
+    def run(self, text: ParsedText, statement: ast.stmt, local: dict[str, Any] | None = None) -> None:
+        """Execute a definition.
+
+        Raises:
+            RematError: it raises.
+        """
+        _, namespace = self.of(text.file)
+        flags = text.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        try:
+            module = ast.Module([statement], [])
+            exec(compile(module, text.file, "exec", flags=flags, dont_inherit=True), namespace, local)  # noqa: S102 - the user's own definitions, edited
+        except Exception as error:
+            name = getattr(statement, "name", "a definition")
+            raise RematError(
+                f"{name} of {text.place} cannot be defined apart from your session, to see what an edit does: "
+                f"{type(error).__name__}: {error}."
+            ) from error
+
+    def evaluate(self, text: ParsedText, expression: ast.expr) -> Any:
+        """The value of an argument of ``jax.checkpoint``, which may raise whatever it does."""
+        code = compile(ast.Expression(expression), text.file, "eval", dont_inherit=True)
+        return eval(code, self.of(text.file)[1])  # noqa: S307 - an argument that the user, or the edit, wrote
+
+
+class Remaking:
+    """What has become of functions that ran, of objects whose classes are defined again, and of what holds them.
+
+    Args:
+        code: the traced function with its texts.
+        namespaces: the copied namespaces.
+        calls: the calls of ``jax.checkpoint`` that are other in the edited trees.
+    """
+
+    def __init__(self, code: UserCode, namespaces: Namespaces, calls: Sequence[EditedCall]) -> None:
+        self._code, self._namespaces, self._calls = code, namespaces, calls
+        self._new_functions = {file: functions_of(tree) for file, tree in namespaces.trees.items()}
+        self._remade: dict[int, tuple[Any, Any]] = {}  # by identity what was, and what it has become
+        self._changing: dict[int, tuple[Any, bool]] = {}
+        self._classes: dict[type, type] = {}
+
+    def note(self, old: Any, new: Any) -> None:
+        """What was has become what is new, and what is inside likewise, counted from the outside."""
+        if old is None or new is None or old is new:
+            return
+        if isinstance(old, type) and isinstance(new, type):
+            self._classes[old] = new
+            self._changing.clear()  # objects of it change as well
+        for was, now in zip(layers(old), layers(new), strict=False):
+            self._remade[id(was)] = was, now
+        (*_, was), (*_, now) = layers(old), layers(new)
+        if isinstance(was, FunctionType) and isinstance(now, FunctionType) and was.__code__ in self._code.codes:
+            now.__defaults__ = self.remade(was.__defaults__)  # evaluated anew, they can be others by now
+            now.__kwdefaults__ = self.remade(was.__kwdefaults__)
+
+    def known(self, value: Any) -> Any:
+        """What a value has become already, None where it has not."""
+        return self._remade.get(id(value), (None, None))[1]
+
+    def changes(self, value: Any) -> bool:
+        """Whether a value is a function that ran or an object of a class that is defined again, or holds one."""
+        if id(value) in self._changing:
+            return self._changing[id(value)][1]
+        self._changing[id(value)] = value, False  # of a cycle the others decide
+        if isinstance(value, (type, *DERIVATIVES)):
+            return False
+        code = value.__code__ if isinstance(value, FunctionType) else None
+        changes = code in self._code.codes or type(value) in self._classes or any(map(self.changes, held(value)))
+        if not changes and callable(value):
+            changes = self.changes(getattr(value, "__wrapped__", None))
+        self._changing[id(value)] = value, changes
+        return changes
+
+    def remade(self, value: Any) -> Any:
+        """A value made again if it changes, else itself.
+
+        Raises:
+            RematError: it cannot be.
+        """
+        if id(value) in self._remade:
+            return self._remade[id(value)][1]
+        if not self.changes(value):
+            return value
+        new = self._make(value)
+        self._remade[id(value)] = value, new
+        return new
+
+    def traced(self) -> Callable[..., Any]:
+        """The traced function made again; it takes objects of the user's classes as they were.
+
+        Raises:
+            RematError: it cannot be.
+        """
+        new = self.remade(self._code.function)
+        if not self._classes:
+            return new
+
+        @functools.wraps(new)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            remade, changing = self._remade.copy(), self._changing.copy()  # the arguments are not to be kept
+            try:
+                return new(*map(self._if_possible, args), **self._if_possible(kwargs))
+            finally:
+                self._remade, self._changing = remade, changing
+
+        return called
+
+    def _if_possible(self, value: Any) -> Any:
+        """What the edit makes of a value, itself where it cannot be made again: then that part runs as it was."""
+        try:
+            return self.remade(value)
+        except RematError:
+            return value
+
+    def _make(self, value: Any) -> Any:
+        match value:
+            case functools.partial():
+                keywords = {name: self.remade(argument) for name, argument in value.keywords.items()}
+                return functools.partial(self.remade(value.func), *map(self.remade, value.args), **keywords)
+            case list() | tuple() if type(value) in (list, tuple):
+                return type(value)(map(self.remade, value))
+            case dict() if type(value) is dict:
+                return {key: self.remade(item) for key, item in value.items()}
+            case types.MethodType():
+                return self._method(value)
+            case _ if not isinstance(value, FunctionType) and is_users(type(value)):
+                return self._object(value)
+        if _is_wrapper(value):
+            inner = value.__wrapped__
+            call = next((call for call in self._calls if _is_on(call, inner)), None)
+            if call is not None:
+                return self._checkpointed(call, self.remade(inner))
+        for levels, layer in enumerate(layers(value)):
+            if isinstance(layer, FunctionType) and layer.__code__ in self._code.codes:
+                function = self._defined(layer, levels)
+                if function is not None:
+                    return function
+                break
+        if isinstance(value, FunctionType):
+            return self._with_closure(value)
+        inner = getattr(value, "__wrapped__", None)
+        if inner is not None and isinstance(value, type(jax.jit(lambda: None))):
+            return jax.jit(self.remade(inner))
+        raise _refusal(value, f"is held by an object of type {type(value).__name__}")
+
+    def _method(self, method: types.MethodType) -> Any:
+        owner = self.remade(method.__self__)
+        if owner is method.__self__:
+            raise _refusal(method, "is a method, and the object would be of the class as it was")
+        new = getattr(owner, method.__name__, None)
+        if new is None:
+            raise _refusal(method, "is a method under another name")
+        return new
+
+    def _object(self, value: Any) -> Any:
+        """The same content, with the methods of the class as it is defined again."""
+        try:
+            new = copy.copy(value)
+            self._remade[id(value)] = value, new  # an object that holds itself
+            for name, content in vars(value).items():
+                changed = self._if_possible(content)
+                if changed is not content:
+                    object.__setattr__(new, name, changed)  # also of frozen dataclasses
+            if type(value) in self._classes:
+                object.__setattr__(new, "__class__", self._classes[type(value)])
+        except Exception as error:
+            self._remade.pop(id(value), None)
+            raise _refusal(value, "is an object that cannot be copied") from error
+        return new
+
+    def _checkpointed(self, call: EditedCall, inner: Any) -> Any:
+        """What an edited call of ``jax.checkpoint`` makes of a function."""
+        text = self._code.texts[call.file]
+        namespace, _ = self._namespaces.of(call.file)
+        calls = checkpoint_calls(self._namespaces.trees[call.file], namespace)
+        if len(calls) < len(checkpoint_calls(text.tree, namespace)):  # the checkpoint was taken off
+            return inner
+        keywords: dict[str, Any] = {}
+        for keyword in calls[call.number].keywords:
+            try:
+                keywords[keyword.arg or ""] = self._namespaces.evaluate(text, keyword.value)
+            except Exception as error:
+                raise RematError(
+                    f"the call of jax.checkpoint on {call.site.function} cannot be executed apart from your session: "
+                    f"{type(error).__name__}: {error}."
+                ) from error
+        return jax.checkpoint(inner, **keywords)
+
+    def _with_closure(self, wrapper: FunctionType) -> FunctionType:
+        """A function that a library's decorator made, of what the edit makes of the function inside."""
+        cells = []
+        for cell in wrapper.__closure__ or ():
+            try:
+                cells.append(types.CellType(self.remade(cell.cell_contents)))
+            except ValueError:
+                cells.append(cell)
+        defaults = self.remade(wrapper.__defaults__)
+        new = FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, defaults, tuple(cells) or None)
+        new.__kwdefaults__ = self.remade(wrapper.__kwdefaults__)
+        new.__dict__.update(wrapper.__dict__)
+        if "__wrapped__" in new.__dict__:
+            new.__dict__["__wrapped__"] = self.remade(new.__dict__["__wrapped__"])
+        return new
+
+    def _defined(self, function: FunctionType, levels: int) -> Any:
+        """A function of the user's defined again, with the innermost ``levels`` of its decorators.
+
+        None where it has not so many: something else is around it.
+        """
+        file, number = self._code.codes[function.__code__]
+        text, was = self._code.node_of(function.__code__)
+        now: Any = self._new_functions[file][number]
+        given: dict[str, Any] = {}
+        if isinstance(now, ast.Lambda) or isinstance(was, ast.Lambda):
+            if levels or not isinstance(now, ast.Lambda):
+                return None
+            body: list[ast.stmt] = [ast.Return(self._with_defaults(now, function, given))]
+        else:
+            if levels > len(was.decorator_list):
+                return None
+            decorators = max(levels + len(now.decorator_list) - len(was.decorator_list), 0)
+            definition = self._with_defaults(with_decorators(now, decorators), function, given)
+            body = [definition, ast.Return(ast.Name(was.name, ast.Load()))]
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            if any(layer is function for layer in layers(content)) and name == getattr(was, "name", None):
+                continue  # it calls itself
+            given[name] = self.remade(content)
+        scope: Any = parse_python(f"def {_SCOPE}({', '.join(given)}): pass").body[0]
+        scope.body = [ast.copy_location(statement, now) for statement in body]
+        local: dict[str, Any] = {}
+        self._namespaces.run(text, ast.fix_missing_locations(scope), local)
+        try:
+            return local[_SCOPE](**given)
+        except Exception as error:
+            raise RematError(
+                f"{function_name(function)} of {text.place} cannot be defined apart from your session, since it was "
+                f"made inside a function whose variables are gone ({type(error).__name__}: {error}): define it at the "
+                "top level."
+            ) from error
+
+    def _with_defaults(self, node: Any, function: FunctionType, given: dict[str, Any]) -> Any:
+        """A definition without annotations, whose defaults are those that the function has, put into ``given``."""
+        new = copy.copy(node)
+        new.args = arguments = copy.deepcopy(node.args)
+        if isinstance(new, ast.FunctionDef | ast.AsyncFunctionDef):
+            new.returns = None
+
+        def default(value: Any) -> ast.expr:
+            name = f"__remat_magic_default_{len(given)}__"
+            given[name] = self.remade(value)
+            return ast.Name(name, ast.Load())
+
+        if len(function.__defaults__ or ()) == len(arguments.defaults):
+            arguments.defaults = [default(value) for value in function.__defaults__ or ()]
+        by_keyword = function.__kwdefaults__ or {}
+        for number, argument in enumerate(arguments.kwonlyargs):
+            if argument.arg in by_keyword:
+                arguments.kw_defaults[number] = default(by_keyword[argument.arg])
+        for argument in ast.walk(arguments):
+            if isinstance(argument, ast.arg):
+                argument.annotation = None
+        return new
+
+
+def with_decorators(node: Any, innermost: int) -> Any:
+    """A definition with only so many of its decorators, those next to it."""
+    new = copy.copy(node)
+    new.decorator_list = node.decorator_list[len(node.decorator_list) - innermost :] if innermost > 0 else []
+    return new
+
+
+def _refusal(value: Any, why: str) -> RematError:
+    return RematError(
+        f"{function_name(value)} {why}: it cannot be executed apart from your session, so make it a plain function."
+    )
+
+
+def _is_wrapper(value: Any) -> bool:
+    """Whether a function is what ``jax.checkpoint`` returned."""
+    like = jax.checkpoint(_is_wrapper)
+    return (
+        isinstance(value, FunctionType)
+        and value.__code__ is like.__code__
+        and value.__closure__ is not None
+        and _first_held(value) is _first_held(like)
+    )
+
+
+def _first_held(function: Any) -> Any:
+    """The code of what stands in a wrapper's closure first: under JAX's filter of tracebacks, what is filtered."""
+    return getattr(next(iter(held(function)), None), "__code__", function)
+
+
+def _is_on(call: EditedCall, function: Any) -> bool:
+    """Whether a call of ``jax.checkpoint`` makes the site that a function's definition is."""
+    code, where = getattr(function, "__code__", None), call.site.source
+    return (
+        isinstance(code, CodeType)
+        and where is not None
+        and (code.co_filename, code.co_firstlineno) == (where.file, where.line)
+    )
