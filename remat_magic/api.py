@@ -1,6 +1,6 @@
-"""The public ``Trace``: an engine, and all that can be asked about its function, each question answered by its layer.
+"""The public ``Trace``: all that can be asked about a function, each question answered by the layer that knows.
 
-It holds no logic. A layer that only some questions need is imported when one is asked, since each takes a while.
+It holds no logic. A layer that only some questions need is imported when one of them is asked: importing takes time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Trace", "trace"]
 
 Policy = str | Plan | Callable[..., Any]
-"""A key (see :mod:`remat_magic.policies`), a plan, or a policy object of JAX's or one's own."""
+"""A key (see :mod:`remat_magic.policies`), a plan, or a policy object of JAX's or your own."""
 
 At = str | Mapping[str, Policy] | None
 """``"function"``, ``"sites"`` (all of them), a site's key, or a mapping of site key to policy; None: ``default_at``."""
@@ -56,18 +56,18 @@ def trace(
     has_aux: bool = False,
     **kwargs: Any,
 ) -> Trace:
-    """Trace ``fun(*args, **kwargs)`` for inspection. Nothing is executed or put on a device.
+    """Trace ``fun(*args, **kwargs)`` for inspection. Nothing runs on a device or is allocated there.
 
-    ``fun``'s Python runs exactly once. A function with parameters named ``wrt`` or ``has_aux``: pass a
+    The Python code of ``fun`` runs exactly once. If ``fun`` has parameters named ``wrt`` or ``has_aux``, pass a
     ``functools.partial``.
 
     Args:
         fun: the function to differentiate.
         *args: arrays, ``jax.ShapeDtypeStruct``s, pytrees of them, or static values (strings, callables, modules, None,
             bools and ints), which stay as they are.
-        wrt: argument numbers or names to differentiate; every floating-point leaf if None.
-        has_aux: whether ``fun`` returns a pair of output and auxiliary data, as for ``jax.grad``.
-        **kwargs: keyword arguments, likewise.
+        wrt: the arguments to differentiate, by number or name: one or a sequence. Default: every floating-point leaf.
+        has_aux: whether ``fun`` returns a pair of output and auxiliary data, as for ``jax.grad``. Default: no.
+        **kwargs: keyword arguments, of the same kinds as ``args``.
 
     Raises:
         RematError: nothing can be differentiated, or ``wrt`` asks for what cannot be.
@@ -77,10 +77,11 @@ def trace(
 
 
 class Trace:
-    """A function traced once, and every policy after that as a retrace of its jaxpr; made by :func:`trace`.
+    """A function, traced once. Every policy after that is a retrace of its jaxpr. :func:`trace` makes it.
 
-    It may be used from any thread. Every method that takes a policy takes a key, a plan, or a policy object; ``at`` is
-    the place that the policy goes to (see ``report``).
+    Any thread may use it. ``report`` explains the arguments that most methods share: ``policy`` (what decides), ``at``
+    (the place that it goes to) and ``namespace`` (where your own policies are looked up by name). The attributes
+    ``engine``, ``facts`` and ``lock`` are for the package itself, and may change.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -115,15 +116,14 @@ class Trace:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The places where ``jax.checkpoint`` is applied, in the order of their first call."""
+        """The places where the function applies ``jax.checkpoint``, in the order of their first call."""
         return self.engine.sites
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every checkpoint name of the function, in the order of the program.
+        """Every checkpoint name of the function, in the order of its equations, nested jaxprs included.
 
-        Nested jaxprs are included, and names that only the rules of custom derivatives hold, which are Python and show
-        when they are differentiated.
+        So are names inside the rules of custom derivatives, which show only when these are differentiated.
         """
         return self.engine.names
 
@@ -139,7 +139,7 @@ class Trace:
 
     @property
     def sources(self) -> tuple[SourceText, ...]:
-        """The source texts of what ran, as they were when it was traced."""
+        """The source text of what ran, cells and functions, as it was when it was traced."""
         return self.engine.sources
 
     @property
@@ -148,7 +148,7 @@ class Trace:
         return self.engine.default_at
 
     def choices(self) -> tuple[Choice, ...]:
-        """The policies to choose from for this function, factories filled with its checkpoint names."""
+        """The policies to choose from for this function; those that take names are filled with its checkpoint names."""
         return self.engine.choices()
 
     # ----------------------------------------------------------------------------------------------- what a policy does
@@ -159,10 +159,12 @@ class Trace:
         """What a policy does: residuals, recomputation, both jaxprs as text.
 
         Args:
-            policy: a key (see :mod:`remat_magic.policies`), a plan, a JAX policy or any policy callable.
-            at: ``"function"`` (around the whole function, or in place of the policy of its own decorator), a site's
-                key, ``"sites"`` for all of them, or a mapping of site key to policy; by default ``default_at``.
-            namespace: where identifiers in a key that are no policies of JAX are looked up.
+            policy: what decides: a key such as ``"dots_saveable"`` (see :mod:`remat_magic.policies`), a plan, or a
+                policy object of JAX's or your own. Default: what the function itself says.
+            at: the place that it goes to: ``"function"`` (around the whole function, or instead of its own decorator's
+                policy), the key of a site, ``"sites"`` (all of them), or a mapping of site keys to policies. Default:
+                ``default_at``.
+            namespace: where names in a key that are no policies of JAX's are looked up. Default: nowhere.
 
         Raises:
             RematError: no such policy, site or name; or JAX cannot trace the function under it.
@@ -172,16 +174,30 @@ class Trace:
     def preview(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
     ) -> Report:
-        """The report of the forward half alone (``complete`` is False), or the full one where it is known.
+        """The report of the forward half alone, which is quicker; the full report where it is already known.
 
-        The arguments and errors are those of ``report``.
+        Its ``complete`` says which of the two it is.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+            namespace: as for ``report``.
+
+        Raises:
+            RematError: as ``report``.
         """
         return self.facts.preview(policy, at, namespace)
 
     def cached(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
     ) -> Report | None:
-        """The full report if it is already computed; never traces. The arguments are those of ``report``."""
+        """The full report if it is already computed, else None; never traces.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+            namespace: as for ``report``.
+        """
         return self.facts.cached(policy, at, namespace)
 
     def timeline(
@@ -189,7 +205,12 @@ class Trace:
     ) -> Timeline:
         """The estimated device memory in bytes from equation to equation, its peak, and what is held there.
 
-        Its highest moment is the report's ``peak_bytes``. The arguments are those of ``report``.
+        Its highest moment is the report's ``peak_bytes``.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+            namespace: as for ``report``.
 
         Raises:
             RematError: as ``report``, or the function has no backward half.
@@ -197,14 +218,26 @@ class Trace:
         return self.facts.timeline(policy, at, namespace)
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
-        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out."""
+        """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+
+        Raises:
+            RematError: as ``report``.
+        """
         return self.engine.forward(policy, at)
 
     def backward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the backward half: residuals and cotangents in, gradients out.
 
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+
         Raises:
-            RematError: the function has no backward half (a ``while_loop`` of unknown length).
+            RematError: as ``report``, or the function has no backward half (a ``while_loop`` of unknown length).
         """
         return self.engine.backward(policy, at)
 
@@ -213,9 +246,16 @@ class Trace:
     ) -> Callable[..., Any]:
         """A callable like the traced function, with a policy applied.
 
-        It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
-        ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients. The arguments and errors are those
-        of ``report``.
+        It computes the same values and gradients, also under ``jit``, ``grad``, ``vmap`` and ``jvp``. Each call traces,
+        for whatever shapes it is given, so wrap it in ``jax.jit``.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+            namespace: as for ``report``.
+
+        Raises:
+            RematError: as ``report``.
         """
         return self.engine.function(policy, at, namespace)
 
@@ -233,14 +273,14 @@ class Trace:
         """What each policy costs, side by side.
 
         Args:
-            policies: keys or JAX policies; by default all that ``choices`` offers, where policies that do just the same
+            policies: keys, plans or policy objects. Default: all that ``choices`` offers; those that do just the same
                 share a row.
-            at: where, as for ``report``.
-            device: whose data sheet the times are estimated by: a name of ``remat_magic.devices.names()`` or a device;
-                by default the one that JAX runs on, if it is known.
-            measurements: measured policies, shown beside the estimates.
-            namespace: where policies of one's own are looked up by name.
-            besides: policies to compare with those that ``choices`` offers.
+            at: as for ``report``.
+            device: whose data sheet the times (seconds) are estimated by: a name of ``remat_magic.devices.names()`` or
+                a ``Device``. Default: the one that JAX runs on, if it is known.
+            measurements: what ``measure`` gave, shown beside the estimates. Default: none.
+            namespace: as for ``report``.
+            besides: policies to compare with those that ``choices`` offers. Default: none.
 
         Raises:
             RematError: no such device. A policy that fails is a row with its error.
@@ -267,29 +307,31 @@ class Trace:
     ) -> Plan:
         """What to save within a budget so that recomputation costs least.
 
-        Every intermediate gets a checkpoint name, and an integer programme chooses among them. The choice is then
-        applied and traced, so that what the plan says of it is what JAX does; where one of JAX's own policies fits the
+        Every intermediate value gets a checkpoint name, and an integer program chooses among the names. The choice is
+        then applied and traced, so that what the plan says is what JAX does. Where one of JAX's own policies fits the
         budget and costs less (it can keep what no name reaches, such as the cosine of a sine), the plan is that policy.
-        Values inside the branches of a ``lax.cond`` are not chosen among, and ``Plan.status`` says so where there are
-        any. Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
+        Values inside the branches of a ``lax.cond`` are not chosen among; ``Plan.status`` says so where there are any.
+        Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
 
         Args:
-            budget: in bytes: a number, a text like ``"2 GiB"``, or as a float from 0 to 1 (or a text like ``"30%"``)
-                the fraction of what there is without a checkpoint there.
-            at: one place or all sites, as for ``report``.
-            of: what the budget is of: ``"saved"`` bytes, or the estimated ``"peak"`` (``Report.peak_bytes``), for which
-                plans of several saved bytes are tried.
+            budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
+                share of what there is without a checkpoint there.
+            at: one place: ``"function"``, ``"sites"`` or the key of a site. Default: ``default_at``.
+            of: what the budget limits: ``"saved"`` bytes, or the estimated ``"peak"`` (``Report.peak_bytes``), for
+                which plans of several saved bytes are tried. Default: ``"saved"``.
             cost: what is to be least: recomputed ``"flops"``, or the estimated ``"seconds"`` of recomputing on
-                ``device``.
-            device: a device or its name; by default the one that JAX runs on.
-            offload: values may also go to the host's pinned memory and come back: over a link of so many bytes/s (a
-                number, or a text like ``"32 GB/s"``), or True for the device's own. What is least is then seconds.
-            separately: decide equal layers that share one body (the calls of one checkpointed or jitted function) one
-                by one, not together; slower.
+                ``device``. Default: ``"flops"``.
+            device: a ``Device`` or its name. Default: the one that JAX runs on.
+            offload: whether values may also go to the host's pinned memory and come back: True, over the device's own
+                link, or the link's bytes/s, a number or a text like ``"32 GB/s"``. What is least is then seconds.
+                Default: no.
+            separately: decide each of equal layers that share one body (the calls of one checkpointed or jitted
+                function) by itself; slower. Default: together.
             together: decide equal layers that a Python loop unrolls together too: what one expression of the source
-                makes is saved in all of them or in none. More is recomputed, and there is less to name.
-            seconds: the time limit of the solver, in seconds.
-            gap: how far from the best the solver may stop, as a share of the cost.
+                makes is saved in all of them or in none. More is recomputed, and there is less to name. Default: each
+                by itself.
+            seconds: the time limit of the solver, in seconds. Default: 10.
+            gap: how far from the best the solver may stop, as a share of the cost. Default: 0.01.
 
         Raises:
             RematError: the budget is no size, or less is never needed at this place; no such site, device or option; no
@@ -322,14 +364,14 @@ class Trace:
     ) -> Listed[FrontierPoint]:
         """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
-        The figures are reckoned, not traced: ``plan`` of the same budget has them confirmed by JAX.
+        The figures are computed, not traced; ``plan`` with the same budget lets JAX confirm them.
 
         Args:
-            points: how many budgets, two at least.
-            at: as for ``plan``, and so are ``separately`` and ``together``.
-            separately: equal layers one by one.
-            together: equal layers of a Python loop together.
-            seconds: how long to go on improving, in seconds of work: a busy machine takes longer.
+            points: how many budgets, two at least. Default: 20.
+            at: as for ``plan``.
+            separately: as for ``plan``.
+            together: as for ``plan``.
+            seconds: how long to go on improving, in seconds of work: a busy machine takes longer. Default: 1.
 
         Raises:
             RematError: as ``plan``; fewer than two points.
@@ -348,18 +390,18 @@ class Trace:
         first: float = 2.0,
         seconds: float = 0.04,
     ) -> FrontierPoint:
-        """A bound on what any plan within a budget of saved bytes recomputes, quick enough for a slider.
+        """A lower bound on what any plan within a budget of saved bytes recomputes, quick enough for a slider.
 
-        The first call at a place takes JAX's tracing and up to ``first`` seconds; later ones read off what it found,
-        and go on with it for up to ``seconds`` where it is not complete. The figures are reckoned, not traced.
+        The first call at a place takes JAX's tracing and up to ``first`` seconds. Later calls read off what it left,
+        and search on for up to ``seconds`` where it was not complete. The figures are computed, not traced.
 
         Args:
-            budget: as for ``plan``, and so are ``at``, ``separately``, ``together`` and the errors.
-            at: one place or all sites.
-            separately: equal layers one by one.
-            together: equal layers of a Python loop together.
-            first: how long the first call may search, in seconds.
-            seconds: how long each later call may, in seconds.
+            budget: as for ``plan``.
+            at: as for ``plan``.
+            separately: as for ``plan``.
+            together: as for ``plan``.
+            first: how long the first call may search, in seconds. Default: 2.
+            seconds: how long each later call may search, in seconds. Default: 0.04.
 
         Raises:
             RematError: as ``plan``.
@@ -381,22 +423,24 @@ class Trace:
         together: bool = False,
         namespace: Mapping[str, Any] | None = None,
     ) -> Listed[WhatIf]:
-        """For each residual that could be recomputed, and each recomputed value that could be saved: what that changes.
+        """What changes if one residual is recomputed instead, or one recomputed value is saved.
 
-        What could be saved comes first, that which spares most for each byte leading; then what could be recomputed,
-        that whose bytes spare least leading. Each row has the plan that does what it says.
+        What could be saved comes first, what spares most for each byte leading; then what could be recomputed, that
+        whose bytes spare least leading. Each row has the plan that does what it says.
 
         Args:
             policy: as for ``report``.
-            at: one place, or all sites.
-            device: whose seconds are estimated: a device or its name; by default the one that JAX runs on, if known.
-            by: what ranks: ``"flops"`` or ``"seconds"``.
-            separately: for equal layers that share one body one by one, not together.
-            together: for all values at once that one expression makes, in equal layers that a Python loop unrolls.
-            namespace: where policies of one's own are looked up by name.
+            at: as for ``plan``.
+            device: whose seconds are estimated: a ``Device`` or its name. Default: the one that JAX runs on, if it is
+                known.
+            by: what ranks: ``"flops"`` or ``"seconds"``. Default: ``"flops"``.
+            separately: a row for each of equal layers that share one body. Default: one row for all of them.
+            together: one row for all values that one expression makes in equal layers that a Python loop unrolls.
+                Default: a row for each.
+            namespace: as for ``report``.
 
         Raises:
-            RematError: no such policy, place or device; no backward half; or JAX does otherwise than is reckoned here
+            RematError: no such policy, place or device; no backward half; or JAX does otherwise than is computed here
                 (a checkpoint inside another under jax_remat3), so that nothing can be said.
         """
         from remat_magic.planning.what_if import what_if
@@ -413,13 +457,13 @@ class Trace:
         )
 
     def loops(self, *, shortest: int = 4) -> Listed[Loop]:
-        """For each scan what nesting it under ``jax.checkpoint`` would save and recompute, with the code that does it.
+        """What nesting each scan under ``jax.checkpoint`` would save and recompute, with the code that does it.
 
-        The figures are those of the whole function, as written but for that scan: JAX's own, since it is rewritten and
-        traced once for each way.
+        The figures are those of the whole function, as written but for that scan. They are JAX's own: the function is
+        rewritten and traced once for each way.
 
         Args:
-            shortest: leave out scans of fewer steps (of fewer than four there is nothing to nest).
+            shortest: leave out scans of fewer steps. Default: 4; in shorter ones there is nothing to nest.
 
         Raises:
             RematError: the function has no backward half.
@@ -438,13 +482,14 @@ class Trace:
         *,
         device: str | Device | None = None,
     ) -> Listed[Advice]:
-        """What about a policy, or the program, costs without need, and the mend.
+        """What about a policy, or the function, costs without need, and the mend.
 
         Args:
             policy: as for ``report``.
-            at: where, as for ``report``.
-            namespace: where policies of one's own are looked up by name.
-            device: whose times are estimated: a device or its name; by default the one that JAX runs on, if known.
+            at: as for ``report``.
+            namespace: as for ``report``.
+            device: whose times (seconds) are estimated: a ``Device`` or its name. Default: the one that JAX runs on, if
+                it is known.
 
         Raises:
             RematError: as ``report``; no such device.
@@ -454,12 +499,12 @@ class Trace:
         return advise(self.facts, policy, at, namespace, device=device)
 
     def edit(self, choice: Policy | Iterable[Residual], at: str | None = None) -> Edit:
-        """A plan, or a choice of residuals to keep, as an edit of the user's own source, verified by tracing that.
+        """A plan, or a choice of residuals to keep, as an edit of your own source, verified by tracing the edited text.
 
         Args:
-            choice: a plan, the key of a policy, or residuals of a report of this trace to keep by name, all others
-                being recomputed.
-            at: one place or all sites, as for ``plan``; a plan has its own.
+            choice: a plan, the key of a policy, or residuals from a report of this trace: these are kept by name, and
+                everything else is recomputed.
+            at: as for ``plan``. A plan has its own place.
 
         Raises:
             RematError: the source of what ran is not available or has changed, or cannot be executed apart from the
@@ -482,22 +527,23 @@ class Trace:
     ) -> Measurement:
         """Compile the value and the gradients under a policy, and run them if there are inputs.
 
-        The program is lowered from the jaxpr that the report is of, so no Python of the user's runs again, with a
-        cotangent of one for every output. Nothing of the user's is donated or kept. On CPU it is compiled with
+        What is compiled is made from the jaxpr that the report is of, so your Python code does not run again. The
+        cotangent of every output is one. Your arrays are neither donated nor kept. On CPU it is compiled with
         ``xla_cpu_enable_concurrency_optimized_scheduler=False``, so that temporary memory follows the policy as far as
         XLA lets it: on jax 0.10.2 only under ``lax.scan``.
 
         Args:
-            policy: as for ``report``, and so are ``at`` and ``namespace``.
-            at: where.
-            inputs: None to compile only; ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one,
-                since a trace keeps no arrays. Their shardings are lowered with, and without them those that the
-                arguments had when traced.
-            runs: how many runs to time, after one to warm up.
-            namespace: where identifiers in a key that are no policies of JAX are looked up.
+            policy: as for ``report``.
+            at: as for ``report``.
+            inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one, since a trace keeps no
+                arrays. Their shardings are compiled for; without inputs, those that the traced arguments had. Default:
+                compile, do not run.
+            runs: how many runs to time, after one to warm up. Default: 5.
+            namespace: as for ``report``.
 
         Returns:
-            What was measured. Where a step failed, ``error`` says so and what came before it stays.
+            What was measured, in bytes, seconds and FLOPs. Where a step failed, ``error`` says so, and what came before
+            it stays.
 
         Raises:
             RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
@@ -518,12 +564,12 @@ class Trace:
         """Measure several policies on a thread of its own, one after another, from now on.
 
         Args:
-            choices: the policies with their places, as for ``report``.
+            choices: pairs of a policy and a place, as for ``report``.
             inputs: as for ``measure``. The arrays are held until the last measurement.
-            runs: how many runs to time of each.
-            namespace: where identifiers in a key that are no policies of JAX are looked up.
+            runs: how many runs of each to time. Default: 5.
+            namespace: as for ``report``.
             on_update: called with the job, on its thread, whenever its ``progress`` or ``results`` have changed. What
-                it raises is logged.
+                it raises is logged. Default: nothing is called.
 
         Raises:
             RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
@@ -542,14 +588,14 @@ class Trace:
     ) -> tuple[GradientDifference, ...]:
         """Run the value and the gradients under each policy on the same inputs, and compare them with policy "none".
 
-        Both are compiled, so that differences in the last bits are usual: XLA fuses them differently. The cotangent of
-        each output is one everywhere.
+        Both are compiled, so differences in the last bits are usual: XLA fuses them differently. The cotangent of every
+        output is one.
 
         Args:
-            policies: the policies, as for ``report``, and so are ``at`` and ``namespace``.
-            inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one.
-            at: the place of the policies, and of "none".
-            namespace: where identifiers in a key that are no policies of JAX are looked up.
+            policies: the policies, as for ``report``.
+            inputs: ``"random"``, or the pair ``(args, kwargs)`` of a call like the traced one. Default: ``"random"``.
+            at: the place of the policies, and of "none"; as for ``report``.
+            namespace: as for ``report``.
 
         Returns:
             One difference for each policy, in their order. Failures are sentences in ``error``.
@@ -562,5 +608,5 @@ class Trace:
         return check_gradients(self, policies, inputs=inputs, at=at, namespace=namespace)
 
     def close(self) -> None:
-        """Drop everything held: jaxprs, reports and what was worked out from them."""
+        """Drop all that is held: jaxprs, reports and what was computed from them."""
         self.facts.close()

@@ -75,6 +75,10 @@ class Comparison:
     def row(self, policy: str, at: str | None = None) -> ComparisonRow:
         """The row of a policy, also where another that does the same stands for it.
 
+        Args:
+            policy: the key of a compared policy.
+            at: its place. Default: any.
+
         Raises:
             RematError: it was not compared.
         """
@@ -109,6 +113,9 @@ class Comparison:
     def best(self, peak_bytes: int | str) -> ComparisonRow:
         """The policy that adds least (seconds by estimate, else FLOPs) with a peak of at most so many bytes.
 
+        Args:
+            peak_bytes: in bytes, or a text like ``"16 GiB"``.
+
         Raises:
             RematError: no policy stays below; says which comes nearest.
         """
@@ -128,6 +135,11 @@ class Comparison:
 
     def difference(self, a: str, b: str, at: str | None = None) -> Difference:
         """Which residuals and recomputed operations only one of two compared policies has.
+
+        Args:
+            a: the key of one.
+            b: the key of the other.
+            at: the place of both. Default: any.
 
         Raises:
             RematError: one of them was not compared, or failed.

@@ -87,7 +87,11 @@ class Measuring:
                 self._progress = replace(self._progress, current="", cancelled=True)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing more will come, at most ``timeout`` seconds; whether that is so."""
+        """Wait until nothing more will come; whether that is so.
+
+        Args:
+            timeout: how long at most, in seconds. Default: for ever.
+        """
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()

@@ -195,6 +195,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     A plan file is data: nothing in it is evaluated.
 
+    Args:
+        path: of the file.
+
     Raises:
         OSError: the file cannot be read.
         RematError: it holds no plan; see ``Plan.from_json``.
