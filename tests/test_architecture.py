@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"records", "engine", "facts", "planning", "measuring", "comparing", "advice", "editing", "devices"},
         set(),
     ),
+    "__main__": ({"_jax", "api"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
     "notebook": ({"records", "_jax", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),

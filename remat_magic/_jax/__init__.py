@@ -16,6 +16,7 @@ from remat_magic._jax.checkpoints import (
     old_checkpoint,
     policy_says_of_name,
     prevents_cse,
+    remat3,
     replace_checkpoint,
 )
 from remat_magic._jax.jaxprs import (
@@ -62,7 +63,8 @@ from remat_magic._jax.primitives import (
     scan_length,
     scan_split,
 )
-from remat_magic._jax.settings import JAX_VERSION, default_device, remat3, thread_settings, x64
+from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
+from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import runs_inside, trip_count
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
@@ -72,6 +74,7 @@ __all__ = [
     "MATMULS",
     "Body",
     "Generation",
+    "Lack",
     "as_function",
     "bodies",
     "carried_operands",
@@ -101,9 +104,11 @@ __all__ = [
     "is_reversed",
     "is_rounding",
     "is_scan",
+    "is_tested",
     "is_transparent",
     "is_while",
     "label_of",
+    "lacks",
     "like_tuple",
     "map_jaxprs",
     "map_params",
@@ -118,10 +123,12 @@ __all__ = [
     "pretty",
     "prevents_cse",
     "primitive_name",
+    "reading",
     "remat3",
     "replace_checkpoint",
     "replace_eqns",
     "replace_vars",
+    "require",
     "runs_inside",
     "same_params",
     "scan_body",

@@ -5,19 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax._src import ad_checkpoint, core
+import jax
+from jax.extend.core import no_effects
 
 from remat_magic._jax.jaxprs import open_jaxpr
 from remat_magic._jax.primitives import high, high_params
-from remat_magic._jax.settings import remat3
+from remat_magic._jax.private import JAX_VERSION, cannot, courtesy, needed
+from remat_magic.errors import RematError
+
+_remat_p = needed("jax.extend.core.primitives.remat_p")
+_name_p = needed("jax.extend.core.primitives.name_p")
 
 # From 0.12 on, the "high-level" primitives of jax_remat3 are instances held in one call primitive's params.
-_RematTraced = getattr(ad_checkpoint, "RematTraced", None)
-_NAMES_HIGH = tuple(
-    cls for name in ("CheckpointName", "CheckpointNameFwd") if (cls := getattr(ad_checkpoint, name, None)) is not None
-)
-_call_hi: Any = getattr(ad_checkpoint, "call_hi_primitive_p", None)
-_PrimalLeft = getattr(ad_checkpoint, "PrimalLeftTangentRight", None)
+_HIGH: list[Any] = [
+    courtesy(f"jax._src.ad_checkpoint.{name}", "nothing can be traced with jax_remat3 on")
+    if JAX_VERSION >= (0, 12)
+    else None
+    for name in (
+        "RematTraced",
+        "CheckpointName",
+        "CheckpointNameFwd",
+        "PrimalLeftTangentRight",
+        "call_hi_primitive_p",
+    )
+]
+_RematTraced, _CheckpointName, _CheckpointNameFwd, _PrimalLeft, _call_hi = _HIGH
+_NAMES_HIGH = tuple(cls for cls in (_CheckpointName, _CheckpointNameFwd) if cls is not None)
+
+
+def remat3() -> bool:
+    """Whether ``jax_remat3`` is on.
+
+    Raises:
+        RematError: it is on in a JAX that only has half of it (before 0.12), where names are lost, or that has it
+            otherwise than is known here.
+    """
+    on = bool(getattr(jax.config, "jax_remat3", False))
+    if on and JAX_VERSION < (0, 12):
+        raise RematError(
+            f"jax_remat3 is unfinished in jax {jax.__version__}: turn it off "
+            "(jax.config.update('jax_remat3', False)) or install jax 0.12 or newer."
+        )
+    if on and None in (_RematTraced, _CheckpointName, _PrimalLeft, _call_hi):
+        raise cannot("its jax_remat3 is another one; turn that off (jax.config.update('jax_remat3', False))")
+    return on
 
 
 def is_checkpoint(eqn: Any) -> bool:
@@ -62,7 +93,7 @@ def old_checkpoint(eqn: Any, jaxpr: Any) -> Any:
         return eqn.replace(params={**eqn.params, "jaxpr": jaxpr})
     params = high(eqn).params
     return eqn.replace(
-        primitive=ad_checkpoint.remat_p,
+        primitive=_remat_p,
         params={
             "jaxpr": open_jaxpr(jaxpr),
             "policy": params["policy"],
@@ -82,7 +113,7 @@ def checkpoint_name_of(eqn: Any) -> str | None:
 
 def policy_says_of_name(policy: Callable[..., Any], aval: Any, name: str) -> Any:
     """What a policy answers when JAX asks it about a value with a checkpoint name, under jax_remat3 too."""
-    return policy(ad_checkpoint.name_p, aval, name=name)
+    return policy(_name_p, aval, name=name)
 
 
 def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
@@ -95,10 +126,10 @@ def name_equation(like: Any, operand: Any, output: Any, name: str) -> Any:
         name: the name.
     """
     if remat3():  # an instance in the one call primitive
-        primitive, params = _call_hi, {"_prim": _NAMES_HIGH[0](name, operand.aval)}
+        primitive, params = _call_hi, {"_prim": _CheckpointName(name, operand.aval)}
     else:
-        primitive, params = ad_checkpoint.name_p, {"name": name}
-    return like.replace(invars=[operand], outvars=[output], primitive=primitive, params=params, effects=core.no_effects)
+        primitive, params = _name_p, {"name": name}
+    return like.replace(invars=[operand], outvars=[output], primitive=primitive, params=params, effects=no_effects)
 
 
 def is_primal_left(eqn: Any) -> bool:

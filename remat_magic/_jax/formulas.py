@@ -31,6 +31,7 @@ from remat_magic._jax.primitives import (
     is_shard_map,
     primitive_name,
 )
+from remat_magic._jax.settings import partitionable_threefry
 from remat_magic._jax.types import memory_space, nbytes
 
 __all__ = [
@@ -125,8 +126,7 @@ def _random_bits(eqn: Any) -> int | None:
     if not _is_threefry(eqn.invars[0]):
         return None
     elements = _size(eqn.outvars[0])
-    settings: Any = jax.config  # its attributes are made at run time
-    if settings.jax_threefry_partitionable:
+    if partitionable_threefry():
         return elements * (_THREEFRY2X32 + 1)
     words = math.ceil(eqn.params["bit_width"] * elements / 32)
     return math.ceil(words / 2) * _THREEFRY2X32

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax._src import core
+import jax.extend.core as core
 
-Jaxpr = core.Jaxpr
-ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)  # 0.12 has one class for open and closed jaxprs
-Literal = core.Literal
-Var = core.Var
+Jaxpr: Any = core.Jaxpr
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)  # 0.12 has one class for open and closed jaxprs
+Literal: Any = core.Literal
+Var: Any = core.Var
+DropVar: Any = core.DropVar
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
@@ -111,7 +112,7 @@ def is_literal(atom: Any) -> bool:
 
 def is_dropped(var: Any) -> bool:
     """Whether an output of an equation is thrown away."""
-    return isinstance(var, core.DropVar)
+    return isinstance(var, DropVar)
 
 
 def as_function(closed: Any) -> Callable[..., list[Any]]:

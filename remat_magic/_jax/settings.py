@@ -8,64 +8,91 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax._src import config, mesh
 
-from remat_magic.errors import RematError
+from remat_magic._jax.private import courtesy, do_without
 
-JAX_VERSION: tuple[int, ...] = jax.__version_info__
-_Config: Any = config.config_ext.Config
-
-
-def remat3() -> bool:
-    """Whether ``jax_remat3`` is on.
-
-    Raises:
-        RematError: it is on in a JAX that only has half of it (before 0.12): names are lost there.
-    """
-    on = bool(config.remat3.value) if hasattr(config, "remat3") else False
-    if on and JAX_VERSION < (0, 12):
-        raise RematError(
-            f"jax_remat3 is unfinished in jax {jax.__version__}: turn it off "
-            "(jax.config.update('jax_remat3', False)) or install jax 0.12 or newer."
-        )
-    return on
+_CARRIED = "settings made in `with` blocks, meshes too, are not in force while a click is answered"
+_settings: Any = jax.config  # its attributes are made at run time
 
 
 def x64() -> bool:
     """Whether 64-bit types are on in this thread."""
-    return bool(config.enable_x64.value)
+    return bool(_settings.jax_enable_x64)
+
+
+def partitionable_threefry() -> bool:
+    """Whether random bits are made so that each device can make its own."""
+    return bool(getattr(_settings, "jax_threefry_partitionable", True))
+
+
+def default_device() -> Any:
+    """The device that a program runs on whose arguments name none."""
+    chosen = _settings.jax_default_device
+    if isinstance(chosen, str):  # the name of a platform
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
+def setting(name: str, effect: str) -> Any:
+    """A setting of JAX that one thread can give another value; None in a JAX where it is not, with that effect."""
+    state = courtesy(f"jax._src.config.{name}", effect)
+    return state if hasattr(state, "get_local") and hasattr(state, "set_local") else None
 
 
 def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Take down the settings of JAX that this thread has made in ``with`` blocks, meshes included.
 
-    They are the thread's own, and contextvars do not carry them.
+    They are the thread's own, and contextvars do not carry them. A courtesy: what a JAX keeps elsewhere stays behind.
 
     Returns:
         A context manager's maker, which puts them in force in whichever thread enters it.
     """
-    # Most are entries of `config_states`; meshes, default devices and the like are plain Config objects, which 0.10
-    # has in `config` and 0.12 in the modules that use them.
-    known: dict[int, Any] = {id(state): state for state in config.config_states.values()}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("jax._src"):
-            known.update((id(item), item) for item in list(vars(module).values()) if isinstance(item, _Config))
-    made = [(item, value) for item in known.values() if (value := item.get_local()) is not config.config_ext.unset]
-    meshes = list(mesh.thread_resources.stack[1:])  # those of the old `with mesh:`
+    try:
+        local = _local_settings()
+    except Exception as error:  # noqa: BLE001 - a newer JAX keeps them otherwise
+        do_without(f"the settings of a thread as they were ({type(error).__name__}: {error})", _CARRIED)
+        local = []
+    resources = courtesy("jax._src.mesh.thread_resources", _CARRIED)
+    meshes = list(getattr(resources, "stack", ())[1:])  # those of the old `with mesh:`
 
     @contextlib.contextmanager
     def in_force() -> Iterator[None]:
-        resources = mesh.thread_resources
-        old = (resources.stack, resources.env)
-        try:
-            with set_locally(made):
-                resources.stack = [*resources.stack, *meshes]
-                resources.env = resources.stack[-1]
-                yield
-        finally:
-            resources.stack, resources.env = old
+        with set_locally(local), _under(resources, meshes):
+            yield
 
     return in_force
+
+
+def _local_settings() -> list[tuple[Any, Any]]:
+    """The settings that this thread has of its own, with their values."""
+    config = courtesy("jax._src.config.config_ext", _CARRIED)
+    states = courtesy("jax._src.config.config_states", _CARRIED)
+    if config is None or states is None:
+        return []
+    # Most are entries of `config_states`; meshes, default devices and the like are plain Config objects, which 0.10
+    # has in `config` and 0.12 in the modules that use them.
+    candidates: dict[int, Any] = {id(state): state for state in states.values()}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jax._src"):
+            candidates.update(
+                (id(item), item) for item in list(vars(module).values()) if isinstance(item, config.Config)
+            )
+    return [(item, value) for item in candidates.values() if (value := item.get_local()) is not config.unset]
+
+
+@contextlib.contextmanager
+def _under(resources: Any, meshes: Sequence[Any]) -> Iterator[None]:
+    """Have the meshes of another thread's ``with`` blocks in force in this one."""
+    if not meshes:
+        yield
+        return
+    before = (resources.stack, resources.env)
+    try:
+        resources.stack = [*resources.stack, *meshes]
+        resources.env = resources.stack[-1]
+        yield
+    finally:
+        resources.stack, resources.env = before
 
 
 @contextlib.contextmanager
@@ -83,11 +110,3 @@ def set_locally(wanted: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     finally:
         for item, value in before:
             item.set_local(value)
-
-
-def default_device() -> Any:
-    """The device that a program runs on whose arguments name none."""
-    chosen = config.default_device.value
-    if isinstance(chosen, str):  # the name of a platform
-        return jax.local_devices(backend=chosen)[0]
-    return jax.local_devices()[0] if chosen is None else chosen

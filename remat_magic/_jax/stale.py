@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax._src import config
-
 from remat_magic._jax.caches import Generation, user_traces
 from remat_magic._jax.jaxprs import open_jaxpr, pretty
-from remat_magic._jax.settings import set_locally
+from remat_magic._jax.private import do_without
+from remat_magic._jax.settings import set_locally, setting
+
+_EFFECT = "no note tells of functions that JAX still holds an older trace of"
 
 
 def stale_traces(generation: Generation, top: Callable[..., Any], closed: Any) -> list[tuple[Callable[..., Any], str]]:
     """The user's functions of which JAX still holds an older trace than the one made under ``generation``.
 
-    No Python of the user runs: JAX's cache is asked with tracing forbidden, so that a miss raises.
+    No Python of the user runs: JAX's cache is asked with tracing forbidden, so that a miss raises. A courtesy: none is
+    found in a JAX that keeps its traces otherwise.
 
     Args:
         generation: what the fresh trace was made under.
@@ -25,35 +27,48 @@ def stale_traces(generation: Generation, top: Callable[..., Any], closed: Any) -
     Returns:
         The stale functions with their names, each once.
     """
+    no_tracing, number = setting("no_tracing", _EFFECT), setting("jax_xla_profile_version", _EFFECT)
+    if user_traces is None or no_tracing is None or number is None:
+        return []
+    try:
+        # Not JAX's own context managers, which an interrupt can leave without putting anything back.
+        with set_locally([(no_tracing, True)]):
+            return _stale(generation, number, top, closed)
+    except Exception as error:  # noqa: BLE001 - whatever a newer JAX does otherwise costs the note, not the trace
+        do_without(f"the cache of traces as it was ({type(error).__name__}: {error})", _EFFECT)
+        return []
+
+
+def _stale(
+    generation: Generation, number: Any, top: Callable[..., Any], closed: Any
+) -> list[tuple[Callable[..., Any], str]]:
     stale: dict[int, tuple[Callable[..., Any], str]] = {}
-    # Not JAX's own context managers, which an interrupt can leave without putting anything back.
-    with set_locally([(config.no_tracing, True)]):
-        for function, args, kwargs in _alive(generation.traces):
+    for function, args, kwargs in _alive(generation.traces):
+        try:
+            old = user_traces(function, *args, **kwargs)[0]
+        except Exception:  # noqa: BLE001 - not in the user's cache: nothing old to be wrong about
+            continue
+        with set_locally([(number, generation.number)]):
             try:
-                old = user_traces(function, *args, **kwargs)[0]
-            except Exception:  # noqa: BLE001 - not in the user's cache: nothing old to be wrong about
+                fresh = generation.traces(function, *args, **kwargs)[0]
+            except Exception:  # noqa: BLE001 - made under a setting that the function itself made
                 continue
-            with set_locally([(config.jax_xla_profile_version, generation.number)]):
-                try:
-                    fresh = generation.traces(function, *args, **kwargs)[0]
-                except Exception:  # noqa: BLE001 - made under a setting that the function itself made
-                    continue
-            if _differ(fresh, old):
-                stale[id(function)] = (function, args[1].func_name)
-        for function, args, kwargs in [key for key in _alive(user_traces) if key[0] is top]:
-            try:
-                old = user_traces(function, *args, **kwargs)[0]
-            except Exception:  # noqa: BLE001 - made under another configuration than today's
-                continue
-            if _input_types(old) == _input_types(closed) and _differ(closed, old):
-                stale[id(function)] = (function, args[1].func_name)
+        if _differ(fresh, old):
+            stale[id(function)] = (function, args[1].func_name)
+    for function, args, kwargs in [key for key in _alive(user_traces) if key[0] is top]:
+        try:
+            old = user_traces(function, *args, **kwargs)[0]
+        except Exception:  # noqa: BLE001 - made under another configuration than today's
+            continue
+        if _input_types(old) == _input_types(closed) and _differ(closed, old):
+            stale[id(function)] = (function, args[1].func_name)
     return list(stale.values())
 
 
 def _alive(cache: Any) -> list[tuple[Any, Any, dict[str, Any]]]:
     """The keys of a cache whose function is still there: function, arguments and keyword arguments."""
-    found = ((ref(), args, dict(kwargs)) for ref, _, args, kwargs in cache.cache_keys())
-    return [key for key in found if key[0] is not None]
+    keys = ((ref(), args, dict(kwargs)) for ref, _, args, kwargs in cache.cache_keys())
+    return [key for key in keys if key[0] is not None]
 
 
 def _differ(fresh: Any, old: Any) -> bool:

@@ -6,13 +6,18 @@ import math
 from typing import Any
 
 import jax
-from jax._src import dtypes
+
+from remat_magic._jax.private import courtesy
+
+_short_dtype_name = courtesy("jax._src.dtypes.short_dtype_name", "types are written with the long names of dtypes")
 
 
 def short_dtype(aval: Any) -> str:
     """JAX's short form of a dtype ("f32", "key<fry>")."""
     dtype = getattr(aval, "dtype", None)
-    return type(aval).__name__ if dtype is None else dtypes.short_dtype_name(dtype)
+    return (
+        type(aval).__name__ if dtype is None else str(dtype) if _short_dtype_name is None else _short_dtype_name(dtype)
+    )
 
 
 def is_key(aval: Any) -> bool:

@@ -44,6 +44,7 @@ class Primal:
 
     def __init__(self, fun: Callable[..., Any], signature: Signature, has_aux: bool) -> None:
         self.signature = signature
+        _jax.require()
         self.remat3 = _jax.remat3()
         self.has_aux = has_aux
         self._x64 = _jax.x64()
@@ -57,8 +58,9 @@ class Primal:
             self.closed = signature.jaxpr(fun, self._flat)
         self._check_outputs()
         self.stale = tuple(dict.fromkeys(name for _, name in _jax.stale_traces(self._generation, fun, self.closed)))
-        self.index = PrimalIndex(self.closed, self.name)
-        self.table: SiteTable = find_sites(self.closed, self.index.spans, policies.describe)
+        with _jax.reading():
+            self.index = PrimalIndex(self.closed, self.name)
+            self.table: SiteTable = find_sites(self.closed, self.index.spans, policies.describe)
         self.function = _jax.as_function(self.closed)
 
     def _flat(self, output: Any) -> list[Any]:

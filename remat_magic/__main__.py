@@ -1,0 +1,88 @@
+"""``python -m remat_magic`` prints the environment: the versions, what this JAX lacks, which extras are there."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from remat_magic import _jax
+from remat_magic.api import trace
+from remat_magic.errors import RematError
+
+_NEEDED = "needed"  # beside the extras: what the package is always installed with
+
+
+def environment() -> tuple[list[str], bool]:
+    """The environment in lines of text, and whether all that is needed is there."""
+    tested = "tested" if _jax.is_tested() else "not a line of jax that was tested"
+    lines = [
+        f"remat_magic {_version('remat_magic') or 'as a folder, not installed'}",
+        f"Python {platform.python_version()}",
+        f"jax {jax.__version__}, jaxlib {_version('jaxlib')} ({tested})",
+    ]
+    failed = _self_check()
+    try:
+        lines.append(f"jax_remat3 is {'on' if _jax.remat3() else 'off'}")
+    except RematError as error:
+        lines.append(str(error))
+    if failed:
+        lines.append(f"does not work: {failed}")
+    lacks = _jax.lacks()
+    lines += [f"this jax has no {lack.name}: {lack.effect}" for lack in lacks]
+    if not lacks and not failed:
+        lines.append("nothing of this jax is missing")
+    groups = _requirements()
+    for group, packages in groups.items():
+        there = [f"{package} {version}" for package in packages if (version := _version(package))]
+        missing = [package for package in packages if not _version(package)]
+        lines.append(f"{group}: {', '.join(there) or 'none'}{'; missing: ' + ', '.join(missing) if missing else ''}")
+    complete = all(map(_version, groups.get(_NEEDED, ())))
+    return lines, complete and not failed
+
+
+def _self_check() -> str:
+    """Trace a small function and look at it; why that fails, or nothing."""
+
+    def probe(x: jax.Array) -> jax.Array:
+        return jnp.sum(checkpoint_name(jnp.sin(jax.checkpoint(jnp.sin)(x)), "probe"))
+
+    try:
+        inspected = trace(probe, jax.ShapeDtypeStruct((3,), "float32"))
+        complete = inspected.report("nothing_saveable", "function").complete and inspected.names == ("probe",)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user is to be told
+        return str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+    return "" if complete else "a small function is not traced as it is on the versions that were tested"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _requirements() -> dict[str, list[str]]:
+    """The packages that this one asks for, in all and by extra."""
+    groups: dict[str, list[str]] = {}
+    for requirement in (metadata.requires("remat_magic") or ()) if _version("remat_magic") else ():
+        match = re.match(r"([\w.-]+).*?(?:extra == ['\"]([\w-]+)['\"])?$", requirement)
+        if match and match[1] != "remat_magic":
+            groups.setdefault(match[2] or _NEEDED, []).append(match[1])
+    return groups
+
+
+def main() -> int:
+    """Print the environment; 0 if all that is needed is there."""
+    lines, complete = environment()
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
