@@ -169,6 +169,8 @@ def test_shard_map_counts_every_device():
     eqn = SimpleNamespace(
         primitive=SimpleNamespace(name="shard_map"),
         params={"mesh": mesh, "manual_axes": frozenset("a"), "jaxpr": body},
+        invars=body.jaxpr.invars,
+        outvars=body.jaxpr.outvars,
     )
     assert equation_cost(eqn).flops == 2 * product(4)
     mesh = Mesh(np.array(jax.devices()[:1]), ("a",))
