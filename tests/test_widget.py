@@ -2,19 +2,25 @@
 
 import asyncio
 import gc
+import itertools
+import sys
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import comm
 import pytest
 
-from remat_magic.records import Choice, Program, ProgramLine, RematError, Site
+from remat_magic.records import Choice, Program, ProgramLine, RematError, Report, Site
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import IdleTime, forget, idle_time
+from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.widget.panel import Request
+from remat_magic.widget.panels.compare import Compare
 from remat_magic.widget.worker import Worker
 from tests.views_records import EVIL, small
 
@@ -644,3 +650,74 @@ def test_a_shell_is_listened_to_once():
     forget(shell)
     assert shell.events.callbacks["pre_run_cell"] == []
     assert idle_time(None) is None
+
+
+class _Named:
+    """A policy of one's own."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+class _Previews:
+    """A trace that gives every policy a key of its own."""
+
+    def preview(self, policy, at, namespace):
+        return Report(f"mine #{policy.number}", at)
+
+    def choices(self):
+        return ()
+
+
+def at_once(*actions, seconds=0.5):
+    """Run actions over and over, each on its own thread, and let them meet; what one raises is raised here."""
+    errors, interval, end = [], sys.getswitchinterval(), time.monotonic() + seconds
+
+    def over_and_over(action):
+        try:
+            while time.monotonic() < end and not errors:
+                action()
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=over_and_over, args=(action,)) for action in actions]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if errors:
+        raise errors[0]
+
+
+def test_plans_are_listed_while_policies_are_chosen():
+    """A plan is rendered on one thread while the reader's next choice is traced on another."""
+    live, numbers = LiveTrace(_Previews()), itertools.count()
+    at_once(lambda: live.preview(_Named(next(numbers)), "function"), live.plans, live.plans)
+
+
+def test_policies_are_compared_while_others_are_measured():
+    live, numbers = LiveTrace(_Previews()), itertools.count()
+    panel = Compare(live, lambda message: None, None)
+    progress = SimpleNamespace(done=1, total=2, current="", finished=False, cancelled=False)
+    request = Request({"type": "compare", "policy": "none", "at": "function"})
+
+    def measured():
+        result = SimpleNamespace(policy=f"p{next(numbers)}", at="function")
+        panel._on_update(SimpleNamespace(results=[result], progress=progress), None)
+
+    panel._workers["compare"].post = lambda request: None
+    at_once(measured, lambda: panel._besides(request))
+
+
+def test_no_widget_is_forgotten_when_several_choose_at_once():
+    """Each worker's thread asks for its widget to be prefetched again."""
+    idle, widgets = IdleTime(FakeShell()), [[Prefetching(1) for _ in range(300)] for _ in range(3)]
+    left = [iter(some) for some in widgets]
+    at_once(*(lambda some=some: idle.resume(next(some)) if some.__length_hint__() else None for some in left))
+    waiting = {id(reference()) for reference in idle._prefetching}
+    assert waiting == {id(widget) for some in widgets for widget in some}
+    idle.stop()
