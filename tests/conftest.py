@@ -41,8 +41,9 @@ def package_folder() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--programs N``: how many programs by chance each test of tests/test_generated.py tries."""
+    """``--volume``: all that is tried; ``--programs N``: how many programs by chance each test of them tries."""
     parser.addoption("--programs", type=int, default=0, metavar="N", help="programs by chance in each test, new ones")
+    parser.addoption("--volume", action="store_true", help="also try by volume what the usual run tries once")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,11 +60,45 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("remat")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that choose jax_remat3 themselves: they need not run again where it is on for all others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that choose jax_remat3 themselves and those of volume, and leave these out unless asked for."""
+    products: dict[str, list[pytest.Function]] = {}
     for item in items:
         if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("sets_remat3")
+        if item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
+            products.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for product in products.values():
+        usual = _each_once(product)
+        for item in product:
+            if item not in usual:
+                item.add_marker("volume")
+    if not config.getoption("--volume"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("volume")])
+        items[:] = [item for item in items if not item.get_closest_marker("volume")]
+
+
+def _each_once(product: list[pytest.Function]) -> set[pytest.Function]:
+    """Of a test's combinations of parameters some that have each value once, and go through all of them in step."""
+    values: dict[str, list[str]] = {}
+    for item in product:
+        for name, value in item.callspec.params.items():
+            if repr(value) not in values.setdefault(name, []):
+                values[name].append(repr(value))
+    turns = [
+        {name: each[turn % len(each)] for name, each in values.items()}
+        for turn in range(max(map(len, values.values())))
+    ]
+    chosen: set[pytest.Function] = set()
+    seen: set[tuple[str, str]] = set()
+    # First those in step; then whatever has a value that none of these has, where not all combinations are there.
+    for in_step in (True, False):
+        for item in product:
+            combination = {name: repr(value) for name, value in item.callspec.params.items()}
+            if combination in turns if in_step else not seen.issuperset(combination.items()):
+                chosen.add(item)
+                seen.update(combination.items())
+    return chosen
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +12,21 @@ import jax.numpy as jnp
 import remat_magic as rm
 from remat_magic import _jax
 from tests.benchmarks import named_models
-from tests.programs import PROGRAMS, f32
+from tests.programs import CHECKPOINTED, PROGRAMS, f32
 
 # JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
-PLACES = [(name, at) for name, (fun, args) in PROGRAMS.items() for at in ("function", "sites")]
+PLACES = [*((name, "function") for name in PROGRAMS), *((name, "sites") for name in CHECKPOINTED)]
 
 
 def traced(name: str) -> rm.Trace:
-    fun, args = PROGRAMS[name]
+    """The trace of a program or a model, the same for all tests: what one asks of it another need not work out."""
+    return _traced(name, _jax.remat3())
+
+
+@functools.cache
+def _traced(name: str, remat3: bool) -> rm.Trace:
+    fun, args = PROGRAMS[name] if name in PROGRAMS else MODELS[name]()
     return rm.trace(fun, *args)
 
 

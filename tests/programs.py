@@ -220,3 +220,6 @@ def binary_chain(n: int) -> Callable[[Any], Any]:
 @program(f32(4))
 def binary8(x):
     return binary_chain(8)(x).sum()
+
+
+CHECKPOINTED = ("scanned_checkpoint", "nested_checkpoint", "binary8")  # those of the above that have sites

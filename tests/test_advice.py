@@ -530,6 +530,7 @@ def test_a_stale_trace():
 # ---------------------------------------------------------------------------------------------------------- in general
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 @pytest.mark.parametrize("policy", ["as_written", "dots_saveable"])
 def test_every_program_can_be_advised_on(name, policy):

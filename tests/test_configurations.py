@@ -91,6 +91,7 @@ def test_a_tracer_leak_of_ones_own_is_still_found(remat3):
     leaked.clear()
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("program", ["scanned", "custom_vjp", "nested_checkpoint", "conditional"])
 def test_nothing_of_ours_leaks(program, remat3):
     """JAX's own check for tracers that outlive their trace, which ours must not hold on to."""

@@ -59,6 +59,7 @@ def repeated(trace, policy="as_written", at=None):
 # ------------------------------------------------------------------------------------------------ counting contractions
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_program_runs_the_contractions_of_its_jaxpr(name, remat3):
     """XLA splits none and merges none: the two counts share no code and agree to the size."""
@@ -132,6 +133,7 @@ def test_matmuls_that_xla_merges_are_told(remat3):
     assert sentence.endswith("leave prevent_cse at its default, True.")
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", [*MODELS, "barrier", "none"])
 def test_told_exactly_where_matmuls_are_missing(name, remat3):
     """By the plain count beside that of the program without checkpoints (jax 0.10.2 merges some through barriers)."""

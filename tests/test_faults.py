@@ -222,6 +222,7 @@ def interrupted(moments: Moments, at: int, act) -> None:
     assert moments.raised, "the interrupt was swallowed, or never came"
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_interrupt_at_any_moment(name, remat3):
     _undisturbed.cache_clear()

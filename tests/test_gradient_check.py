@@ -13,6 +13,7 @@ from tests.programs import PROGRAMS
 POLICIES = ("nothing_saveable", "dots_saveable", "everything_saveable")
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_policies_leave_gradients_as_they_are(name, remat3):
     """To the last bits of float32, or of bfloat16 where the program rounds to it."""

@@ -401,6 +401,7 @@ def dynamic(fun, args, kwargs):
     return call, [leaves[i] for i in which]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", CASES)
 def test_case(name, remat3):
     from tests.test_generated import check_report

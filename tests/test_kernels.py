@@ -115,6 +115,7 @@ def test_what_is_not_known_stays_unknown():
 # ------------------------------------------------------------------------------------------------------ on all programs
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "complex_numbers"])
 def test_no_flop_is_lost(name, policy, remat3):
@@ -171,6 +172,7 @@ BESIDE_XLA = {
 }
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["none", "dots_saveable", "nothing_saveable"])
 @pytest.mark.parametrize("name", BESIDE_XLA)
 def test_bytes_are_those_of_the_compiled_step(name, policy, remat3):

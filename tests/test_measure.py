@@ -91,6 +91,7 @@ def _three():
     return fun, *args
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_kind_of_program_is_measured(name, remat3):
     fun, args = PROGRAMS[name]

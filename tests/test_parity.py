@@ -43,6 +43,7 @@ def test_as_written_is_what_jax_lists(program, remat3):
     assert types_of_ours(rm.trace(fun, *args).report()) == types_of_jax(fun, args)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_whole_function_under_a_policy(program, policy, remat3):
@@ -61,6 +62,7 @@ def test_whole_function_under_a_policy(program, policy, remat3):
     assert types_of_ours(trace.report(POLICIES[policy], at="function")) == expected
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_forward_residuals_are_the_backwards_inputs(program, remat3):
     """The halves fit: what the one returns last the other takes first, and then the cotangents of the outputs."""
@@ -75,6 +77,7 @@ def test_forward_residuals_are_the_backwards_inputs(program, remat3):
         assert taken == saved + [(leaf.shape, leaf.dtype) for leaf in cotangents]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_text_is_jax_own(program, remat3):
     """The lines that we annotate are JAX's pretty print, byte for byte."""
@@ -88,6 +91,7 @@ def test_program_text_is_jax_own(program, remat3):
         assert half.text == closed.pretty_print(use_color=False)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("policy", ["none", "nothing_saveable", "everything_saveable"])
 def test_residuals_are_marked_in_both_programs(program, policy, remat3):

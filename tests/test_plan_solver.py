@@ -302,8 +302,7 @@ def test_equal_layers_are_counted_where_telling_them_apart_does_not_end():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_between_corners_choices_are_mixed(model):
-    fun, args = MODELS[model]()
-    found = planner(rm.trace(fun, *args).facts, "function", True)
+    found = planner(traced(model).facts, "function", True)
     problem, least = found.problem(), found.graph.predict(())[0]
     for i in range(6):
         budget = least + i * (found.most - least) // 5
@@ -318,7 +317,6 @@ def test_between_corners_choices_are_mixed(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_points_of_the_frontier_are_near_their_bounds(model):
-    fun, args = MODELS[model]()
     # Time enough for a busy machine: it is not taken where all points are within a hundredth.
-    for point in rm.trace(fun, *args).frontier(20, seconds=60.0):
+    for point in traced(model).frontier(20, seconds=60.0):
         assert point.recomputed_flops - point.bound <= 0.01 * point.recomputed_flops + 1

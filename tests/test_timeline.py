@@ -12,6 +12,7 @@ N = 1000
 UNIT = 4 * N
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_highest_moment_is_the_reported_peak(name, policy, remat3):
@@ -26,6 +27,7 @@ def test_the_highest_moment_is_the_reported_peak(name, policy, remat3):
     assert halves == sorted(halves, key=["forward", "backward"].index)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_held_at_the_peak_adds_up(name, policy, remat3):

@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 
 import remat_magic as rm
 from tests.benchmarks.models import transformer
-from tests.programs import PROGRAMS, f32
+from tests.programs import CHECKPOINTED, PROGRAMS, f32
 
 POLICIES = ("as_written", "none", "nothing_saveable", "everything_saveable", "dots_saveable")
 
@@ -201,6 +201,7 @@ def test_own_decorator_is_replaced_not_wrapped(remat3):
         ]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_function_computes_the_same(program, policy, remat3):
@@ -491,3 +492,8 @@ def test_a_note_is_a_sentence_that_says_what_it_is_of():
     kept = pickle.loads(pickle.dumps(report))
     assert kept == report
     assert [(note, note.kind, note.about) for note in kept.notes] == [(n, n.kind, n.about) for n in report.notes]
+
+
+def test_the_programs_that_are_checkpointed_are_known():
+    """So that tests of places try these at their sites, and no others in vain."""
+    assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).sites} == {*CHECKPOINTED}
