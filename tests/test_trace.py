@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 import pickle
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 import remat_magic as rm
+from remat_magic.facts import cost, program_text
+from remat_magic.facts.straight_line import StraightLines
 from tests.benchmarks.models import transformer
 from tests.programs import CHECKPOINTED, PROGRAMS, f32
 
@@ -497,3 +501,47 @@ def test_a_note_is_a_sentence_that_says_what_it_is_of():
 def test_the_programs_that_are_checkpointed_are_known():
     """So that tests of places try these at their sites, and no others in vain."""
     assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).sites} == {*CHECKPOINTED}
+
+
+def test_a_program_is_laid_out_when_it_is_first_looked_into(monkeypatch):
+    laid_out = []
+    lay_out = program_text.program
+    monkeypatch.setattr(program_text, "program", lambda *args: laid_out.append(1) or lay_out(*args))
+    trace = rm.trace(*PROGRAMS["three_layers"][:1], *PROGRAMS["three_layers"][1])
+    texts = [trace.forward("nothing_saveable"), trace.backward("nothing_saveable")]
+    report = trace.report("nothing_saveable")
+    assert report.saved_bytes >= 0
+    assert not laid_out
+    trace.close()
+    with ThreadPoolExecutor(4) as pool:
+        lines = {*pool.map(lambda _: report.backward.lines, range(8))}
+    assert len(lines) == len(laid_out) == 1
+    copies = pickle.loads(pickle.dumps(report)), copy.deepcopy(report), dataclasses.replace(report)
+    assert len(laid_out) == 2
+    assert [copies.count(report), hash(copies[0]) == hash(report)] == [3, True]
+    assert [report.forward.text, report.backward.text] == [half.pretty_print(use_color=False) for half in texts]
+    with pytest.raises(AttributeError, match="paragraphs"):
+        report.forward.paragraphs  # noqa: B018
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_equal_layers_are_looked_at_once(monkeypatch, jitted):
+    """A layer is one body however often it is called: only the calls themselves are counted again."""
+    layer = jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x @ w) @ w))
+    layer = jax.jit(layer) if jitted else layer
+    flatten, price = StraightLines._flatten, cost._equation_cost
+
+    def looked_at(layers):
+        flattened, priced = [], []
+        monkeypatch.setattr(StraightLines, "_flatten", lambda self, j: flattened.append(1) or flatten(self, j))
+        monkeypatch.setattr(cost, "_equation_cost", lambda eqn, of: priced.append(1) or price(eqn, of))
+
+        def loss(weights, x):
+            return functools.reduce(layer, weights, x).sum()
+
+        trace = rm.trace(loss, [f32(4, 4)] * layers, f32(2, 4))
+        trace.report("as_written")
+        top = sum(len(half.jaxpr.eqns) for half in (trace.forward("as_written"), trace.backward("as_written")))
+        return len(flattened), len(priced) - top
+
+    assert looked_at(3) == looked_at(9)

@@ -60,15 +60,7 @@ FREE = Cost()
 
 def jaxpr_cost(jaxpr: Any, live: Live | None = None) -> Cost:
     """The cost of one run of a jaxpr, open or closed; of its live equations alone where ``live`` tells them."""
-    flops = moved = 0
-    uncosted: set[str] = set()
-    for eqn in _jax.open_jaxpr(jaxpr).eqns:
-        if live is None or live(eqn):
-            cost = equation_cost(eqn, live)
-            flops += cost.flops
-            moved += cost.bytes
-            uncosted.update(cost.uncosted)
-    return Cost(flops, moved, tuple(sorted(uncosted)))
+    return _costs_of_jaxprs(live)(jaxpr)
 
 
 def equation_cost(eqn: Any, live: Live | None = None) -> Cost:
@@ -76,6 +68,35 @@ def equation_cost(eqn: Any, live: Live | None = None) -> Cost:
 
     In a ``shard_map``, where shapes are those of one device, it is the cost of all devices together.
     """
+    return _equation_cost(eqn, _costs_of_jaxprs(live))
+
+
+CostOf = Callable[[Any], Cost]
+"""Tells the cost of one run of a jaxpr."""
+
+
+def _costs_of_jaxprs(live: Live | None) -> CostOf:
+    """Tells what jaxprs cost, and looks once at a body that several calls share."""
+    costs: dict[int, tuple[Any, Cost]] = {}  # by the identity of the jaxpr, which is kept along
+
+    def cost_of(jaxpr: Any) -> Cost:
+        body = _jax.open_jaxpr(jaxpr)
+        if id(body) not in costs:
+            flops = moved = 0
+            uncosted: set[str] = set()
+            for eqn in body.eqns:
+                if live is None or live(eqn):
+                    cost = _equation_cost(eqn, cost_of)
+                    flops += cost.flops
+                    moved += cost.bytes
+                    uncosted.update(cost.uncosted)
+            costs[id(body)] = body, Cost(flops, moved, tuple(sorted(uncosted)))
+        return costs[id(body)][1]
+
+    return cost_of
+
+
+def _equation_cost(eqn: Any, cost_of: CostOf) -> Cost:
     name = _jax.primitive_name(eqn)
     formula = FLOPS.get(name)
     if formula is not None:
@@ -86,7 +107,7 @@ def equation_cost(eqn: Any, live: Live | None = None) -> Cost:
     if per_element is not None:  # its jaxprs say what is done to an element; the bytes are those of the whole equation
         inside = sum((jaxpr_cost(jaxpr).scaled(times) for jaxpr, times in per_element), FREE)
         return Cost(inside.flops, BYTES.get(name, moved_bytes)(eqn), inside.uncosted)
-    runs = [(jaxpr_cost(jaxpr, live), times) for jaxpr, times in _jax.runs_inside(eqn)]
+    runs = [(cost_of(jaxpr), times) for jaxpr, times in _jax.runs_inside(eqn)]
     if _jax.is_cond(eqn):
         worst = max((cost for cost, _ in runs), key=lambda cost: (cost.flops, cost.bytes))
         return Cost(worst.flops, worst.bytes, sum((cost for cost, _ in runs), FREE).uncosted)

@@ -21,15 +21,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.contractions import CONTRACTIONS
-from remat_magic._jax.formulas import BYTES, FLOPS, is_operation, moved_bytes
-from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS, SLICES, VIEWS
+from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.facts.straight_line import LITERAL, Line, Operation, StraightLines
 from remat_magic.jaxprs.walk import multiply
-from remat_magic.records import Kernel
+from remat_magic.records import Kernel, Unit
 
 __all__ = ["kernels_of", "shares"]
 
@@ -45,17 +46,26 @@ class _Value:
     written: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class _Node:
-    """An equation of the flattened program, in a kernel with others: union by ``parent``."""
+class _Step(NamedTuple):
+    """What one equation does wherever its body is called."""
 
     eqn: Any
     name: str
+    fusible: bool
+    reduction: bool
+    again: bool
+    flops: int | None
+    sizes: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A step where it stands in the flattened program, in a kernel with others: union by ``parent``."""
+
+    step: _Step
     reads: tuple[_Value, ...]
     stage: int
     fusible: bool
-    again: bool
-    flops: int | None
     makes: list[_Value] = field(default_factory=list)
     parent: _Node | None = None
 
@@ -70,196 +80,189 @@ class _Node:
 
 
 def kernels_of(
-    jaxpr: Any, live: Callable[[Any], bool] | None = None, recomputing: Callable[[Any], bool] | None = None
+    jaxpr: Any, lines: StraightLines | None = None, recomputing: Callable[[Any], bool] | None = None
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels of one run of a jaxpr, equal ones merged, and what recomputation has in them.
 
     Args:
         jaxpr: open or closed.
-        live: tells an equation that matters from dead code; all do if None.
+        lines: the straight lines of its live code; all of it is live if None.
         recomputing: tells whether an equation, at any depth, computes a forward value again; none does if None.
 
     Returns:
-        All work, and the part of it that recomputation is: its operations, with the bytes that are read for them
+        All kernels, and the part of them that recomputation is: its operations, with the bytes that are read for them
         and that they write.
     """
-    program = _Program(live, recomputing)
-    program.run(_jax.open_jaxpr(jaxpr))
-    everything: dict[Kernel, int | None] = {}
-    again: dict[Kernel, int | None] = {}
-    for each, is_again in program.records():
-        _count(everything, each)
-        if is_again is not None:
-            _count(again, is_again)
-    program.close()
-    return _merged(everything), _merged(again)
+    fusion = _Fusion(lines or StraightLines(), recomputing)
+    fusion.run(jaxpr)
+    everything: dict[_Alike, int | None] = {}
+    recomputed: dict[_Alike, int | None] = {}
+    for kernel, part in fusion.kernels():
+        _count(everything, kernel)
+        if part is not None:
+            _count(recomputed, part)
+    fusion.close()
+    return _merged(everything), _merged(recomputed)
 
 
 def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, Kernel]:
-    """For every operation of a jaxpr, at any depth, its share of its kernel's work in one run; by ``id`` of equation.
+    """For every operation of a jaxpr, at any depth, its share of its kernel in one run; by ``id`` of equation.
 
     What several operations of a kernel read is shared between them; what is written is the share of what makes it.
     """
-    seen: list[list[_Node]] = []
-    program = _Program(live, None, seen=seen)
-    program.run(_jax.open_jaxpr(jaxpr))
-    for _ in program.records():  # tells of the kernels on the way
+    fused: list[list[_Node]] = []
+    fusion = _Fusion(StraightLines(live), None, fused=fused)
+    fusion.run(jaxpr)
+    for _ in fusion.kernels():  # tells of what is fused on the way
         pass
-    found: dict[int, Kernel] = {}
-    for nodes in seen:
+    share_of: dict[int, Kernel] = {}
+    for nodes in fused:
         reads = [[*_reads([node])] for node in nodes]
-        readers = Counter(id(value) for mine in reads for value, _, _ in mine)
-        for node, mine in zip(nodes, reads, strict=True):
-            part = [(value, size // readers[id(value)], False) for value, size, _ in mine]
-            found[id(node.eqn)] = _record([node], part)
-    _release(node for nodes in seen for node in nodes)
-    return found
+        readers = Counter(id(value) for of_node in reads for value, _, _ in of_node)
+        for node, of_node in zip(nodes, reads, strict=True):
+            part = [(value, size // readers[id(value)], False) for value, size, _ in of_node]
+            share_of[id(node.step.eqn)] = _kernel([node], part)
+    _release(node for nodes in fused for node in nodes)
+    return share_of
 
 
-def _count(found: dict[Kernel, int | None], each: Kernel) -> None:
-    key = Kernel(each.flops, each.bytes, each.dtype, each.unit, None if each.times is None else 1)
-    if each.flops or each.bytes or not each.known:
-        found[key] = None if each.times is None else (found.get(key) or 0) + each.times
+_Alike = tuple[int | None, int, str, Unit, bool]  # FLOPs, bytes, dtype, unit, and whether its times are known
 
 
-def _merged(found: dict[Kernel, int | None]) -> tuple[Kernel, ...]:
-    return tuple(Kernel(key.flops, key.bytes, key.dtype, key.unit, times) for key, times in found.items())
+def _count(counts: dict[_Alike, int | None], kernel: Kernel) -> None:
+    if kernel.flops or kernel.bytes or not kernel.known:
+        key = (kernel.flops, kernel.bytes, kernel.dtype, kernel.unit, kernel.times is not None)
+        counts[key] = None if kernel.times is None else (counts.get(key) or 0) + kernel.times
 
 
-class _Program:
-    """A straight line of nodes which calls are flattened into, and lumps of work for the rest."""
+def _merged(counts: dict[_Alike, int | None]) -> tuple[Kernel, ...]:
+    return tuple(Kernel(flops, moved, dtype, unit, times) for (flops, moved, dtype, unit, _), times in counts.items())
+
+
+class _Known(NamedTuple):
+    """What is found out once, by identity: the kernels of bodies that loops share, and what equations do."""
+
+    bodies: dict[int, list[tuple[Kernel, Kernel | None]]]
+    steps: dict[int, _Step]
+
+
+class _Fusion:
+    """The nodes of a straight line, joined to kernels, and the kernels of the loops and branches in it."""
 
     def __init__(
         self,
-        live: Callable[[Any], bool] | None,
+        lines: StraightLines,
         recomputing: Callable[[Any], bool] | None,
-        known: dict[int, list[tuple[Kernel, Kernel | None]]] | None = None,
-        seen: list[list[_Node]] | None = None,
+        known: _Known | None = None,
+        fused: list[list[_Node]] | None = None,
     ) -> None:
-        self._live, self._recomputing = live, recomputing
+        self._lines, self._recomputing = lines, recomputing
         self._nodes: list[_Node] = []
-        self._lumps: list[tuple[Kernel, Kernel | None]] = []
-        self._known = {} if known is None else known  # bodies that several loops share
-        self._seen = seen
+        self._inside: list[tuple[Kernel, Kernel | None]] = []
+        self._known = _Known({}, {}) if known is None else known
+        self._fused = fused
 
     def run(self, jaxpr: Any) -> None:
         """Take in a whole program: what it is given is in memory, and what it gives back is written."""
-        env: dict[Any, _Value] = {
-            var: _Value(_jax.nbytes(var.aval), written=True) for var in (*jaxpr.constvars, *jaxpr.invars)
-        }
-        self._equations(jaxpr, env)
-        for atom in jaxpr.outvars:
-            value = None if _jax.is_literal(atom) else env.get(atom)
-            if value is not None:
-                value.written = True
-
-    def _equations(self, jaxpr: Any, env: dict[Any, _Value]) -> None:
-        for eqn in jaxpr.eqns:
-            if self._live is None or self._live(eqn):
-                self._equation(eqn, env)
-
-    def _equation(self, eqn: Any, env: dict[Any, _Value]) -> None:
-        name = _jax.primitive_name(eqn)
-        if name in VIEWS:
-            paired = len(eqn.invars) == len(eqn.outvars)
-            for index, var in enumerate(eqn.outvars):
-                env[var] = _at(env, eqn.invars[index if paired else 0]) if eqn.invars else _free(var)
-            return
-        inside = () if is_operation(eqn) else _jax.bodies(eqn)
-        if inside:
-            self._around(eqn, inside, env)
-        else:
-            self._node(eqn, name, env)
+        flat = self._lines(jaxpr)
+        values: list[Any] = [None] * len(flat.types)
+        for number in (*flat.inputs, *flat.constants.values()):
+            values[number] = _Value(_jax.nbytes(flat.types[number]), written=True)
+        for number in flat.free:
+            values[number] = _Value(_jax.nbytes(flat.types[number]), instead=())
+        for line in flat.lines:
+            operands = tuple([values[number] for number in line.reads if number != LITERAL])
+            if line.operation.bodies:
+                self._around(line, operands, values)
+            else:
+                self._node(line, operands, values)
+        for number in flat.outputs:
+            values[number].written = True
 
     # ------------------------------------------------------------------------------------------- equations with bodies
 
-    def _around(self, eqn: Any, inside: Sequence[Any], env: dict[Any, _Value]) -> None:
-        body = inside[0]
-        if len(inside) == 1 and body.inlines:
-            inner = {
-                var: _at(env, atom)
-                for var, atom in zip(body.jaxpr.invars, (eqn.invars[i] for i in body.operands), strict=True)
-            }
-            inner.update((var, _Value(_jax.nbytes(var.aval), written=True)) for var in body.jaxpr.constvars)
-            self._equations(body.jaxpr, inner)
-            for var, result in zip(eqn.outvars, body.results, strict=True):
-                env[var] = _at(inner, body.jaxpr.outvars[result])
-            return
-        stage = 1 + max((value.stage for value in self._operands(eqn, env)), default=0)
-        for value in self._operands(eqn, env):
+    def _around(self, line: Line, operands: Sequence[_Value], values: list[Any]) -> None:
+        stage = 1 + max((value.stage for value in operands), default=0)
+        for value in operands:
             value.written = True
-        for var in eqn.outvars:
-            env[var] = _Value(_jax.nbytes(var.aval), stage, written=True)
-        for jaxpr, times in self._runs(eqn):
-            for each, again in self._body(jaxpr):
-                total = multiply(each.times, times)
-                part = again and replace(again, times=multiply(again.times, times))
-                self._lumps.append((replace(each, times=total), part))
+        for number, var in zip(line.makes, line.operation.eqn.outvars, strict=True):
+            values[number] = _Value(_jax.nbytes(var.aval), stage, written=True)
+        for jaxpr, times in self._runs(line.operation.eqn):
+            for kernel, recomputed in self._body(jaxpr):
+                part = recomputed and replace(recomputed, times=multiply(recomputed.times, times))
+                self._inside.append((replace(kernel, times=multiply(kernel.times, times)), part))
 
     def _runs(self, eqn: Any) -> list[tuple[Any, int | None]]:
         """The jaxprs that an equation runs, each with how often: of a conditional the branch of most FLOPs."""
         runs = _jax.runs_inside(eqn)
-        return [max(runs, key=lambda run: jaxpr_cost(run[0], self._live).flops)] if _jax.is_cond(eqn) else runs
+        if not _jax.is_cond(eqn):
+            return runs
+        return [max(runs, key=lambda run: jaxpr_cost(run[0], self._lines.live).flops)]
 
     def _body(self, jaxpr: Any) -> list[tuple[Kernel, Kernel | None]]:
-        known = self._known.get(id(jaxpr))
-        if known is None:
-            program = _Program(self._live, self._recomputing, self._known, self._seen)
-            program.run(jaxpr)
-            known = self._known[id(jaxpr)] = list(program.records())
-            if self._seen is None:
-                program.close()
-        return known
+        kernels = self._known.bodies.get(id(jaxpr))
+        if kernels is None:
+            fusion = _Fusion(self._lines, self._recomputing, self._known, self._fused)
+            fusion.run(jaxpr)
+            kernels = self._known.bodies[id(jaxpr)] = list(fusion.kernels())
+            if self._fused is None:
+                fusion.close()
+        return kernels
 
     # ------------------------------------------------------------------------------------------------ single equations
 
-    def _operands(self, eqn: Any, env: dict[Any, _Value]) -> tuple[_Value, ...]:
-        return tuple(_at(env, atom) for atom in eqn.invars if not _jax.is_literal(atom))
+    def _step(self, operation: Operation) -> _Step:
+        eqn, name = operation.eqn, operation.name
+        step = self._known.steps.get(id(eqn))
+        if step is None:
+            again = self._recomputing is not None and self._recomputing(eqn)
+            sizes = tuple(_jax.nbytes(var.aval) for var in eqn.outvars)
+            step = _Step(eqn, name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes)
+            self._known.steps[id(eqn)] = step
+        return step
 
-    def _node(self, eqn: Any, name: str, env: dict[Any, _Value]) -> None:
-        operands = self._operands(eqn, env)
-        fusible, reduction = name in FUSIBLE, name in REDUCTIONS
-        stage = max((value.stage for value in operands), default=0)
-        again = self._recomputing is not None and self._recomputing(eqn)
-        node = _Node(eqn, name, operands, stage, fusible or reduction, again, _flops(eqn, name))
+    def _node(self, line: Line, operands: tuple[_Value, ...], values: list[Any]) -> None:
+        step = self._step(line.operation)
+        fusible = step.fusible
+        stage = max([value.stage for value in operands], default=0)
+        node = _Node(step, operands, stage, fusible or step.reduction)
         instead: tuple[_Value, ...] | None = None
-        if name in BROADCASTS or (fusible and all(value.instead == () for value in operands)):
-            instead = tuple({id(each): each for value in operands for each in _read_for(value)}.values())
-        for var in eqn.outvars:
-            value = _Value(_jax.nbytes(var.aval), stage if fusible else stage + 1, node, instead)
-            value.written = not fusible
+        if step.name in BROADCASTS or (fusible and all(value.instead == () for value in operands)):
+            instead = tuple({id(read): read for value in operands for read in _read_for(value)}.values())
+        for number, size in zip(line.makes, step.sizes, strict=True):
+            value = _Value(size, stage if fusible else stage + 1, node, instead, not fusible)
             node.makes.append(value)
-            env[var] = value
-        for value in operands:
-            made = value.maker
-            if node.fusible and made is not None and made.fusible and made.stage == stage:
-                mine, other = node.kernel(), made.kernel()
-                if mine is not other:
-                    mine.parent = other
+            values[number] = value
+        if node.fusible:
+            for value in operands:
+                maker = value.maker
+                if maker is not None and maker.fusible and maker.stage == stage:
+                    kernel, other = node.kernel(), maker.kernel()
+                    if kernel is not other:
+                        kernel.parent = other
         self._nodes.append(node)
 
-    # ---------------------------------------------------------------------------------------------------------- records
+    # ---------------------------------------------------------------------------------------------------------- kernels
 
-    def records(self) -> Iterator[tuple[Kernel, Kernel | None]]:
-        """Every kernel's work, with the part of it that is recomputation if any is."""
-        kernels: dict[int, list[_Node]] = {}
+    def kernels(self) -> Iterator[tuple[Kernel, Kernel | None]]:
+        """Every kernel, with the part of it that is recomputation if any is."""
+        fused: dict[int, list[_Node]] = {}
         for node in self._nodes:
-            kernels.setdefault(id(node.kernel()), []).append(node)
-        reads = {key: [*_reads(nodes)] for key, nodes in kernels.items()}
-        for found in reads.values():
-            for value, _, _ in found:
+            fused.setdefault(id(node.kernel()), []).append(node)
+        reads = {key: [*_reads(nodes)] for key, nodes in fused.items()}
+        for of_kernel in reads.values():
+            for value, _, _ in of_kernel:
                 value.written = True
-        if self._seen is not None:
-            self._seen += kernels.values()
-        for key, nodes in kernels.items():
-            whole = _record(nodes, reads[key])
-            again = [node for node in nodes if node.again]
-            part = _record(again, [read for read in reads[key] if read[2]]) if again else None
-            yield whole, part
-        yield from self._lumps
+        if self._fused is not None:
+            self._fused += fused.values()
+        for key, nodes in fused.items():
+            again = [node for node in nodes if node.step.again]
+            part = _kernel(again, [read for read in reads[key] if read[2]]) if again else None
+            yield _kernel(nodes, reads[key]), part
+        yield from self._inside
 
     def close(self) -> None:
-        """Let go of the nodes, once their records are made."""
+        """Let go of the nodes, once their kernels are made."""
         _release(self._nodes)
         self._nodes.clear()
 
@@ -278,15 +281,6 @@ def _flops(eqn: Any, name: str) -> int | None:
     return None if price.uncosted else price.flops
 
 
-def _free(atom: Any) -> _Value:
-    return _Value(_jax.nbytes(atom.aval), instead=())
-
-
-def _at(env: dict[Any, _Value], atom: Any) -> _Value:
-    """The value of an operand; literals, and what dead code would have made, cost nothing."""
-    return _free(atom) if _jax.is_literal(atom) else env.get(atom) or _free(atom)
-
-
 def _read_for(value: _Value) -> tuple[_Value, ...]:
     return (value,) if value.instead is None else value.instead
 
@@ -297,38 +291,41 @@ def _reads(nodes: Sequence[_Node]) -> Iterator[tuple[_Value, int, bool]]:
     whole: dict[int, tuple[_Value, bool]] = {}
     for node in nodes:
         outside = [
-            each
+            read
             for value in node.reads
             if value.maker is None or value.maker.kernel() is not kernel or not value.maker.fusible
-            for each in (_read_for(value) if node.fusible else (value,))
+            for read in (_read_for(value) if node.fusible else (value,))
         ]
-        if node.name in SLICES and outside:
-            yield outside[0], min(node.makes[0].size, outside[0].size), node.again
+        again = node.step.again
+        if node.step.name in SLICES and outside:
+            yield outside[0], min(node.makes[0].size, outside[0].size), again
             continue
         for value in outside:
-            known = whole.get(id(value))
-            whole[id(value)] = (value, node.again if known is None else known[1] and node.again)
+            before = whole.get(id(value))
+            whole[id(value)] = (value, again if before is None else before[1] and again)
     for value, again in whole.values():
         yield value, value.size, again
 
 
-def _record(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -> Kernel:
+def _kernel(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -> Kernel:
     flops: int | None = 0
-    widest = nodes[0]  # whose dtype stands for all
+    widest = nodes[0].step  # whose dtype stands for all
     for node in nodes:
-        flops = None if flops is None or node.flops is None else flops + node.flops
-        if (node.flops or 0) > (widest.flops or 0):
-            widest = node
+        step = node.step
+        flops = None if flops is None or step.flops is None else flops + step.flops
+        if (step.flops or 0) > (widest.flops or 0):
+            widest = step
+    first = nodes[0].step
     if nodes[0].fusible:
-        moved = sum(size for _, size, _ in reads)
-        moved += sum(value.size for node in nodes for value in node.makes if value.written)
+        moved = sum([size for _, size, _ in reads])
+        moved += sum([value.size for node in nodes for value in node.makes if value.written])
     else:
-        moved = BYTES.get(nodes[0].name, moved_bytes)(nodes[0].eqn)
-    return Kernel(flops, moved, _dtype(widest), "matmul" if nodes[0].name in CONTRACTIONS else "vector")
+        moved = BYTES.get(first.name, moved_bytes)(first.eqn)
+    return Kernel(flops, moved, _dtype(widest), "matmul" if first.name in CONTRACTIONS else "vector")
 
 
-def _dtype(node: _Node) -> str:
+def _dtype(step: _Step) -> str:
     """What is computed with: of a matmul its operands, the wider where they differ, else the result."""
-    atoms = node.eqn.invars[:2] if node.name in CONTRACTIONS else node.eqn.outvars[:1]
+    atoms = step.eqn.invars[:2] if step.name in CONTRACTIONS else step.eqn.outvars[:1]
     sizes = [getattr(getattr(atom.aval, "dtype", None), "itemsize", 0) for atom in atoms]
     return _jax.short_dtype(atoms[sizes.index(max(sizes))].aval) if atoms else ""

@@ -17,15 +17,14 @@ XLA orders and fuses as it likes, so this is an estimate; it tells policies apar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
-from remat_magic._jax.formulas import is_operation
-from remat_magic._jax.primitives import MADE_ANEW, VIEWS, WRITES_OVER_ANY, WRITES_OVER_FIRST
+from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.facts.dead_code import LiveEquations
+from remat_magic.facts.straight_line import Line, Operation, StraightLines
 from remat_magic.records import Half, Moment
 
 __all__ = ["Held", "Moment", "Peak", "held_at_peak", "peak", "timeline"]
@@ -57,26 +56,26 @@ class Held:
     residual: bool = False
 
 
-def peak(forward: Any, backward: Any, outputs: int, live: LiveEquations | None = None) -> Peak:
+def peak(forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None) -> Peak:
     """The estimated peak of a function and its gradient.
 
     Args:
         forward: a closed jaxpr whose outputs are the function's own and then the residuals.
         backward: a closed jaxpr whose inputs are the residuals, in that order, and then the cotangents.
         outputs: how many outputs the function itself has.
-        live: which equations of ``backward`` matter, where that is known.
+        lines: the straight lines of the live code of both, where they are known.
 
     Raises:
         ValueError: ``backward`` takes fewer inputs than there are residuals.
     """
-    highest = max(timeline(forward, backward, outputs, live), key=lambda moment: moment.bytes)
-    return Peak(highest.bytes, (highest.half, highest.index))
+    schedule = _both_halves(forward, backward, outputs, lines)
+    highest = max(schedule.sweep(), key=lambda held: held.arguments + held.residuals + held.temporaries)
+    return Peak(highest.arguments + highest.residuals + highest.temporaries, highest.step.where)
 
 
-def timeline(forward: Any, backward: Any, outputs: int, live: LiveEquations | None = None) -> tuple[Moment, ...]:
+def timeline(forward: Any, backward: Any, outputs: int) -> tuple[Moment, ...]:
     """What is held while each equation runs, in order; arguments and errors are those of ``peak``."""
-    program, kept, saved = _both_halves(forward, backward, outputs, live)
-    return tuple(moment for moment, _ in program.sweep(kept, saved))
+    return tuple(map(_moment, _both_halves(forward, backward, outputs).sweep()))
 
 
 def held_at_peak(forward: Any, backward: Any, outputs: int) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[Held]]:
@@ -84,59 +83,71 @@ def held_at_peak(forward: Any, backward: Any, outputs: int) -> tuple[tuple[Momen
 
     What a result is written over is left out, so that the bytes of what is held add up to the moment's.
     """
-    program, kept, saved = _both_halves(forward, backward, outputs, None)
-    swept = list(program.sweep(kept, saved))
-    at = max(range(len(swept)), key=lambda index: swept[index][0].bytes)
-    return tuple(moment for moment, _ in swept), tuple(step.eqn for _, step in swept), program.held(at, kept, saved)
+    schedule = _both_halves(forward, backward, outputs)
+    swept = list(schedule.sweep())
+    moments = tuple(map(_moment, swept))
+    at = max(range(len(moments)), key=lambda index: moments[index].bytes)
+    return moments, tuple(held.step.eqn for held in swept), schedule.held(at)
 
 
 def _both_halves(
-    forward: Any, backward: Any, outputs: int, live: LiveEquations | None
-) -> tuple[_Program, set[int], set[int]]:
-    """The program of both halves, the buffers kept to the end, and those of the residuals."""
+    forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None
+) -> _Schedule:
+    """The schedule of both halves."""
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
-    program = _Program()
-
-    arguments = [program.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
-    env = program.enter(forward, arguments)
-    program.run_all(first, env, "forward", LiveEquations(first))
-    results = [program.at(env, atom) for atom in first.outvars]
+    ahead, back = lines or (StraightLines(LiveEquations(first)), StraightLines(LiveEquations(second)))
+    schedule = _Schedule()
+    arguments = [schedule.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
+    results = schedule.run(ahead, forward, arguments, "forward")
     saved = results[outputs:]
-
-    cotangents = [program.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
-    program.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
-    env = program.enter(backward, [*saved, *cotangents])
-    program.run_all(second, env, "backward", live or LiveEquations(second))
-    gradients = [program.at(env, atom) for atom in second.outvars]
-    return program, {*results[:outputs], *gradients}, set(saved)
+    cotangents = [schedule.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
+    schedule.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
+    gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
+    schedule.kept = {*results[:outputs], *gradients}
+    schedule.saved = set(saved)
+    return schedule
 
 
 class _Step(NamedTuple):  # thousands are made for each report, and a frozen dataclass takes thrice as long
     """Something that happens at once: what it reads and makes, what may be written over, and what it needs inside."""
 
     where: tuple[Half, int]
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    over: tuple[int, ...] = ()
+    reads: Sequence[int]
+    makes: Sequence[int]
+    over: Sequence[int] = ()
     inside: int = 0
     eqn: Any = None
 
 
-class _Program:
-    """A straight line of steps on numbered buffers, which calls are flattened into."""
+class _Held(NamedTuple):
+    """The bytes that are held during a step."""
+
+    step: _Step
+    arguments: int
+    residuals: int
+    temporaries: int
+
+
+def _moment(held: _Held) -> Moment:
+    return Moment(*held.step.where, held.arguments, held.residuals, held.temporaries)
+
+
+class _Schedule:
+    """Steps on numbered buffers; ``kept`` are not freed after their last reader, ``saved`` are the residuals."""
 
     def __init__(self, inner_peaks: dict[tuple[int, int], int] | None = None) -> None:
         self.steps: list[_Step] = []
+        self.kept: set[int] = set()
+        self.saved: set[int] = set()
         self._sizes: list[int] = [0]
         self._what: dict[int, Held] = {}
-        self._made: dict[int, tuple[Any, Any]] = {}  # the type of what an equation makes, and the equation
+        self._result_sizes: dict[int, list[int]] = {}  # by the identity of the equation
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
-        self._live: LiveEquations | None = None
 
     # ------------------------------------------------------------------------------------------------------- buffers
 
@@ -154,67 +165,56 @@ class _Program:
         self._permanent.add(number)
         return number
 
-    def at(self, env: dict[Any, int], atom: Any) -> int:
-        """The buffer of an operand."""
-        return _NOTHING if _jax.is_literal(atom) else env.get(atom, _NOTHING)
-
-    def enter(self, jaxpr: Any, inputs: Sequence[int]) -> dict[Any, int]:
-        """What the variables of a jaxpr stand for at its beginning; a constant is held once, wherever it is met."""
-        body = _jax.open_jaxpr(jaxpr)
-        env: dict[Any, int] = dict(zip(body.invars, inputs, strict=True))
-        for var, value in itertools.zip_longest(body.constvars, _jax.consts_of(jaxpr)):
-            key = id(var if value is None else value)
-            if key not in self._constants:
-                self._constants[key] = self.permanent(var.aval, Held(0, var.aval, constant=True))
-            env[var] = self._constants[key]
-        return env
+    def _constant(self, key: int, aval: Any) -> int:
+        """The one buffer of a constant, wherever it is met."""
+        if key not in self._constants:
+            self._constants[key] = self.permanent(aval, Held(0, aval, constant=True))
+        return self._constants[key]
 
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def run_all(self, jaxpr: Any, env: dict[Any, int], half: Half, live: LiveEquations) -> None:
-        """Append the steps of a whole jaxpr."""
-        self._live = live
-        for index, eqn in enumerate(jaxpr.eqns):
-            self._run(eqn, env, (half, index), jaxpr.outvars)
+    def run(self, lines: StraightLines, jaxpr: Any, inputs: Sequence[int], half: Half) -> list[int]:
+        """Append the steps of a whole jaxpr; the buffers of its outputs."""
+        flat = lines(jaxpr)
+        buffers = [_NOTHING] * len(flat.types)  # by the number of the value
+        for number, buffer in zip(flat.inputs, inputs, strict=True):
+            buffers[number] = buffer
+        for key, number in flat.constants.items():
+            buffers[number] = self._constant(key, flat.types[number])
+        begin = 0
+        for index, end in enumerate(flat.ends):
+            for line in flat.lines[begin:end]:
+                self._run(lines, line, buffers, (half, index))
+            begin = end
+        return [buffers[number] for number in flat.outputs]
 
-    def _run(self, eqn: Any, env: dict[Any, int], where: tuple[Half, int], leaving: Sequence[Any]) -> None:
-        """Append the steps of an equation; ``leaving`` are the outputs of the jaxpr that it stands in."""
-        if self._live is not None and not self._live(eqn):
+    def _run(self, lines: StraightLines, line: Line, buffers: list[int], where: tuple[Half, int]) -> None:
+        operation = line.operation
+        reads = [buffers[number] for number in line.reads]
+        if operation.name in MADE_ANEW and not operation.leaves:
+            buffers[line.makes[0]] = reads[0] if reads else _NOTHING
             return
-        name = _jax.primitive_name(eqn)
-        if name in VIEWS or (name in MADE_ANEW and not any(out is eqn.outvars[0] for out in leaving)):
-            self._view(eqn, env)
-            return
-        inside = () if is_operation(eqn) else _jax.bodies(eqn)
-        if len(inside) == 1 and inside[0].inlines:
-            self._inline(eqn, inside[0], env, where)
-            return
-        operands = [self.at(env, atom) for atom in eqn.invars]
-        makes = [self.buffer(var.aval) for var in eqn.outvars]
-        self._made.update((number, (var.aval, eqn)) for number, var in zip(makes, eqn.outvars, strict=True))
-        env.update(zip(eqn.outvars, makes, strict=True))
-        need = max((self._inner_peak(eqn, body) for body in inside), default=0)
-        if inside and inside[0].kind != "loop":  # what leaves a branch is the equation's result already
-            need = max(0, need - sum(self._sizes[number] for number in makes))
-        self.steps.append(
-            _Step(where, tuple({*operands}), tuple(makes), tuple(_overwritable(eqn, operands)), need, eqn)
-        )
+        first = len(self._sizes)
+        makes = range(first, first + len(line.makes))
+        for number, made in zip(line.makes, makes, strict=True):
+            buffers[number] = made
+        self._sizes += self._sizes_of(operation)
+        need = 0
+        if operation.bodies:
+            need = max(self._inner_peak(lines, operation.eqn, body) for body in operation.bodies)
+            if operation.bodies[0].kind != "loop":  # what leaves a branch is the equation's result already
+                need = max(0, need - sum(self._sizes[number] for number in makes))
+        self.steps.append(_Step(where, reads, makes, _overwritable(operation, reads), need, operation.eqn))
 
-    def _view(self, eqn: Any, env: dict[Any, int]) -> None:
-        shown = [self.at(env, atom) for atom in eqn.invars] or [_NOTHING]
-        paired = len(shown) == len(eqn.outvars)
-        env.update((var, shown[index if paired else 0]) for index, var in enumerate(eqn.outvars))
+    def _sizes_of(self, operation: Operation) -> list[int]:
+        """The bytes of each result."""
+        sizes = self._result_sizes.get(id(operation.eqn))
+        if sizes is None:
+            sizes = [_device_bytes(var.aval) for var in operation.eqn.outvars]
+            self._result_sizes[id(operation.eqn)] = sizes
+        return sizes
 
-    def _inline(self, eqn: Any, body: _jax.Body, env: dict[Any, int], where: tuple[Half, int]) -> None:
-        inner = self.enter(
-            body.jaxpr, [_NOTHING if index is None else self.at(env, eqn.invars[index]) for index in body.operands]
-        )
-        for each in body.jaxpr.eqns:
-            self._run(each, inner, where, body.jaxpr.outvars)
-        for var, result in zip(eqn.outvars, body.results, strict=True):
-            env[var] = _NOTHING if result is None else self.at(inner, body.jaxpr.outvars[result])
-
-    def _inner_peak(self, eqn: Any, body: _jax.Body) -> int:
+    def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
         """The most that one run of a body needs on top of its operands, which are held outside.
 
         The slices that a scan hands to an iteration are copies; carries live in the loop's own buffers.
@@ -222,42 +222,44 @@ class _Program:
         slices = _first_slice(eqn, body)
         key = (id(body.jaxpr), slices)
         if key not in self._inner_peaks:
-            program = _Program(self._inner_peaks)
-            sliced = [program.buffer(var.aval) for var in body.jaxpr.invars[slices:]]
-            program.steps.append(_Step(("backward", 0), (), tuple(sliced)))
-            env = program.enter(body.jaxpr, [_NOTHING] * slices + sliced)
-            program._live = self._live
-            for each in body.jaxpr.eqns:
-                program._run(each, env, ("backward", 0), body.jaxpr.outvars)
-            leaving = {program.at(env, atom) for atom in body.jaxpr.outvars}
-            self._inner_peaks[key] = max(moment.bytes for moment, _ in program.sweep(leaving, set()))
+            schedule = _Schedule(self._inner_peaks)
+            sliced = [schedule.buffer(var.aval) for var in body.jaxpr.invars[slices:]]
+            schedule.steps.append(_Step(("backward", 0), (), tuple(sliced)))
+            schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
+            self._inner_peaks[key] = max(
+                held.arguments + held.residuals + held.temporaries for held in schedule.sweep()
+            )
         return self._inner_peaks[key]
 
     # --------------------------------------------------------------------------------------------------------- sweep
 
-    def sweep(self, kept: set[int], residuals: set[int]) -> Iterator[tuple[Moment, _Step]]:
-        """Go through the steps and yield what is held during each; ``kept`` are not freed after their last reader."""
-        sizes, lasting = self._sizes, kept | self._permanent
-        steps = _put_off(self.steps, kept)
-        last = {number: index for index, step in enumerate(steps) for number in (*step.reads, *step.makes)}
+    def sweep(self) -> Iterator[_Held]:
+        """Go through the steps and yield what is held during each."""
+        sizes, lasting = self._sizes, self.kept | self._permanent
+        steps = _put_off(self.steps, self.kept)
+        last = _last_uses(steps)
         arguments = sum(sizes[number] for number in self._permanent)
-        saved = residuals - self._permanent
+        saved = self.saved - self._permanent
         held = held_residuals = 0
         for index, step in enumerate(steps):
-            held += sum(sizes[number] for number in step.makes)
-            held_residuals += sum(sizes[number] for number in step.makes if number in saved)
-            dying = {number for number in step.reads if last[number] == index} - lasting
-            reused = sum(sizes[number] for number in _reused(step, dying, sizes))
-            yield Moment(*step.where, arguments, held_residuals, held - held_residuals - reused + step.inside), step
-            dying |= {number for number in step.makes if last[number] == index} - lasting
-            held -= sum(sizes[number] for number in dying)
-            held_residuals -= sum(sizes[number] for number in dying if number in saved)
+            for number in step.makes:
+                held += sizes[number]
+                if number in saved:
+                    held_residuals += sizes[number]
+            dying = {number for number in step.reads if last[number] == index and number not in lasting}
+            reused = sum(sizes[number] for number in _reused(step, dying, sizes)) if dying and step.over else 0
+            yield _Held(step, arguments, held_residuals, held - held_residuals - reused + step.inside)
+            dying.update(number for number in step.makes if last[number] == index and number not in lasting)
+            for number in dying:
+                held -= sizes[number]
+                if number in saved:
+                    held_residuals -= sizes[number]
 
-    def held(self, at: int, kept: set[int], residuals: set[int]) -> list[Held]:
+    def held(self, at: int) -> list[Held]:
         """What is held during the step at a position of the sweep."""
-        lasting = kept | self._permanent
-        steps = _put_off(self.steps, kept)
-        last = {number: index for index, step in enumerate(steps) for number in (*step.reads, *step.makes)}
+        lasting = self.kept | self._permanent
+        steps = _put_off(self.steps, self.kept)
+        last = _last_uses(steps)
         alive = {
             number
             for step in steps[: at + 1]
@@ -266,17 +268,34 @@ class _Program:
         }
         dying = {number for number in steps[at].reads if last[number] == at} - lasting
         alive = (alive | self._permanent) - {*_reused(steps[at], dying, self._sizes), _NOTHING}
-        saved = residuals - self._permanent
-        found = [
+        saved = self.saved - self._permanent
+        made = {
+            number: (var.aval, step.eqn)
+            for step in steps
+            if step.eqn is not None
+            for number, var in zip(step.makes, step.eqn.outvars, strict=True)
+        }
+        values = [
             replace(
-                self._what.get(number) or Held(0, *self._made.get(number, ())),
+                self._what.get(number) or Held(0, *made.get(number, ())),
                 bytes=self._sizes[number],
                 residual=number in saved,
             )
             for number in sorted(alive)
         ]
         inside = steps[at].inside
-        return [*found, Held(inside, eqn=steps[at].eqn)] if inside else found
+        return [*values, Held(inside, eqn=steps[at].eqn)] if inside else values
+
+
+def _last_uses(steps: Sequence[_Step]) -> dict[int, int]:
+    """For each buffer the last step that reads or makes it."""
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        for number in step.reads:
+            last[number] = index
+        for number in step.makes:
+            last[number] = index
+    return last
 
 
 def _put_off(steps: Sequence[_Step], wanted: set[int]) -> list[_Step]:
@@ -291,18 +310,20 @@ def _put_off(steps: Sequence[_Step], wanted: set[int]) -> list[_Step]:
         step = steps[index]
         if step.where[0] == "backward" and wanted.isdisjoint(step.makes):
             keys[index] = min((due[number] for number in step.makes if number in due), default=index)
+        key = keys[index]
         for number in step.reads:
-            due[number] = min(due.get(number, keys[index]), keys[index])
-    return [steps[index] for index in sorted(range(len(steps)), key=lambda index: (keys[index], index))]
+            if due.get(number, key) >= key:
+                due[number] = key
+    return [steps[index] for index in sorted(range(len(steps)), key=keys.__getitem__)]
 
 
 def _device_bytes(aval: Any) -> int:
     return 0 if _jax.memory_space(aval) else _jax.nbytes(aval)
 
 
-def _overwritable(eqn: Any, operands: Sequence[int]) -> Sequence[int]:
+def _overwritable(operation: Operation, operands: Sequence[int]) -> Sequence[int]:
     """The operands that a result may be written over."""
-    name = _jax.primitive_name(eqn)
+    name, eqn = operation.name, operation.eqn
     if name in WRITES_OVER_ANY:
         return operands
     if name in WRITES_OVER_FIRST:
@@ -314,6 +335,8 @@ def _overwritable(eqn: Any, operands: Sequence[int]) -> Sequence[int]:
 def _reused(step: _Step, dying: set[int], sizes: Sequence[int]) -> list[int]:
     """The operands that die with the step and that a result of the same size is written over."""
     free = sorted(dying.intersection(step.over))
+    if len(free) == len(step.makes) == 1:
+        return free if sizes[free[0]] == sizes[step.makes[0]] else []
     reused: list[int] = []
     for made in step.makes:
         over = next((number for number in free if sizes[number] == sizes[made]), None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.engine.halves import without_gc
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.provenance import PrimalIndex
@@ -188,11 +190,29 @@ def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
     return found
 
 
+def program_later(
+    closed: Any, index: PrimalIndex, residuals: Mapping[Any, int], repeated: Mapping[int, bool] = MappingProxyType({})
+) -> Program:
+    """The text of a jaxpr, laid out when it is first looked into; arguments are those of ``program``."""
+    _read_lines(_jax.open_jaxpr(closed), index, set())  # now: files and cells may have changed by then
+    return Program.later(lambda: program(closed, index, residuals, repeated))
+
+
+def _read_lines(jaxpr: Any, index: PrimalIndex, seen: set[int]) -> None:
+    seen.add(id(jaxpr))
+    for eqn in jaxpr.eqns:
+        index.spans.frames(_jax.traceback_of(eqn))
+        for body in _jax.bodies(eqn):
+            if id(body.jaxpr) not in seen:
+                _read_lines(body.jaxpr, index, seen)
+
+
+@without_gc()
 def program(
     closed: Any,
     index: PrimalIndex,
     residuals: Mapping[Any, int],
-    recomputation: Callable[[Any], RecomputationKind] = lambda eqn: "",
+    repeated: Mapping[int, bool] = MappingProxyType({}),
 ) -> Program:
     """The text of a jaxpr, byte for byte JAX's own, with the origin of each line.
 
@@ -200,7 +220,7 @@ def program(
         closed: the jaxpr.
         index: the primal program.
         residuals: for variables of the jaxpr that are residuals, their index in the report.
-        recomputation: tells for an equation whether it is recomputation and of which kind.
+        repeated: of recomputed equations, by identity, whether they also ran in the forward half.
     """
     top = Scope(_jax.open_jaxpr(closed))
     entered = _inward(top, residuals)
@@ -234,14 +254,15 @@ def program(
             place = places[token.number] = locate(index, token.scope, token.eqn)
         first = token.number not in seen
         seen.add(token.number)
-        inside: list[RecomputationKind] = [kind for item in tokens if (kind := recomputation(item.eqn))]
+        again = next((repeated[id(item.eqn)] for item in tokens if id(item.eqn) in repeated), None)
+        kind: RecomputationKind = "" if again is None else "repeated" if again else "deferred"
         lines.append(
             ProgramLine(
                 text,
                 place.source,
                 _jax.primitive_name(token.eqn) if first else "",
                 marked,
-                inside[0] if inside else "",
+                kind,
                 place.path,
                 token.number,
                 place.number,

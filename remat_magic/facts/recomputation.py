@@ -25,23 +25,31 @@ class Recomputation:
         self._index = index
         # By the identity of the equation, since a body that several calls share does the same in each.
         self._forward: dict[int, dict[int, tuple[Scope, Any]]] = {}
-        for scope, eqn in _leaves(Scope(_jax.open_jaxpr(forward))):
+        for scope, eqn in _leaves(Scope(_jax.open_jaxpr(forward)), set()):
             self._forward.setdefault(id(_jax.traceback_of(eqn)), {}).setdefault(id(eqn), (scope, eqn))
-        self.equations = tuple(self._find(self.top, False, 0))
-        self._kinds: dict[int, bool] = {}
+        self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
+        self._known: dict[tuple[int, bool, int], _Entries] = {}
+        self.equations = tuple(_expanded(self.top, self._find(self.top, False, 0)))
+        self.kinds: dict[int, bool] = {}
         for scope, eqn in self.equations:
-            if id(eqn) not in self._kinds:
-                self._kinds[id(eqn)] = self._ran_forward(scope, eqn)
+            if id(eqn) not in self.kinds:
+                self.kinds[id(eqn)] = self._ran_forward(scope, eqn)
 
     def __call__(self, eqn: Any) -> bool:
         """Whether an equation of the backward jaxpr is recomputation."""
-        return id(eqn) in self._kinds
+        return id(eqn) in self.kinds
 
     def repeated(self, eqn: Any) -> bool:
         """Whether a recomputed operation also ran in the forward pass."""
-        return self._kinds[id(eqn)]
+        return self.kinds[id(eqn)]
 
-    def _find(self, scope: Scope, inside: bool, marks: int) -> Iterator[tuple[Scope, Any]]:
+    def _find(self, scope: Scope, inside: bool, marks: int) -> _Entries:
+        """The recomputed equations of a scope, found once for a body that several calls share."""
+        key = (id(scope.jaxpr), inside, marks)
+        if key in self._known:
+            return self._known[key]
+        asked_before = self._asked
+        entries: _Entries = []
         for eqn in scope.jaxpr.eqns:
             if not self.live(eqn):
                 continue
@@ -55,12 +63,18 @@ class Recomputation:
                 # then reads a cotangent) or from one that it does not.
                 here = total > most or (total > fewest and not self._reads_cotangent(scope, eqn))
             deeper = scope.inner(eqn)
-            for inner in deeper:
-                yield from self._find(inner, here, total)
+            for number, inner in enumerate(deeper):
+                within = self._find(inner, here, total)
+                if within:
+                    entries.append((eqn, number, within))
             if here and not deeper and not _jax.is_transparent(eqn):
-                yield scope, eqn
+                entries.append((eqn, None, []))
+        if self._asked == asked_before:
+            self._known[key] = entries
+        return entries
 
     def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
+        self._asked += 1
         if self._tainted is None:
             self._tainted = set()
             _taint(self.top, set(self.top.jaxpr.invars[self._residuals :]), self._tainted)
@@ -77,14 +91,18 @@ class Recomputation:
             cost: a function of an equation that gives ``flops`` and ``bytes`` of one run, with ``uncosted`` names.
         """
         rows: list[Equation] = []
+        once: dict[int, tuple[Any, tuple[str, ...], str | None]] = {}  # what is the same in each call of a body
         for scope, eqn in self.equations:
+            if id(eqn) not in once:
+                types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
+                once[id(eqn)] = cost(eqn) if cost else None, types, _name_given(scope, eqn)
+            price, types, name = once[id(eqn)]
             place = locate(self._index, scope, eqn)
-            price = cost(eqn) if cost else None
             known = price is not None and not price.uncosted and place.times is not None
             rows.append(
                 Equation(
                     primitive=_jax.primitive_name(eqn),
-                    outputs=tuple(_jax.type_text(var.aval) for var in eqn.outvars),
+                    outputs=types,
                     flops=price.flops * place.times if price is not None and known else None,
                     bytes=price.bytes * place.times if price is not None and known else None,
                     times=place.times,
@@ -92,7 +110,7 @@ class Recomputation:
                     library=place.library,
                     path=place.path,
                     repeated=self.repeated(eqn),
-                    name=_name_given(scope, eqn),
+                    name=name,
                 )
             )
         return tuple(rows)
@@ -139,11 +157,27 @@ def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[
     return reached
 
 
-def _leaves(scope: Scope) -> Iterator[tuple[Scope, Any]]:
+_Entries = list[tuple[Any, int | None, list[Any]]]
+"""Recomputed equations, and for those that hold others the number of the body with the entries in it."""
+
+
+def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
+    for eqn, number, within in entries:
+        if number is None:
+            yield scope, eqn
+        else:
+            yield from _expanded(scope.inner(eqn)[number], within)
+
+
+def _leaves(scope: Scope, seen: set[int]) -> Iterator[tuple[Scope, Any]]:
+    """The operations of a program, those of a body that several calls share in the first of them."""
+    if id(scope.jaxpr) in seen:
+        return
+    seen.add(id(scope.jaxpr))
     for eqn in scope.jaxpr.eqns:
         deeper = scope.inner(eqn)
         for inner in deeper:
-            yield from _leaves(inner)
+            yield from _leaves(inner, seen)
         if not deeper:
             yield scope, eqn
 

@@ -10,11 +10,13 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import Held, held_at_peak, peak
-from remat_magic.facts.program_text import program
+from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
+from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.flow import Scope, makers
 from remat_magic.jaxprs.provenance import PrimalIndex
 from remat_magic.records import (
@@ -22,7 +24,6 @@ from remat_magic.records import (
     LiveValue,
     Note,
     Program,
-    RecomputationKind,
     Report,
     Residual,
     SourceSpan,
@@ -43,7 +44,7 @@ def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) 
     for row, value in enumerate(saved):
         leaving = (*(outputs[leaf] for leaf in value.leaves), value.atom)
         marked.update((atom, row) for atom in leaving if not _jax.is_literal(atom))  # some have no hash
-    return program(half.closed, index, marked)
+    return program_later(half.closed, index, marked)
 
 
 def recomputed(half: Forward, backward: Any, index: PrimalIndex) -> tuple[Equation, ...]:
@@ -57,28 +58,24 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
     found = Recomputation(half.closed, backward, index, len(half.residual_types))
     readers = needed_by(found.top, saved, index, found.live, found)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
+    lines = StraightLines(LiveEquations(_jax.open_jaxpr(half.closed))), StraightLines(found.live)
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
     ahead_kernels, _ = kernels_of(half.closed)
-    back_kernels, again_kernels = kernels_of(backward, found.live, found)
+    back_kernels, again_kernels = kernels_of(backward, lines[1], found)
     inputs = found.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
-
-    def kind(eqn: Any) -> RecomputationKind:
-        if not found(eqn):
-            return ""
-        return "repeated" if found.repeated(eqn) else "deferred"
 
     return replace(
         first,
         residuals=rows,
         recomputed=found.records(equation_cost),
         forward=_forward_program(half, saved, index),
-        backward=program(backward, index, marked, kind),
+        backward=program_later(backward, index, marked, found.kinds),
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
-        peak_bytes=peak(half.closed, backward, half.outputs, found.live).bytes,
+        peak_bytes=peak(half.closed, backward, half.outputs, lines).bytes,
         complete=True,
         forward_kernels=ahead_kernels,
         backward_kernels=back_kernels,

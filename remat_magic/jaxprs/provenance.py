@@ -145,7 +145,8 @@ class PrimalIndex:
         if not wanted:
             return places[0]
         inside = self._under.get((traceback, wanted[-1]), places)
-        return next((place for place in inside if _subsequence(wanted, place.chain)), inside[0])
+        fewest = min((self._under.get((traceback, link), places) for link in wanted), key=len)
+        return next((place for place in fewest if _subsequence(wanted, place.chain)), inside[0])
 
     def marks(self, eqn: Any) -> tuple[int, int]:
         """The fewest and the most marks of the primal equations that an equation can be derived from."""

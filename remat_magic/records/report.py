@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from remat_magic.records.display import Displayed
 from remat_magic.records.files import write
@@ -229,12 +231,48 @@ class ProgramLine:
     library: SourceSpan | None = None
 
 
+class _Later:
+    """A record that is worked out when it is first looked into: shown, compared, copied or pickled."""
+
+    __slots__ = ("_work_out",)
+    _work_out: Callable[[], Any]
+
+    def __getattr__(self, name: str) -> Any:
+        """A field that is not filled in yet."""
+        fields = [field.name for field in dataclasses.fields(cast("Any", self))]
+        if name not in fields:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        with _working_out:
+            try:
+                work_out = object.__getattribute__(self, "_work_out")
+            except AttributeError:  # another thread has done it meanwhile
+                return object.__getattribute__(self, name)
+            record = work_out()
+            for field in fields:
+                object.__setattr__(self, field, getattr(record, field))
+            object.__delattr__(self, "_work_out")
+        return object.__getattribute__(self, name)
+
+
+_working_out = threading.RLock()
+
+
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A jaxpr as text. ``"\\n".join(line.text for line in lines)`` is JAX's own pretty print to the byte."""
+class Program(_Later):
+    """A jaxpr as text. ``"\\n".join(line.text for line in lines)`` is JAX's own pretty print to the byte.
+
+    Most programs are never read, so that one made with ``later`` is laid out when it is first looked into.
+    """
 
     lines: tuple[ProgramLine, ...] = ()
     equations: int = 0
+
+    @classmethod
+    def later(cls, lay_out: Callable[[], Program]) -> Program:
+        """The program that ``lay_out`` gives, which is called at most once to the end."""
+        program = cls.__new__(cls)
+        object.__setattr__(program, "_work_out", lay_out)
+        return program
 
     @property
     def text(self) -> str:

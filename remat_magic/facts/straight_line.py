@@ -1,0 +1,148 @@
+"""A jaxpr as a straight line of operations: calls taken in, views looked through, each shared body looked at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from remat_magic import _jax
+from remat_magic._jax.formulas import is_operation
+from remat_magic._jax.primitives import VIEWS
+
+__all__ = ["LITERAL", "Line", "Operation", "StraightLine", "StraightLines"]
+
+LITERAL = 0
+"""The value of every operand that is written in the jaxpr."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operation:
+    """An equation that is one step, with the bodies that it runs, if any; ``leaves``: its result is its jaxpr's."""
+
+    eqn: Any
+    name: str
+    bodies: tuple[_jax.Body, ...]
+    leaves: bool
+
+
+class Line(NamedTuple):
+    """An operation with the values that it reads and makes, one for each operand and result of its equation."""
+
+    operation: Operation
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class StraightLine:
+    """The lines of a jaxpr on numbered values.
+
+    The ``inputs`` are the first after ``LITERAL``. ``types`` has the type of every value, ``constants`` what makes each
+    constant one with another, and ``free`` the values that take no operation: literals that a call is given, and what
+    dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    types: list[Any] = field(default_factory=lambda: [None])
+    constants: dict[int, int] = field(default_factory=dict)
+    free: set[int] = field(default_factory=set)
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    ends: list[int] = field(default_factory=list)
+
+    def value(self, aval: Any) -> int:
+        """A new value of a type."""
+        self.types.append(aval)
+        return len(self.types) - 1
+
+    def constant(self, aval: Any, key: int) -> int:
+        """The constant of a key."""
+        if key not in self.constants:
+            self.constants[key] = self.value(aval)
+        return self.constants[key]
+
+    def without_operation(self, aval: Any) -> int:
+        """A new value that takes no operation."""
+        number = self.value(aval)
+        self.free.add(number)
+        return number
+
+    def take_in(self, call: StraightLine, operands: Sequence[int]) -> list[int]:
+        """Append a called body's lines; the number here of each value there."""
+        first = 1 + len(operands)
+        shift = len(self.types) - first
+        here = [LITERAL, *operands, *range(len(self.types), shift + len(call.types))]
+        self.types += call.types[first:]
+        for key, number in call.constants.items():
+            here[number] = self.constants.setdefault(key, here[number])
+        self.free.update(here[number] for number in call.free)
+        renumber = here.__getitem__
+        self.lines += [
+            Line(operation, tuple(map(renumber, reads)), tuple(map(renumber, makes)))
+            for operation, reads, makes in call.lines
+        ]
+        return here
+
+
+class StraightLines:
+    """The straight lines of the live code of jaxprs, each jaxpr's made once.
+
+    Args:
+        live: tells an equation that matters from dead code; all do if None.
+    """
+
+    def __init__(self, live: Callable[[Any], bool] | None = None) -> None:
+        self.live = live
+        self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
+
+    def __call__(self, jaxpr: Any) -> StraightLine:
+        """The straight line of a jaxpr, open or closed."""
+        key = id(_jax.open_jaxpr(jaxpr))
+        if key not in self._made:
+            self._made[key] = _jax.open_jaxpr(jaxpr), self._flatten(jaxpr)
+        return self._made[key][1]
+
+    def _flatten(self, jaxpr: Any) -> StraightLine:
+        body = _jax.open_jaxpr(jaxpr)
+        flat = StraightLine()
+        numbers: dict[Any, int] = {var: flat.value(var.aval) for var in body.invars}
+        flat.inputs = tuple(range(1, 1 + len(body.invars)))
+        for var, value in itertools.zip_longest(body.constvars, _jax.consts_of(jaxpr)):
+            numbers[var] = flat.constant(var.aval, id(var if value is None else value))
+        leaving = {atom for atom in body.outvars if not _jax.is_literal(atom)}
+
+        def number(atom: Any) -> int:
+            known = None if _jax.is_literal(atom) else numbers.get(atom)
+            return flat.without_operation(atom.aval) if known is None else known
+
+        for eqn in body.eqns:
+            if self.live is None or self.live(eqn):
+                self._add(flat, eqn, numbers, number, leaving)
+            flat.ends.append(len(flat.lines))
+        flat.outputs = tuple(map(number, body.outvars))
+        return flat
+
+    def _add(
+        self, flat: StraightLine, eqn: Any, numbers: dict[Any, int], number: Callable[[Any], int], leaving: set[Any]
+    ) -> None:
+        name = _jax.primitive_name(eqn)
+        if name in VIEWS:
+            paired = len(eqn.invars) == len(eqn.outvars)
+            for index, var in enumerate(eqn.outvars):
+                numbers[var] = number(eqn.invars[index if paired else 0] if eqn.invars else var)
+            return
+        inside = () if is_operation(eqn) else _jax.bodies(eqn)
+        if len(inside) == 1 and inside[0].inlines:
+            (body,) = inside
+            called = self(body.jaxpr)
+            here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
+            for var, result in zip(eqn.outvars, body.results, strict=True):
+                numbers[var] = here[called.outputs[result or 0]]
+            return
+        reads = tuple(LITERAL if _jax.is_literal(atom) else number(atom) for atom in eqn.invars)
+        makes = tuple(flat.value(var.aval) for var in eqn.outvars)
+        numbers.update(zip(eqn.outvars, makes, strict=True))
+        operation = Operation(eqn, name, inside, not leaving.isdisjoint(eqn.outvars))
+        flat.lines.append(Line(operation, reads, makes))
