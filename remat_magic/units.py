@@ -6,7 +6,7 @@ import re
 
 from remat_magic.errors import RematError
 
-__all__ = ["apart", "flops", "nbytes", "parse_bytes", "parse_flops", "percent", "policy", "seconds"]
+__all__ = ["apart", "flops", "nbytes", "parse_bytes", "parse_flops", "percent", "seconds"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -44,17 +44,6 @@ def percent(part: int, whole: int) -> str:
     """A share in two digits: ``4.0%``, ``77%``, ``120%``."""
     share = 100 * part / whole
     return f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
-
-
-_PLAN = re.compile(r"plan\((peak )?(\d+)(.*)\)", re.DOTALL)
-
-
-def policy(key: str) -> str:
-    """The key of a policy as people read it: ``plan within 121 MB`` for ``plan(120795955)``, others as they are."""
-    plan = _PLAN.fullmatch(key)
-    if plan is None:
-        return key
-    return f"plan within {nbytes(int(plan[2]))}{' of peak' if plan[1] else ''}{plan[3]}"
 
 
 def _scaled(number: int, unit: str, whole: str) -> str:

@@ -273,6 +273,27 @@ def test_a_file_may_lack_what_came_later():
     assert Plan.from_json(json.dumps(older)) == Plan.from_json(json.dumps(good()))
 
 
+@pytest.mark.parametrize(
+    ("key", "of", "label"),
+    [
+        ("plan(120795955)", "saved", "plan within 121 MB"),
+        ("plan(peak 120795955)", "peak", "plan within 121 MB of peak"),
+        (
+            "plan(120795955 at sites, one by one, seconds on H100 SXM)",
+            "saved",
+            "plan within 121 MB at sites, one by one, seconds on H100 SXM",
+        ),
+        ("dots_saveable + sin In[3]:4", "saved", "dots_saveable + sin In[3]:4"),
+    ],
+)
+def test_a_plan_of_a_file_without_labels_goes_by_its_budget(key, of, label):
+    older = with_plan(policy=key, of=of, budget_bytes=120795955)
+    del older["plan"]["label"]
+    plan = Plan.from_json(json.dumps(older))
+    assert (plan.policy, plan.label) == (key, label)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_plan_is_refused_in_one_sentence(text, tmp_path):
     with pytest.raises(RematError) as caught:

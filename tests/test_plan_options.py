@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+import re
 
 import pytest
 
@@ -50,6 +51,23 @@ def test_plans_compared_have_keys_of_their_own():
         "plan(9) at sites",
         f"plan({budget})",
     ]
+    within = f"plan within {units.nbytes(budget)}"
+    labels = [found.row(key).label for key in keys]
+    assert labels == [
+        within,
+        f"{within} at function",
+        f"{within}, one by one",
+        f"{within}, seconds on H100 SXM",
+        f"plan within {units.nbytes(peak)} of peak",
+        f"{within} #2",
+        f"{within} at function",  # the label of the plan that was given another key here
+        f"{within}, one by one at sites",
+        within,
+    ]
+    assert [plan.label for plan in plans[:5]] == labels[:5]
+    shown = found._repr_html_()
+    assert all(label in shown for label in labels)
+    assert "plan(" not in re.sub(r'="[^"]*"', "", shown)  # keys stand only where scripts read them
     for plan, key in zip(plans, keys, strict=False):
         report = trace.report(plan)
         row = found.row(key)

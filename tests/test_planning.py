@@ -1,5 +1,6 @@
 """The Plan panel's answers: what is shown is what the trace itself says of plans, single values, loops and edits."""
 
+import dataclasses
 import re
 import threading
 
@@ -131,6 +132,14 @@ def test_a_plan_is_shown_by_its_budget(trace):
     assert "widget.plan.save(path)" in view["unpasted"]
     assert view["label"] in view["parts"]["totals"] or plan.policy not in view["parts"]["totals"]
     assert "nothing to paste" in widget._render(trace.report("none", "function"))["unpasted"]
+    # Another choice for the same words is another policy: its own figures, and a label that tells it apart.
+    other = dataclasses.replace(plan, names=plan.names[:1])
+    widget._choose_plan(other, 2)
+    widget._choose_plan(plan, 3)
+    assert [*widget._live.plans("function")] == [plan.policy, f"{plan.policy} #2"]
+    widget.policy = f"{plan.policy} #2"
+    assert widget.report.saved_bytes == trace.report(other).saved_bytes != trace.report(plan).saved_bytes
+    assert widget._render(widget.report)["label"] == f"{plan.label} #2"
     widget.close()
 
 

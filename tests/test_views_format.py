@@ -148,23 +148,6 @@ def test_unknown_runs_of_one_make_the_row_unknown():
     assert (row.count, row.runs, row.flops) == (2, None, None)
 
 
-@pytest.mark.parametrize(
-    ("key", "label"),
-    [
-        ("plan(120795955)", "plan within 121 MB"),
-        ("plan(peak 2147483648)", "plan within 2.15 GB of peak"),
-        (
-            "plan(96 at sites, one by one, seconds on H100 SXM)",
-            "plan within 96 B at sites, one by one, seconds on H100 SXM",
-        ),
-        ("save_only_these_names('plan(5)')", "save_only_these_names('plan(5)')"),
-        ("dots_saveable", "dots_saveable"),
-    ],
-)
-def test_a_plan_goes_by_its_budget(key, label):
-    assert fmt.policy(key) == label
-
-
 def test_what_differs_reads_differently():
     assert units.apart(48, 1_000_000) == ("48 B", "1.00 MB")
     assert units.apart(1_000_001, 1_000_002) == ("1,000,001 bytes", "1,000,002 bytes")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from remat_magic import devices, units
+from remat_magic import devices
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import times
 from remat_magic.policies import OWN
@@ -96,10 +96,10 @@ class Comparison:
         apart than that; of closer ones it need not be.
         """
         known = sorted(
-            ((row.peak_bytes, row.policy) for row in self.rows if row.peak_bytes is not None), key=lambda pair: pair[0]
+            ((row.peak_bytes, row.label) for row in self.rows if row.peak_bytes is not None), key=lambda pair: pair[0]
         )
         close = [
-            f"{units.policy(lower)} and {units.policy(higher)}"
+            f"{lower} and {higher}"
             for (less, lower), (more, higher) in itertools.pairwise(known)
             if less < more and more - less < _TOO_CLOSE * more
         ]
@@ -128,7 +128,7 @@ class Comparison:
             peak, row = min(((point[0], row) for point, row in known), key=lambda pair: pair[0])
             raise RematError(
                 f"No compared policy of {self.function} has a peak of at most {limit:,} bytes: "
-                f"{units.policy(row.policy)} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
+                f"{row.label} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
                 "the function."
             )
         return known[min(within)[2]][1]
@@ -169,7 +169,7 @@ class Comparison:
             fields = dataclasses.asdict(row)
             if row.times is not None:
                 fields["times"] |= {"total": row.times.total, "extra": row.times.extra}
-            rows.append({**fields, "same_as": list(row.same_as), "findings": list(row.findings)})
+            rows.append({**fields, **{name: list(fields[name]) for name in ("same_as", "same_labels", "findings")}})
         about = self._about()
         return {"function": self.function, "device": about["device"] or None, "device_source": about["source"],
                 "pareto_by": self.pareto_by, "notes": list(self.notes), "rows": rows}  # fmt: skip
@@ -182,7 +182,8 @@ class Comparison:
             estimate = fields.pop("times")
             for name in ("forward", "backward", "recomputed", "offload", "total"):
                 fields[f"estimated_{name}_seconds"] = None if estimate is None else getattr(estimate, name)
-            flat.append({**fields, "same_as": ", ".join(row.same_as), "findings": " ".join(row.findings)})
+            fields |= {name: ", ".join(fields[name]) for name in ("same_as", "same_labels")}
+            flat.append({**fields, "findings": " ".join(row.findings)})
         return flat
 
 
@@ -219,18 +220,20 @@ def compare(
     seen: dict[Any, int] = {}
     plans: dict[str, Plan] = {}
     for policy in everything:
+        if isinstance(policy, Plan) and policy.names:
+            policy = policy.apart_from(plans)
         try:
             report = facts.report(policy, at, namespace)
         except RematError as error:
             rows.append(ComparisonRow(_text(policy), "" if at is None else _text(at), error=str(error)))
             reports.append(None)
             continue
-        if isinstance(policy, Plan) and policy.names:
-            report = _told_apart(report, policy, plans)
         same = seen.setdefault(_essence(report), len(rows)) if policies is None else len(rows)
         if same < len(rows):
             if report.policy not in (rows[same].policy, *rows[same].same_as):
-                rows[same] = replace(rows[same], same_as=(*rows[same].same_as, report.policy))
+                row = rows[same]
+                same_as, labels = (*row.same_as, report.policy), (*row.same_labels, report.label)
+                rows[same] = replace(row, same_as=same_as, same_labels=labels)
             continue
         rows.append(_row(report, chosen))
         reports.append(report)
@@ -241,18 +244,6 @@ def compare(
 def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
     """The keys that a trace offers; a policy of the user's own that was seen before only where its name leads to it."""
     return [choice.key for choice in facts.engine.choices() if choice.meaning != OWN or choice.key in namespace]
-
-
-def _told_apart(report: Report, plan: Plan, plans: dict[str, Plan]) -> Report:
-    """The report of a plan under a key that no other of the ``plans`` compared has: its place is added, or a number."""
-    keys = [plan.policy]
-    if plan.policy in plans and plans[plan.policy].at != plan.at:
-        keys.append(f"{plan.policy} at {plan.at}")
-    for key in itertools.chain(keys, (f"{plan.policy} #{number}" for number in itertools.count(2))):
-        other = plans.setdefault(key, plan)
-        if (other.names, other.at, other.separately) == (plan.names, plan.at, plan.separately):
-            return report if key == report.policy else replace(report, policy=key)
-    raise AssertionError  # there is always a number
 
 
 def _text(given: Any) -> str:
@@ -276,6 +267,7 @@ def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
         offloaded_bytes=report.offloaded_bytes,
         code=report.code,
         error=report.backward_error,
+        label=report.label,
     )
     if report.backward_error:
         return row

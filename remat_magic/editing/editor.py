@@ -233,6 +233,7 @@ class _Editor:
             tuple(unnamed),
             planned_bytes=plan.saved_bytes,
             planned_flops=plan.recomputed_flops,
+            label=plan.label,
         )
         expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:

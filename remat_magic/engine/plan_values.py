@@ -82,7 +82,9 @@ class PlanValues:
                     offload_dst=DESTINATION,
                 )
             selection = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
-            known = replace(selection, naming=naming, code=plan.code, notes=(*selection.notes, *notes))
+            known = replace(
+                selection, naming=naming, code=plan.code, notes=(*selection.notes, *notes), label=plan.label
+            )
             self._selections[plan.policy, plan.at, plan.separately, keys] = known
         return known
 

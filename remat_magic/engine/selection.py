@@ -24,9 +24,10 @@ class Selection:
     """A choice made precise.
 
     ``whole`` is the policy of a checkpoint to put around the whole function (None: none is put there), ``at_sites``
-    the sites whose policy changes. ``policy``, ``at`` and ``code`` are for the reader. ``identity`` is equal for
-    selections that make the same program, ``label`` for those that are also shown alike. ``naming`` is the program with
-    every value named, where the policy is of those names and not of the program's own.
+    the sites whose policy changes. ``policy``, ``at`` and ``code`` are for the reader. ``label`` is what people
+    call the policy where that is not its key. ``identity`` is equal for selections that make the same program,
+    ``report_key`` for those that also read alike. ``naming`` is the program with every value named, where the policy is
+    of those names and not of the program's own.
     """
 
     policy: str
@@ -36,6 +37,7 @@ class Selection:
     code: str
     notes: tuple[Note, ...] = ()
     naming: Naming | None = None
+    label: str = ""
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -45,7 +47,7 @@ class Selection:
         return (id(self.whole) if self.whole is not None else None, *sites, *named)
 
     @property
-    def label(self) -> tuple[Any, ...]:
+    def report_key(self) -> tuple[Any, ...]:
         """Key of the report."""
         return (self.policy, self.at, self.identity)
 

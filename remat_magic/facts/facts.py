@@ -43,9 +43,9 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            known = self._reports.get(selection.label) or self._previews.get(selection.label)
+            known = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
             if known is None:
-                known = self._previews[selection.label] = reports.preview(
+                known = self._previews[selection.report_key] = reports.preview(
                     self._blank(selection), engine.half(selection), engine.index, engine.argument_names
                 )
             return known
@@ -66,7 +66,7 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            known = self._reports.get(selection.label)
+            known = self._reports.get(selection.report_key)
             if known is None:
                 first = self.preview(policy, at, namespace)
                 half = engine.half(selection)
@@ -78,8 +78,8 @@ class Facts:
                     known = reports.without_backward(first, half, engine.index, str(error))
                 else:
                     known = reports.full(first, half, backward, engine.index)
-                self._reports[selection.label] = known
-                self._previews.pop(selection.label, None)
+                self._reports[selection.report_key] = known
+                self._previews.pop(selection.report_key, None)
             return known
 
     def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
@@ -91,7 +91,7 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at)
-            known = self._reports.get(selection.label)
+            known = self._reports.get(selection.report_key)
             if known is not None and not known.backward_error:
                 return known.recomputed
             half, backward = engine.half(selection), engine.backward_of(selection)
@@ -103,7 +103,7 @@ class Facts:
         """The full report if it is already computed; never traces."""
         with self.lock:
             engine = self.engine
-            return self._reports.get(engine.select(policy, at, namespace).label)
+            return self._reports.get(engine.select(policy, at, namespace).report_key)
 
     def timeline(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
@@ -136,6 +136,7 @@ class Facts:
             forward=Program(),
             complete=False,
             sources=engine.sources,
+            label=selection.label,
         )
 
     def close(self) -> None:

@@ -142,6 +142,7 @@ def over_time(blank: Report, half: Forward, backward: Any, index: PrimalIndex, a
         ),
         max(range(len(moments)), key=lambda number: moments[number].bytes),
         tuple(sorted((value(each) for each in held if each.bytes), key=lambda live: -live.nbytes)),
+        blank.label,
     )
 
 

@@ -88,7 +88,7 @@ class _Search:
             budget, least = units.apart(limit, self._lowest.peak_bytes or 0)
             raise RematError(
                 f"No plan at {self._planner.at!r} keeps the estimated peak of {name} within {budget}: the least "
-                f"found is {least} ({units.policy(self._lowest.policy)}); raise the budget, use smaller batches, "
+                f"found is {least} ({self._lowest.label}); raise the budget, use smaller batches, "
                 "or checkpoint inside the function."
             )
         # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more.

@@ -72,10 +72,10 @@ def plan(
         if most is None:
             raise RematError(f"the peak of {facts.engine.function_name} is not known: give a budget of saved bytes.")
         limit = budget_bytes(budget, most)
-        made = within_peak(found, Asked(_text(facts, found, limit, least, of), limit, least, of), seconds, gap)
+        made = within_peak(found, Asked(*_names(facts, found, limit, least, of), limit, least, of), seconds, gap)
         return _with_branches(made, found)
     limit = budget_bytes(budget, found.most)
-    made = found.within(Asked(_text(facts, found, limit, least, of), limit, least), limit, seconds, gap)
+    made = found.within(Asked(*_names(facts, found, limit, least, of), limit, least), limit, seconds, gap)
     if made is None:
         few, keeps = units.apart(limit, facts.preview("nothing_saveable", found.at).saved_bytes)
         raise RematError(
@@ -177,9 +177,11 @@ def budget_bytes(budget: int | float | str, most: int) -> int:
     return parse_bytes(budget, "budget")
 
 
-def _text(facts: Facts, found: Planner, limit: int, least: Objective, of: str) -> str:
-    """The key that a plan goes by among policies: its budget, and what else was asked for where that is not usual."""
-    peak = "peak " if of == "peak" else ""
+def _names(facts: Facts, found: Planner, limit: int, least: Objective, of: str) -> tuple[str, str]:
+    """The key of a plan, and its label: its budget, and what else was asked for where that is not usual."""
     place = "" if found.at == facts.engine.default_at else f" at {found.at}"
     apart = ", one by one" if found.separately else ", equal layers together" if found.together else ""
-    return f"plan({peak}{limit}{place}{apart}{least.text})"
+    more = f"{place}{apart}{least.text}"
+    if of == "peak":
+        return f"plan(peak {limit}{more})", f"plan within {units.nbytes(limit)} of peak{more}"
+    return f"plan({limit}{more})", f"plan within {units.nbytes(limit)}{more}"

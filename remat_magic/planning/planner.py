@@ -35,9 +35,10 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan was asked for: the key that it goes by, its budget, and what is to be least."""
+    """What a plan was asked for: its key, what people call it, its budget, and what is to be least."""
 
-    text: str
+    key: str
+    label: str
     budget: int
     objective: Objective
     of: str = "saved"
@@ -179,13 +180,13 @@ class Planner:
             return keys
         return frozenset(find_again(plan, self.parts.naming, self.parts.index)[0].values())
 
-    def draft(self, text: str, budget: int, values: tuple[PlannedValue, ...]) -> Plan:
+    def draft(self, key: str, budget: int, values: tuple[PlannedValue, ...], label: str = "") -> Plan:
         """A plan that saves some values, with no figures yet."""
         naming = self.parts.naming
         return Plan(
             self.facts.engine.function_name,
             self.at,
-            text,
+            key,
             budget,
             0,
             0,
@@ -194,12 +195,13 @@ class Planner:
             separately=self.separately,
             together=self.together,
             fingerprint=naming.fingerprint,
+            label=label,
         )
 
     def apply(self, asked: Asked, solution: Solution) -> Plan:
         """The plan of a solution, with the figures of the report that JAX gives for it."""
         values = tuple(self.values(solution.names, solution.offloaded))
-        draft = self.draft(asked.text, asked.budget, values)
+        draft = self.draft(asked.key, asked.budget, values, asked.label)
         report = self.facts.report(draft if values else "nothing_saveable", None if values else self.at)
         made = of_report(report, asked)
         figures = self.graph.figures(solution.names, solution.offloaded)
@@ -318,7 +320,7 @@ def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan |
     Returns:
         The plan, or None where none saves anything.
     """
-    asked = Asked(f"{plan.policy} in the source", plan.budget_bytes, Objective())
+    asked = Asked(f"{plan.policy} in the source", f"{plan.label} in the source", plan.budget_bytes, Objective())
     planner_of_groups = planner(facts, plan.at, False).grouped(group)
     best = planner_of_groups.within(asked, plan.budget_bytes or plan.saved_bytes, 10.0, 0.01, names_only=True)
     return best if best is not None and best.names else None
@@ -345,6 +347,7 @@ def of_report(report: Report, asked: Asked) -> Plan:
         host_bandwidth=objective.link,
         offloaded_bytes=report.offloaded_bytes,
         seconds=None if objective.device is None else objective.of(report),
+        label=report.label,
     )
 
 

@@ -15,7 +15,7 @@ from remat_magic.planning.flips import Flip, Flips
 from remat_magic.planning.objective import Objective
 from remat_magic.planning.planner import Planner, planner
 from remat_magic.policies import resolve
-from remat_magic.records import Listed, Plan, PlannedValue, RematError, WhatIf
+from remat_magic.records import Listed, Plan, PlannedValue, RematError, Report, WhatIf
 
 __all__ = ["names_saved", "what_if"]
 
@@ -65,12 +65,12 @@ def what_if(
     names = names_saved(found, policy, namespace)
     costs = None if chosen is None else Objective(chosen).costs(found.graph, found.parts.backward).nodes
     flips = Flips(found.graph, names, costs)
-    base = _Base(found, flips, report.policy)
+    base = _Base(found, flips, report)
     against = policy if isinstance(policy, Plan) else report.policy
     same = (flips.base.saved_bytes, flips.base.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
     if not same or not (isinstance(policy, Plan) or _is_key(facts, report.policy)):
         # What the policy keeps no choice of names does, or only its object stands for it: compare with the nearest.
-        against = base.plan(flips.base, f"{report.policy}, by value") if flips.base.used else "nothing_saveable"
+        against = base.plan(flips.base, ", by value", ", by value") if flips.base.used else "nothing_saveable"
         told = facts.report(against, None if isinstance(against, Plan) else found.at)
         if (told.saved_bytes, told.recomputed_flops) != (flips.base.saved_bytes, flips.base.recomputed_flops):
             raise RematError(
@@ -111,8 +111,8 @@ def _is_key(facts: Facts, key: str) -> bool:
 class _Base:
     """The choice that the others differ from, and the plans that these are."""
 
-    def __init__(self, found: Planner, flips: Flips, policy: str) -> None:
-        self._found, self._flips, self._policy = found, flips, policy
+    def __init__(self, found: Planner, flips: Flips, report: Report) -> None:
+        self._found, self._flips, self._report = found, flips, report
         self._order = {name: i for i, name in enumerate(found.parts.naming.values)}
         self._values = found.every_value()
         self._used = sorted(flips.base.used, key=self._order.__getitem__)
@@ -142,13 +142,14 @@ class _Base:
             flip.recomputed_flops - base.recomputed_flops,
             None if device is None else flip.seconds - base.seconds,
             "" if device is None else device.name,
-            self.plan(flip, f"{self._policy} {sign} {what}{where}{many}"),
+            # Values of one line read alike: only their names tell plans apart.
+            self.plan(flip, f" {sign} {names[0]}{many}", f" {sign} {what}{where}{many}"),
             against,
             len(names),
         )
 
-    def plan(self, flip: Flip, text: str) -> Plan:
-        """The plan of a choice, with what is reckoned of it for its figures."""
+    def plan(self, flip: Flip, key: str, label: str) -> Plan:
+        """The plan of a choice, with what is reckoned of it for its figures; what it is called begins as the report."""
         used = self._flips.base.used
         values: list[PlannedValue] = self._kept
         if flip.used != used:
@@ -157,9 +158,10 @@ class _Base:
             for name in new:
                 where = bisect.bisect(values, self._order[name], key=lambda value: self._order[value.key])
                 values.insert(where, self._values[name])
-        draft = self._found.draft(text, flip.saved_bytes, tuple(values))
+        key, label = f"{self._report.policy}{key}", f"{self._report.label}{label}"
+        draft = self._found.draft(key, flip.saved_bytes, tuple(values), label)
         if not values:
-            draft = replace(draft, policy="nothing_saveable", fingerprint="")
+            draft = replace(draft, policy="nothing_saveable", label="", fingerprint="")
         return replace(
             draft,
             saved_bytes=flip.saved_bytes,

@@ -10,7 +10,7 @@ number is expected means *unknown*; it is never replaced by a guess.
 from __future__ import annotations
 
 from remat_magic.errors import RematError
-from remat_magic.records.display import Displayed, Listed
+from remat_magic.records.display import Displayed, Labelled, Listed
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.measurement import (
     ComparisonRow,
@@ -62,6 +62,7 @@ __all__ = [
     "Half",
     "Kernel",
     "Kind",
+    "Labelled",
     "Listed",
     "LiveValue",
     "Loop",

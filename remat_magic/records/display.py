@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex, TypeVar, overload
 
 from remat_magic.records.registered import registered
 
-__all__ = ["Displayed", "Listed"]
+__all__ = ["Displayed", "Labelled", "Listed"]
 
 T = TypeVar("T")
 
@@ -28,6 +28,19 @@ class Displayed:
 
     def __rich__(self) -> Any:
         return registered("display").renderable(self)
+
+
+class Labelled:
+    """A record of one policy: ``policy`` is its key, ``label`` what people call it, its key unless it is a plan's."""
+
+    __slots__ = ()
+    policy: str
+    label: str
+
+    def __post_init__(self) -> None:
+        """Use the key for what is called by no other name."""
+        if not self.label:
+            object.__setattr__(self, "label", self.policy)
 
 
 class Listed(Displayed, tuple[T, ...]):

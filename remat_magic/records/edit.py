@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from remat_magic.errors import RematError
-from remat_magic.records.display import Displayed
+from remat_magic.records.display import Displayed, Labelled
 from remat_magic.records.source import SourceSpan
 
 __all__ = ["Edit", "EditedName", "FileEdit"]
@@ -55,7 +55,7 @@ class EditedName:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Edit(Displayed):
+class Edit(Displayed, Labelled):
     """An edit of the user's source, with what JAX does with the edited text.
 
     ``files`` are all the texts that change, ``names`` what the policy at ``at`` saves by name. ``unnamed`` says in a
@@ -81,6 +81,7 @@ class Edit(Displayed):
     planned_bytes: int = 0
     planned_flops: int = 0
     closest: Edit | None = None
+    label: str = ""
 
     def diff(self) -> str:
         """The unified diffs of all files and cells, one after another."""

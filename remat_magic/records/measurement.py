@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from remat_magic.records.display import Displayed
+from remat_magic.records.display import Displayed, Labelled
 from remat_magic.records.report import Equation, Residual
 from remat_magic.records.source import SourceSpan
 
@@ -95,7 +95,7 @@ class LiveValue:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Timeline(Displayed):
+class Timeline(Displayed, Labelled):
     """The estimated device memory from the first equation of the forward half to the last of the backward one.
 
     ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first.
@@ -107,6 +107,7 @@ class Timeline(Displayed):
     moments: tuple[Moment, ...]
     peak: int
     alive: tuple[LiveValue, ...]
+    label: str = ""
 
     @property
     def peak_bytes(self) -> int:
@@ -118,10 +119,11 @@ class Timeline(Displayed):
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonRow:
+class ComparisonRow(Labelled):
     """What one policy costs. Of a policy that fails there is nothing but the ``error``, a sentence.
 
-    ``same_as`` are the policies that do just the same and have no row of their own. ``peak_bytes`` and ``times`` are
+    ``same_as`` are the keys of policies that do just the same and have no row of their own, ``same_labels`` what
+    people call them. ``peak_bytes`` and ``times`` are
     estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
     are sentences on where the compiled program departs from the report. ``pareto`` tells
     that no other row is better in one of peak and cost without being worse in the other.
@@ -150,6 +152,14 @@ class ComparisonRow:
     complete: bool = True
     code: str = ""
     error: str = ""
+    label: str = ""
+    same_labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Use keys for what is called by no other name."""
+        Labelled.__post_init__(self)
+        if not self.same_labels:
+            object.__setattr__(self, "same_labels", self.same_as)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from remat_magic.records import files, plan_file
-from remat_magic.records.display import Displayed
+from remat_magic.records.display import Displayed, Labelled
 from remat_magic.records.registered import registered
 from remat_magic.records.source import SourceSpan
 
@@ -69,7 +70,7 @@ class PlannedValue:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Plan(Displayed):
+class Plan(Displayed, Labelled):
     """What to save within ``budget_bytes`` so that as little as possible is recomputed.
 
     ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the
@@ -83,7 +84,8 @@ class Plan(Displayed):
     layers that share one body are decided together, or one by one if ``separately``; those of a Python loop one by
     one, or ``together``. A policy of JAX's that does better is taken instead: then ``names`` is empty and
     ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
-    ``plan.apply(function)`` can apply it. ``fingerprint`` tells programs of other operations apart.
+    ``plan.apply(function)`` can apply it. ``policy`` is the key that it goes by among policies, ``label`` what people
+    call it ("plan within 121 MB of peak"). ``fingerprint`` tells programs of other operations apart.
     """
 
     function: str
@@ -114,6 +116,21 @@ class Plan(Displayed):
     predicted_offloaded_bytes: int | None = None
     predicted_seconds: float | None = None
     bound_seconds: float | None = None
+    label: str = ""
+
+    def apart_from(self, plans: dict[str, Plan]) -> Plan:
+        """The plan under a key, and a label, that no other choice among ``plans`` has, into which it is put.
+
+        Its place is added where that tells it from the other of its key, else a number.
+        """
+        more, numbers = "", itertools.count(2)
+        while not self._chooses_as(plans.setdefault(self.policy + more, self)):
+            apart = f" at {self.at}"
+            more = apart if not more and plans[self.policy].at != self.at else f" #{next(numbers)}"
+        return dataclasses.replace(self, policy=self.policy + more, label=self.label + more) if more else self
+
+    def _chooses_as(self, other: Plan) -> bool:
+        return (self.names, self.at, self.separately) == (other.names, other.at, other.separately)
 
     @property
     def gap(self) -> float:

@@ -9,6 +9,7 @@ import re
 from types import NoneType, UnionType
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
+from remat_magic import units
 from remat_magic.errors import RematError
 
 __all__ = ["VERSION", "from_json", "read", "read_file", "to_json"]
@@ -16,7 +17,9 @@ __all__ = ["VERSION", "from_json", "read", "read_file", "to_json"]
 VERSION = 1
 _FORMAT = "remat_magic plan"
 _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has some five million
-_LATER = frozenset({"number", "alike", "together"})  # fields that files written before they were there do without
+_LATER = frozenset(
+    {"number", "alike", "together", "label"}
+)  # fields that files written before they were there do without
 _HUGE = 2**63  # no count of bytes or FLOPs is larger
 
 # Control characters (a tab apart, which source lines have), halves of surrogate pairs, and what turns the direction of
@@ -103,6 +106,8 @@ def _shown(value: Any, length: int = 40) -> str:
 def read(record: type[_T], data: Any) -> _T:
     """A plan of plain JSON, with every field checked against its annotation."""
     made: Any = _read(record, data, "the plan")
+    if "label" not in data:
+        made = dataclasses.replace(made, label=_label(made))
     keys = [value.key for value in made.names]
     if len(set(keys)) < len(keys):
         raise RematError("the plan names a value twice: save it anew.")
@@ -114,6 +119,15 @@ def read(record: type[_T], data: Any) -> _T:
         if value.number >= value.alike:
             raise RematError(f"the plan has value {value.number} of {value.alike} alike: save it anew.")
     return made
+
+
+def _label(plan: Any) -> str:
+    """The label of a plan whose file has none: then its key is made of what it was asked for."""
+    peak, what = ("peak ", " of peak") if plan.of == "peak" else ("", "")
+    start = f"plan({peak}{plan.budget_bytes}"
+    if not plan.policy.startswith(start):
+        return plan.policy
+    return f"plan within {units.nbytes(plan.budget_bytes)}{what}{plan.policy.removeprefix(start).removesuffix(')')}"
 
 
 def _read(record: Any, data: Any, what: str) -> Any:

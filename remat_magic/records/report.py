@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from remat_magic.records.display import Displayed
+from remat_magic.records.display import Displayed, Labelled
 from remat_magic.records.files import write
 from remat_magic.records.registered import registered
 from remat_magic.records.source import SourceSpan, SourceText
@@ -310,7 +310,7 @@ def _total(numbers: Iterable[int | None]) -> int:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Report(Displayed):
+class Report(Displayed, Labelled):
     """What one policy does at one place.
 
     A report of the forward half alone (``complete`` is False) has the residuals without ``needed_by``, no backward
@@ -342,6 +342,7 @@ class Report(Displayed):
     backward_kernels: tuple[Kernel, ...] = ()
     recomputed_kernels: tuple[Kernel, ...] = ()
     sources: tuple[SourceText, ...] = ()
+    label: str = ""
 
     def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:
         """Write the report, both programs in full, as one HTML file that needs neither scripts nor a network.

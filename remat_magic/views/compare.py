@@ -200,8 +200,8 @@ def comparison_table(
     body = list[str]()
     for row in rows:
         current = ' aria-current="true"' if chosen and chosen in (row.policy, *row.same_as) else ""
-        also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_as)
-        name = f"<code>{escape(fmt.policy(row.policy))}</code>"
+        also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_labels)
+        name = f"<code>{escape(row.label)}</code>"
         if live:
             value = html.escape(row.policy)
             name = f'<button type="button" class="remat-link" data-policy="{value}" {KEYS}>{name}</button>'
@@ -281,9 +281,7 @@ def _said(rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:
     """What the estimates cannot tell, and where compiled programs depart from what the jaxprs say."""
     items = [f"<li>{escape(note)}</li>" for note in notes]
     items += [
-        f"<li><code>{escape(fmt.policy(row.policy))}</code>: {escape(finding)}</li>"
-        for row in rows
-        for finding in row.findings
+        f"<li><code>{escape(row.label)}</code>: {escape(finding)}</li>" for row in rows for finding in row.findings
     ]
     return f'<ul class="remat-findings">{"".join(items)}</ul>' if items else ""
 
@@ -299,21 +297,19 @@ def render(
     """The rows as a rich renderable; arguments as for ``comparison_html``."""
     columns = list(_columns(rows))
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(
-        "policy", overflow="fold", min_width=min(32, max((len(fmt.policy(row.policy)) for row in rows), default=0))
-    )
+    table.add_column("policy", overflow="fold", min_width=min(32, max((len(row.label) for row in rows), default=0)))
     table.add_column("")
     for column in columns:
         head = f"{column.head} ({column.group[:3]}.)" if column.group else column.head
         table.add_column(head, justify="right", overflow="fold")
     errors = list[Text]()
     for row in rows:
-        name = Text(fmt.policy(row.policy), style="bold" if chosen in (row.policy, *row.same_as) else "")
-        for other in row.same_as:
+        name = Text(row.label, style="bold" if chosen in (row.policy, *row.same_as) else "")
+        for other in row.same_labels:
             name.append(f"\n= {other}", style="dim")
         table.add_row(name, Text(_mark(row)), *(Text(column.cell(row).text) for column in columns))
         said = [*filter(None, [row.error]), *row.findings]
-        errors += [Text(f"! {fmt.policy(row.policy)}: {sentence}", style="yellow") for sentence in said]
+        errors += [Text(f"! {row.label}: {sentence}", style="yellow") for sentence in said]
     about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
     return Group(
         Text(_caption(function), style="dim"), table, Text(about, style="dim"), *(Text(note) for note in notes), *errors

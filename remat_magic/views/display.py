@@ -90,7 +90,7 @@ def renderable(record: Any) -> RenderableType:
 def line(record: Any) -> str:
     """One line, for ``repr`` of a report, a plan, an edit or a timeline."""
     of = record.function or "a function"
-    under = one_line(f"{of} under {fmt.policy(record.policy)}" + (f" at {record.at}" if record.at else ""), 100)
+    under = one_line(f"{of} under {record.label}" + (f" at {record.at}" if record.at else ""), 100)
     match record:
         case Report():
             again = f"{fmt.flops(record.recomputed_flops)} recomputed" if record.complete else "the forward half"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 
 from remat_magic.records import SourceSpan
-from remat_magic.units import flops, nbytes, percent, policy, seconds
+from remat_magic.units import flops, nbytes, percent, seconds
 from remat_magic.wording import printable
 
-__all__ = ["count", "escape", "exact", "flops", "location", "nbytes", "percent", "policy", "seconds", "signed"]
+__all__ = ["count", "escape", "exact", "flops", "location", "nbytes", "percent", "seconds", "signed"]
 
 
 def escape(text: str) -> str:

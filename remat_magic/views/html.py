@@ -188,7 +188,7 @@ def _lines(report: Report) -> str:
 def _choice(report: Report) -> str:
     places = {"": "", "function": "", "sites": " at its checkpoint sites"}
     at = places.get(report.at, f" at <code>{escape(report.at)}</code>")
-    return f'<span class="remat-choice"><code>{escape(fmt.policy(report.policy))}</code>{at}</span>'
+    return f'<span class="remat-choice"><code>{escape(report.label)}</code>{at}</span>'
 
 
 def _tables(report: Report, programs: str = "") -> str:
@@ -219,7 +219,7 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
 
 def page_html(report: Report, others: Iterable[Report] = ()) -> str:
     """A whole page that stands alone; arguments as for ``report_html``, the programs in full however long they are."""
-    title = escape(f"{report.function or 'remat_magic'}: {fmt.policy(report.policy)}")
+    title = escape(f"{report.function or 'remat_magic'}: {report.label}")
     # Without JupyterLab's colours those of a light page are used, whatever the browser prefers.
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

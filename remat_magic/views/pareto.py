@@ -41,7 +41,7 @@ class _Point:
 
     @property
     def label(self) -> str:
-        return truncate(fmt.policy(self.row.policy), _LABEL)
+        return truncate(self.row.label, _LABEL)
 
 
 def same_text(row: ComparisonRow) -> str:
@@ -59,8 +59,8 @@ def _said(point: _Point, timed: bool) -> str:
     cost = fmt.seconds(point.cost) if timed else fmt.flops(round(point.cost))
     more = "estimated for recomputation and offloading" if timed else "recomputed"
     front = ", on the front" if point.row.pareto else ""
-    same = f", same as {', '.join(point.row.same_as)}" if point.row.same_as else ""
-    return f"{fmt.policy(point.row.policy)}{same}: peak {fmt.nbytes(point.memory)} (estimated), {cost} {more}{front}"
+    same = f", same as {', '.join(point.row.same_labels)}" if point.row.same_as else ""
+    return f"{point.row.label}{same}: peak {fmt.nbytes(point.memory)} (estimated), {cost} {more}{front}"
 
 
 def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 340) -> str:
@@ -108,9 +108,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
     omitted = f" {fmt.count(left_out, 'policy')} without a known peak and cost left out." if left_out == 1 else ""
     if left_out > 1:
         omitted = f" {left_out} policies without a known peak and cost left out."
-    best = ", ".join(
-        fmt.policy(point.row.policy) for point in sorted(points, key=lambda point: point.memory) if point.row.pareto
-    )
+    best = ", ".join(point.row.label for point in sorted(points, key=lambda point: point.memory) if point.row.pareto)
     description = f"{fmt.count(len(points), 'point')}. On the front, from least memory: {best}.{omitted}"
     return picture(identifier(title, rows, chosen), width, height, title, description, parts, _PARETO_STYLE)
 

@@ -107,14 +107,13 @@ def _known(known: Sequence[Report], frame: Frame) -> list[str]:
         inside = element(
             "title",
             escape(
-                f"{fmt.policy(report.policy)}: {fmt.nbytes(report.saved_bytes)} saved, "
-                f"{fmt.flops(report.recomputed_flops)} again"
+                f"{report.label}: {fmt.nbytes(report.saved_bytes)} saved, {fmt.flops(report.recomputed_flops)} again"
             ),
         )
         inside += element("path", d=f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", class_="remat-known")
         if all(abs(x - other) > 60 or abs(y - above) > 12 for other, above in taken):
             end = x > (frame.left + frame.right) / 2
-            label = truncate(fmt.policy(report.policy), 34)
+            label = truncate(report.label, 34)
             anchor = "end" if end else "start"
             inside += text(x - 8 if end else x + 8, y - 6, label, text_anchor=anchor, class_="remat-label")
             taken.append((x, y))

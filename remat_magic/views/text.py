@@ -92,7 +92,7 @@ def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
     at = f" at {report.at}" if report.at and report.at != "function" else ""
-    yield Text.assemble("policy ", (fmt.policy(report.policy), "bold"), at)
+    yield Text.assemble("policy ", (report.label, "bold"), at)
     yield Text()
     yield _totals(report, compare)
     sentences = [*filter(None, [report.backward_error]), *report.notes]

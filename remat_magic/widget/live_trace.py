@@ -63,6 +63,8 @@ class LiveTrace:
             RematError: the policy or the place is of no use for this function; or it is closed.
         """
         policy = self.policy(policy) if isinstance(policy, str) else policy
+        if isinstance(policy, Plan) and policy.names:
+            policy = policy.apart_from(self.plans())
         report = self.trace.preview(policy, at, self.namespace)
         # The key that is shown need not be a text that the trace reads ("my_policy #2").
         if report.policy != policy:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_magic.records import Report
-from remat_magic.views import format as fmt
 from remat_magic.views import html, rows, text
 from remat_magic.widget.panel import Panel
 
@@ -49,7 +48,7 @@ class Rendered:
         if view is None or view["complete"] != report.complete:
             view = {
                 "policy": report.policy,
-                "label": fmt.policy(report.policy),
+                "label": report.label,
                 "at": report.at,
                 "complete": report.complete,
                 "meaning": meanings.get(report.policy, ""),
