@@ -544,6 +544,27 @@ def test_each_file_has_its_edit(module, tmp_path):
     applies(edit, tmp_path)
 
 
+def test_files_of_the_same_text_are_told_apart(module):
+    """Python takes their functions' code for equal."""
+    text = "\n\ndef layer(w, x):\n    return jnp.sin(x @ w)\n"
+    first, second = module(text, "edited_first"), module(text, "edited_second")
+    made = module(
+        """
+        import edited_first, edited_second
+
+        def f(w, x):
+            return (edited_first.layer(w, x) @ edited_second.layer(w, x)).sum()
+        """
+    )
+    trace = rm.trace(made.f, *SQUARE)
+    files = {row.source.file for row in rows(trace, "x @ w")}
+    assert files == {first.__file__, second.__file__}
+    for file in files:
+        edit = trace.edit([row for row in rows(trace, "x @ w") if row.source.file == file])
+        assert edit.verified, edit.differences
+        assert file in {changed.file for changed in edit.files} <= {file, made.__file__}
+
+
 def two_layers(module):
     """A trace and a plan of it that has a name."""
     made = module("\n\ndef f(w, x):\n    return jnp.sin(jnp.sin(x @ w) @ w).sum()\n")

@@ -408,7 +408,7 @@ ALLOWED = {
     ("records/plan_file.py", "open"): "the plan file that the user names, read as data",
     ("editing/remaking.py", "compile"): "the user's own definitions, with the edit",
     ("editing/remaking.py", "exec"): "likewise, in a copy of their namespace",
-    ("editing/remaking.py", "eval"): "an argument of jax.checkpoint that the user, or the edit, wrote",
+    ("editing/remaking.py", "eval"): "a decorator, or an argument of jax.checkpoint, that the user or the edit wrote",
     ("editing/parsed_text.py", "compile"): "the user's own text, to see whether it is what runs; never run",
     ("editing/parsed_text.py", "open"): "the user's own source, read to be edited",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",

@@ -11,7 +11,6 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
 from remat_magic import _jax, units
@@ -25,7 +24,7 @@ from remat_magic.editing.names import (
 )
 from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
 from remat_magic.editing.sandbox import executed
-from remat_magic.editing.user_code import EditedCall, UserCode, executed_codes
+from remat_magic.editing.user_code import EditedCall, Executed, UserCode, executed_codes
 from remat_magic.editing.writing import EditedTexts
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
@@ -198,9 +197,9 @@ class _Editor:
             )
         options = name_options(with_probes, places)
         chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
-        missing, unreached = set(chosen.missing), executed_codes(closed) & self._code.codes.keys()
+        missing, as_before = set(chosen.missing), executed_codes(closed) & self._code.codes.keys()
         why = [
-            self._why_unnamed(value, program, options, unreached)
+            self._why_unnamed(value, program, options, as_before)
             for value in plan.names
             if missing & program.names.get(value.key, {}).keys()
         ]
@@ -259,7 +258,11 @@ class _Editor:
         return []
 
     def _why_unnamed(
-        self, value: PlannedValue, program: Skeleton, options: Sequence[NameOption], unreached: set[CodeType]
+        self,
+        value: PlannedValue,
+        program: Skeleton,
+        options: Sequence[NameOption],
+        as_before: set[Executed],
     ) -> str:
         """Why a value of a plan cannot be named."""
         types = dict.fromkeys(program.types[named] for named in program.names.get(value.key, {}))
@@ -267,14 +270,14 @@ class _Editor:
         where = value.source
         if where is None:
             return f"{what} is made by no line of your source."
-        if self._code.around(where, unreached) is not None:
+        if self._code.around(where, as_before) is not None:
             return (
                 f"{what} is made in {where.function}, {where.place}, which no edit reaches: what holds it cannot be "
                 "made again, such as an object of a library or a rule for derivatives."
             )
         text = self._code.texts[where.file]
         if not value.primitive:
-            if isinstance(self._code.around(where, set(self._code.codes)), ast.Lambda):
+            if isinstance(self._code.around(where, self._code.codes), ast.Lambda):
                 return (
                     f"{what} is carried into the loop at {where.place} by a lambda, whose parameters can only be named "
                     "where they are used just once: make it a function with def."

@@ -206,25 +206,7 @@ def grouped(program: Skeleton, keys: Iterable[str], options: Sequence[NameOption
 
 # ----------------------------------------------------------------------------------------------------- readable names
 
-_OPERATORS: dict[type[ast.AST], str] = {
-    ast.MatMult: "dot",
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.Pow: "pow",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
-    ast.LShift: "shift",
-    ast.RShift: "shift",
-    ast.USub: "neg",
-    ast.UAdd: "pos",
-    ast.Invert: "not",
-    ast.Not: "not",
-}
+_OPERATIONS = {"matmult": "dot", "mult": "mul", "usub": "neg", "uadd": "pos", "invert": "not"}
 
 
 def suggested(nameable: Nameable, used: set[str]) -> str:
@@ -299,7 +281,8 @@ def _called(callee: ast.AST) -> str:
 def _operation(node: ast.AST) -> str:
     match node:
         case ast.BinOp(_, operator) | ast.UnaryOp(operator):
-            return _OPERATORS.get(type(operator), "value")
+            name = type(operator).__name__.lower().removeprefix("bit")
+            return _OPERATIONS.get(name, name)
         case ast.Call(callee):
             return _called(callee)
         case ast.Attribute(_, name):

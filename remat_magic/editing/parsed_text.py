@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -19,7 +19,16 @@ from remat_magic.jaxprs.spans import cell_number
 from remat_magic.parsing import parse_python
 from remat_magic.records import RematError, SourceSpan
 
-__all__ = ["Function", "ParsedText", "Position", "first_line", "functions_of", "parsed_text"]
+__all__ = [
+    "Function",
+    "ParsedText",
+    "Position",
+    "code_objects",
+    "first_line",
+    "functions_of",
+    "number_of",
+    "parsed_text",
+]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Position = tuple[int, int]  # line from 1, column in characters from 0
@@ -113,18 +122,19 @@ class ParsedText:
         """Whether a span is inside a formatted string, where nothing is edited."""
         return any(isinstance(node, ast.JoinedStr) and self.covers(node, span) for node in ast.walk(self.tree))
 
-    def number_of(self, code: CodeType) -> int | None:
-        """Which of ``functions`` a code object is of."""
-        for number, node in enumerate(self.functions):
-            if isinstance(node, ast.Lambda):
-                if code.co_name == "<lambda>" and node.lineno == code.co_firstlineno and _is_body(node.body, code):
-                    return number
-            elif node.name == code.co_name and first_line(node) == code.co_firstlineno:
-                return number
-        return None
-
     def _characters(self, line: int, column: int) -> int:
         return len(self.lines[line - 1].encode()[:column].decode(errors="replace"))
+
+
+def number_of(functions: Sequence[Function], code: CodeType) -> int | None:
+    """Which of a text's functions, in the order of ``functions_of``, a code object is of."""
+    for number, node in reversed([*enumerate(functions)]):  # an inner lambda stands within the outer one's body
+        if isinstance(node, ast.Lambda):
+            if code.co_name == "<lambda>" and node.lineno == code.co_firstlineno and _is_body(node.body, code):
+                return number
+        elif node.name == code.co_name and first_line(node) == code.co_firstlineno:
+            return number
+    return None
 
 
 def _is_body(body: Any, code: CodeType) -> bool:
@@ -149,12 +159,12 @@ def functions_of(tree: ast.AST) -> list[Function]:
     return [tree, *inside] if isinstance(tree, Function) else inside
 
 
-def _code_objects(code: CodeType) -> Iterator[CodeType]:
+def code_objects(code: CodeType) -> Iterator[CodeType]:
     """A code object and all those inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _code_objects(constant)
+            yield from code_objects(constant)
 
 
 def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
@@ -190,7 +200,7 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
         modules = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
     except SyntaxError:
         raise RematError(f"{what} has changed since it was run: run it again, and trace the function anew.") from None
-    contents = {_content(code) for module in modules for code in _code_objects(module)}
+    contents = {_content(code) for module in modules for code in code_objects(module)}
     for code in codes:
         if _content(code) not in contents:
             raise RematError(

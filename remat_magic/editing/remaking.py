@@ -12,17 +12,14 @@ from typing import Any
 
 import jax
 
-from remat_magic.editing.parsed_text import ParsedText, functions_of
+from remat_magic.editing.parsed_text import Function, ParsedText, code_objects, functions_of, number_of
 from remat_magic.editing.user_code import EditedCall, UserCode, checkpoint_calls, held, is_users, layers
 from remat_magic.engine.signature import function_name
-from remat_magic.parsing import parse_python
 from remat_magic.records import RematError
 
 __all__ = ["DERIVATIVES", "Namespaces", "Remaking", "with_decorators"]
 
 DERIVATIVES = (jax.custom_jvp, jax.custom_vjp)
-
-_SCOPE = "__remat_magic_scope__"
 
 
 class Namespaces:
@@ -54,7 +51,7 @@ class Namespaces:
         """The copy of a namespace, None where there is none."""
         return self._copies.get(id(namespace))
 
-    def run(self, text: ParsedText, statement: ast.stmt, local: dict[str, Any] | None = None) -> None:
+    def run(self, text: ParsedText, statement: ast.stmt) -> None:
         """Execute a definition.
 
         Raises:
@@ -64,7 +61,7 @@ class Namespaces:
         flags = text.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         try:
             module = ast.Module([statement], [])
-            exec(compile(module, text.file, "exec", flags=flags, dont_inherit=True), namespace, local)  # noqa: S102 - the user's own definitions, edited
+            exec(compile(module, text.file, "exec", flags=flags, dont_inherit=True), namespace)  # noqa: S102 - the user's own definitions, edited
         except Exception as error:
             name = getattr(statement, "name", "a definition")
             raise RematError(
@@ -72,10 +69,10 @@ class Namespaces:
                 f"{type(error).__name__}: {error}."
             ) from error
 
-    def evaluate(self, text: ParsedText, expression: ast.expr) -> Any:
-        """The value of an argument of ``jax.checkpoint``, which may raise whatever it does."""
-        code = compile(ast.Expression(expression), text.file, "eval", dont_inherit=True)
-        return eval(code, self.of(text.file)[1])  # noqa: S307 - an argument that the user, or the edit, wrote
+    def evaluate(self, text: ParsedText, expression: ast.expr, local: Mapping[str, Any] | None = None) -> Any:
+        """A decorator, or an argument of ``jax.checkpoint``, which may raise whatever it does."""
+        code = compile(ast.Expression(expression), text.file, "eval", flags=text.flags, dont_inherit=True)
+        return eval(code, self.of(text.file)[1], local)  # noqa: S307 - what the user, or the edit, wrote
 
 
 class Remaking:
@@ -89,10 +86,16 @@ class Remaking:
 
     def __init__(self, code: UserCode, namespaces: Namespaces, calls: Sequence[EditedCall]) -> None:
         self._code, self._namespaces, self._calls = code, namespaces, calls
-        self._new_functions = {file: functions_of(tree) for file, tree in namespaces.trees.items()}
+        # The functions of each tree, and the code that Python makes of them.
+        self._definitions = {file: self._compiled(file, tree) for file, tree in namespaces.trees.items()}
         self._remade: dict[int, tuple[Any, Any]] = {}  # by identity what was, and what it has become
         self._changing: dict[int, tuple[Any, bool]] = {}
         self._classes: dict[type, type] = {}
+
+    def _compiled(self, file: str, tree: ast.Module) -> tuple[list[Function], dict[int | None, CodeType]]:
+        functions, flags = functions_of(tree), self._code.texts[file].flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        compiled = compile(tree, file, "exec", flags=flags, dont_inherit=True)
+        return functions, {number_of(functions, code): code for code in code_objects(compiled)}
 
     def note(self, old: Any, new: Any) -> None:
         """What was has become what is new, and what is inside likewise, counted from the outside."""
@@ -104,7 +107,7 @@ class Remaking:
         for was, now in zip(layers(old), layers(new), strict=False):
             self._remade[id(was)] = was, now
         (*_, was), (*_, now) = layers(old), layers(new)
-        if isinstance(was, FunctionType) and isinstance(now, FunctionType) and was.__code__ in self._code.codes:
+        if isinstance(was, FunctionType) and isinstance(now, FunctionType) and self._code.number_of(was) is not None:
             now.__defaults__ = self.remade(was.__defaults__)  # evaluated anew, they can be others by now
             now.__kwdefaults__ = self.remade(was.__kwdefaults__)
 
@@ -119,8 +122,8 @@ class Remaking:
         self._changing[id(value)] = value, False  # of a cycle the others decide
         if isinstance(value, (type, *DERIVATIVES)):
             return False
-        code = value.__code__ if isinstance(value, FunctionType) else None
-        changes = code in self._code.codes or type(value) in self._classes or any(map(self.changes, held(value)))
+        ran = isinstance(value, FunctionType) and self._code.number_of(value) is not None
+        changes = ran or type(value) in self._classes or any(map(self.changes, held(value)))
         if not changes and callable(value):
             changes = self.changes(getattr(value, "__wrapped__", None))
         self._changing[id(value)] = value, changes
@@ -186,8 +189,9 @@ class Remaking:
             if call is not None:
                 return self._checkpointed(call, self.remade(inner))
         for levels, layer in enumerate(layers(value)):
-            if isinstance(layer, FunctionType) and layer.__code__ in self._code.codes:
-                function = self._defined(layer, levels)
+            number = self._code.number_of(layer) if isinstance(layer, FunctionType) else None
+            if number is not None:
+                function = self._defined(layer, number, levels)
                 if function is not None:
                     return function
                 break
@@ -257,67 +261,45 @@ class Remaking:
             new.__dict__["__wrapped__"] = self.remade(new.__dict__["__wrapped__"])
         return new
 
-    def _defined(self, function: FunctionType, levels: int) -> Any:
-        """A function of the user's defined again, with the innermost ``levels`` of its decorators.
+    def _defined(self, function: FunctionType, number: int, levels: int) -> Any:
+        """A function of the user's with the code that it has become, and the innermost ``levels`` of its decorators.
 
         None where it has not so many: something else is around it.
         """
-        file, number = self._code.codes[function.__code__]
-        text, was = self._code.node_of(function.__code__)
-        now: Any = self._new_functions[file][number]
-        given: dict[str, Any] = {}
-        if isinstance(now, ast.Lambda) or isinstance(was, ast.Lambda):
-            if levels or not isinstance(now, ast.Lambda):
-                return None
-            body: list[ast.stmt] = [ast.Return(self._with_defaults(now, function, given))]
-        else:
-            if levels > len(was.decorator_list):
-                return None
-            decorators = max(levels + len(now.decorator_list) - len(was.decorator_list), 0)
-            definition = self._with_defaults(with_decorators(now, decorators), function, given)
-            body = [definition, ast.Return(ast.Name(was.name, ast.Load()))]
+        text = self._code.texts[function.__code__.co_filename]
+        functions, codes = self._definitions[text.file]
+        decorators = getattr(functions[number], "decorator_list", [])
+        added = len(decorators) - len(getattr(text.functions[number], "decorator_list", []))
+        if levels > len(decorators) - added:
+            return None
+        itself = types.CellType()
+        cells: dict[str, types.CellType] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
             except ValueError:
+                cells[name] = cell
                 continue
-            if any(layer is function for layer in layers(content)) and name == getattr(was, "name", None):
-                continue  # it calls itself
-            given[name] = self.remade(content)
-        scope: Any = parse_python(f"def {_SCOPE}({', '.join(given)}): pass").body[0]
-        scope.body = [ast.copy_location(statement, now) for statement in body]
-        local: dict[str, Any] = {}
-        self._namespaces.run(text, ast.fix_missing_locations(scope), local)
+            calls_itself = name == function.__name__ and any(layer is function for layer in layers(content))
+            cells[name] = itself if calls_itself else types.CellType(self.remade(content))
         try:
-            return local[_SCOPE](**given)
+            closure = tuple(cells[name] for name in codes[number].co_freevars)
+            namespace = self._namespaces.of(text.file)[1]
+            defaults = self.remade(function.__defaults__)
+            new: Any = FunctionType(codes[number], namespace, function.__name__, defaults, closure)
+            new.__kwdefaults__ = self.remade(function.__kwdefaults__)
+            held = {name: cell.cell_contents for name, cell in cells.items() if cell is not itself}
+            for decorator in reversed(decorators[len(decorators) - max(levels + added, 0) :]):
+                new = self._namespaces.evaluate(text, decorator, held)(new)
+        except RematError:
+            raise
         except Exception as error:
             raise RematError(
                 f"{function_name(function)} of {text.place} cannot be defined apart from your session, since it was "
                 f"made inside a function whose variables are gone ({type(error).__name__}: {error}): define it at the "
                 "top level."
             ) from error
-
-    def _with_defaults(self, node: Any, function: FunctionType, given: dict[str, Any]) -> Any:
-        """A definition without annotations, whose defaults are those that the function has, put into ``given``."""
-        new = copy.copy(node)
-        new.args = arguments = copy.deepcopy(node.args)
-        if isinstance(new, ast.FunctionDef | ast.AsyncFunctionDef):
-            new.returns = None
-
-        def default(value: Any) -> ast.expr:
-            name = f"__remat_magic_default_{len(given)}__"
-            given[name] = self.remade(value)
-            return ast.Name(name, ast.Load())
-
-        if len(function.__defaults__ or ()) == len(arguments.defaults):
-            arguments.defaults = [default(value) for value in function.__defaults__ or ()]
-        by_keyword = function.__kwdefaults__ or {}
-        for number, argument in enumerate(arguments.kwonlyargs):
-            if argument.arg in by_keyword:
-                arguments.kw_defaults[number] = default(by_keyword[argument.arg])
-        for argument in ast.walk(arguments):
-            if isinstance(argument, ast.arg):
-                argument.annotation = None
+        itself.cell_contents = new
         return new
 
 

@@ -46,7 +46,7 @@ def executed(
 class _Sandbox:
     def __init__(self, code: UserCode, namespaces: Namespaces, remaking: Remaking) -> None:
         self._code, self._namespaces, self.remaking = code, namespaces, remaking
-        self._used = set[str]().union(*map(names_of, code.codes))
+        self._used = set[str]().union(*(names_of(executed) for _, executed in code.codes))
 
     def execute(self) -> None:
         """Execute the definitions of all texts, and put what they make into the namespaces that use it."""

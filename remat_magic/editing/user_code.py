@@ -6,7 +6,7 @@ import ast
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
-from remat_magic.editing.parsed_text import Function, ParsedText, parsed_text
+from remat_magic.editing.parsed_text import Function, ParsedText, number_of, parsed_text
 from remat_magic.engine import signature
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.spans import is_user_file
@@ -23,6 +23,7 @@ from remat_magic.records import RematError, Site, SourceSpan
 
 __all__ = [
     "EditedCall",
+    "Executed",
     "UserCode",
     "checkpoint_calls",
     "executed_codes",
@@ -35,9 +36,12 @@ __all__ = [
 ]
 
 
-def executed_codes(closed: Any) -> set[CodeType]:
+Executed = tuple[str, CodeType]  # with its file, since code of two files that is the same is equal
+
+
+def executed_codes(closed: Any) -> set[Executed]:
     """The code of the user's functions that ran while a program was traced and made operations of it."""
-    codes: set[CodeType] = set()
+    codes: set[Executed] = set()
     seen: set[int] = set()
     for eqn, _ in walk(closed):
         traceback = _jax.traceback_of(eqn)
@@ -48,7 +52,7 @@ def executed_codes(closed: Any) -> set[CodeType]:
             if code.co_filename == signature.__file__:  # from here on outward it is whoever asked for the trace
                 break
             if is_user_file(code.co_filename):
-                codes.add(code)
+                codes.add((code.co_filename, code))
     return codes
 
 
@@ -68,13 +72,13 @@ class UserCode:
     Attributes:
         function: the one that was traced.
         texts: by file name.
-        codes: for each code object of the user's that ran, its file and its number in the text's ``functions``.
+        codes: for each code object of the user's that ran, and its file, its number in the text's ``functions``.
         namespaces: the globals of each file's functions.
     """
 
     function: Any
     texts: dict[str, ParsedText] = field(default_factory=dict)
-    codes: dict[CodeType, tuple[str, int]] = field(default_factory=dict)
+    codes: dict[Executed, int] = field(default_factory=dict)
     namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
@@ -86,8 +90,8 @@ class UserCode:
         """
         code = UserCode(function)
         by_file: dict[str, set[CodeType]] = {}
-        for executed in executed_codes(closed):
-            by_file.setdefault(executed.co_filename, set()).add(executed)
+        for file, executed in executed_codes(closed):
+            by_file.setdefault(file, set()).add(executed)
         if not by_file:
             raise RematError(
                 f"no operation of {function_name(function)} stands in source text of yours: there is nothing to edit."
@@ -96,37 +100,39 @@ class UserCode:
             code.namespaces.setdefault(reached.__code__.co_filename, reached.__globals__)
         for file, codes in sorted(by_file.items()):
             text = code.texts[file] = parsed_text(file, codes)
-            numbers = {executed: text.number_of(executed) for executed in codes}
-            code.codes.update((executed, (file, number)) for executed, number in numbers.items() if number is not None)
+            numbers = {(file, executed): number_of(text.functions, executed) for executed in codes}
+            code.codes.update((key, number) for key, number in numbers.items() if number is not None)
             if file not in code.namespaces:
                 code.namespaces[file] = _module_namespace(text)
         return code
 
     def executed(self, file: str) -> list[int]:
         """The numbers of a text's functions that ran."""
-        return sorted({number for where, number in self.codes.values() if where == file})
+        return sorted({number for (where, _), number in self.codes.items() if where == file})
 
-    def node_of(self, code: CodeType) -> tuple[ParsedText, Function]:
-        """The text that a code object is of, and its function there."""
-        file, number = self.codes[code]
-        return self.texts[file], self.texts[file].functions[number]
+    def number_of(self, function: Any) -> int | None:
+        """The number of a function in its text, None where it is not the user's or did not run."""
+        code = getattr(function, "__code__", None)
+        return self.codes.get((code.co_filename, code)) if isinstance(code, CodeType) else None
 
     def definition(self) -> tuple[ParsedText, Function] | None:
         """The definition of the traced function itself, through whatever wraps it; None where it is not the user's."""
         for layer in layers(self.function):
-            code = getattr(getattr(layer, "__func__", layer), "__code__", None)
-            if code is None and not isinstance(layer, type):
+            function: Any = getattr(layer, "__func__", layer)
+            if not hasattr(function, "__code__") and not isinstance(layer, type):
                 own = (vars(kind).get("__call__") for kind in type(layer).__mro__)
-                code = getattr(next((call for call in own if call is not None), None), "__code__", None)
-            if code in self.codes:
-                return self.node_of(code)
+                function = next((call for call in own if call is not None), None)
+            number = self.number_of(function)
+            if number is not None:
+                text = self.texts[function.__code__.co_filename]
+                return text, text.functions[number]
         return None
 
-    def around(self, span: SourceSpan, codes: set[CodeType]) -> Function | None:
-        """The innermost function of some code objects that a span stands in."""
-        nodes = [self.node_of(code)[1] for code in codes if self.codes[code][0] == span.file]
-        inside = [node for node in nodes if self.texts[span.file].covers(node, span)]
-        return max(inside, key=self.texts[span.file].start, default=None)
+    def around(self, span: SourceSpan, codes: Iterable[Executed]) -> Function | None:
+        """The innermost function of some code objects that ran that a span stands in."""
+        text = self.texts[span.file]
+        nodes = [text.functions[self.codes[key]] for key in codes if key in self.codes and key[0] == span.file]
+        return max((node for node in nodes if text.covers(node, span)), key=text.start, default=None)
 
 
 def _module_namespace(text: ParsedText) -> dict[str, Any]:

@@ -85,22 +85,22 @@ def _characters(line: str, byte_column: int | None) -> int:
 
 
 @lru_cache(maxsize=65536)
-def _span(code: CodeType, lasti: int, file_state: int | None) -> SourceSpan:
-    del file_state  # part of the key: a file or cell number that changes makes a new span
+def _span(file: str, code: CodeType, lasti: int, cell: int | None) -> SourceSpan:
+    # The file is part of the key, since code of two files that is the same is equal, and so is the cell, which changes.
     positions = list(code.co_positions())
     line, end_line, column, end_column = positions[lasti // 2] if lasti // 2 < len(positions) else (None,) * 4
     line = line or code.co_firstlineno
     end_line = end_line or line
-    text = linecache.getline(code.co_filename, line).rstrip("\n")
-    last = text if end_line == line else linecache.getline(code.co_filename, end_line).rstrip("\n")
+    text = linecache.getline(file, line).rstrip("\n")
+    last = text if end_line == line else linecache.getline(file, end_line).rstrip("\n")
     return SourceSpan(
-        file=code.co_filename,
+        file=file,
         function=code.co_name,
         line=line,
         column=_characters(text, column),
         end_line=end_line,
         end_column=_characters(last, end_column),
-        cell=cell_number(code.co_filename),
+        cell=cell,
         text=text,
     )
 
@@ -150,7 +150,7 @@ class Spans:
         library: SourceSpan | None = None
         for code, lasti in zip(codes, lastis, strict=True):
             if is_user_file(code.co_filename):
-                return Frames(_span(code, lasti, cell_number(code.co_filename)), library)
+                return Frames(_span(code.co_filename, code, lasti, cell_number(code.co_filename)), library)
             if library is None and is_library_file(code.co_filename):
-                library = _span(code, lasti, None)
+                library = _span(code.co_filename, code, lasti, None)
         return Frames(None, library)
