@@ -173,8 +173,8 @@ def test_rows_tell_it(report):
 
 
 def test_lines_of_the_user_are_what_they_were(report):
-    assert all(row.costs.source.file == __file__ for row in line_rows(report))
-    assert {row.costs.source.function for row in library_rows(report)} == {"apply"}
+    assert all(row.attribution.source.file == __file__ for row in line_rows(report))
+    assert {row.attribution.source.function for row in library_rows(report)} == {"apply"}
 
 
 def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):

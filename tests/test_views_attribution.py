@@ -42,6 +42,6 @@ def test_hovers_count_what_is_alike():
     saved += [Residual("f32", (size,), 4 * size, "offloaded", "dot_general", source=SIN) for size in range(10)]
     again = [Equation("sin", flops=5, source=SIN), Equation("cos", source=SIN, repeated=False)] * 2
     (row,) = line_rows(small(residuals=tuple(saved), recomputed=tuple(again)))
-    assert row.costs.saves.startswith('204 bytes: f32[2] sin "a" x3, f32[0] dot_general offloaded, f32[1] ')
-    assert row.costs.saves.endswith("f32[6] dot_general offloaded, and 3 more")
-    assert row.costs.repeats == "10 FLOPs: sin repeated x2, cos deferred (cost unknown) x2"
+    assert row.attribution.saves.startswith('204 bytes: f32[2] sin "a" x3, f32[0] dot_general offloaded, f32[1] ')
+    assert row.attribution.saves.endswith("f32[6] dot_general offloaded, and 3 more")
+    assert row.attribution.repeats == "10 FLOPs: sin repeated x2, cos deferred (cost unknown) x2"

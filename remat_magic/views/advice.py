@@ -18,18 +18,18 @@ def advice_html(advice: Sequence[Advice]) -> str:
     return f'<ul class="remat-advice">{"".join(map(_item, advice))}</ul>'
 
 
-def stake(found: Advice) -> str:
+def stake(finding: Advice) -> str:
     """What is at stake, empty where it is not known."""
-    if found.figure is None or not found.unit:
+    if finding.figure is None or not finding.unit:
         return ""
-    return fmt.nbytes(found.figure) if found.unit == "bytes" else fmt.flops(found.figure)
+    return fmt.nbytes(finding.figure) if finding.unit == "bytes" else fmt.flops(finding.figure)
 
 
-def _item(found: Advice) -> str:
-    at_stake, amount = "", stake(found)
+def _item(finding: Advice) -> str:
+    at_stake, amount = "", stake(finding)
     if amount:
-        exact = fmt.exact(found.figure or 0, found.unit)
+        exact = fmt.exact(finding.figure or 0, finding.unit)
         at_stake = f' <b title="{escape(exact)}">{escape(amount)}</b> at stake.'
-    place = fmt.location(found.source)
+    place = fmt.location(finding.source)
     where = f'<span class="remat-place">{escape(place)}</span> ' if place else ""
-    return f"<li>{where}{escape(found.sentence)}{at_stake}<br><i>{escape(found.mend)}</i></li>"
+    return f"<li>{where}{escape(finding.sentence)}{at_stake}<br><i>{escape(finding.mend)}</i></li>"

@@ -32,8 +32,8 @@ class Attribution:
     @property
     def flops(self) -> int | None:
         """FLOPs of the operations whose cost is known; None where there are some, and none is known."""
-        known = [equation.flops for equation in self.equations if equation.flops is not None]
-        return sum(known) if known or not self.equations else None
+        costs = [equation.flops for equation in self.equations if equation.flops is not None]
+        return sum(costs) if costs or not self.equations else None
 
     @property
     def saves(self) -> str:
@@ -70,7 +70,7 @@ class LineRow:
     saved: int
     flops: int | None
     operations: int
-    costs: Attribution
+    attribution: Attribution
 
 
 def _counted(kinds: Iterable[str]) -> str:
@@ -89,35 +89,35 @@ def line_rows(report: Report) -> list[LineRow]:
 
     A value that several expressions can have made counts once, for the first of them.
     """
-    return _rows(report, lambda made: made.source)
+    return _rows(report, lambda value: value.source)
 
 
 def library_rows(report: Report) -> list[LineRow]:
     """The same of the lines of libraries that the user's lines called; what no library makes is left out."""
-    return [row for row in _rows(report, lambda made: made.library) if row.costs.source is not None]
+    return [row for row in _rows(report, lambda value: value.library) if row.attribution.source is not None]
 
 
 _Where = Callable[[Residual | Equation], SourceSpan | None]
 
 
 def _rows(report: Report, where: _Where) -> list[LineRow]:
-    lines: dict[tuple[int, str, int, int], Attribution] = {}
+    by_line: dict[tuple[int, str, int, int], Attribution] = {}
     for residual in _kept(report):
         span = where(residual)
-        lines.setdefault(_key(span), Attribution(span)).residuals.append(residual)
+        by_line.setdefault(_key(span), Attribution(span)).residuals.append(residual)
     for equation in report.recomputed:
         span = where(equation)
-        lines.setdefault(_key(span), Attribution(span)).equations.append(equation)
+        by_line.setdefault(_key(span), Attribution(span)).equations.append(equation)
     return [
         LineRow(
-            fmt.location(costs.source),
-            costs.source.text if costs.source else "",
-            costs.saved,
-            costs.flops,
-            len(costs.equations),
-            costs,
+            fmt.location(attribution.source),
+            attribution.source.text if attribution.source else "",
+            attribution.saved,
+            attribution.flops,
+            len(attribution.equations),
+            attribution,
         )
-        for _, costs in sorted(lines.items(), key=lambda item: item[0])
+        for _, attribution in sorted(by_line.items(), key=lambda item: item[0])
     ]
 
 
@@ -133,11 +133,11 @@ def expressions(report: Report) -> list[Attribution]:
 
     What a library's expression makes, the user's own that called it makes as well.
     """
-    found: dict[str, Attribution] = {}
+    by_key: dict[str, Attribution] = {}
     for residual in _kept(report):
         for span in filter(None, (residual.source, residual.library)):
-            found.setdefault(expression_key(span), Attribution(span)).residuals.append(residual)
+            by_key.setdefault(expression_key(span), Attribution(span)).residuals.append(residual)
     for equation in report.recomputed:
         for span in filter(None, (equation.source, equation.library)):
-            found.setdefault(expression_key(span), Attribution(span)).equations.append(equation)
-    return list(found.values())
+            by_key.setdefault(expression_key(span), Attribution(span)).equations.append(equation)
+    return list(by_key.values())

@@ -148,13 +148,13 @@ def _whole(number: float | None) -> int | None:
 
 
 def _groups(columns: Sequence[_Column]) -> list[tuple[str, int]]:
-    found = list[tuple[str, int]]()
+    groups = list[tuple[str, int]]()
     for column in columns:
-        if found and found[-1][0] == column.group:
-            found[-1] = (column.group, found[-1][1] + 1)
+        if groups and groups[-1][0] == column.group:
+            groups[-1] = (column.group, groups[-1][1] + 1)
         else:
-            found.append((column.group, 1))
-    return found
+            groups.append((column.group, 1))
+    return groups
 
 
 def _heading(group: str, device: str, rows: Sequence[ComparisonRow]) -> str:
@@ -319,16 +319,16 @@ def render(
 def gradients_html(differences: Sequence[GradientDifference]) -> str:
     """How far values and gradients are from those without the checkpoint."""
     rows = list[str]()
-    for found in differences:
-        if found.absolute is None:
-            cells = f'<td colspan="3">{escape(found.error)}</td>'
+    for difference in differences:
+        if difference.absolute is None:
+            cells = f'<td colspan="3">{escape(difference.error)}</td>'
         else:
-            relative = "" if found.relative is None else f"{found.relative:.2g}"
+            relative = "" if difference.relative is None else f"{difference.relative:.2g}"
             cells = (
-                f'<td class="remat-num">{found.absolute:.2g}</td><td class="remat-num">{relative}</td>'
-                f"<td>{escape(found.where)}</td>"
+                f'<td class="remat-num">{difference.absolute:.2g}</td><td class="remat-num">{relative}</td>'
+                f"<td>{escape(difference.where)}</td>"
             )
-        rows.append(f'<tr><th scope="row"><code>{escape(found.policy)}</code></th>{cells}</tr>')
+        rows.append(f'<tr><th scope="row"><code>{escape(difference.policy)}</code></th>{cells}</tr>')
     return (
         '<div class="remat-compare"><table class="remat-table remat-comparison">'
         "<caption>Largest difference of values and gradients from those without the checkpoint</caption>"

@@ -48,8 +48,8 @@ def html(record: Any) -> str:
 def text(record: Any, width: int = 100) -> str:
     """Tables without colours, no line longer than ``width`` columns; the diff of an edit is as it is to be applied."""
     if isinstance(record, Edit):
-        told, why = edit_sentences(record), unnamed_sentences(record)
-        return printed(Group(*map(Text, [*told, *why])), width) + printable(best_edit(record).diff())
+        sentences, reasons = edit_sentences(record), unnamed_sentences(record)
+        return printed(Group(*map(Text, [*sentences, *reasons])), width) + printable(best_edit(record).diff())
     return printed(renderable(record), width)
 
 
@@ -61,9 +61,9 @@ def renderable(record: Any) -> RenderableType:
         case Plan():
             return Group(*map(Text, plan_sentences(record)), _plan(record))
         case Edit():
-            told = [*edit_sentences(record), *unnamed_sentences(record)]
+            sentences = [*edit_sentences(record), *unnamed_sentences(record)]
             diff = Text(best_edit(record).diff(), no_wrap=True, overflow="ignore")
-            return Group(*map(Text, told), diff)
+            return Group(*map(Text, sentences), diff)
         case Timeline():
             rows = [
                 (fmt.nbytes(size), value.type, value.kind, what, fmt.location(value.source))
@@ -78,9 +78,9 @@ def renderable(record: Any) -> RenderableType:
             return Group(*map(_loop, record))
         case [FrontierPoint(), *_]:
             cells = [
-                (fmt.nbytes(each.budget_bytes), fmt.nbytes(each.saved_bytes), fmt.flops(each.recomputed_flops),
-                 fmt.flops(each.bound))
-                for each in record
+                (fmt.nbytes(point.budget_bytes), fmt.nbytes(point.saved_bytes), fmt.flops(point.recomputed_flops),
+                 fmt.flops(point.bound))
+                for point in record
             ]  # fmt: skip
             return _table(("Budget", "Saved", "Recomputed", "Bound"), cells)
         case _:
@@ -97,8 +97,8 @@ def line(record: Any) -> str:
             again = "no backward half" if record.backward_error else again
             return f"<Report of {under}: {fmt.nbytes(record.saved_bytes)} saved, {again}>"
         case Plan():
-            told = f"{fmt.nbytes(record.saved_bytes)} saved, {fmt.flops(record.recomputed_flops)} recomputed"
-            return f"<Plan for {under}: {told}, {fmt.count(len(record.names), 'value')} named>"
+            figures = f"{fmt.nbytes(record.saved_bytes)} saved, {fmt.flops(record.recomputed_flops)} recomputed"
+            return f"<Plan for {under}: {figures}, {fmt.count(len(record.names), 'value')} named>"
         case Edit():
             names = fmt.count(len(record.names), "name")
             return f"<Edit of {under}: {names}, {'verified' if record.verified else 'not verified'}>"
@@ -143,9 +143,9 @@ def _what_if(rows: Sequence[WhatIf]) -> RenderableType:
     return Group(table, *map(Text, left_out(rows)))
 
 
-def _advice(found: Advice) -> RenderableType:
-    at_stake = f" {stake(found)} at stake." if stake(found) else ""
-    return Group(Text(f"{found.sentence}{at_stake}"), Padding(Text(found.mend), (0, 0, 0, 4)))
+def _advice(finding: Advice) -> RenderableType:
+    at_stake = f" {stake(finding)} at stake." if stake(finding) else ""
+    return Group(Text(f"{finding.sentence}{at_stake}"), Padding(Text(finding.mend), (0, 0, 0, 4)))
 
 
 def _loop(loop: Loop) -> RenderableType:

@@ -21,20 +21,22 @@ def best_edit(edit: Edit) -> Edit:
 def edit_sentences(edit: Edit) -> list[str]:
     """Whether an edit of the user's own source, the best that there is, does what is chosen, and what it costs."""
     best = best_edit(edit)
-    told = list[str]()
+    sentences = list[str]()
     if best is not edit:
-        told.append(
+        sentences.append(
             "The source cannot name just these values; this edit is the best within the same budget whose every value "
             "has an expression."
         )
     if best.verified:
-        told.append("Verified: the edited source, traced, saves just what it is to save.")
+        sentences.append("Verified: the edited source, traced, saves just what it is to save.")
     saved = "" if best.saved_bytes is None else f"It saves {fmt.nbytes(best.saved_bytes)}"
     if saved and best.recomputed_flops is not None:
         saved += f" and recomputes {fmt.flops(best.recomputed_flops)}"
     if saved:
-        told.append(f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}.")
-    return told + list(best.differences)
+        sentences.append(
+            f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}."
+        )
+    return sentences + list(best.differences)
 
 
 def unnamed_sentences(edit: Edit) -> list[str]:
@@ -46,15 +48,15 @@ def unnamed_sentences(edit: Edit) -> list[str]:
 def edit_html(edit: Edit, *, live: bool = True) -> str:
     """The edit of the user's own source that does what is chosen, with a button that copies it if ``live``."""
     best = best_edit(edit)
-    told, why = _findings(edit_sentences(edit)), _findings(unnamed_sentences(edit))
+    result, reasons = _findings(edit_sentences(edit)), _findings(unnamed_sentences(edit))
     diff = best.diff()
     if not diff:
-        return f'{told}{why}<p class="remat-empty">Nothing is to be edited.</p>'
+        return f'{result}{reasons}<p class="remat-empty">Nothing is to be edited.</p>'
     copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
     return (
-        f"{told}{copy if live else ''}"
+        f"{result}{copy if live else ''}"
         f'<pre class="remat-program remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
-        f"{escape(diff)}</pre>{why}"
+        f"{escape(diff)}</pre>{reasons}"
     )
 
 

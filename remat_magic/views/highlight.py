@@ -40,18 +40,18 @@ def split_lines(text: str) -> list[str]:
 def words(text: str) -> tuple[tuple[Word, ...], ...]:
     """For each line of ``split_lines(text)`` what is to be coloured, in order and disjoint; nothing of magics."""
     lines = split_lines(text)
-    found: list[list[Word]] = [[] for _ in lines]
+    coloured: list[list[Word]] = [[] for _ in lines]
     source = "\n".join("" if _MAGIC.match(line) else line for line in lines)
     try:
         for number, start, end, letter in _pieces(source):
-            row = found[number]
+            row = coloured[number]
             if row and row[-1][1:] == (start, letter):
                 row[-1] = (row[-1][0], end, letter)
             else:
                 row.append((start, end, letter))
     except Exception:  # noqa: BLE001 - colours are a comfort: whatever the lexer makes of the text, it is shown
         return tuple(() for _ in lines)
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, coloured))
 
 
 def _pieces(source: str) -> Iterator[tuple[int, int, int, str]]:

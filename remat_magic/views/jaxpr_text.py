@@ -88,7 +88,7 @@ def live_chunks(program: Program) -> list[str]:
         line, end = lines[at], _fold(lines, indents, at)
         if end > at:
             what = f"parameters of {line.primitive}" if line.primitive else "arguments"
-            inside = "".join(f"\n{_text(each, each.text)}" for each in lines[at + 1 : end])
+            inside = "".join(f"\n{_text(inner, inner.text)}" for inner in lines[at + 1 : end])
             content = (
                 f"{_text(line, line.text)}{_button(f'Unfold the {what}', expanded=False)}"
                 f'<span class="remat-more" hidden>{inside}\n{" " * indents[end]}</span>'
@@ -99,11 +99,11 @@ def live_chunks(program: Program) -> list[str]:
         shown.append((at, content, _opens(lines, indents, end)))
         at = end + 1
     hides = _hides([indents[start] for start, _, _ in shown])
-    made = list[str]()
+    pieces = list[str]()
     for (start, content, opens), inside in zip(shown, hides, strict=True):
         fold = _button(f"Fold {inside} lines", expanded=True, hides=inside) if opens and inside else ""
-        made.append(_line(lines[start], content + fold, places, live=True))
-    return ["".join(made[start : start + CHUNK]) for start in range(0, len(made), CHUNK)]
+        pieces.append(_line(lines[start], content + fold, places, live=True))
+    return ["".join(pieces[start : start + CHUNK]) for start in range(0, len(pieces), CHUNK)]
 
 
 def _button(label: str, *, expanded: bool, hides: int = 0) -> str:
@@ -125,7 +125,7 @@ def _fold(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> int:
             end += 1
         whole = end < len(lines) and indents[end] == indents[at] and lines[end].text.lstrip().startswith("]")
         # A jaxpr among the parameters has lines of its own to fold.
-        if whole and not any("{ lambda" in each.text for each in lines[at + 1 : end]):
+        if whole and not any("{ lambda" in inner.text for inner in lines[at + 1 : end]):
             return end
     elif "{ lambda" in line.text and not line.text.endswith(" let"):
         end = at + 1
@@ -143,15 +143,15 @@ def _opens(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> boo
 
 def _hides(indents: Sequence[int]) -> list[int]:
     """For each line, how many of the next are indented more deeply."""
-    found = [0] * len(indents)
+    hidden = [0] * len(indents)
     open_at = list[int]()
     for number, indent in enumerate([*indents, -1]):
         while open_at and indent <= indents[open_at[-1]]:
             start = open_at.pop()
-            found[start] = number - start - 1
+            hidden[start] = number - start - 1
         if number < len(indents):
             open_at.append(number)
-    return found
+    return hidden
 
 
 def pane(title: str, program: Program, body: str) -> str:

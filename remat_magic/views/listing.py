@@ -73,17 +73,17 @@ def listing_html(report: Report, live: bool = False) -> str:
         report.complete,
         live,
     )
-    costs = {_line_of(row.costs.source): row for row in rows if row.costs.source is not None}
-    marked = expressions(report)
+    rows_by_line = _by_line(rows)
+    attributions = expressions(report)
     folds = list[str]()
     for section in _sections(report, rows):
         # A line counts once, should it stand in two texts.
-        own = {number: costs.pop((section.file, section.cell, number), None) for number, _, _ in section.lines}
-        folds.append(_fold(section, own, marked, scale))
-    called = _called(report, marked, scale)
+        own = {number: rows_by_line.pop((section.file, section.cell, number), None) for number, _, _ in section.lines}
+        folds.append(_fold(section, own, attributions, scale))
+    called = _called(report, attributions, scale)
     if called:
         folds.append(f"{_LIBRARIES}{''.join(called)}")
-    nowhere = next((row for row in rows if row.costs.source is None), None)
+    nowhere = next((row for row in rows if row.attribution.source is None), None)
     rest = "" if nowhere is None else _table("What no line of yours makes", _nowhere(nowhere, scale), head=False)
     return f'<div class="remat-listings">{_LEGEND}{"".join(folds)}{rest}</div>'
 
@@ -101,22 +101,26 @@ def _line_of(span: SourceSpan) -> _Line:
     return (span.file, span.cell, span.line)
 
 
+def _by_line(rows: Iterable[LineRow]) -> dict[_Line, LineRow]:
+    return {_line_of(row.attribution.source): row for row in rows if row.attribution.source is not None}
+
+
 def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
     """The texts of the report, then the lines that are in none of them, by cell and file."""
     texts = [text for text in report.sources if not text.library]
     home = next((text.file for text in texts if text.function.rpartition(".")[2] == report.function.rpartition(".")[2]),
                 texts[0].file if texts else "")  # fmt: skip
-    known = set[_Line]()
+    listed = set[_Line]()
     for text in texts:
         lines = _listed(text)
-        known.update((text.file, text.cell, number) for number, _, _ in lines)
+        listed.update((text.file, text.cell, number) for number, _, _ in lines)
         yield _Section(
             text.place, text.file, text.cell, text.function, text.cell is not None or text.file == home, lines
         )
     others: dict[tuple[str, int | None], list[SourceSpan]] = {}
     for row in rows:
-        span = row.costs.source
-        if span is not None and _line_of(span) not in known:
+        span = row.attribution.source
+        if span is not None and _line_of(span) not in listed:
             others.setdefault((span.file, span.cell), []).append(span)
     for (file, cell), spans in others.items():
         lines = tuple((span.line, line := split_lines(span.text)[0], words(line)[0]) for span in spans)
@@ -126,18 +130,20 @@ def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
 
 def _listed(text: SourceText) -> tuple[Listed, ...]:
     both = zip(split_lines(text.text), words(text.text), strict=True)
-    return tuple((number, line, found) for number, (line, found) in enumerate(both, text.line))
+    return tuple((number, line, words_of_line) for number, (line, words_of_line) in enumerate(both, text.line))
 
 
-def _called(report: Report, marked: Sequence[Attribution], scale: _Scale) -> list[str]:
+def _called(report: Report, attributions: Sequence[Attribution], scale: _Scale) -> list[str]:
     """The functions of libraries that save or recompute anything, by their first lines and those with costs."""
-    costs = {_line_of(row.costs.source): row for row in library_rows(report) if row.costs.source is not None}
+    rows_by_line = {
+        _line_of(row.attribution.source): row for row in library_rows(report) if row.attribution.source is not None
+    }
     folds = list[str]()
-    for text in report.sources if costs else ():
+    for text in report.sources if rows_by_line else ():
         if not text.library:
             continue
         lines = _listed(text)
-        own = {number: costs.pop((text.file, None, number), None) for number, _, _ in lines}
+        own = {number: rows_by_line.pop((text.file, None, number), None) for number, _, _ in lines}
         # Its name, which stands under the decorators.
         near = {next((number for number, line, _ in lines if _DEFINED.match(line)), text.line)}
         for number, row in own.items():
@@ -146,20 +152,23 @@ def _called(report: Report, marked: Sequence[Attribution], scale: _Scale) -> lis
         if len(near) > 1:
             lines = tuple(line for line in lines if line[0] in near)
             section = _Section(text.place, text.file, None, text.function, False, lines, library=True)
-            folds.append(_fold(section, own, marked, scale))
+            folds.append(_fold(section, own, attributions, scale))
     return folds
 
 
-def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[Attribution], scale: _Scale) -> str:
+def _fold(
+    section: _Section, rows: dict[int, LineRow | None], attributions: Sequence[Attribution], scale: _Scale
+) -> str:
     inside = [
-        costs
-        for costs in marked
-        if costs.source is not None and (costs.source.file, costs.source.cell) == (section.file, section.cell)
+        attribution
+        for attribution in attributions
+        if attribution.source is not None
+        and (attribution.source.file, attribution.source.cell) == (section.file, section.cell)
     ]
     marks = marks_by_line(section.lines, inside, scale.live, library=section.library)
     body = list[str]()
     before = section.lines[0][0] - 1 if section.lines else 0
-    for number, line, found in section.lines:
+    for number, line, coloured in section.lines:
         if section.library and number != before + 1:
             body.append(f'<tr class="remat-gap"><td class="remat-no">⋮</td><td></td>{_costs(None, scale)}</tr>')
         before = number
@@ -171,7 +180,7 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[A
             if scale.live and row is not None
             else str(number)
         )
-        code = _code_cell(line, found, marks.get(number, ()), scale)
+        code = _code_cell(line, coloured, marks.get(number, ()), scale)
         body.append(f'<tr data-line="{key}"><td class="remat-no">{shown}</td>{code}{_costs(row, scale)}</tr>')
     name = " ".join(filter(None, [section.place, section.function])) or "source"
     return (
@@ -181,10 +190,10 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], marked: Sequence[A
 
 
 def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) -> str:
-    made = [row for row in rows.values() if row is not None]
-    saved = sum(row.saved for row in made)
-    again = [row.flops for row in made if row.operations]
-    known = [flops for flops in again if flops is not None]
+    costing = [row for row in rows.values() if row is not None]
+    saved = sum(row.saved for row in costing)
+    again = [row.flops for row in costing if row.operations]
+    flops_known = [flops for flops in again if flops is not None]
     title = list[str]()
     if section.place:
         # The path of a kept notebook's file, or of a cell, tells its readers nothing.
@@ -196,7 +205,7 @@ def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) 
     if saved:
         parts.append(f"saved {fmt.nbytes(saved)}")
     if again:
-        parts.append(f"recomputed {fmt.flops(sum(known) if known else None)}")
+        parts.append(f"recomputed {fmt.flops(sum(flops_known) if flops_known else None)}")
     if not saved and not again and scale.complete:
         parts.append("nothing saved or recomputed")
     return " ".join([*title, f"<small>{', '.join(parts)}</small>"])
@@ -232,9 +241,9 @@ def _left(scale: _Scale) -> str:
     return "" if scale.live else ' style="text-align:left"'
 
 
-def _code_cell(line: str, found: Sequence[Word], marks: Sequence[Mark], scale: _Scale) -> str:
+def _code_cell(line: str, coloured: Sequence[Word], marks: Sequence[Mark], scale: _Scale) -> str:
     style = "" if scale.live else ' style="white-space:pre"'
-    return f'<td class="remat-ln"{_left(scale)}><code{style}>{marked_code(line.rstrip(), found, marks)}</code></td>'
+    return f'<td class="remat-ln"{_left(scale)}><code{style}>{marked_code(line.rstrip(), coloured, marks)}</code></td>'
 
 
 def _costs(row: LineRow | None, scale: _Scale) -> str:
@@ -242,10 +251,10 @@ def _costs(row: LineRow | None, scale: _Scale) -> str:
     if row is None:
         # A kept output does without, since it is repeated for every cell; the widget's have a background.
         return '<td class="remat-cost"></td><td class="remat-cost"></td>' if scale.live else ""
-    saved = fmt.nbytes(row.saved) if row.costs.residuals else ""
+    saved = fmt.nbytes(row.saved) if row.attribution.residuals else ""
     flops = fmt.flops(row.flops) if row.operations else ""
-    return _cost(saved, row.costs.saves, row.saved, scale.saved, "saved") + _cost(
-        flops, row.costs.repeats, row.flops or 0, scale.flops, "again"
+    return _cost(saved, row.attribution.saves, row.saved, scale.saved, "saved") + _cost(
+        flops, row.attribution.repeats, row.flops or 0, scale.flops, "again"
     )
 
 

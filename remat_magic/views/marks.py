@@ -28,7 +28,7 @@ class Mark:
 
 
 def marks_by_line(
-    lines: Sequence[Listed], marked: Sequence[Attribution], live: bool, *, library: bool = False
+    lines: Sequence[Listed], attributions: Sequence[Attribution], live: bool, *, library: bool = False
 ) -> dict[int, list[Mark]]:
     """For each line the expressions on it, the outer before the inner.
 
@@ -36,33 +36,33 @@ def marks_by_line(
 
     Args:
         lines: of one text.
-        marked: the expressions of that text.
+        attributions: of the expressions of that text.
         live: whether a script is at hand, which links them.
         library: whether it is the text of a library.
     """
-    texts = {number: (line, _code_end(line, found)) for number, line, found in lines}
+    texts = {number: (line, _code_end(line, coloured)) for number, line, coloured in lines}
     inside = [
-        (_fitted(costs.source, texts[costs.source.line][0]), costs)
-        for costs in marked
-        if costs.source is not None and costs.source.line in texts
+        (_fitted(attribution.source, texts[attribution.source.line][0]), attribution)
+        for attribution in attributions
+        if attribution.source is not None and attribution.source.line in texts
     ]
     inside.sort(key=lambda item: (_start(item[0]), tuple(-part for part in _end(item[0]))))
-    found: dict[int, list[Mark]] = {}
+    marks: dict[int, list[Mark]] = {}
     around = list[SourceSpan]()
-    for span, costs in inside:
+    for span, attribution in inside:
         while around and _end(around[-1]) <= _start(span):
             around.pop()
         if around and _end(span) > _end(around[-1]):
             continue
         around.append(span)
-        tag = _tag(costs, live, library)
+        tag = _tag(attribution, live, library)
         for number in range(span.line, span.end_line + 1):
             line, end = texts.get(number, ("", 0))
             start = span.column if number == span.line else len(line) - len(line.lstrip())
             end = span.end_column if number == span.end_line else end
             if start < min(end, len(line)):
-                found.setdefault(number, []).append(Mark(start, min(end, len(line)), tag))
-    return found
+                marks.setdefault(number, []).append(Mark(start, min(end, len(line)), tag))
+    return marks
 
 
 def _start(span: SourceSpan) -> tuple[int, int]:
@@ -82,26 +82,30 @@ def _fitted(span: SourceSpan, line: str) -> SourceSpan:
     return replace(span, column=indent, end_line=span.line, end_column=len(line.rstrip()))
 
 
-def _code_end(line: str, found: Sequence[Word]) -> int:
+def _code_end(line: str, coloured: Sequence[Word]) -> int:
     """Where a line's code ends, before its comment."""
-    comment = next((start for start, _, letter in found if letter == COMMENT), len(line))
+    comment = next((start for start, _, letter in coloured if letter == COMMENT), len(line))
     return len(line[:comment].rstrip())
 
 
-def _tag(costs: Attribution, live: bool, library: bool) -> str:
-    kinds = " ".join(filter(None, ["remat-saved" if costs.residuals else "", "remat-again" if costs.equations else ""]))
+def _tag(attribution: Attribution, live: bool, library: bool) -> str:
+    kinds = " ".join(
+        filter(None, ["remat-saved" if attribution.residuals else "", "remat-again" if attribution.equations else ""])
+    )
     if not live:  # the line's own cells tell the figures
         return f'<u class="{kinds}">'
-    saves = f"saved {costs.saves}" if costs.residuals else ""
-    again = f"recomputed {costs.repeats}" if costs.equations else ""
+    saves = f"saved {attribution.saves}" if attribution.residuals else ""
+    again = f"recomputed {attribution.repeats}" if attribution.equations else ""
     title = escape("\n".join(filter(None, [saves, again])))
-    links = linked(library=costs.source) if library else linked(costs.source)
+    links = linked(library=attribution.source) if library else linked(attribution.source)
     return f'<u class="{kinds}"{links} title="{title}">'
 
 
-def marked_code(text: str, found: Sequence[Word], marks: Sequence[Mark]) -> str:
+def marked_code(text: str, coloured: Sequence[Word], marks: Sequence[Mark]) -> str:
     """The text with its words coloured within the expressions marked."""
-    edges = (edge for start, end, *_ in (*found, *((mark.start, mark.end) for mark in marks)) for edge in (start, end))
+    edges = (
+        edge for start, end, *_ in (*coloured, *((mark.start, mark.end) for mark in marks)) for edge in (start, end)
+    )
     cuts = sorted({0, len(text), *(edge for edge in edges if edge < len(text))})
     opened: list[Mark] = []
     waiting = sorted(marks, key=lambda mark: (mark.start, -mark.end))  # stable: the outer of equal ones comes first
@@ -114,10 +118,10 @@ def marked_code(text: str, found: Sequence[Word], marks: Sequence[Mark]) -> str:
         while waiting and waiting[0].start <= start:
             opened.append(waiting.pop(0))
             pieces.append(opened[-1].tag)
-        while word < len(found) and found[word][1] <= start:
+        while word < len(coloured) and coloured[word][1] <= start:
             word += 1
         piece = escape(text[start:end])
-        if word < len(found) and found[word][0] <= start:
-            piece = f'<span class="remat-h{found[word][2]}">{piece}</span>'
+        if word < len(coloured) and coloured[word][0] <= start:
+            piece = f'<span class="remat-h{coloured[word][2]}">{piece}</span>'
         pieces.append(piece)
     return "".join(pieces) + "</u>" * len(opened)

@@ -48,13 +48,13 @@ def beyond_text(below: FrontierPoint, above: FrontierPoint, forward_flops: int |
 
 
 def frontier_svg(
-    points: Sequence[FrontierPoint], known: Sequence[Report] = (), width: int = 680, *, together: bool = False
+    points: Sequence[FrontierPoint], policies: Sequence[Report] = (), width: int = 680, *, together: bool = False
 ) -> str:
     """The least recomputation for each budget, with the policies that are known already.
 
     Args:
         points: by budget, as reckoned.
-        known: complete reports at the same place.
+        policies: complete reports at the same place.
         width: in pixels.
         together: whether the points are of choices that are the same in equal layers.
     """
@@ -64,8 +64,8 @@ def frontier_svg(
     if not points:
         words = [text(12, 24, "There is nothing to choose here.", class_="remat-axis")]
         return picture(identifier(title), width, 40, title, "Nothing to show.", words, "")
-    most_x = max(*(point.budget_bytes for point in points), *(report.saved_bytes for report in known), 1)
-    most_y = max(*(point.recomputed_flops for point in points), *(report.recomputed_flops for report in known), 1)
+    most_x = max(*(point.budget_bytes for point in points), *(report.saved_bytes for report in policies), 1)
+    most_y = max(*(point.recomputed_flops for point in points), *(report.recomputed_flops for report in policies), 1)
     across, upward = ticks(most_x), ticks(most_y)
     frame = Frame(84, 34, width - 26, height - 46, across[-1], upward[-1])
     places = [(frame.x(point.budget_bytes), frame.y(point.recomputed_flops)) for point in points]
@@ -83,7 +83,7 @@ def frontier_svg(
             element("circle", cx=x, cy=y, r=4, class_="remat-stop", data_stop=number)
             for number, (x, y) in enumerate(places)
         ),
-        *_known(known, frame),
+        *_policy_marks(policies, frame),
         text(
             frame.right,
             frame.top - 16,
@@ -99,10 +99,10 @@ def frontier_svg(
     return picture(identifier(title, points), width, height, title, description, parts, _STYLE)
 
 
-def _known(known: Sequence[Report], frame: Frame) -> list[str]:
+def _policy_marks(policies: Sequence[Report], frame: Frame) -> list[str]:
     """A cross and a label for each policy; of those at one place only the first."""
     parts, taken = list[str](), list[tuple[float, float]]()
-    for report in known:
+    for report in policies:
         x, y = frame.x(report.saved_bytes), frame.y(report.recomputed_flops)
         inside = element(
             "title",
@@ -146,8 +146,8 @@ def plan_sentences(plan: Plan) -> list[str]:
 def plan_html(plan: Plan) -> str:
     """What a plan saves, how good it is, and what to do with it."""
     facts, *status = plan_sentences(plan)
-    told = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in status)
-    return f"<p>{escape(facts)}</p>{told}{_values(plan.names)}"
+    status_html = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in status)
+    return f"<p>{escape(facts)}</p>{status_html}{_values(plan.names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +174,11 @@ def plan_rows(values: Sequence[PlannedValue]) -> list[PlanRow]:
 def _plan_row(group: Sequence[PlannedValue]) -> PlanRow:
     first = group[0]
     times = sum(value.times for value in group)
-    told, numbers = f"x{times:,}" if times > 1 else "", ""
+    shown_times, numbers = f"x{times:,}" if times > 1 else "", ""
     if len(group) < first.alike:
-        told = f"{len(group):,} of {first.alike:,}"
+        shown_times = f"{len(group):,} of {first.alike:,}"
         numbers = f"number {_ranges([value.number + 1 for value in group])} in the order of the program"
-    return PlanRow(first, sum(value.nbytes for value in group), told, numbers)
+    return PlanRow(first, sum(value.nbytes for value in group), shown_times, numbers)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -178,8 +178,8 @@ def residual_rows(report: Report) -> list[ResidualRow]:
     groups = _group(ordered, key)
     if len(groups) > FOLD_ALIKE_ABOVE:
         groups = _group(ordered, lambda item: key(item, _alike))
-    made = [_residual_row(group) for group in groups]
-    return sorted(made, key=lambda row: (_KINDS[row.kind.split()[0]], -row.nbytes))
+    rows = [_residual_row(group) for group in groups]
+    return sorted(rows, key=lambda row: (_KINDS[row.kind.split()[0]], -row.nbytes))
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -239,11 +239,11 @@ def _work_total(key: str, report: Report, compare: Report | None) -> Total:
         return Total(key, key, "unknown", "no backward pass", report.backward_error)
     equations: tuple[Equation, ...] = getattr(report, key)
     number: int = getattr(report, f"{key}_flops")
-    known = any(equation.flops is not None for equation in equations)
+    any_cost = any(equation.flops is not None for equation in equations)
     operations = fmt.count(len(equations), "operation")
     if not equations:
         total = Total(key, key, "nothing", "", "no operation", number=0, unit="FLOPs")
-    elif not known:
+    elif not any_cost:
         total = Total(key, key, operations, "cost unknown", operations, unit="FLOPs")
     else:
         detail, exact = operations, fmt.exact(number, "FLOPs")
@@ -267,14 +267,14 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
         residuals = (*report.residuals, *(compare.residuals if compare else ()))
         return any(residual.kind in kinds for residual in residuals)
 
-    found = [_bytes_total("saved", "saved", report, compare, values("intermediate"))]
+    headline = [_bytes_total("saved", "saved", report, compare, values("intermediate"))]
     if matters("offloaded"):
-        found.append(_bytes_total("offloaded", "offloaded", report, compare, values("offloaded")))
+        headline.append(_bytes_total("offloaded", "offloaded", report, compare, values("offloaded")))
     alive = f"{values('argument')}, alive anyway"
-    found.append(_bytes_total("argument", "arguments", report, compare, alive))
+    headline.append(_bytes_total("argument", "arguments", report, compare, alive))
     if matters("constant", "literal"):
-        found.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))
-    found += [_work_total("repeated", report, compare), _work_total("deferred", report, compare)]
+        headline.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))
+    headline += [_work_total("repeated", report, compare), _work_total("deferred", report, compare)]
     if report.peak_bytes is not None:
         change = ""
         if compare is not None and compare.peak_bytes is not None:
@@ -282,8 +282,8 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
             change = fmt.signed(fmt.nbytes(difference), difference)
         exact = fmt.exact(report.peak_bytes, "bytes")
         peak = report.peak_bytes
-        found.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
-    return found
+        headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
+    return headline
 
 
 def residual_words(line: ProgramLine) -> re.Pattern[str]:

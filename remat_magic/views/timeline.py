@@ -53,7 +53,7 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str
     for kind in _KINDS:
         above = [base + getattr(moment, kind) for base, (_, moment) in zip(below, shown, strict=True)]
         if above != below:
-            path = _band(edges, [frame.y(each) for each in above], [frame.y(each) for each in below])
+            path = _band(edges, [frame.y(value) for value in above], [frame.y(value) for value in below])
             outline = f"{name}-{kind}-area"  # written once, painted twice: such paths are long
             parts.append(element("defs", element("path", d=path, id=outline)))
             parts.append(element("use", href=f"#{outline}", class_=f"remat-{kind}"))

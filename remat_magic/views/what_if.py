@@ -47,8 +47,8 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     device = f", times on {rows[0].device}" if rows[0].device else ""
     together = any(row.count > 1 for row in rows)
     what = "What one expression makes, in all equal layers at once," if together else "One value alone"
-    told = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(device)}.</p>'
-    return told + table("Single values the other way", heads, body, ("stacks", "flips")) + more
+    introduction = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(device)}.</p>'
+    return introduction + table("Single values the other way", heads, body, ("stacks", "flips")) + more
 
 
 def flip_key(row: WhatIf) -> str:
@@ -61,8 +61,8 @@ def left_out(rows: Sequence[WhatIf]) -> list[str]:
     """Sentences on the rows that are not shown."""
     more = len(alike_rows(rows)) - ROWS
     idle = sum(row.count for row in rows if not _changes(row))
-    told = [f"and {more:,} more."] if more > 0 else []
-    return told + ([f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else [])
+    sentences = [f"and {more:,} more."] if more > 0 else []
+    return sentences + ([f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else [])
 
 
 def _changes(row: WhatIf) -> bool:
@@ -79,9 +79,9 @@ def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
         seconds = None if row.seconds is None else fmt.seconds(row.seconds)
         # A row of all equal layers has its own button: another one is of another step.
         step = row.value.key if row.count > 1 else ""
-        told = (row.change, row.saved_bytes, row.recomputed_flops, seconds, step)
+        shown_facts = (row.change, row.saved_bytes, row.recomputed_flops, seconds, step)
         if _changes(row):
-            groups.setdefault((told, row.value.origin, row.value.name, row.value.times), []).append(number)
+            groups.setdefault((shown_facts, row.value.origin, row.value.name, row.value.times), []).append(number)
     return [(numbers[0], len(numbers)) for numbers in groups.values()]
 
 
@@ -106,7 +106,7 @@ def _loop(loop: Loop) -> str:
         return f'{head}<p class="remat-empty">{escape(loop.error)}</p>'
     heads = [("How", "kind"), ("Segment", "num"), ("Saved", "num"), ("Recomputed", "num"), ("Peak", "num"),
              ("Code", "what")]  # fmt: skip
-    rows = [_nesting(each) for each in (loop.as_written, *loop.nested)]
+    rows = [_nesting(way) for way in (loop.as_written, *loop.nested)]
     return head + table(f"Ways to run the scan of {loop.function}", heads, rows, ())
 
 

@@ -53,7 +53,9 @@ class _Modules:
         """
         path = path.resolve()
         if path in self._begun:
-            raise ValueError(f"scripts import one another: {' -> '.join(each.name for each in (*self._begun, path))}")
+            raise ValueError(
+                f"scripts import one another: {' -> '.join(module.name for module in (*self._begun, path))}"
+            )
         if path not in self._variables:
             self._begun.append(path)
             exports: list[str] = []

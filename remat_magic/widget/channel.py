@@ -38,7 +38,7 @@ def _subshell(_data: Any, asked: str | None) -> str | None:
     """The subshell that a message is for: the one that the browser asks for, if this kernel has it."""
     try:
         kernel = sys.modules["ipykernel.kernelbase"].Kernel.instance()
-        known = kernel.shell_channel_thread.manager.list_subshell()
+        subshells = kernel.shell_channel_thread.manager.list_subshell()
     except Exception:  # noqa: BLE001 - private to ipykernel, which may arrange it otherwise at any time
         return asked
-    return asked if asked in known else None
+    return asked if asked in subshells else None

@@ -35,11 +35,11 @@ class Compare(Panel):
 
     def tools(self) -> str:
         """What stays while the content changes: what times are estimated for, and measuring."""
-        known = [("", "this machine"), *((name, name) for name in devices.names() if name != devices.THIS_CPU)]
+        machines = [("", "this machine"), *((name, name) for name in devices.names() if name != devices.THIS_CPU)]
         given = [("given", "compile, run on your inputs")] if self._live.inputs is not None else []
         runs = [("", "compile only"), *given, ("random", "compile, run on random inputs")]
         return (
-            f'<div class="remat-tools">{select("device", "Estimate for", known)}{select("inputs", "Measure", runs)}'
+            f'<div class="remat-tools">{select("device", "Estimate for", machines)}{select("inputs", "Measure", runs)}'
             f"{button('measure', 'Measure')}{button('gradients', 'Check gradients')}"
             f'<button type="button" data-action="cancel" hidden {KEYS}>Cancel</button>'
             f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress>'
