@@ -1,6 +1,7 @@
 """What every test shares: an environment of its own, whatever the developer's machine is set up like."""
 
 import atexit
+import gc
 import importlib.util
 import os
 import shutil
@@ -76,6 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--volume"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("volume")])
         items[:] = [item for item in items if not item.get_closest_marker("volume")]
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over all modules from here on: tests that call it would wait for that."""
+    gc.collect()
+    gc.freeze()
 
 
 def _each_once(product: list[pytest.Function]) -> set[pytest.Function]:

@@ -128,6 +128,7 @@ def shell(tmp_path, monkeypatch):
     yield ip
     magic.unload(ip)
     atexit.unregister(ip.atexit_operations)
+    ip.displayhook.do_full_cache = False  # to forget the outputs it would have all garbage collected, each time
     ip.atexit_operations()
     InteractiveShell.clear_instance()
 
