@@ -376,7 +376,7 @@ class Trace:
         Raises:
             RematError: as ``plan``; fewer than two points.
         """
-        from remat_magic.planning.plan import frontier
+        from remat_magic.planning.frontier import frontier
 
         return frontier(self.facts, points, at, separately=separately, together=together, seconds=seconds)
 
@@ -406,7 +406,7 @@ class Trace:
         Raises:
             RematError: as ``plan``.
         """
-        from remat_magic.planning.plan import plan_bound
+        from remat_magic.planning.frontier import plan_bound
 
         return plan_bound(
             self.facts, budget, at, separately=separately, together=together, first=first, seconds=seconds

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import random
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.planning.copies import copies
-from remat_magic.planning.graph import build
-from remat_magic.planning.solve import Problem
+from remat_magic.planning.graph import build, kept_copies
+from remat_magic.planning.planner import planner
+from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from tests.benchmarks import models, named_models
 from tests.plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, recurrent, traced
@@ -189,7 +190,7 @@ def test_what_stays_the_same_in_a_loop_is_saved_once():
 
     parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).engine.dissect("function")
     found: dict[str, set[int]] = {}
-    for name, times in copies(parts.naming.closed).items():
+    for name, times in kept_copies(parts.naming.closed).items():
         value = parts.naming.values[name]
         found.setdefault(_jax.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(times)
     assert found["tanh"] == {3 * 2}
@@ -330,3 +331,25 @@ def test_a_plan_of_names_that_there_are_not_is_refused():
         trace.report(dataclasses.replace(plan, names=(PlannedValue("x", 1),)))
     with pytest.raises(RematError, match="no checkpoint site"):
         trace.report(dataclasses.replace(plan, at="nowhere"))
+
+
+def test_values_are_not_seen_before_all_are_known(monkeypatch):
+    """A panel asks for what-ifs while a plan is made: neither thread is handed what the other is still filling."""
+    trace, origin, seen = traced("three_layers"), PlannedValue.origin.fget, []
+    choices = planner(trace.facts, "function", False)
+
+    def asked_meanwhile(value):
+        if not seen:
+            seen.append(0)
+        elif len(seen) == len(choices.parts.naming.values) + 1:  # all are counted, and some are stored
+            thread = threading.Thread(target=lambda: seen.append(len(choices.every_value())))
+            seen.append(0)
+            thread.start()
+            thread.join()
+        seen.append(0)
+        return origin(value)
+
+    monkeypatch.setattr(PlannedValue, "origin", property(asked_meanwhile))
+    every = choices.every_value()
+    assert len(every) >= 4
+    assert [count for count in seen if count] == [len(every)]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.planning.alike import alike_values
+from remat_magic.planning.layers import equal_layers
 from remat_magic.planning.planner import planner
 from remat_magic.records import Plan, RematError
 from tests.plan_helpers import BUILT_IN, MODELS, PLACES, as_reckoned, traced
@@ -62,7 +62,7 @@ def test_models(model, at):
     if (at == "sites" and not trace.sites) or not as_reckoned(trace, at):
         return
     each = planner(trace.facts, at, False)
-    alike = alike_values(each.every_value().values(), each.parts)
+    alike = equal_layers(each.every_value().values(), each.parts)
     named = 0
     for budget in budgets(trace, at):
         plan = trace.plan(budget, at, together=True)

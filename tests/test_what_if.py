@@ -10,9 +10,9 @@ from hypothesis import assume, given
 
 import remat_magic as rm
 from remat_magic.engine.retraces import Retraces
-from remat_magic.planning.flips import Flips
 from remat_magic.planning.graph import Graph
 from remat_magic.planning.planner import planner
+from remat_magic.planning.what_if import Outcomes
 from remat_magic.records import Plan, RematError
 from tests.benchmarks import models, named_models
 from tests.generated import programs
@@ -82,7 +82,7 @@ def test_all_at_once_is_one_by_one(name):
     for _ in range(3):
         chosen = {name for name in names if dice.random() < 0.4}
         seconds = [float(i) for i in range(len(found.graph.flops))]
-        flips = Flips(found.graph, chosen, seconds)
+        flips = Outcomes(found.graph, chosen, seconds)
         for name in [None, *names]:
             choice = chosen ^ {name} if name else chosen
             flip = flips.flip(name) if name else flips.base

@@ -8,7 +8,7 @@ from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line
 from remat_magic.advice.ground import Ground, Group
 from remat_magic.advice.mends import name_for, with_name, without_names
-from remat_magic.planning.flips import Flip
+from remat_magic.planning.what_if import Outcome
 from remat_magic.records import Advice
 
 __all__ = ["cheap_to_keep", "cheap_to_recompute"]
@@ -32,16 +32,16 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
     ground, mine = case.ground, case.report
     if ground is None or not ground.exact or not mine.recomputed_flops or mine.offloaded_bytes:
         return
-    base, spare = ground.flips.base, ground.found.most - mine.saved_bytes
+    base, spare = ground.outcomes.base, ground.found.most - mine.saved_bytes
     usual = mine.recomputed_flops / spare if spare > 0 else 0.0
 
-    def worth(before: Flip, after: Flip) -> float:
+    def worth(before: Outcome, after: Outcome) -> float:
         """FLOPs spared for each byte, 0 where that is not clear."""
         spared, taken = before.recomputed_flops - after.recomputed_flops, after.saved_bytes - before.saved_bytes
         price = spared / max(taken, 1)
         return price if spared >= _PART * mine.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
 
-    groups = ground.nameable(ground.flips.recomputed)
+    groups = ground.nameable(ground.outcomes.recomputed)
     tried = sorted(groups, key=lambda group: (group.first.primitive not in _jax.MATMULS, -group.nbytes))[:_TRIED]
     sampled = f" (of {len(groups)} expressions {len(tried)} were tried)" if len(tried) < len(groups) else ""
     taken = list(case.facts.engine.names)
@@ -73,7 +73,7 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     spare = mine.saved_bytes - least
     usual = (all_again - mine.recomputed_flops) / spare if spare > 0 else 0.0
 
-    def worth(before: Flip, after: Flip) -> float:
+    def worth(before: Outcome, after: Outcome) -> float:
         """Bytes freed for each FLOP, 0 where that is not clear."""
         freed, again = before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops
         told, more = mine.saved_bytes - after.saved_bytes, after.recomputed_flops - mine.recomputed_flops
@@ -82,7 +82,7 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         clear = least >= _PART * mine.saved_bytes and most <= min(_CHEAP, usual / _BETTER) * least
         return least / max(most, 1) if clear else 0.0
 
-    base = ground.flips.base
+    base = ground.outcomes.base
     groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * mine.saved_bytes]
     for chosen, after in _best(ground, groups, worth):
         saved, flops = (base.saved_bytes, base.recomputed_flops) if exact else (mine.saved_bytes, mine.recomputed_flops)
@@ -99,10 +99,10 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
 
 
 def _best(
-    ground: Ground, groups: Sequence[Group], worth: Callable[[Flip, Flip], float]
-) -> Iterator[tuple[Group, Flip]]:
+    ground: Ground, groups: Sequence[Group], worth: Callable[[Outcome, Outcome], float]
+) -> Iterator[tuple[Group, Outcome]]:
     """The few groups that are worth most, each also where those before it are decided the other way already."""
-    base = ground.flips.base
+    base = ground.outcomes.base
     alone = {group: ground.change([group]) for group in groups}
     left = sorted((g for g in groups if worth(base, alone[g])), key=lambda g: -worth(base, alone[g]))
     chosen: list[Group] = []

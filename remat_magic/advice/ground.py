@@ -10,11 +10,9 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.answers import answered, offloads, saves
-from remat_magic.planning.flips import Flip, Flips
-from remat_magic.planning.objective import Objective
-from remat_magic.planning.planner import Planner, planner
-from remat_magic.planning.solve import Costs
+from remat_magic.planning.costs import Costs, Objective
+from remat_magic.planning.planner import Planner, offloaded_by, planner, saved_by
+from remat_magic.planning.what_if import Outcome, Outcomes
 from remat_magic.policies import resolve
 from remat_magic.records import PlannedValue, RematError, Report, SourceSpan
 
@@ -58,7 +56,7 @@ class Ground:
     def __init__(self, found: Planner, report: Report, kept: frozenset[str], moved: frozenset[str]) -> None:
         self.found, self.report, self.kept, self.moved = found, report, kept, moved
         self._costs: dict[str, Costs] = {}
-        self.flips = Flips(found.graph, kept | moved, None)
+        self.outcomes = Outcomes(found.graph, kept | moved, None)
 
     @cached_property
     def exact(self) -> bool:
@@ -104,9 +102,9 @@ class Ground:
             if isinstance(where, str) or counts[where][last[where]] == min(counts[where].values())
         ]
 
-    def change(self, groups: Iterable[Group]) -> Flip:
+    def change(self, groups: Iterable[Group]) -> Outcome:
         """What it comes to if all values of some groups are decided the other way."""
-        return self.flips.flip(*(key for group in groups for key in group.keys))
+        return self.outcomes.toggled(*(key for group in groups for key in group.keys))
 
     def seconds(self, groups: Iterable[Group], device: devices.Device) -> float:
         """The estimated time that recomputing takes longer, or less long, if these are decided the other way."""
@@ -138,8 +136,8 @@ def ground(facts: Facts, report: Report, policy: Any, namespace: Mapping[str, An
     try:
         found = planner(facts, report.at, False)
         resolved = resolve(policy, facts.engine.names, namespace, facts.engine.function_name)
-        kept = answered(facts, found.parts, resolved, saves)
-        moved = answered(facts, found.parts, resolved, offloads)
+        kept = saved_by(facts, found.parts, resolved)
+        moved = offloaded_by(facts, found.parts, resolved)
     except RematError:
         return None
     known = found.every_value().keys()

@@ -22,7 +22,7 @@ def asks_little(case: Case) -> Iterator[Advice]:
     ground = case.ground if len(own) == len(set(case.asked.values())) == 1 else None
     if ground is None:
         return
-    used = ground.flips.base.used & ground.kept
+    used = ground.outcomes.base.used & ground.kept
     unasked = [value for value in ground.values(used) if value.name is None and value.primitive not in _jax.MATMULS]
     if not unasked:
         return

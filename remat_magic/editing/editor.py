@@ -30,7 +30,7 @@ from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import Naming, is_given, name_everything
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.planner import best_of_groups
+from remat_magic.planning.plan import best_of_groups
 from remat_magic.records import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
 
 __all__ = ["edit"]

@@ -7,8 +7,9 @@ it need not run for those who read it there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
@@ -18,9 +19,8 @@ from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.naming import is_given
-from remat_magic.planning.copies import copies
 
-__all__ = ["Figures", "Graph", "Grouped", "build"]
+__all__ = ["Figures", "Graph", "build", "kept_copies"]
 
 
 class Figures(NamedTuple):
@@ -44,7 +44,6 @@ class Graph:
         leaf_bytes: the bytes of these, by number.
         copies: how many copies of its value saving a name keeps.
         operations: the equations that a node recomputes, each with how often it runs.
-        uncosted: the nodes with an operation whose FLOPs are not known, which ``flops`` counts as none.
     """
 
     flops: list[int] = field(default_factory=list)
@@ -55,7 +54,6 @@ class Graph:
     leaf_bytes: dict[int, int] = field(default_factory=dict)
     copies: dict[str, int] = field(default_factory=dict)
     operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
-    uncosted: set[int] = field(default_factory=set)
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
@@ -113,41 +111,6 @@ class Graph:
         return nodes, gates
 
 
-@dataclass(eq=False, slots=True)
-class Grouped(Graph):
-    """A graph whose gates have the names of groups: what is saved of a group is saved in all of it.
-
-    ``own`` are the names that the gates had, by which values are told apart, and counted.
-    """
-
-    own: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: Graph, group: Mapping[str, str]) -> Grouped:
-        """A graph with its values in groups, by their names; one that is in none has no gate."""
-        gates = {node: gate for node, gate in graph.gates.items() if gate[0] in group}
-        return cls(
-            **{each.name: getattr(graph, each.name) for each in fields(graph) if each.name != "gates"},
-            gates={node: (group[name], size, passed) for node, (name, size, passed) in gates.items()},
-            own={node: name for node, (name, _, _) in gates.items()},
-        )
-
-    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
-        """As of a graph, the sizes of a group's values added."""
-        gates = list(gates)
-        group = {self.own[gate]: self.gates[gate][0] for gate in gates}
-        found: dict[str, tuple[int, int]] = {}
-        for name, (size, times) in self.own_sizes(gates).items():
-            bytes_before, times_before = found.get(group[name], (0, 0))
-            found[group[name]] = bytes_before + size, times_before + times
-        return found
-
-    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
-        """As of the graph that it was made of."""
-        plain = Graph(gates={gate: (self.own[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
-        return plain.sizes(plain.gates)
-
-
 def build(parts: Dissection) -> Graph:
     """The graph of a function whose values are all named."""
     return _Builder(parts).graph
@@ -161,7 +124,7 @@ class _Builder:
         self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.graph.copies = copies(parts.naming.closed)
+        self.graph.copies = kept_copies(parts.naming.closed)
         top = self._found.top
         operations = list(self._operations(top))
         for scope, eqn in operations:
@@ -212,9 +175,7 @@ class _Builder:
             if self._found(leaf):
                 price = equation_cost(leaf)
                 runs = inner.nesting[1]
-                if price.uncosted or runs is None:
-                    self.graph.uncosted.add(len(self.graph.flops))
-                else:
+                if runs is not None and not price.uncosted:  # what is not known counts as none, as in the report
                     flops += price.flops * runs
                 operations.append((leaf, 1 if runs is None else runs))
             elif not _jax.is_transparent(leaf):
@@ -317,3 +278,56 @@ def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
         if row.kind == "intermediate"
         for leaf in value.leaves
     }
+
+
+# ---------------------------------------------------------------------------------------------- copies kept of a value
+
+# JAX moves residuals out of a scan whose value is the same in every iteration (an attention mask made inside a block):
+# these are saved once, whatever the scan's length.
+
+_Loops = frozenset[tuple[int, int]]  # each with its depth and its length
+
+
+def kept_copies(closed: Any) -> dict[str, int]:
+    """For each name that was given in a program the copies that are kept of its value, in all calls together."""
+    counts: dict[str, int] = {}
+    jaxpr = _jax.open_jaxpr(closed)
+    _visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0, counts)
+    return counts
+
+
+def _visit(jaxpr: Any, inputs: Sequence[_Loops], depth: int, counts: dict[str, int] | None) -> list[_Loops]:
+    """The loops that a jaxpr's outputs change in; counts the names in it unless ``counts`` is None."""
+    changing: dict[Any, _Loops] = dict(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        read = [_of(changing, atom) for atom in eqn.invars]
+        name = _jax.checkpoint_name_of(eqn)
+        if counts is not None and name is not None and is_given(name):
+            counts[name] = counts.get(name, 0) + math.prod(length for _, length in read[0])
+        changing.update(zip(eqn.outvars, _through(eqn, read, depth, counts), strict=True))
+    return [_of(changing, atom) for atom in jaxpr.outvars]
+
+
+def _through(eqn: Any, read: list[_Loops], depth: int, counts: dict[str, int] | None) -> list[_Loops]:
+    everything = frozenset[tuple[int, int]]().union(*read)
+    inside = _jax.bodies(eqn)
+    if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
+        return [everything] * len(eqn.outvars)
+    body = inside[0].jaxpr
+    if not _jax.is_scan(eqn):
+        return _visit(body, read, depth, counts) if len(body.outvars) == len(eqn.outvars) else [everything]
+    consts, carries, _ = _jax.scan_split(eqn)
+    loop = (depth, _jax.scan_length(eqn))
+    into = read[:consts] + [loops | {loop} for loops in read[consts:]]
+    while True:  # what a carry is fed with, it changes with
+        out = _visit(body, into, depth + 1, None)
+        fed = [before | after for before, after in zip(into[consts : consts + carries], out, strict=False)]
+        if fed == into[consts : consts + carries]:
+            break
+        into[consts : consts + carries] = fed
+    out = _visit(body, into, depth + 1, counts)
+    return [loops - {loop} for loops in out]
+
+
+def _of(changing: Mapping[Any, _Loops], atom: Any) -> _Loops:
+    return frozenset() if _jax.is_literal(atom) else changing.get(atom, frozenset())

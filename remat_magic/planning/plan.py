@@ -1,28 +1,50 @@
-"""Plans: the least recomputation within a budget of memory, and the frontier of all budgets."""
+"""Plans: the least recomputation within a budget of saved bytes, or of the estimated peak.
+
+A choice of names is found by the integer program, applied, and traced, so that its figures are JAX's. JAX's own
+policies are tried as well: they can keep what no name reaches, such as the cosine of a sine.
+"""
 
 from __future__ import annotations
 
-import re
 import time
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.objective import Objective, objective
-from remat_magic.planning.peak import within_peak
-from remat_magic.planning.planner import Asked, Planner, planner
-from remat_magic.planning.sweep import sweep
-from remat_magic.records import FrontierPoint, Listed, Plan, RematError
-from remat_magic.units import parse_bytes
+from remat_magic.planning.costs import Objective, budget_bytes, objective
+from remat_magic.planning.planner import Planner, planner
+from remat_magic.planning.problem import Problem, Solution
+from remat_magic.records import Plan, PlannedValue, RematError, Report
 
-__all__ = ["budget_bytes", "frontier", "plan"]
+__all__ = ["best_of_groups", "plan"]
+
+_BUILT_IN = (
+    "none",
+    "everything_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "nothing_saveable",
+)
+_BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reaches
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a plan is asked for: its key, what people call it, its budget, and what is to be least."""
+
+    key: str
+    label: str
+    budget: int
+    objective: Objective
+    of: str = "saved"
 
 
 def plan(
     facts: Facts,
-    budget: int | float | str,
+    budget: float | str,
     at: str | None = None,
     *,
     of: str = "saved",
@@ -34,154 +56,315 @@ def plan(
     seconds: float = 10.0,
     gap: float = 0.01,
 ) -> Plan:
-    """What to save within a budget so that recomputation costs least.
-
-    Every intermediate gets a checkpoint name, and an integer programme chooses among them. The choice is then applied
-    and traced, so that what the plan says of it is what JAX does; where one of JAX's own policies fits the budget and
-    costs less (it can keep what no name reaches, such as the cosine of a sine), the plan is that policy. Values inside
-    the branches of a ``lax.cond`` are not chosen among, and ``Plan.status`` says so where there are any.
-
-    Args:
-        facts: of the traced function.
-        budget: in bytes: a number, a text like ``"2 GiB"``, or as a float from 0 to 1 (or a text like ``"30%"``) the
-            fraction of what there is without a checkpoint there.
-        at: one place or all sites, as for ``trace.report``.
-        of: what the budget is of: ``"saved"`` bytes, or the estimated ``"peak"`` (``Report.peak_bytes``), for which
-            plans of several saved bytes are tried.
-        cost: what is to be least: recomputed ``"flops"``, or the estimated ``"seconds"`` of recomputing on ``device``.
-        device: a device or its name; by default the one that JAX runs on.
-        offload: values may also go to the host's pinned memory and come back: over a link of so many bytes/s (a number,
-            or a text like ``"32 GB/s"``), or True for the device's own. What is least is then seconds.
-        separately: decide equal layers that share one body (the calls of one checkpointed or jitted function) one by
-            one, not together; slower.
-        together: decide equal layers that a Python loop unrolls together too: what one expression of the source makes
-            is saved in all of them or in none. More is recomputed, and there is less to name.
-        seconds: the time limit of the solver.
-        gap: how far from the best, relatively, the solver may stop.
-
-    Raises:
-        RematError: the budget is no size, or less is never needed at this place; no such site, device or option; no
-            backward half.
-    """
+    """``Trace.plan``."""
     if of not in ("saved", "peak"):
         raise RematError(f"of={of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
     least = objective(cost, device, offload)
-    found = planner(facts, at, separately, together)
+    choices = planner(facts, at, separately, together)
+    most = choices.most if of == "saved" else facts.report("none", choices.at).peak_bytes
+    if most is None:
+        raise RematError(f"the peak of {facts.engine.function_name} is not known: give a budget of saved bytes.")
+    limit = budget_bytes(budget, most)
+    request = _Request(*_key_and_label(choices, limit, least, of), limit, least, of)
     if of == "peak":
-        most = facts.report("none", found.at).peak_bytes
-        if most is None:
-            raise RematError(f"the peak of {facts.engine.function_name} is not known: give a budget of saved bytes.")
-        limit = budget_bytes(budget, most)
-        made = within_peak(found, Asked(*_names(facts, found, limit, least, of), limit, least, of), seconds, gap)
-        return _with_branches(made, found)
-    limit = budget_bytes(budget, found.most)
-    made = found.within(Asked(*_names(facts, found, limit, least, of), limit, least), limit, seconds, gap)
-    if made is None:
-        few, keeps = units.apart(limit, facts.preview("nothing_saveable", found.at).saved_bytes)
+        best = _within_peak(choices, request, seconds, gap)
+    else:
+        best = _within(choices, request, limit, seconds, gap)
+    if best is None:
+        few, keeps = units.apart(limit, facts.preview("nothing_saveable", choices.at).saved_bytes)
         raise RematError(
-            f"{few} are too few: nothing_saveable at {found.at!r} keeps {keeps} of {facts.engine.function_name} "
+            f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
             "already; raise the budget, or plan for at='function'."
         )
-    return _with_branches(made, found)
+    if not choices.parts.naming.branches:
+        return best
+    return replace(best, status=f"{best.status} Values inside the branches of a conditional are not among the choices.")
 
 
-def _with_branches(made: Plan, found: Planner) -> Plan:
-    """A plan that says where there are values that it could not choose."""
-    if not found.parts.naming.branches:
-        return made
-    return replace(made, status=f"{made.status} Values inside the branches of a conditional are not among the choices.")
-
-
-def frontier(
-    facts: Facts,
-    points: int = 20,
-    at: Any = None,
-    *,
-    separately: bool = False,
-    together: bool = False,
-    seconds: float = 1.0,
-) -> Listed[FrontierPoint]:
-    """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
-
-    Of many values the lower hull of all choices bounds them, and between its corners choices are mixed; what time
-    is left goes into integer programmes where the distance from the bound is largest. The figures are reckoned, not
-    traced.
+def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan | None:
+    """The best plan within another's budget that saves each group of values as a whole or not at all.
 
     Args:
         facts: of the traced function.
-        points: how many budgets.
-        at: as for ``plan``.
-        separately: as for ``plan``.
-        together: as for ``plan``.
-        seconds: how long to go on improving, in seconds of work: a busy machine takes longer.
+        plan: the other plan.
+        group: the group of each value that may be saved, by the value's name.
 
-    Raises:
-        RematError: as ``plan``; fewer than two points.
+    Returns:
+        The plan, or None where none saves anything.
     """
-    if points < 2:
-        raise RematError(f"a frontier has two points or more, not {points}.")
-    ours = planner(facts, at, separately, together)
-    least, _ = ours.graph.predict(())
-    most = max(ours.most, least)
-    budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
-    began = time.thread_time()
-    hull = ours.hull(seconds / 2)
-    left = seconds - (time.thread_time() - began)
-    found = sweep(ours.problem(), budgets, left, hull.mixed)
-    return Listed(
-        ours.point(budget, each.saved_bytes, each.cost, each.bound)
-        for budget, each in zip(budgets, found, strict=True)
-        if each is not None
-    )
+    choices = planner(facts, plan.at, False).grouped(group)
+    request = _Request(f"{plan.policy} in the source", f"{plan.label} in the source", plan.budget_bytes, Objective())
+    best = _within(choices, request, plan.budget_bytes or plan.saved_bytes, 10.0, 0.01, names_only=True)
+    return best if best is not None and best.names else None
 
 
-def plan_bound(
-    facts: Facts,
-    budget: int | float | str,
-    at: Any = None,
-    *,
-    separately: bool = False,
-    together: bool = False,
-    first: float = 2.0,
-    seconds: float = 0.04,
-) -> FrontierPoint:
-    """A bound on what any plan within a budget recomputes, and the best choice within it that is known so far.
-
-    The first call at a place takes JAX's tracing and up to ``first`` seconds for the hull; later ones read it off, and
-    go on with it for up to ``seconds`` where it is not complete. The figures are reckoned, not traced.
-
-    Args:
-        facts: of the traced function.
-        budget: of saved bytes, as for ``trace.plan``.
-        at: as for ``trace.plan``.
-        separately: as for ``trace.plan``.
-        together: as for ``trace.plan``.
-        first: how long the first call may search, in seconds.
-        seconds: how long the others may.
-
-    Raises:
-        RematError: as ``trace.plan``.
-    """
-    found = planner(facts, at, separately, together)
-    limit = budget_bytes(budget, found.most)
-    return found.point(limit, *found.hull(first).at(limit, seconds))
-
-
-def budget_bytes(budget: int | float | str, most: int) -> int:
-    """The bytes of a budget, of which ``most`` is the whole."""
-    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget) if isinstance(budget, str) else None
-    if percent is not None:
-        budget = min(float(percent[1]) / 100, 1.0)
-    if isinstance(budget, float) and 0.0 <= budget <= 1.0:
-        return int(budget * most)
-    return parse_bytes(budget, "budget")
-
-
-def _names(facts: Facts, found: Planner, limit: int, least: Objective, of: str) -> tuple[str, str]:
+def _key_and_label(choices: Planner, limit: int, least: Objective, of: str) -> tuple[str, str]:
     """The key of a plan, and its label: its budget, and what else was asked for where that is not usual."""
-    place = "" if found.at == facts.engine.default_at else f" at {found.at}"
-    apart = ", one by one" if found.separately else ", equal layers together" if found.together else ""
+    place = "" if choices.at == choices.facts.engine.default_at else f" at {choices.at}"
+    apart = ", one by one" if choices.separately else ", equal layers together" if choices.together else ""
     more = f"{place}{apart}{least.text}"
     if of == "peak":
         return f"plan(peak {limit}{more})", f"plan within {units.nbytes(limit)} of peak{more}"
     return f"plan({limit}{more})", f"plan within {units.nbytes(limit)}{more}"
+
+
+# ---------------------------------------------------------------------------------------------- within bytes saved
+
+
+def _within(
+    choices: Planner, request: _Request, limit: int, seconds: float, gap: float, *, names_only: bool = False
+) -> Plan | None:
+    """The best plan that saves at most ``limit`` bytes, None where more is saved whatever is chosen.
+
+    With ``names_only`` it is a choice of names even where a policy of JAX's costs less.
+    """
+    problem = choices.problem(request.objective)
+    as_names, other_keys = _built_in(choices, limit, problem)
+    best: Plan | None = None
+    bound, spent, allowed = 0.0, 0.0, limit
+    for attempt in range(_ATTEMPTS):
+        solution = problem.solve(allowed, seconds, gap)
+        if solution is None:
+            break
+        spent += solution.seconds
+        bound = solution.bound if attempt == 0 else bound
+        if attempt == 0:
+            if not solution.proven and request.objective.device is None:
+                mixed = choices.hull(0.5).mixed(allowed)
+                as_names += [mixed] if mixed is not None else []
+            # The solver stops within its gap: a policy of JAX's may be the better choice of names.
+            solution = min(solution, *as_names, key=lambda choice: choice.cost)
+        applied = _applied(choices, request, solution)
+        if applied.saved_bytes <= limit:
+            best = _with_bound(applied, solution, bound, spent)
+            break
+        allowed -= applied.saved_bytes - limit  # JAX saves more than was predicted: leave that much room
+        if allowed < 0:
+            break
+    if best is not None and request.objective.device is not None:
+        # Seconds are near the report's only: what spares most FLOPs may take less time in the end.
+        fewest = choices.problem().solve(limit, seconds, gap)
+        other = None if fewest is None else _applied(choices, request, fewest)
+        if other is not None and other.saved_bytes <= limit and (other.seconds or 0) < (best.seconds or 0):
+            cost = problem.measure(fewest.names)[1] if fewest is not None else 0.0
+            best = _with_bound(replace(other, predicted_seconds=cost), None, bound, spent)
+    for key in () if names_only else other_keys:
+        best = _better(choices, key, request, best, bound)
+    return best
+
+
+def _built_in(choices: Planner, limit: int, problem: Problem) -> tuple[list[Solution], list[str]]:
+    """Those of JAX's own policies that stay within the limit: as choices of names, and keys of the others."""
+    as_names: list[Solution] = []
+    others: list[str] = []
+    for key in _BUILT_IN:
+        try:
+            saved = choices.facts.preview(key, choices.at).saved_bytes
+        except RematError:  # complex values, which this JAX cannot save
+            continue
+        if saved > limit:
+            continue
+        names = choices.saved_by(key)
+        exact = names is not None and choices.graph.predict(names)[0] == saved
+        if names is not None and exact:
+            as_names.append(Solution(names, saved, problem.measure(names)[1], 0, False, 0.0))
+        if key in _BEYOND_NAMES or not exact:
+            others.append(key)
+    return as_names, others
+
+
+def _applied(choices: Planner, request: _Request, solution: Solution) -> Plan:
+    """The plan of a solution, with the figures of the report that JAX gives for it."""
+    values = tuple(choices.values(solution.names, solution.offloaded))
+    draft = choices.draft(request.key, request.budget, values, request.label)
+    report = choices.facts.report(draft if values else "nothing_saveable", None if values else choices.at)
+    figures = choices.graph.figures(solution.names, solution.offloaded)
+    applied = replace(
+        _of_report(report, request),
+        predicted_bytes=figures.saved_bytes,
+        predicted_flops=figures.recomputed_flops,
+        predicted_offloaded_bytes=figures.offloaded_bytes,
+        predicted_seconds=None if request.objective.device is None else solution.cost,
+    )
+    if not values:
+        return applied
+    return replace(
+        applied,
+        names=values,
+        fingerprint=draft.fingerprint,
+        separately=draft.separately,
+        together=draft.together,
+        code=_code(choices, report, values),
+    )
+
+
+def _code(choices: Planner, report: Report, values: tuple[PlannedValue, ...]) -> str:
+    """What to paste if the program's own names do the same."""
+    if any(value.name is None or value.offloaded for value in values):
+        return ""
+    own = sorted({value.name for value in values if value.name})
+    named = choices.facts.report(f"save_only_these_names({', '.join(map(repr, own))})", choices.at)
+    same = (named.saved_bytes, named.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
+    return named.code if same else ""
+
+
+def _better(choices: Planner, key: str, request: _Request, best: Plan | None, bound: float) -> Plan | None:
+    """The plan of a policy of JAX's, if it costs less than the best so far."""
+    least = None if best is None else _order(best)[0]
+    if least == 0:
+        return best
+    report = choices.facts.report(key, choices.at)
+    if report.backward_error or (least is not None and request.objective.of(report) >= least):
+        return best
+    what = "recomputes less" if request.objective.device is None else "takes less time"
+    text = f"{key} {what} within the budget than any choice of names that was found."
+    spent = 0.0 if best is None else best.solve_seconds
+    better = replace(_of_report(report, request), status=text, solve_seconds=spent)
+    if better.seconds is None:
+        return replace(better, bound=min(int(bound), report.recomputed_flops))
+    return replace(better, bound_seconds=min(bound, better.seconds), predicted_seconds=better.seconds)
+
+
+def _of_report(report: Report, request: _Request) -> Plan:
+    """A report as a plan, without its values and with nothing said of a bound."""
+    least = request.objective
+    return Plan(
+        report.function,
+        report.at,
+        report.policy,
+        request.budget,
+        report.saved_bytes,
+        report.recomputed_flops,
+        0,
+        code=report.code,
+        forward_flops=report.forward_flops,
+        peak_bytes=report.peak_bytes,
+        uncosted=report.uncosted,
+        of=request.of,
+        cost=least.cost,
+        device="" if least.device is None else least.device.name,
+        host_bandwidth=least.link,
+        offloaded_bytes=report.offloaded_bytes,
+        seconds=None if least.device is None else least.of(report),
+        label=report.label,
+    )
+
+
+def _with_bound(applied: Plan, solution: Solution | None, bound: float, spent: float) -> Plan:
+    """A plan with its bound, and a sentence on how sure it is."""
+    in_seconds = applied.cost == "seconds"
+    if in_seconds:
+        best = replace(applied, bound_seconds=min(bound, applied.predicted_seconds or 0.0), solve_seconds=spent)
+    else:
+        best = replace(applied, bound=min(int(bound), applied.recomputed_flops), solve_seconds=spent)
+    exact = (best.saved_bytes, best.offloaded_bytes, best.recomputed_flops) == (
+        best.predicted_bytes,
+        best.predicted_offloaded_bytes,
+        best.predicted_flops,
+    )
+    departs = "" if exact else " JAX saves or recomputes otherwise than was reckoned; the figures are JAX's."
+    if best.gap == 0:
+        what = "takes less time, as reckoned" if in_seconds else "recomputes less"
+        same = " that is the same in equal layers" if best.together else ""
+        return replace(best, status=f"No choice of names{same} within the budget {what}.{departs}")
+    why = ", where the solver's time was up" if solution is not None and not solution.proven else ""
+    what = "the time that is added, as reckoned," if in_seconds else "what is recomputed"
+    same = " by a choice that is the same in equal layers" if best.together else ""
+    least = f"At most {max(best.gap, 0.0001):.2%} of {what} could be spared{same}"
+    return replace(best, status=f"{least}{why}.{departs}")
+
+
+# ----------------------------------------------------------------------------------------------- within a peak
+
+_GRID = 4  # budgets of saved bytes tried at first, evenly spaced, since a peak need not rise with what is saved
+_STEPS = 6  # halvings of the interval in which the last plan lies that fits
+
+
+def _within_peak(choices: Planner, request: _Request, seconds: float, gap: float) -> Plan:
+    """The cheapest plan found whose report has an estimated peak of at most ``request.budget`` bytes.
+
+    Where peaks rise with the bytes saved, halving finds the largest budget that fits. They need not: JAX's own policies
+    and a few evenly spaced budgets are tried first. Each candidate is judged by the report that JAX gives for it.
+
+    Raises:
+        RematError: none fits; says what the least peak is that was found.
+    """
+    search = _PeakSearch(choices, request, seconds, gap)
+    least, most = choices.graph.predict(())[0], choices.most
+    for key in _BUILT_IN:
+        search.policy(key)
+    everything, _ = choices.graph.predict(choices.problem().names)  # more than autodiff saves by itself, as a rule
+    budgets = sorted({everything, *(least + max(0, most - least) * i // _GRID for i in range(_GRID + 1))})
+    fits = [search.budget(budget) for budget in budgets]
+    last = max((i for i, fit in enumerate(fits) if fit), default=None)
+    if last is not None and last + 1 < len(budgets):
+        low, high = budgets[last], budgets[last + 1]
+        for _ in range(_STEPS):
+            middle = (low + high) // 2
+            if high - low <= max(1, (everything - least) // 1000):
+                break
+            low, high = (middle, high) if search.budget(middle) else (low, middle)
+    return search.result()
+
+
+class _PeakSearch:
+    """The plans tried so far."""
+
+    def __init__(self, choices: Planner, request: _Request, seconds: float, gap: float) -> None:
+        self._choices, self._request = choices, request
+        self._end = time.perf_counter() + seconds
+        self._longest, self._gap = seconds / 4, gap
+        self._best: Plan | None = None
+        self._lowest: Plan | None = None
+        self._tried = 0
+
+    def policy(self, key: str) -> None:
+        """Try a policy of JAX's."""
+        try:
+            report = self._choices.facts.report(key, self._choices.at)
+        except RematError:  # complex values, which this JAX cannot save
+            return
+        if not report.backward_error:
+            self._take(_of_report(report, self._request))
+
+    def budget(self, saved: int) -> bool:
+        """Try the best plan for a budget of saved bytes; whether its peak fits."""
+        left = max(0.1, min(self._longest, self._end - time.perf_counter()))
+        candidate = _within(self._choices, self._request, saved, left, self._gap, names_only=True)
+        return candidate is not None and self._take(candidate)
+
+    def _take(self, candidate: Plan) -> bool:
+        if candidate.peak_bytes is None:
+            return False
+        self._tried += 1
+        if self._lowest is None or candidate.peak_bytes < (self._lowest.peak_bytes or 0):
+            self._lowest = candidate
+        fits = candidate.peak_bytes <= self._request.budget
+        if fits and (self._best is None or _order(candidate) < _order(self._best)):
+            self._best = candidate
+        return fits
+
+    def result(self) -> Plan:
+        """The cheapest that fits."""
+        limit, name = self._request.budget, self._choices.facts.engine.function_name
+        if self._best is None:
+            if self._lowest is None:
+                raise RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
+            budget, least = units.apart(limit, self._lowest.peak_bytes or 0)
+            raise RematError(
+                f"No plan at {self._choices.at!r} keeps the estimated peak of {name} within {budget}: the least "
+                f"found is {least} ({self._lowest.label}); raise the budget, use smaller batches, "
+                "or checkpoint inside the function."
+            )
+        # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more.
+        bound = self._choices.problem(self._request.objective).relax(limit) or 0.0
+        text = f"The cheapest of {self._tried} plans tried whose estimated peak fits; no other is ruled out."
+        if self._best.cost == "seconds":
+            return replace(self._best, bound_seconds=min(bound, self._best.predicted_seconds or 0.0), status=text)
+        return replace(self._best, bound=min(int(bound), self._best.recomputed_flops), status=text)
+
+
+def _order(candidate: Plan) -> tuple[float, int]:
+    """What a plan costs, and its peak: of two plans the lower is preferred."""
+    cost = candidate.recomputed_flops if candidate.seconds is None else candidate.seconds
+    return cost, candidate.peak_bytes or 0

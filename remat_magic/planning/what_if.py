@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.alike import alike_values
-from remat_magic.planning.answers import answered
-from remat_magic.planning.flips import Flip, Flips
-from remat_magic.planning.objective import Objective
-from remat_magic.planning.planner import Planner, planner
+from remat_magic.planning.costs import Objective
+from remat_magic.planning.graph import Graph
+from remat_magic.planning.layers import equal_layers
+from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import resolve
 from remat_magic.records import Listed, Plan, PlannedValue, RematError, Report, WhatIf
 
-__all__ = ["names_saved", "what_if"]
+__all__ = ["Outcome", "Outcomes", "what_if"]
+
+_Policy = str | Plan | Callable[..., Any]
 
 
 def what_if(
     facts: Facts,
-    policy: Any = "as_written",
-    at: Any = None,
+    policy: _Policy = "as_written",
+    at: str | None = None,
     *,
     device: str | devices.Device | None = None,
     by: str = "flops",
@@ -31,26 +37,7 @@ def what_if(
     together: bool = False,
     namespace: Mapping[str, Any] | None = None,
 ) -> Listed[WhatIf]:
-    """For each residual that could be recomputed, and each recomputed value that could be saved: what that changes.
-
-    Reckoned on the graph that plans are made on, all in one go; each plan, applied, does what is said of it. What could
-    be saved comes first, that which spares most for each byte leading; then what could be recomputed, that whose bytes
-    spare least leading.
-
-    Args:
-        facts: of the traced function.
-        policy: as for ``trace.report``, a plan included.
-        at: one place, or all sites.
-        device: whose seconds are estimated; by default the one that JAX runs on, if it is known.
-        by: what ranks: ``"flops"`` or ``"seconds"``.
-        separately: for equal layers that share one body one by one, not together.
-        together: for all values at once that one expression makes, in equal layers that a Python loop unrolls.
-        namespace: where policies of one's own are looked up by name.
-
-    Raises:
-        RematError: no such policy, place or device; no backward half; or JAX does otherwise than is reckoned here (a
-            checkpoint inside another under jax_remat3), so that nothing can be said.
-    """
+    """``Trace.what_if``, worked out on the graph that plans are made on, all in one go."""
     if by not in ("flops", "seconds"):
         raise RematError(f"by={by!r} is nothing to rank by: choose 'flops' or 'seconds'.")
     chosen = devices.default() if device is None else devices.get(device)
@@ -58,27 +45,31 @@ def what_if(
         raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
     if isinstance(policy, Plan):
         at, separately = policy.at, policy.separately if policy.names else separately
-    found = planner(facts, at, separately)
-    report = facts.report(policy, found.at if not isinstance(policy, Plan) else None, namespace)
+    choices = planner(facts, at, separately)
+    report = facts.report(policy, choices.at if not isinstance(policy, Plan) else None, namespace)
     if report.backward_error:
         raise RematError(report.backward_error)
-    names = names_saved(found, policy, namespace)
-    costs = None if chosen is None else Objective(chosen).costs(found.graph, found.parts.backward).nodes
-    flips = Flips(found.graph, names, costs)
-    base = _Base(found, flips, report)
+    names = _names_saved(choices, policy, namespace)
+    costs = None if chosen is None else Objective(chosen).costs(choices.graph, choices.parts.backward).nodes
+    outcomes = Outcomes(choices.graph, names, costs)
+    base = outcomes.base
+    rows = _Rows(choices, outcomes, report)
     against = policy if isinstance(policy, Plan) else report.policy
-    same = (flips.base.saved_bytes, flips.base.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
+    same = (base.saved_bytes, base.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
     if not same or not (isinstance(policy, Plan) or _is_key(facts, report.policy)):
         # What the policy keeps no choice of names does, or only its object stands for it: compare with the nearest.
-        against = base.plan(flips.base, ", by value", ", by value") if flips.base.used else "nothing_saveable"
-        told = facts.report(against, None if isinstance(against, Plan) else found.at)
-        if (told.saved_bytes, told.recomputed_flops) != (flips.base.saved_bytes, flips.base.recomputed_flops):
+        against = rows.plan(base, ", by value", ", by value") if base.used else "nothing_saveable"
+        nearest = facts.report(against, None if isinstance(against, Plan) else choices.at)
+        if (nearest.saved_bytes, nearest.recomputed_flops) != (
+            outcomes.base.saved_bytes,
+            outcomes.base.recomputed_flops,
+        ):
             raise RematError(
-                f"JAX saves or recomputes otherwise at {found.at!r} than is reckoned for {report.policy}, so that the "
-                "effect of single values is not known: choose at='sites', or one site."
+                f"JAX saves or recomputes otherwise at {choices.at!r} than is reckoned for {report.policy}, so that "
+                "the effect of single values is not known: choose at='sites', or one site."
             )
-    rows = [base.row(each, chosen, against) for each in base.groups(together)]
-    return Listed(sorted(rows, key=lambda row: _rank(row, by)))
+    changes = [rows.row(names, chosen, against) for names in rows.groups(together)]
+    return Listed(sorted(changes, key=lambda row: _rank(row, by)))
 
 
 def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:
@@ -88,15 +79,17 @@ def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:
     return 1, worth, -abs(row.saved_bytes), row.value.key
 
 
-def names_saved(found: Planner, policy: Any, namespace: Mapping[str, Any] | None) -> frozenset[str]:
+def _names_saved(
+    choices: Planner, policy: str | Plan | Callable[..., Any], namespace: Mapping[str, Any] | None
+) -> frozenset[str]:
     """The names of the values that a policy, or a plan, saves at the planner's place."""
     if isinstance(policy, Plan) and policy.names:
-        return found.keys_of(policy)
+        return choices.keys_of(policy)
     if isinstance(policy, Plan):
         policy = policy.policy
-    facts = found.facts
+    facts = choices.facts
     resolved = resolve(policy, facts.engine.names, namespace, facts.engine.function_name)
-    return answered(facts, found.parts, resolved)
+    return saved_by(facts, choices.parts, resolved)
 
 
 def _is_key(facts: Facts, key: str) -> bool:
@@ -108,29 +101,29 @@ def _is_key(facts: Facts, key: str) -> bool:
     return True
 
 
-class _Base:
-    """The choice that the others differ from, and the plans that these are."""
+class _Rows:
+    """What is changed, and the plans that do it, beside the choice that they differ from."""
 
-    def __init__(self, found: Planner, flips: Flips, report: Report) -> None:
-        self._found, self._flips, self._report = found, flips, report
-        self._order = {name: i for i, name in enumerate(found.parts.naming.values)}
-        self._values = found.every_value()
-        self._used = sorted(flips.base.used, key=self._order.__getitem__)
+    def __init__(self, choices: Planner, outcomes: Outcomes, report: Report) -> None:
+        self._choices, self._outcomes, self._report = choices, outcomes, report
+        self._order = {name: i for i, name in enumerate(choices.parts.naming.values)}
+        self._values = choices.every_value()
+        self._used = sorted(outcomes.base.used, key=self._order.__getitem__)
         self._kept = [self._values[name] for name in self._used]
 
     def groups(self, together: bool) -> list[list[str]]:
         """The names that go the other way at once: each alone, or those alike that now go the same way."""
-        found: list[list[str]] = []
-        for names in (self._flips.base.used, self._flips.recomputed):
-            mine = sorted(names, key=self._order.__getitem__)
-            alike = alike_values((self._values[name] for name in mine), self._found.parts) if together else ()
-            found += alike or [[name] for name in mine]
-        return found
+        groups: list[list[str]] = []
+        for names in (self._outcomes.base.used, self._outcomes.recomputed):
+            ordered = sorted(names, key=self._order.__getitem__)
+            layers = equal_layers((self._values[name] for name in ordered), self._choices.parts) if together else ()
+            groups += layers or [[name] for name in ordered]
+        return groups
 
     def row(self, names: Sequence[str], device: devices.Device | None, against: str | Plan) -> WhatIf:
-        """What flipping some names changes."""
-        base, flip, value = self._flips.base, self._flips.flip(*names), self._values[names[0]]
-        saving = names[0] not in self._flips.chosen
+        """What it changes to decide some names the other way."""
+        base, after, value = self._outcomes.base, self._outcomes.toggled(*names), self._values[names[0]]
+        saving = names[0] not in self._outcomes.chosen
         sign = "+" if saving else "-"
         what = value.name or value.primitive or "carry"
         where = f" {value.source.place}" if value.source else ""
@@ -138,35 +131,126 @@ class _Base:
         return WhatIf(
             "save" if saving else "recompute",
             value,
-            flip.saved_bytes - base.saved_bytes,
-            flip.recomputed_flops - base.recomputed_flops,
-            None if device is None else flip.seconds - base.seconds,
+            after.saved_bytes - base.saved_bytes,
+            after.recomputed_flops - base.recomputed_flops,
+            None if device is None else after.seconds - base.seconds,
             "" if device is None else device.name,
             # Values of one line read alike: only their names tell plans apart.
-            self.plan(flip, f" {sign} {names[0]}{many}", f" {sign} {what}{where}{many}"),
+            self.plan(after, f" {sign} {names[0]}{many}", f" {sign} {what}{where}{many}"),
             against,
             len(names),
         )
 
-    def plan(self, flip: Flip, key: str, label: str) -> Plan:
+    def plan(self, outcome: Outcome, key: str, label: str) -> Plan:
         """The plan of a choice, with what is reckoned of it for its figures; what it is called begins as the report."""
-        used = self._flips.base.used
+        used = self._outcomes.base.used
         values: list[PlannedValue] = self._kept
-        if flip.used != used:
-            gone, new = used - flip.used, flip.used - used
+        if outcome.used != used:
+            gone, new = used - outcome.used, outcome.used - used
             values = [value for value in values if value.key not in gone] if gone else list(values)
             for name in new:
                 where = bisect.bisect(values, self._order[name], key=lambda value: self._order[value.key])
                 values.insert(where, self._values[name])
         key, label = f"{self._report.policy}{key}", f"{self._report.label}{label}"
-        draft = self._found.draft(key, flip.saved_bytes, tuple(values), label)
+        draft = self._choices.draft(key, outcome.saved_bytes, tuple(values), label)
         if not values:
             draft = replace(draft, policy="nothing_saveable", label="", fingerprint="")
         return replace(
             draft,
-            saved_bytes=flip.saved_bytes,
-            recomputed_flops=flip.recomputed_flops,
-            predicted_bytes=flip.saved_bytes,
-            predicted_flops=flip.recomputed_flops,
+            saved_bytes=outcome.saved_bytes,
+            recomputed_flops=outcome.recomputed_flops,
+            predicted_bytes=outcome.saved_bytes,
+            predicted_flops=outcome.recomputed_flops,
             status="What one value changes, as reckoned.",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a choice comes to, and the names in it whose saved values are read."""
+
+    saved_bytes: int
+    recomputed_flops: int
+    seconds: float
+    used: frozenset[str]
+
+
+class Outcomes:
+    """A choice of names, and what it is when one name is taken out of it or put into it.
+
+    ``base`` is what the choice itself comes to, ``recomputed`` the names of the values that are computed again under it
+    and could be saved.
+
+    Args:
+        graph: the graph.
+        chosen: the names.
+        seconds: of each node, or None.
+    """
+
+    def __init__(self, graph: Graph, chosen: Collection[str], seconds: Sequence[float] | None) -> None:
+        count = len(graph.flops)
+        leaves = {leaf: count + i for i, leaf in enumerate(graph.leaf_bytes)}
+        self._source = count + len(leaves)
+        rows: list[Sequence[int]] = [
+            (*graph.reads[n], *(leaves[leaf] for leaf in graph.leaves[n])) for n in range(count)
+        ]
+        rows += [()] * len(leaves)
+        rows.append([n for n in range(count) if graph.needed[n]])
+        starts = np.cumsum([0, *map(len, rows)])
+        columns = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(starts[-1]))
+        self._rows, self._starts = columns.copy(), starts
+        self._matrix = csr_array((np.ones(len(columns)), columns, starts), shape=(len(rows), len(rows)))
+        self._flops = np.array([*graph.flops, *[0] * (len(leaves) + 1)], np.int64)
+        # In whole picoseconds: what changes nothing is to differ by nothing, in whatever order it is summed.
+        in_seconds = np.array([*(seconds or [0.0] * count), *[0.0] * (len(leaves) + 1)])
+        self._picoseconds = np.rint(in_seconds * 1e12).astype(np.int64)
+        self._leaf = np.array([*[0] * count, *graph.leaf_bytes.values(), 0], np.int64)
+        self._names = list(dict.fromkeys(name for name, _, _ in graph.gates.values()))
+        number = {name: i for i, name in enumerate(self._names)}
+        self._name = np.full(len(rows), -1)
+        self._passed = np.zeros(len(rows))
+        self._bytes = np.zeros(len(self._names), np.int64)
+        self._copies = np.zeros(len(self._names), np.int64)
+        self._gates: dict[str, list[int]] = {}
+        for gate, (name, size, passed) in graph.gates.items():
+            self._gates.setdefault(name, []).append(gate)
+            self._name[gate], self._passed[gate] = number[name], passed
+            self._bytes[number[name]], self._copies[number[name]] = size, graph.copies.get(name, passed)
+        self._closed = np.zeros(len(rows), bool)
+        self.chosen = frozenset(chosen)
+        for name in self.chosen & self._gates.keys():
+            self._set(name, True)
+        reached = self._reached()
+        self.base = self._outcome(reached)
+        passing = self._name[reached[~self._closed[reached]]]
+        self.recomputed = frozenset(self._names[i] for i in np.unique(passing[passing >= 0]))
+
+    def _set(self, name: str, closed: bool) -> None:
+        """Let nothing through the gates of a name, or all: a gate that is closed leads to itself alone."""
+        indices: Any = self._matrix.indices
+        for gate in self._gates[name]:
+            row = slice(self._starts[gate], self._starts[gate + 1])
+            indices[row] = gate if closed else self._rows[row]
+            self._closed[gate] = closed
+
+    def _reached(self) -> Any:
+        """What runs, and the gates where it reads saved values."""
+        return breadth_first_order(self._matrix, self._source, return_predecessors=False)
+
+    def _outcome(self, reached: Any) -> Outcome:
+        closed = self._closed[reached]
+        held, again = reached[closed], reached[~closed]
+        times = np.bincount(self._name[held], self._passed[held], len(self._names)).astype(np.int64)
+        saved = int((np.minimum(times, self._copies) * self._bytes).sum() + self._leaf[reached].sum())
+        flops, seconds = int(self._flops[again].sum()), int(self._picoseconds[again].sum()) * 1e-12
+        return Outcome(saved, flops, seconds, frozenset(self._names[i] for i in np.flatnonzero(times)))
+
+    def toggled(self, *names: str) -> Outcome:
+        """The choice without those of some names that are in it, and with those that are not."""
+        for name in names:
+            self._set(name, name not in self.chosen)
+        try:
+            return self._outcome(self._reached())
+        finally:
+            for name in names:
+                self._set(name, name in self.chosen)

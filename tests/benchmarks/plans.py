@@ -64,7 +64,7 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
     began = time.perf_counter()
     found = planner(trace.facts, at, False)
     setup = time.perf_counter() - began
-    nodes, values = found.problem().size
+    nodes, values = len(found.problem().graph.flops), len(found.problem().names)
     every = len(found.every_value())
     print(f"\n{name}, at {at}: {every} values, {values} to choose from, {nodes} operations; graph in {setup:.2f} s")
     began = time.perf_counter()
@@ -94,8 +94,8 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
         slowest = max(slowest, time.perf_counter() - began)
     print(f"  bound: {first:.2f} s at first, then at most {slowest * 1e3:.1f} ms a step")
     began = time.perf_counter()
-    flips = trace.what_if("nothing_saveable", at, device="H100 SXM")
-    print(f"  what if: {len(flips)} values in {time.perf_counter() - began:.2f} s")
+    rows = trace.what_if("nothing_saveable", at, device="H100 SXM")
+    print(f"  what if: {len(rows)} values in {time.perf_counter() - began:.2f} s")
     least = trace.preview("nothing_saveable", at).saved_bytes
     for part in (0.1, 0.3, 0.6) if xla else ():
         plan = trace.plan(int(least + part * (found.most - least)), at)

@@ -1,20 +1,22 @@
-"""Values of equal layers: what one expression makes in each of them, although each is traced by itself."""
+"""Equal layers, each traced by itself: which values one expression makes, and deciding on these at once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
+from remat_magic.planning.graph import Graph
 from remat_magic.records import PlannedValue
 
-__all__ = ["alike_values"]
+__all__ = ["GroupedGraph", "equal_layers"]
 
 _DEEP = 3  # operations; what is further apart in one expression is rarely told apart by more
 
 
-def alike_values(values: Iterable[PlannedValue], parts: Dissection) -> list[list[str]]:
+def equal_layers(values: Iterable[PlannedValue], parts: Dissection) -> list[list[str]]:
     """The names of values in groups of those that one step of one expression makes, in the order of the values.
 
     One expression can be many operations, such as the four multiplications of ``jax.nn.gelu``: they are told apart by
@@ -71,3 +73,38 @@ def _jaxprs(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
         for eqn in jaxpr.eqns:
             for body in _jax.bodies(eqn):
                 yield from _jaxprs(body.jaxpr, seen)
+
+
+@dataclass(eq=False, slots=True)
+class GroupedGraph(Graph):
+    """A graph whose gates have the names of groups: what is saved of a group is saved in all of it.
+
+    ``own`` are the names that the gates had, by which values are told apart, and counted.
+    """
+
+    own: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, group: Mapping[str, str]) -> GroupedGraph:
+        """A graph with its values in groups, by their names; one that is in none has no gate."""
+        gates = {node: gate for node, gate in graph.gates.items() if gate[0] in group}
+        return cls(
+            **{field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "gates"},
+            gates={node: (group[name], size, passed) for node, (name, size, passed) in gates.items()},
+            own={node: name for node, (name, _, _) in gates.items()},
+        )
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of a graph, the sizes of a group's values added."""
+        gates = list(gates)
+        group = {self.own[gate]: self.gates[gate][0] for gate in gates}
+        sizes: dict[str, tuple[int, int]] = {}
+        for name, (size, times) in self.own_sizes(gates).items():
+            bytes_before, times_before = sizes.get(group[name], (0, 0))
+            sizes[group[name]] = bytes_before + size, times_before + times
+        return sizes
+
+    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of the graph that it was made of."""
+        plain = Graph(gates={gate: (self.own[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
+        return plain.sizes(plain.gates)

@@ -1,12 +1,15 @@
-"""Integer programmes for HiGHS, through scipy, and the smaller one whose variables are sums of another's.
+"""Integer programs for HiGHS, through scipy, and the smaller one whose variables are sums of another's.
 
 Equal layers make a search go through all orders of them: which of twelve layers keep a value is many choices, how many
 do is one of thirteen. So variables that look alike are summed, and rows that look alike too; what is left is as large
-as one layer, however many there are. No choice is lost by it: whatever the variables of the large programme are, their
+as one layer, however many there are. No choice is lost by it: whatever the variables of the large program are, their
 sums keep to the rows of the small one and cost the same, so that the optimum of the small one is a bound. Where the
-variables of a sum are truly alike in all the programme (a partition that colour refinement leaves as it is) the linear
-programmes even have the same optimum (Grohe, Kersting, Mladenov and Selman, ESA 2014); layers in a row are not, since
+variables of a sum are truly alike in all the program (a partition that colour refinement leaves as it is) the linear
+programs even have the same optimum (Grohe, Kersting, Mladenov and Selman, ESA 2014); layers in a row are not, since
 each reads the one before it.
+
+The sums earn their place: without them the plan of 12, 19 or 48 blocks of GPT-2 small's size for the bytes of
+``dots_saveable`` is 13% to 32% from its bound after ten seconds; with them it is proven best in 0.1 to 0.4 s.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-__all__ = ["INFEASIBLE", "Programme", "Summed", "summed"]
+__all__ = ["INFEASIBLE", "IntegerProgram", "Summed", "summed"]
 
 INFEASIBLE = 2  # a status of scipy's
 
@@ -33,7 +36,7 @@ _constraint: Any = LinearConstraint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Programme:
+class IntegerProgram:
     """Minimise ``cost @ x`` so that ``matrix @ x <= limits``, ``amounts @ x <= budget`` and ``low <= x <= high``.
 
     ``integral`` is 1 for the variables that have to be whole, and 0 for the others.
@@ -50,7 +53,7 @@ class Programme:
     def run(
         self, budget: float, seconds: float, gap: float, *, whole: bool = True, low: Any = None, high: Any = None
     ) -> Any:
-        """What scipy's ``milp`` gives; with ``low`` and ``high`` in place of the programme's own."""
+        """What scipy's ``milp`` gives; with ``low`` and ``high`` in place of the program's own."""
         return milp(
             self.cost + _TIE * self.amounts,
             integrality=self.integral if whole else np.zeros(len(self.cost)),
@@ -63,7 +66,7 @@ class Programme:
         )
 
     def priced(self, price: float) -> Any:
-        """The linear programme without a budget, where a unit of ``amounts`` costs ``price``."""
+        """The linear program without a budget, where a unit of ``amounts`` costs ``price``."""
         return milp(
             self.cost + price * self.amounts,
             bounds=_bounds(self.low, self.high),
@@ -77,28 +80,28 @@ class Programme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summed:
-    """A programme of sums, and for each variable of the other one the number of its sum."""
+    """An integer program of sums, and for each variable of the other one the number of its sum."""
 
-    programme: Programme
+    program: IntegerProgram
     member_of: Any
 
 
-def summed(programme: Programme, kinds: Sequence[Hashable]) -> Summed:
-    """A programme of the sums of variables that look alike.
+def summed(program: IntegerProgram, kinds: Sequence[Hashable]) -> Summed:
+    """An integer program of the sums of variables that look alike.
 
     Alike are variables of one kind with the same cost, amount and limits, in rows that look alike. These rows are
     summed, and variables that add to these sums differently (the first and the last layer's, as a rule) stay apart, so
     that each sum of rows can be told by sums of variables.
 
     Args:
-        programme: the large one.
+        program: the large one.
         kinds: of its variables; any will do for a bound, and the better they tell what is alike the nearer it is.
     """
-    by_row: Any = csr_array(programme.matrix)
+    by_row: Any = csr_array(program.matrix)
     by_column: Any = by_row.T.tocsr()
     rows, columns = _entries(by_row), _entries(by_column)
-    limits = programme.limits.tolist()
-    own = zip(kinds, programme.cost, programme.amounts, programme.low, programme.high, programme.integral, strict=True)
+    limits = program.limits.tolist()
+    own = zip(kinds, program.cost, program.amounts, program.low, program.high, program.integral, strict=True)
     column = _numbered(own)
     row = _numbered((limit, _colours(terms, column)) for limit, terms in zip(limits, rows, strict=True))
     column = _numbered((before, _colours(terms, row)) for before, terms in zip(column, columns, strict=True))
@@ -118,13 +121,13 @@ def summed(programme: Programme, kinds: Sequence[Hashable]) -> Summed:
     entries = [(number, of, factor) for of, member in first.items() for number, factor in shares[member].items()]
     where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())
     total = np.zeros(max(row, default=-1) + 1)
-    np.add.at(total, row, programme.limits)
-    small = Programme(
-        programme.cost[one],
-        programme.amounts[one],
-        programme.low[one] * size,
-        programme.high[one] * size,
-        programme.integral[one],
+    np.add.at(total, row, program.limits)
+    small = IntegerProgram(
+        program.cost[one],
+        program.amounts[one],
+        program.low[one] * size,
+        program.high[one] * size,
+        program.integral[one],
         csr_array((factors, (where, at)), shape=(len(total), len(one))),
         total,
     )
@@ -139,8 +142,8 @@ def _entries(matrix: Any) -> list[list[tuple[int, float]]]:
 
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
     """For each key its number among the different ones, in the order in which they come."""
-    known: dict[Hashable, int] = {}
-    return [known.setdefault(key, len(known)) for key in keys]
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def _colours(terms: Iterable[tuple[int, float]], colours: Sequence[int]) -> tuple[tuple[int, float], ...]:

@@ -1,20 +1,32 @@
-"""What a plan is to make least: recomputed FLOPs, or the estimated seconds of recomputing and offloading."""
+"""What a plan is to make least, within which budget: recomputed FLOPs, or the estimated seconds that they take."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat_magic import devices
+from remat_magic import devices, units
 from remat_magic.facts import kernels
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.times import seconds, times
 from remat_magic.planning.graph import Graph
-from remat_magic.planning.solve import Costs
 from remat_magic.records import RematError, Report
-from remat_magic.units import parse_bytes
 
-__all__ = ["Objective", "objective"]
+__all__ = ["Costs", "Objective", "budget_bytes", "objective"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What is to be least: a cost for each node of a graph, and one for each byte that is offloaded.
+
+    ``transfer`` is None where nothing may be offloaded. ``whole`` tells that all costs are whole numbers, as FLOPs are.
+    """
+
+    nodes: Sequence[float]
+    transfer: float | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +67,12 @@ class Objective:
         """
         if self.device is None:
             return Costs(graph.flops)
-        alive = LiveEquations(backward.jaxpr)
-        shares = kernels.shares(backward, alive)
+        shares = kernels.shares(backward, LiveEquations(backward.jaxpr))
         nodes = [
-            seconds([replace(shares[id(eqn)], times=runs) for eqn, runs in each if id(eqn) in shares], self.device)[0]
-            for each in graph.operations
+            seconds(
+                [replace(shares[id(eqn)], times=runs) for eqn, runs in operations if id(eqn) in shares], self.device
+            )[0]
+            for operations in graph.operations
         ]
         # There and back: twice over the link.
         return Costs(nodes, None if self.link is None else 2 / self.link, whole=False)
@@ -77,18 +90,28 @@ def objective(cost: str, device: str | devices.Device | None, offload: float | s
         offload = None
     if cost == "flops" and offload is None:
         return Objective()
-    found = devices.default() if device is None else devices.get(device)
-    if found is None:
+    device = devices.default() if device is None else devices.get(device)
+    if device is None:
         raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
     if offload is None:
-        return Objective(found)
+        return Objective(device)
     if offload is True:
-        link = found.host_bandwidth
+        link = device.host_bandwidth
         if link is None:
-            raise RematError(f"How fast {found.name} reaches the host is not known: give offload= in bytes/s.")
+            raise RematError(f"How fast {device.name} reaches the host is not known: give offload= in bytes/s.")
     else:
         text = offload.strip().removesuffix("/s") if isinstance(offload, str) else offload
-        link = float(parse_bytes(text, "offload"))
+        link = float(units.parse_bytes(text, "offload"))
         if not link:
             raise RematError("offload=0 bytes/s moves nothing: give the bandwidth to the host, or leave offload out.")
-    return Objective(replace(found, host_bandwidth=link), link)
+    return Objective(replace(device, host_bandwidth=link), link)
+
+
+def budget_bytes(budget: float | str, most: int) -> int:
+    """The bytes of a budget, of which ``most`` is the whole."""
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget) if isinstance(budget, str) else None
+    if percent is not None:
+        budget = min(float(percent[1]) / 100, 1.0)
+    if isinstance(budget, float) and 0.0 <= budget <= 1.0:
+        return int(budget * most)
+    return units.parse_bytes(budget, "budget")
