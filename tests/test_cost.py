@@ -254,9 +254,9 @@ UNCOSTED = {
     "iterates until it converges": "igamma igammac igamma_grad_a regularized_incomplete_beta random_gamma",
     "its algorithm is the backend's": "rng_bit_generator rng_uniform",
     "only within kernels, whose bodies are not entered": """
-        bitcast delay dma_start dma_wait get_barrier_semaphore masked_load masked_swap matmul_acc_lhs matmul_pop
-        matmul_push_rhs num_programs pack_elementwise program_id program_order roll semaphore_read semaphore_signal
-        semaphore_wait stochastic_round unpack_elementwise
+        bitcast conv delay dma_start dma_wait get_barrier_semaphore masked_load masked_swap matmul_acc_lhs
+        matmul_lhs_fifo matmul_pop matmul_pop_fifo matmul_push_rhs num_programs pack_elementwise program_id
+        program_order roll semaphore_read semaphore_signal semaphore_wait stochastic_round unpack_elementwise
     """,
     "only while JAX traces or differentiates": """
         box_get box_set create_linear custom_lin log_extend log_read new_box new_log prng_join prng_random_bits

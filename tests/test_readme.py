@@ -1,4 +1,4 @@
-"""What the README says is true: its code runs, its tables list what there is."""
+"""What README and CONTRIBUTING say is true: the code runs, the tables list what there is, the files are there."""
 
 import os
 import re
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 RUN = """\
 import sys
@@ -49,7 +51,7 @@ def test_the_python_runs_as_cells_of_one_notebook(tmp_path):
         timeout=180,
         check=False,
         cwd=tmp_path,  # it writes files
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -97,7 +99,7 @@ def test_names_in_the_prose_exist(name):
 
 @pytest.mark.parametrize("label", sorted(set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", PROSE))))
 def test_what_the_widget_says_is_quoted_to_the_letter(label):
-    folders = [Path(__file__).parent.parent / "remat_magic" / folder for folder in ("views", "widget", "facts")]
+    folders = [ROOT / "remat_magic" / folder for folder in ("views", "widget", "facts")]
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".js")]
     words = re.compile(rf"\b(?i:{label[0]}){re.escape(' '.join(label[1:].split()))}")
     assert any(words.search(file.read_text(encoding="utf-8")) for file in files)
@@ -105,7 +107,7 @@ def test_what_the_widget_says_is_quoted_to_the_letter(label):
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PROSE))
 def test_what_is_linked_is_there(link):
-    assert (Path(__file__).parent.parent / link).is_file()
+    assert (ROOT / link).is_file()
 
 
 @pytest.mark.parametrize("key", table_keys("Policies"))
@@ -117,3 +119,18 @@ def test_all_policy_keys_can_be_used(key):
     names = ("a", "b", "attn_q", "mlp0")
     mine = jax.checkpoint_policies.dots_saveable
     rm.policies.resolve(key, names=names, namespace={"my_policy": mine})
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"(?<![\w./])(?!\.venv)[\w.]*\w/[\w./]*|\w+\.(?:py|md)\b", CONTRIBUTING)))
+)
+def test_files_and_folders_of_contributing_are_there(path):
+    assert any((folder / path).exists() for folder in (ROOT, ROOT / "remat_magic"))
+
+
+def test_the_environment_is_told():
+    ran = subprocess.run(
+        [sys.executable, "-m", "remat_magic"], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "jax" in ran.stdout
