@@ -335,21 +335,18 @@ def test_a_plan_of_names_that_there_are_not_is_refused():
 
 def test_values_are_not_seen_before_all_are_known(monkeypatch):
     """A panel asks for what-ifs while a plan is made: neither thread is handed what the other is still filling."""
-    trace, origin, seen = traced("three_layers"), PlannedValue.origin.fget, []
-    choices = planner(trace.facts, "function", False)
+    fun, args = PROGRAMS["three_layers"]
+    expected = list(planner(rm.trace(fun, *args).facts, "function", False).every_value())
+    choices, origin = planner(rm.trace(fun, *args).facts, "function", False), PlannedValue.origin.fget
+    accesses, seen = itertools.count(1), []
 
     def asked_meanwhile(value):
-        if not seen:
-            seen.append(0)
-        elif len(seen) == len(choices.parts.naming.values) + 1:  # all are counted, and some are stored
-            thread = threading.Thread(target=lambda: seen.append(len(choices.every_value())))
-            seen.append(0)
+        if next(accesses) == len(expected) + 3:  # all are counted, and the first one may be stored
+            thread = threading.Thread(target=lambda: seen.append(list(choices.every_value())))
             thread.start()
             thread.join()
-        seen.append(0)
         return origin(value)
 
     monkeypatch.setattr(PlannedValue, "origin", property(asked_meanwhile))
-    every = choices.every_value()
-    assert len(every) >= 4
-    assert [count for count in seen if count] == [len(every)]
+    assert list(choices.every_value()) == expected
+    assert seen == [expected]
