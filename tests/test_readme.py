@@ -134,3 +134,11 @@ def test_the_environment_is_told():
     )
     assert ran.returncode == 0, ran.stderr
     assert "jax" in ran.stdout
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
+    from remat_magic import __version__
+
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", headings[1])
