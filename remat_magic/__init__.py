@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remat_magic.records import GradientDifference, Measurement, RematError, Report
-from remat_magic.records.registered import register
+from remat_magic.records.base import register
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from remat_magic import devices, policies
     from remat_magic.api import Trace, trace
     from remat_magic.comparing.assertions import assert_policy
-    from remat_magic.comparing.compare import Comparison
     from remat_magic.measuring.gradients import check_gradients
     from remat_magic.measuring.job import Measuring
+    from remat_magic.records.comparison import Comparison
     from remat_magic.records.plan import load_plan
 
 __version__ = "0.2.0"
 # How records show and apply themselves, for which they need the layers above; loaded when it is first asked for.
 register("display", partial(importlib.import_module, "remat_magic.views.display"))
-register("comparison", partial(importlib.import_module, "remat_magic.views.compare"))
 register("applying", partial(importlib.import_module, "remat_magic.engine.applied"))
 
 __all__ = [
@@ -52,7 +51,7 @@ _LAZY = {
     "load_plan": "remat_magic.records.plan",
     "assert_policy": "remat_magic.comparing.assertions",
     "check_gradients": "remat_magic.measuring.gradients",
-    "Comparison": "remat_magic.comparing.compare",
+    "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",
 }
 _MODULES = ("policies", "devices")

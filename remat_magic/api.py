@@ -31,10 +31,10 @@ from remat_magic.records import (
 from remat_magic.wording import printable
 
 if TYPE_CHECKING:
-    from remat_magic.comparing.compare import Comparison
     from remat_magic.devices import Device
     from remat_magic.engine.signature import Leaf
     from remat_magic.measuring.job import Measuring
+    from remat_magic.records.comparison import Comparison
 
 __all__ = ["Trace", "trace"]
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.comparing.compare import Comparison
-from remat_magic.records import Advice, ComparisonRow, GradientDifference, RematError, SourceSpan
+from remat_magic.records import Advice, Comparison, ComparisonRow, GradientDifference, RematError, SourceSpan
 from remat_magic.views.advice import advice_html
 from remat_magic.views.compare import gradients_html
 from remat_magic.widget.live_trace import LiveTrace
@@ -196,6 +195,6 @@ def test_policies_too_close_to_tell_apart_are_named():
     """Peaks that differ by less than the estimate's own error, and equal ones not at all."""
     peaks = {"a": 100, "b": 103, "c": 103, "d": 200}
     rows = [ComparisonRow(policy, "function", peak_bytes=peak, recomputed_flops=1) for policy, peak in peaks.items()]
-    (note,) = Comparison(rows, [None] * 4, None, "f").notes
+    (note,) = Comparison("f", tuple(rows)).notes
     assert note.startswith("Too close for the estimate of peak memory to tell apart: a and b.")
-    assert Comparison(rows[2:], [None] * 2, None, "f").notes == ()
+    assert Comparison("f", tuple(rows[2:])).notes == ()

@@ -14,6 +14,7 @@ import pytest
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.records import Plan, PlannedValue, RematError
+from remat_magic.records.base import write
 from tests.benchmarks import named_models
 from tests.programs import PROGRAMS, f32
 
@@ -318,6 +319,22 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         rm.load_plan(tmp_path / "plan.json")
     with pytest.raises(FileNotFoundError):
         rm.load_plan(tmp_path / "none.json")
+
+
+def test_a_file_is_written_whole_and_nothing_else_is_touched(tmp_path):
+    plan, neighbour, path = Plan.from_json(json.dumps(good())), tmp_path / "plan.json.part", tmp_path / "plan.json"
+    neighbour.write_text("mine")
+    plan.save(path)
+    assert rm.load_plan(path) == plan
+    assert neighbour.read_text() == "mine"
+    blocked = tmp_path / "folder"
+    blocked.mkdir()
+    with pytest.raises(RematError, match="could not be written"):
+        plan.save(blocked)
+    with pytest.raises(UnicodeEncodeError):  # half-written when it fails
+        write(path, "a" * 2**20 + "\ud800")
+    assert rm.load_plan(path) == plan
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "plan.json", "plan.json.part"]
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path):

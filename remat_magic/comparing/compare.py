@@ -1,190 +1,18 @@
-"""Policies side by side: what each saves, recomputes and takes, and which are worth having."""
+"""Comparing policies: those that a trace offers, or that the user names, a report each."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import times
 from remat_magic.policies import OWN
-from remat_magic.records import ComparisonRow, Difference, Measurement, Plan, RematError, Report, Residual
-from remat_magic.records.registered import registered
-from remat_magic.units import parse_bytes
-from remat_magic.wording import printable
+from remat_magic.records import Comparison, ComparisonRow, Measurement, Plan, RematError, Report
 
-__all__ = ["Comparison", "compare"]
-
-_T = TypeVar("_T")
-
-# Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
-_TOO_CLOSE = 0.05
-
-
-class Comparison:
-    """What several policies cost, a row for each; see :func:`compare`.
-
-    In a notebook it shows itself as a table, in a terminal through rich. ``pareto_by`` says what the front is drawn
-    over besides ``peak_bytes``: ``"seconds"``, what recomputation and offloading add by estimate, or
-    ``"recomputed_flops"`` where no device is known. Saved bytes rank nothing: a checkpoint around a whole function
-    saves fewest, and its peak is no lower.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[ComparisonRow],
-        reports: Sequence[Report | None],
-        device: devices.Device | None,
-        function: str,
-    ) -> None:
-        self.function = function
-        self.device = device
-        self.pareto_by = "seconds" if device is not None else "recomputed_flops"
-        self._reports = {
-            (policy, row.at): report
-            for row, report in zip(rows, reports, strict=True)
-            if report is not None
-            for policy in (row.policy, *row.same_as)
-        }
-        front = _front([_point(row) for row in rows])
-        self.rows = tuple(replace(row, pareto=mine) for row, mine in zip(rows, front, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __repr__(self) -> str:
-        return f"<Comparison of {len(self.rows)} policies for {printable(self.function)}>"
-
-    def __rich__(self) -> Any:
-        return registered("comparison").render(self.rows, **self._about(), notes=self.notes)
-
-    def _repr_html_(self) -> str:
-        return registered("comparison").comparison_html(self.rows, **self._about(), notes=self.notes)
-
-    def _about(self) -> dict[str, str]:
-        device = "" if self.device is None else self.device.name
-        return {"function": self.function, "device": device, "source": self.device.source if self.device else ""}
-
-    # -------------------------------------------------------------------------------------------------------- questions
-
-    def row(self, policy: str, at: str | None = None) -> ComparisonRow:
-        """The row of a policy, also where another that does the same stands for it.
-
-        Args:
-            policy: the key of a compared policy.
-            at: its place. Default: any.
-
-        Raises:
-            RematError: it was not compared.
-        """
-        for row in self.rows:
-            if policy in (row.policy, *row.same_as) and at in (None, row.at):
-                return row
-        known = ", ".join(row.policy for row in self.rows)
-        raise RematError(f"{policy!r} is not compared here; compared are {known}.")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences on what the estimates cannot tell.
-
-        On scanned models the estimated peaks were within 5% of XLA's count, and so was the order of policies further
-        apart than that; of closer ones it need not be.
-        """
-        known = sorted(
-            ((row.peak_bytes, row.label) for row in self.rows if row.peak_bytes is not None), key=lambda pair: pair[0]
-        )
-        close = [
-            f"{lower} and {higher}"
-            for (less, lower), (more, higher) in itertools.pairwise(known)
-            if less < more and more - less < _TOO_CLOSE * more
-        ]
-        if not close:
-            return ()
-        return (
-            f"Too close for the estimate of peak memory to tell apart: {'; '.join(close)}. Measure them, or choose by "
-            "what they recompute.",
-        )
-
-    def best(self, peak_bytes: int | str) -> ComparisonRow:
-        """The policy that adds least (seconds by estimate, else FLOPs) with a peak of at most so many bytes.
-
-        Args:
-            peak_bytes: in bytes, or a text like ``"16 GiB"``.
-
-        Raises:
-            RematError: no policy stays below; says which comes nearest.
-        """
-        limit = parse_bytes(peak_bytes, "peak_bytes")
-        known = [(point, row) for row in self.rows if (point := _point(row)) is not None]
-        if not known:
-            raise RematError(f"No compared policy of {self.function} has a known peak and cost.")
-        within = [(point[1], point[0], index) for index, (point, _) in enumerate(known) if point[0] <= limit]
-        if not within:
-            peak, row = min(((point[0], row) for point, row in known), key=lambda pair: pair[0])
-            raise RematError(
-                f"No compared policy of {self.function} has a peak of at most {limit:,} bytes: "
-                f"{row.label} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
-                "the function."
-            )
-        return known[min(within)[2]][1]
-
-    def difference(self, a: str, b: str, at: str | None = None) -> Difference:
-        """Which residuals and recomputed operations only one of two compared policies has.
-
-        Args:
-            a: the key of one.
-            b: the key of the other.
-            at: the place of both. Default: any.
-
-        Raises:
-            RematError: one of them was not compared, or failed.
-        """
-        first, second = (self._report(policy, at) for policy in (a, b))
-
-        def residuals(report: Report) -> list[Residual]:
-            return [replace(residual, needed_by=()) for residual in report.residuals]
-
-        mine, theirs = _set_off(residuals(first), residuals(second))
-        again, later = _set_off(first.recomputed, second.recomputed)
-        return Difference(a, b, mine, theirs, again, later)
-
-    def _report(self, policy: str, at: str | None) -> Report:
-        row = self.row(policy, at)
-        report = self._reports.get((policy, row.at))
-        if report is None:
-            raise RematError(f"{policy} has no report: {row.error}")
-        return report
-
-    # ---------------------------------------------------------------------------------------------------------- exports
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON: bytes, FLOPs and seconds as numbers, None where unknown."""
-        rows = []
-        for row in self.rows:
-            fields = dataclasses.asdict(row)
-            if row.times is not None:
-                fields["times"] |= {"total": row.times.total, "extra": row.times.extra}
-            rows.append({**fields, **{name: list(fields[name]) for name in ("same_as", "same_labels", "findings")}})
-        about = self._about()
-        return {"function": self.function, "device": about["device"] or None, "device_source": about["source"],
-                "pareto_by": self.pareto_by, "notes": list(self.notes), "rows": rows}  # fmt: skip
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One flat dict a policy, as ``pandas.DataFrame`` takes them; estimated times are ``estimated_*_seconds``."""
-        flat = []
-        for row in self.rows:
-            fields = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-            estimate = fields.pop("times")
-            for name in ("forward", "backward", "recomputed", "offload", "total"):
-                fields[f"estimated_{name}_seconds"] = None if estimate is None else getattr(estimate, name)
-            fields |= {name: ", ".join(fields[name]) for name in ("same_as", "same_labels")}
-            flat.append({**fields, "findings": " ".join(row.findings)})
-        return flat
+__all__ = ["compare"]
 
 
 def compare(
@@ -237,8 +65,14 @@ def compare(
             continue
         rows.append(_row(report, chosen))
         reports.append(report)
+    of_rows = {
+        (key, row.at): report
+        for row, report in zip(rows, reports, strict=True)
+        if report is not None
+        for key in (row.policy, *row.same_as)
+    }
     rows = [_with_measured(row, measured) for row in rows]
-    return Comparison(rows, reports, chosen, facts.engine.function_name)
+    return Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows)
 
 
 def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
@@ -299,28 +133,3 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measureme
         findings=found.findings,
         error=row.error or found.error,
     )
-
-
-def _point(row: ComparisonRow) -> tuple[float, float] | None:
-    """Where a row stands: its peak, and what its policy adds; None where either is unknown."""
-    if row.peak_bytes is None or row.recomputed_flops is None:
-        return None
-    if row.times is None:
-        return row.peak_bytes, row.recomputed_flops
-    return None if row.times.offload is None else (row.peak_bytes, row.times.extra)
-
-
-def _front(points: Sequence[tuple[float, float] | None]) -> list[bool]:
-    """Which points no other beats: as good in both, and better in one."""
-    known = [point for point in points if point is not None]
-    return [
-        point is not None
-        and not any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in known)
-        for point in points
-    ]
-
-
-def _set_off(mine: Iterable[_T], theirs: Iterable[_T]) -> tuple[tuple[_T, ...], tuple[_T, ...]]:
-    """What is left of both when equal ones are set off against each other, as often as both have them."""
-    first, second = Counter(mine), Counter(theirs)
-    return tuple((first - second).elements()), tuple((second - first).elements())

@@ -10,11 +10,10 @@ number is expected means *unknown*; it is never replaced by a guess.
 from __future__ import annotations
 
 from remat_magic.errors import RematError
-from remat_magic.records.display import Displayed, Labelled, Listed
+from remat_magic.records.base import Displayed, Labelled, Listed
+from remat_magic.records.comparison import Comparison, ComparisonRow, Difference
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.measurement import (
-    ComparisonRow,
-    Difference,
     GradientDifference,
     Half,
     LiveValue,
@@ -24,8 +23,7 @@ from remat_magic.records.measurement import (
     Timeline,
     Times,
 )
-from remat_magic.records.nesting import Loop, Nesting
-from remat_magic.records.plan import Advice, FrontierPoint, Plan, PlannedValue
+from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.report import (
     Choice,
     Equation,
@@ -45,11 +43,12 @@ from remat_magic.records.report import (
     Unit,
 )
 from remat_magic.records.source import SourceSpan, SourceText
-from remat_magic.records.what_if import WhatIf
+from remat_magic.records.suggestions import Advice, FrontierPoint, Loop, Nesting, WhatIf
 
 __all__ = [
     "Advice",
     "Choice",
+    "Comparison",
     "ComparisonRow",
     "Difference",
     "Displayed",

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from remat_magic.errors import RematError
-from remat_magic.records.display import Displayed, Labelled
+from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.source import SourceSpan
 
 __all__ = ["Edit", "EditedName", "FileEdit"]

@@ -1,17 +1,14 @@
-"""What choosing between policies is made of: times, memory over time, comparisons and measurements."""
+"""What a policy costs: estimated times and memory over time, and what was measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from remat_magic.records.display import Displayed, Labelled
-from remat_magic.records.report import Equation, Residual
+from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.source import SourceSpan
 
 __all__ = [
-    "ComparisonRow",
-    "Difference",
     "GradientDifference",
     "Half",
     "LiveValue",
@@ -113,65 +110,6 @@ class Timeline(Displayed, Labelled):
     def peak_bytes(self) -> int:
         """The most that is held at once."""
         return self.moments[self.peak].bytes
-
-
-# --------------------------------------------------------------------------------------------------------- comparisons
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonRow(Labelled):
-    """What one policy costs. Of a policy that fails there is nothing but the ``error``, a sentence.
-
-    ``same_as`` are the keys of policies that do just the same and have no row of their own, ``same_labels`` what
-    people call them. ``peak_bytes`` and ``times`` are
-    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
-    are sentences on where the compiled program departs from the report. ``pareto`` tells
-    that no other row is better in one of peak and cost without being worse in the other.
-    """
-
-    policy: str
-    at: str
-    saved_bytes: int | None = None
-    argument_bytes: int | None = None
-    offloaded_bytes: int | None = None
-    forward_flops: int | None = None
-    repeated_flops: int | None = None
-    deferred_flops: int | None = None
-    recomputed_flops: int | None = None
-    peak_bytes: int | None = None
-    times: Times | None = None
-    measured_bytes: int | None = None
-    measured_temp_bytes: int | None = None
-    measured_seconds: float | None = None
-    measured_compile_seconds: float | None = None
-    measured_flops: float | None = None
-    measured_device: str = ""
-    findings: tuple[str, ...] = ()
-    pareto: bool = False
-    same_as: tuple[str, ...] = ()
-    complete: bool = True
-    code: str = ""
-    error: str = ""
-    label: str = ""
-    same_labels: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Use keys for what is called by no other name."""
-        Labelled.__post_init__(self)
-        if not self.same_labels:
-            object.__setattr__(self, "same_labels", self.same_as)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What only one of two policies saves or recomputes; equal ones are set off against each other one by one."""
-
-    a: str
-    b: str
-    residuals_only_in_a: tuple[Residual, ...] = ()
-    residuals_only_in_b: tuple[Residual, ...] = ()
-    recomputed_only_in_a: tuple[Equation, ...] = ()
-    recomputed_only_in_b: tuple[Equation, ...] = ()
 
 
 # -------------------------------------------------------------------------------------------------------- measurements

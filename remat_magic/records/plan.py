@@ -1,4 +1,4 @@
-"""The best choice of what to save under a budget, and advice about a policy: plain data."""
+"""The best choice of what to save under a budget: plain data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,13 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from remat_magic.records import files, plan_file
-from remat_magic.records.display import Displayed, Labelled
-from remat_magic.records.registered import registered
+from remat_magic.records import plan_file
+from remat_magic.records.base import Displayed, Labelled, registered, write
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Advice", "FrontierPoint", "Plan", "PlannedValue", "load_plan"]
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """Something about a policy, or about the program, that costs memory or work without need, and how to mend it.
-
-    ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what is at
-    stake in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of.
-    """
-
-    kind: str
-    sentence: str
-    mend: str
-    figure: int | None = None
-    unit: Literal["", "bytes", "FLOPs"] = ""
-    source: SourceSpan | None = None
+__all__ = ["Plan", "PlannedValue", "load_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +141,7 @@ class Plan(Displayed, Labelled):
         Raises:
             RematError: the file cannot be written, or as ``to_json``.
         """
-        files.write(path, plan_file.to_json(self))
+        write(path, plan_file.to_json(self))
 
     def to_json(self) -> str:
         """The plan as JSON text with the version of the format; ``from_json`` has the same plan again.
@@ -190,21 +173,6 @@ class Plan(Displayed, Labelled):
             RematError: it is none: a field is missing, unknown or of another type, or a number is negative.
         """
         return plan_file.read(Plan, data)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierPoint:
-    """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
-
-    No choice of names within ``budget_bytes`` (of values outside of branches, and the same in equal layers where these
-    are decided together) recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not
-    either, if it fits.
-    """
-
-    budget_bytes: int
-    saved_bytes: int
-    recomputed_flops: int
-    bound: int
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from remat_magic.records.display import Displayed, Labelled
-from remat_magic.records.files import write
-from remat_magic.records.registered import registered
+from remat_magic.records.base import Displayed, Labelled, registered, write
 from remat_magic.records.source import SourceSpan, SourceText
 
 __all__ = [

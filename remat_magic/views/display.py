@@ -8,7 +8,19 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 
-from remat_magic.records import Advice, Edit, FrontierPoint, Loop, Plan, Report, SourceSpan, Timeline, WhatIf
+from remat_magic.records import (
+    Advice,
+    Comparison,
+    Edit,
+    FrontierPoint,
+    Loop,
+    Plan,
+    Report,
+    SourceSpan,
+    Timeline,
+    WhatIf,
+)
+from remat_magic.views import compare
 from remat_magic.views import format as fmt
 from remat_magic.views.advice import advice_html, stake
 from remat_magic.views.edit import best_edit, edit_html, edit_sentences, unnamed_sentences
@@ -33,6 +45,8 @@ def html(record: Any) -> str:
             return static(edit_html(record, live=False), ())
         case Timeline():
             return static(timeline_html(record), ())
+        case Comparison():
+            return compare.comparison_html(record.rows, **_about(record))
         case [WhatIf(), *_]:
             return static(what_if_html(record, live=False), ())
         case [Advice(), *_]:
@@ -70,6 +84,8 @@ def renderable(record: Any) -> RenderableType:
                 for size, value, what in held_rows(record)
             ]
             return Group(Text(line(record)), _table(("Size", "Type", "Kind", "What", "Source"), rows))
+        case Comparison():
+            return compare.render(record.rows, **_about(record))
         case [WhatIf(), *_]:
             return _what_if(record)
         case [Advice(), *_]:
@@ -90,6 +106,8 @@ def renderable(record: Any) -> RenderableType:
 def line(record: Any) -> str:
     """One line, for ``repr`` of a report, a plan, an edit or a timeline."""
     of = record.function or "a function"
+    if isinstance(record, Comparison):
+        return f"<Comparison of {len(record.rows)} policies for {one_line(of)}>"
     under = one_line(f"{of} under {record.label}" + (f" at {record.at}" if record.at else ""), 100)
     match record:
         case Report():
@@ -109,6 +127,12 @@ def line(record: Any) -> str:
 
 
 _NOTHING = "There is nothing to show."
+
+
+def _about(comparison: Comparison) -> dict[str, Any]:
+    device = comparison.device
+    times = {"device": device.name, "source": device.source} if device else {}
+    return {"function": comparison.function, "notes": comparison.notes, **times}
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:

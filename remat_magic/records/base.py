@@ -1,14 +1,31 @@
-"""Records that show themselves where one is the value of a cell: a page of data is no answer there."""
+"""What records have in common: they show themselves, go by a label, and are written to files."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
 from typing import Any, SupportsIndex, TypeVar, overload
 
-from remat_magic.records.registered import registered
+from remat_magic.errors import RematError
 
-__all__ = ["Displayed", "Labelled", "Listed"]
+__all__ = ["Displayed", "Labelled", "Listed", "register", "registered", "write"]
 
 T = TypeVar("T")
+
+# What records do with the help of the layers above, which register it since records import none of them.
+_LOADERS: dict[str, Callable[[], Any]] = {}
+
+
+def register(what: str, load: Callable[[], Any]) -> None:
+    """Say where help comes from; ``load`` is called each time that it is needed, and imports what gives it."""
+    _LOADERS[what] = load
+
+
+def registered(what: str) -> Any:
+    """The help that was registered."""
+    return _LOADERS[what]()
 
 
 class Displayed:
@@ -58,3 +75,24 @@ class Listed(Displayed, tuple[T, ...]):
     def __getitem__(self, key: Any, /) -> Any:
         found = tuple.__getitem__(self, key)
         return Listed(found) if isinstance(key, slice) else found
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Put ``text`` into a file in UTF-8, whole or not at all: what was there before stays until it is complete.
+
+    Raises:
+        RematError: it cannot be written: one sentence says why.
+    """
+    name = os.fspath(path)
+    # Beside it, so that it can be moved into place; not by ``tempfile``, whose files nobody else may read.
+    beside = os.path.join(os.path.dirname(name), f".{secrets.token_hex(8)}.part")
+    try:
+        with open(beside, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.replace(beside, name)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        if not isinstance(error, OSError):
+            raise
+        raise RematError(f"{name!r} could not be written ({error.strerror or error}): give another path.") from error

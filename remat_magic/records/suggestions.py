@@ -1,0 +1,128 @@
+"""What else could be done: within other budgets, with single values, with a scan's steps nested, and by advice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from remat_magic.records.plan import Plan, PlannedValue
+from remat_magic.records.source import SourceSpan
+
+__all__ = ["Advice", "FrontierPoint", "Loop", "Nesting", "WhatIf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something about a policy, or about the program, that costs memory or work without need, and how to mend it.
+
+    ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what is at
+    stake in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of.
+    """
+
+    kind: str
+    sentence: str
+    mend: str
+    figure: int | None = None
+    unit: Literal["", "bytes", "FLOPs"] = ""
+    source: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
+
+    No choice of names within ``budget_bytes`` (of values outside of branches, and the same in equal layers where these
+    are decided together) recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not
+    either, if it fits.
+    """
+
+    budget_bytes: int
+    saved_bytes: int
+    recomputed_flops: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What it would change to save one recomputed value, or to recompute one that is saved, and nothing else.
+
+    ``saved_bytes`` and ``recomputed_flops`` are differences to what ``against`` does, exact in bytes and FLOPs;
+    ``seconds`` is the estimated difference on ``device``, None where no device is known. ``plan`` does it, and
+    ``against`` is what it is compared with: both are what ``trace.report`` takes. That is the policy itself where a
+    choice among the values does just the same, else the plan that saves all that the policy answers for.
+
+    Where equal layers go the other way together, it is of ``count`` values, of which ``value`` is the first.
+    """
+
+    change: Literal["save", "recompute"]
+    value: PlannedValue
+    saved_bytes: int
+    recomputed_flops: int
+    seconds: float | None
+    device: str
+    plan: Plan
+    against: str | Plan
+    count: int = 1
+
+    @property
+    def flops_per_byte(self) -> float:
+        """The FLOPs that each byte of the value spares: infinite where it takes none."""
+        return _ratio(-self.recomputed_flops, self.saved_bytes)
+
+    @property
+    def seconds_per_byte(self) -> float | None:
+        """The seconds that each byte of the value spares, by estimate: infinite where it takes none."""
+        return None if self.seconds is None else _ratio(-self.seconds, self.saved_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """What the whole function saves and recomputes if one scan of it is run in one way.
+
+    ``saved_bytes``, ``recomputed_flops`` and ``peak_bytes`` are those of the report of the function so changed.
+    ``view_bytes`` of the saved bytes are scanned inputs, saved in the shape that the nesting gives them, which takes no
+    memory of its own where XLA reshapes in place. ``working_bytes`` are what the levels below save besides while one
+    innermost segment is differentiated. ``segment`` is the number of steps of an innermost segment, ``levels`` how many
+    scans are nested. ``code`` is Python to paste, empty for the scan as it stands.
+    """
+
+    kind: Literal["as_written", "segments", "halves"]
+    segment: int
+    levels: int
+    saved_bytes: int
+    view_bytes: int
+    working_bytes: int
+    recomputed_flops: int
+    peak_bytes: int | None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A scan of ``length`` steps, as it stands and nested; ``times`` is how often it runs, None where not known.
+
+    ``function`` is the body's name, ``carry_bytes`` what one carry has. ``error`` says in a sentence why there is no
+    ``nested``.
+    """
+
+    function: str
+    length: int
+    carry_bytes: int
+    source: SourceSpan | None
+    path: tuple[str, ...]
+    times: int | None
+    as_written: Nesting
+    nested: tuple[Nesting, ...] = ()
+    error: str = ""
+
+
+def _ratio(spared: float, taken: int) -> float:
+    """Spared for each byte taken, of a change or of its reverse."""
+    if taken == 0:
+        return math.copysign(math.inf, spared) if spared else 0.0
+    # To save it spares something and takes bytes; to recompute it is the reverse of both. What is good, or bad, in both
+    # ways at once is no exchange.
+    if spared and (spared > 0) != (taken > 0):
+        return math.inf if spared > 0 else -math.inf
+    return spared / taken
