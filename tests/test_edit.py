@@ -699,6 +699,16 @@ def test_what_is_inside_an_expression_of_a_library_is_so_called(module):
     }
 
 
+def test_a_plan_made_where_the_files_were_elsewhere_names_them_here(module):
+    made = module("\n\ndef f(w, x):\n    return jax.nn.gelu(x @ w).sum()\n")
+    trace = rm.trace(made.f, *SQUARE)
+    plan = trace.plan(0.9)
+    elsewhere = [dataclasses.replace(value.source, file="/elsewhere.py", line=1) for value in plan.names]
+    moved = [dataclasses.replace(value, source=at) for value, at in zip(plan.names, elsewhere, strict=True)]
+    assert trace.edit(plan).unnamed
+    assert trace.edit(dataclasses.replace(plan, names=tuple(moved))).unnamed == trace.edit(plan).unnamed
+
+
 def test_what_cannot_be_executed_again_is_not_said_to_have_no_expression(module):
     """The class is made by a function, which is not called again: its method runs as it was."""
     made = module(

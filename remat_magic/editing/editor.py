@@ -199,12 +199,12 @@ class _Editor:
         chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
         missing, as_before = set(chosen.missing), executed_codes(closed) & self._code.codes.keys()
         why = [
-            self._why_unnamed(value, program, options, as_before)
+            self._why_unnamed(self._planned(value.key, naming), program, options, as_before)
             for value in plan.names
             if missing & program.names.get(value.key, {}).keys()
         ]
-        made = self._written(plan, chosen, [*sentences, *why])
-        return made if made.verified else replace(made, closest=self._closest(plan, options))
+        edited = self._written(plan, chosen, [*sentences, *why])
+        return edited if edited.verified else replace(edited, closest=self._closest(plan, options))
 
     def _closest(self, plan: Plan, options: Sequence[NameOption]) -> Edit | None:
         """The edit whose plan is the best within the same budget that the source can name."""
@@ -215,15 +215,15 @@ class _Editor:
         if best is None:
             return None
         used = {groups[value.key] for value in best.names}
-        made = self._written(best, ChosenNames([option for option in options if option in used]), ())
-        return made if made.verified else None
+        edited = self._written(best, ChosenNames([option for option in options if option in used]), ())
+        return edited if edited.verified else None
 
     def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
         texts = EditedTexts(self._facts, self._code)
         names = tuple(texts.name(option) for option in chosen.options)
         if plan.names or plan.policy != "as_written":
             texts.policy(plan, tuple(dict.fromkeys(name.name for name in names)), self._sites(plan.at))
-        made = Edit(
+        edited = Edit(
             self._engine.function_name,
             plan.at,
             plan.policy,
@@ -238,10 +238,10 @@ class _Editor:
         try:
             traced = self._retraced(texts.trees(), {}, texts.calls).report("as_written")
         except RematError as error:
-            return replace(made, differences=(str(error),))
+            return replace(edited, differences=(str(error),))
         differences = _differences(expected, traced)
         return replace(
-            made,
+            edited,
             verified=not differences,
             differences=tuple(differences + (_besides(chosen, names) if differences else [])),
             saved_bytes=traced.saved_bytes,

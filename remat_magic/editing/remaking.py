@@ -13,8 +13,9 @@ from typing import Any
 import jax
 
 from remat_magic.editing.parsed_text import Function, ParsedText, code_objects, functions_of, number_of
-from remat_magic.editing.user_code import EditedCall, UserCode, checkpoint_calls, held, is_users, layers
+from remat_magic.editing.user_code import EditedCall, UserCode, held, is_users, layers
 from remat_magic.engine.signature import function_name
+from remat_magic.parsing import parse_expression
 from remat_magic.records import RematError
 
 __all__ = ["DERIVATIVES", "Namespaces", "Remaking", "with_decorators"]
@@ -111,7 +112,7 @@ class Remaking:
             now.__defaults__ = self.remade(was.__defaults__)  # evaluated anew, they can be others by now
             now.__kwdefaults__ = self.remade(was.__kwdefaults__)
 
-    def known(self, value: Any) -> Any:
+    def become(self, value: Any) -> Any:
         """What a value has become already, None where it has not."""
         return self._remade.get(id(value), (None, None))[1]
 
@@ -229,20 +230,19 @@ class Remaking:
 
     def _checkpointed(self, call: EditedCall, inner: Any) -> Any:
         """What an edited call of ``jax.checkpoint`` makes of a function."""
-        text = self._code.texts[call.file]
-        namespace, _ = self._namespaces.of(call.file)
-        calls = checkpoint_calls(self._namespaces.trees[call.file], namespace)
-        if len(calls) < len(checkpoint_calls(text.tree, namespace)):  # the checkpoint was taken off
+        if call.policy is None:
             return inner
-        keywords: dict[str, Any] = {}
-        for keyword in calls[call.number].keywords:
-            try:
-                keywords[keyword.arg or ""] = self._namespaces.evaluate(text, keyword.value)
-            except Exception as error:
-                raise RematError(
-                    f"the call of jax.checkpoint on {call.site.function} cannot be executed apart from your session: "
-                    f"{type(error).__name__}: {error}."
-                ) from error
+        written = {keyword.arg or "": keyword.value for keyword in call.call.keywords}
+        try:
+            keywords = {
+                name: self._namespaces.evaluate(call.text, expression)
+                for name, expression in {**written, "policy": parse_expression(call.policy)}.items()
+            }
+        except Exception as error:
+            raise RematError(
+                f"the call of jax.checkpoint on {call.site.function} cannot be executed apart from your session: "
+                f"{type(error).__name__}: {error}."
+            ) from error
         return jax.checkpoint(inner, **keywords)
 
     def _with_closure(self, wrapper: FunctionType) -> FunctionType:

@@ -87,14 +87,14 @@ class _Sandbox:
 
     def _inherits(self, old: Any) -> bool:
         """Whether a class has the methods of one that is defined again."""
-        return isinstance(old, type) and any(self.remaking.known(base) for base in old.__mro__[1:])
+        return isinstance(old, type) and any(self.remaking.become(base) for base in old.__mro__[1:])
 
     def _makes_function(self, old: Any, value: ast.expr, namespace: Mapping[str, Any]) -> bool:
         return callable(old) and self.remaking.changes(old) and _is_pure(value, namespace)
 
     def _replace(self, original: Mapping[str, Any], namespace: dict[str, Any]) -> None:
         for name, value in list(namespace.items()):
-            new = self.remaking.known(value)
+            new = self.remaking.become(value)
             if new is not None:
                 namespace[name] = new
             elif isinstance(value, types.ModuleType):

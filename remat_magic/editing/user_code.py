@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-import jax
-
 from remat_magic import _jax
 from remat_magic.editing.parsed_text import Function, ParsedText, number_of, parsed_text
 from remat_magic.engine import signature
@@ -25,10 +23,8 @@ __all__ = [
     "EditedCall",
     "Executed",
     "UserCode",
-    "checkpoint_calls",
     "executed_codes",
     "held",
-    "is_checkpoint",
     "is_users",
     "layers",
     "names_of",
@@ -58,11 +54,12 @@ def executed_codes(closed: Any) -> set[Executed]:
 
 @dataclass(frozen=True, slots=True)
 class EditedCall:
-    """A call of ``jax.checkpoint`` that an edit changes: its number among those of its file, and the site it makes."""
+    """A call of ``jax.checkpoint``, the site it makes, and the text of its new policy; None where it is taken off."""
 
-    file: str
-    number: int
+    text: ParsedText
+    call: ast.Call
     site: Site
+    policy: str | None
 
 
 @dataclass(eq=False)
@@ -236,15 +233,3 @@ def referent(expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
             return getattr(owner, name, None) if isinstance(owner, types.ModuleType) else None
         case _:
             return None
-
-
-def is_checkpoint(expression: ast.expr, namespace: Mapping[str, Any]) -> bool:
-    """Whether an expression is ``jax.checkpoint`` itself, by whatever name."""
-    thing = referent(expression, namespace)
-    return thing is jax.checkpoint or thing is jax.remat
-
-
-def checkpoint_calls(tree: ast.AST, namespace: Mapping[str, Any]) -> list[ast.Call]:
-    """The calls of ``jax.checkpoint`` in the order of the text."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_checkpoint(node.func, namespace))
-    return sorted(calls, key=lambda call: (call.func.lineno, call.func.col_offset))

@@ -15,7 +15,7 @@ from remat_magic.editing.names import NameOption, suggested, used_names
 from remat_magic.editing.parsed_text import ParsedText, first_line
 from remat_magic.editing.probes import body_start
 from remat_magic.editing.text_changes import TextChanges
-from remat_magic.editing.user_code import EditedCall, UserCode, checkpoint_calls, is_checkpoint, referent
+from remat_magic.editing.user_code import EditedCall, UserCode, referent
 from remat_magic.facts.facts import Facts
 from remat_magic.parsing import parse_python
 from remat_magic.policies import resolve
@@ -212,7 +212,9 @@ class EditedTexts:
         for text, call in () if decorators else self._called(site):
             changes, imports = self._of(text)
             used = text.end(call)[1] - len(text.indent(call.lineno))
-            changes.set_keyword(call, "policy", policy(changes, imports, call, used))
+            written = policy(changes, imports, call, used)
+            changes.set_keyword(call, "policy", written)
+            self.calls.append(EditedCall(text, call, site, written))
 
     def _take_off(self, site: Site) -> None:
         for text, decorator in (decorators := list(self._decorators(site))):
@@ -224,6 +226,7 @@ class EditedTexts:
             self._of(text)[0].delete_lines(first, last)
         for text, call in () if decorators else self._called(site):
             self._of(text)[0].replace(call, text.segment(call.args[0]))
+            self.calls.append(EditedCall(text, call, site, None))
 
     # ----------------------------------------------------------------------------------------- checkpoints in the texts
 
@@ -243,33 +246,37 @@ class EditedTexts:
                         checkpoint = first
                     case _:
                         checkpoint = decorator
-                if is_checkpoint(checkpoint, namespace):
+                if _is_checkpoint(checkpoint, namespace):
                     yield text, decorator
 
-    def _called(self, site: Site) -> Iterator[tuple[ParsedText, ast.Call]]:
-        """The calls of ``jax.checkpoint`` on the function that is the site, which are noted.
+    def _called(self, site: Site) -> list[tuple[ParsedText, ast.Call]]:
+        """The calls of ``jax.checkpoint`` on the function that is the site.
 
         Raises:
             RematError: there is none.
         """
         calls = [
-            (text, number, call)
+            (text, call)
             for text in self._code.texts.values()
-            for number, call in enumerate(checkpoint_calls(text.tree, self._code.namespaces[text.file]))
-            if call.args
+            for call in ast.walk(text.tree)
+            if isinstance(call, ast.Call) and call.args and _is_checkpoint(call.func, self._code.namespaces[text.file])
         ]
-        of_site = [entry for entry in calls if _is_on(entry[2].args[0], site, entry[0])]
-        of_site = of_site or [entry for entry in calls if _is_called_at(entry[0], entry[2], site)]
-        if not of_site and len(calls) == 1 and not isinstance(calls[0][2].args[0], ast.Lambda):
-            of_site = calls
-        if not of_site:
+        on_site = [(text, call) for text, call in calls if _is_on(call.args[0], site, text)]
+        on_site = on_site or [(text, call) for text, call in calls if _is_called_at(text, call, site)]
+        if not on_site and len(calls) == 1 and not isinstance(calls[0][1].args[0], ast.Lambda):
+            on_site = calls
+        if not on_site:
             raise RematError(
                 f"the jax.checkpoint of {site.function} cannot be found in source text of yours: it is applied by a "
                 "library or under another name, so give it the policy by hand."
             )
-        for text, number, call in of_site:
-            self.calls.append(EditedCall(text.file, number, site))
-            yield text, call
+        return on_site
+
+
+def _is_checkpoint(expression: ast.expr, namespace: Mapping[str, Any]) -> bool:
+    """Whether an expression is ``jax.checkpoint`` itself, by whatever name."""
+    thing = referent(expression, namespace)
+    return thing is jax.checkpoint or thing is jax.remat
 
 
 def _is_on(argument: ast.expr, site: Site, text: ParsedText) -> bool:
