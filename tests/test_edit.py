@@ -739,7 +739,7 @@ def test_a_carried_value_of_a_lambda_says_what_to_write_instead(module):
     trace = rm.trace(made.f, f32(8, 4, 4), f32(4))
     naming = trace.engine.dissect("function").naming
     ((key, value),) = ((key, value) for key, value in naming.values.items() if value.output is None)
-    source = trace.engine.index.place(value.eqn).source
+    source = trace.engine.provenances.of(value.eqn).source
     planned = PlannedValue(key, 128, source=source)
     draft = dataclasses.replace(two_layers(module)[1], names=(planned,), fingerprint=naming.fingerprint)
     (reason,) = trace.edit(draft).unnamed

@@ -79,7 +79,7 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
         makers = [before for made in given.made for before in makers_of_operands(made)] if given else []
         inputs = []
         for maker in makers:
-            place = case.facts.engine.index.place(maker.eqn, maker.scope.chain)
+            place = case.facts.engine.provenances.of(maker.eqn, maker.scope.chain)
             inputs.append(f"the {_jax.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
         line = (row.source.file, row.source.line) if row.source else None
         repeated = [e for e in case.report.recomputed if e.repeated and e.source]

@@ -98,7 +98,7 @@ def last_stage(case: Case) -> Iterator[Advice]:
 
 def _last_site(case: Case) -> str | None:
     """The site that no costly operation and no other checkpoint of the function comes after."""
-    eqns = _jax.open_jaxpr(case.facts.engine.index.closed).eqns
+    eqns = _jax.open_jaxpr(case.facts.engine.provenances.closed).eqns
     for eqn in reversed(eqns):
         if _jax.is_checkpoint(eqn):
             return case.facts.engine.site_of(eqn)

@@ -76,7 +76,7 @@ def prevent_cse(case: Case) -> Iterator[Advice]:
             for body in _jax.bodies(eqn):
                 yield from visit(body.jaxpr, here or _jax.is_scan(eqn))
 
-    for key in visit(_jax.open_jaxpr(case.facts.engine.index.closed), False):
+    for key in visit(_jax.open_jaxpr(case.facts.engine.provenances.closed), False):
         if key in seen:
             continue
         seen.add(key)

@@ -28,7 +28,7 @@ from remat_magic.editing.user_code import EditedCall, Executed, UserCode, execut
 from remat_magic.editing.writing import EditedTexts
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.naming import Naming, is_given, name_everything
+from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.plan import best_of_groups
 from remat_magic.records import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
@@ -57,7 +57,7 @@ class _Editor:
 
     def __init__(self, facts: Facts) -> None:
         self._facts, self._engine = facts, facts.engine
-        self._code = UserCode.of(self._engine.traced, self._engine.index.closed)
+        self._code = UserCode.of(self._engine.traced, self._engine.provenances.closed)
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
@@ -95,13 +95,13 @@ class _Editor:
         report = self._facts.report(draft)
         return replace(draft, saved_bytes=report.saved_bytes, recomputed_flops=report.recomputed_flops), sentences
 
-    def _planned(self, key: str, naming: Naming) -> PlannedValue:
+    def _planned(self, key: str, naming: NamedProgram) -> PlannedValue:
         value = naming.values[key]
-        place = self._engine.index.place(value.eqn)
+        place = self._engine.provenances.of(value.eqn)
         made_by = "" if value.output is None else _jax.primitive_name(value.eqn)
         return PlannedValue(key, 0, primitive=made_by, name=value.name, source=place.source if place else None)
 
-    def _keys_of(self, row: Residual, naming: Naming) -> set[str]:
+    def _keys_of(self, row: Residual, naming: NamedProgram) -> set[str]:
         """The names, in a program whose values are all named, of what a residual can be."""
         if row.kind not in ("intermediate", "offloaded"):
             return set()
@@ -123,8 +123,8 @@ class _Editor:
         what = f"{row.type}, {row.primitive or 'a value'}{f', {row.source.place}' if row.source else ''},"
         if self._keys_of(row, self._naming("function")):
             return f"{what} is made outside of what the policy at {at!r} is for."
-        index = self._engine.index
-        places = ((_jax.primitive_name(eqn), index.place(eqn)) for eqn, _ in walk(index.closed))
+        provenances = self._engine.provenances
+        places = ((_jax.primitive_name(eqn), provenances.of(eqn)) for eqn, _ in walk(provenances.closed))
         operations = {(primitive, place.source) for primitive, place in places if place is not None}
         if not any((origin.primitive, origin.source) in operations for origin in row.origins):
             return f"{what} is made only by the derivative: no expression that the function itself runs has it."
@@ -141,7 +141,7 @@ class _Editor:
         """The checkpoint sites that a place is; none where a new checkpoint is put around the function."""
         sites = self._engine.sites
         if at == "function":
-            own = own_checkpoint(self._engine.index.closed)
+            own = own_checkpoint(self._engine.provenances.closed)
             at = "" if own is None else self._engine.site_of(own)
         return tuple(site for site in sites if at in ("sites", site.key))
 
@@ -149,11 +149,11 @@ class _Editor:
         keys = {site.key for site in self._sites(at)}
         return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
 
-    def _naming(self, at: str, separately: bool = False) -> Naming:
+    def _naming(self, at: str, separately: bool = False) -> NamedProgram:
         with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
-            return name_everything(self._engine.index.closed, self._within(self._facts, at), separately)
+            return name_everything(self._engine.provenances.closed, self._within(self._facts, at), separately)
 
-    def _named(self, naming: Naming, at: str) -> Skeleton:
+    def _named(self, naming: NamedProgram, at: str) -> Skeleton:
         return Skeleton.of(naming.closed, self._within(self._facts, at), is_given)
 
     def _retraced(
@@ -188,7 +188,7 @@ class _Editor:
             )
         places = nameables(self._code)
         facts = self._retraced(probed(self._code, places), {PROBE: probe})
-        closed = facts.engine.index.closed
+        closed = facts.engine.provenances.closed
         program, with_probes = self._named(naming, plan.at), Skeleton.of(closed, self._within(facts, plan.at), is_probe)
         if program.operations != with_probes.operations:
             raise RematError(

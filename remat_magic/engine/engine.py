@@ -18,7 +18,7 @@ from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.source_texts import source_texts
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Choice, Note, Plan, RematError, Site
 
@@ -37,8 +37,10 @@ class Engine:
         self._fun = fun
         self._primal = Primal(fun, Signature(fun, args, kwargs, wrt), has_aux)
         # Now, since the text is read from where the user will edit it.
-        self.sources = source_texts(self._primal.index, fun)
-        self._selector = Selector(self._primal.closed, self._primal.table, self._primal.index.spans, self._primal.name)
+        self.sources = source_texts(self._primal.provenances, fun)
+        self._selector = Selector(
+            self._primal.closed, self._primal.table, self._primal.provenances.spans, self._primal.name
+        )
         self._retraces = Retraces(self._primal, self._selector)
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
         self._known_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -90,9 +92,9 @@ class Engine:
         return self._primal.stale
 
     @property
-    def index(self) -> PrimalIndex:
+    def provenances(self) -> Provenances:
         """The primal program and where its operations stand."""
-        return self._primal.index
+        return self._primal.provenances
 
     @property
     def remat3(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import is_inexact
 
 
@@ -133,7 +133,7 @@ class Gradient:
     forward: Forward
     backward: Any
     outputs: int
-    index: PrimalIndex
+    provenances: Provenances
 
 
 def value_and_gradients(

@@ -10,8 +10,8 @@ import jax
 from remat_magic import _jax
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import SiteTable, identity
-from remat_magic.jaxprs.naming import Naming, name_everything
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.naming import NamedProgram, name_everything
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import Resolved, resolve
 from remat_magic.policies.table import DESTINATION, SOURCE
@@ -34,7 +34,7 @@ class PlanValues:
     def __init__(self, closed: Any, table: SiteTable, selector: Selector, spans: Spans, function: str) -> None:
         self._closed, self._table, self._selector = closed, table, selector
         self._spans, self._function = spans, function
-        self._programs: dict[tuple[str, bool, bool], Naming] = {}
+        self._programs: dict[tuple[str, bool, bool], NamedProgram] = {}
         self._selections: dict[tuple[Any, ...], Selection] = {}
 
     def clear(self) -> None:
@@ -42,7 +42,7 @@ class PlanValues:
         self._programs.clear()
         self._selections.clear()
 
-    def program(self, at: str, separately: bool, remat3: bool) -> Naming:
+    def program(self, at: str, separately: bool, remat3: bool) -> NamedProgram:
         """The program with the values named that a policy there is asked about.
 
         Args:
@@ -88,12 +88,12 @@ class PlanValues:
             self._selections[plan.policy, plan.at, plan.separately, keys] = known
         return known
 
-    def _names(self, plan: Plan, naming: Naming) -> tuple[list[str], tuple[Note, ...]]:
+    def _names(self, plan: Plan, naming: NamedProgram) -> tuple[list[str], tuple[Note, ...]]:
         """The names of a plan's values in a program, and what is to be said of them."""
         keys = [value.key for value in plan.names]
         if naming.fingerprint == plan.fingerprint and naming.values.keys() >= set(keys):
             return keys, ()
-        found, differ = find_again(plan, naming, PrimalIndex(self._closed, self._function))
+        found, differ = find_again(plan, naming, Provenances(self._closed, self._function))
         if differ:
             more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
             raise RematError(
@@ -123,7 +123,7 @@ class PlanValues:
             )
         return naming.closed
 
-    def _name(self, selection: Selection, closed: Any, separately: bool, spans: Spans) -> Naming:
+    def _name(self, selection: Selection, closed: Any, separately: bool, spans: Spans) -> NamedProgram:
         if selection.whole is not None:
             return name_everything(closed, None, separately)
         chosen, keys = dict(selection.at_sites), self._table.keys
@@ -142,11 +142,11 @@ class Occurrence:
     count: int
 
 
-def occurrences(naming: Naming, index: PrimalIndex) -> dict[str, Occurrence]:
+def occurrences(naming: NamedProgram, provenances: Provenances) -> dict[str, Occurrence]:
     """For the key of every named value which one of its line it is."""
     lines: dict[str, _Line] = {}
     for key, value in naming.values.items():
-        place = index.place(value.eqn)
+        place = provenances.of(value.eqn)
         source = place.source if place else None
         primitive = _jax.primitive_name(value.eqn) if value.output is not None else ""
         lines[key] = (*_place(source), primitive, value.output)
@@ -158,13 +158,13 @@ def occurrences(naming: Naming, index: PrimalIndex) -> dict[str, Occurrence]:
     return {key: Occurrence(line, numbers[key], counts[line]) for key, line in lines.items()}
 
 
-def find_again(plan: Plan, naming: Naming, index: PrimalIndex) -> tuple[dict[str, str], list[str]]:
+def find_again(plan: Plan, naming: NamedProgram, provenances: Provenances) -> tuple[dict[str, str], list[str]]:
     """For the keys of a plan those of the same values in another program, and sentences on what differs.
 
     A value is the same if the same operation on a line of the same text, in a function of the same name, makes it, if
     as many values stand alike as then did, and if it has the dtype and the number of dimensions that it then had.
     """
-    standing = occurrences(naming, index)
+    standing = occurrences(naming, provenances)
     keys = {(one.line, one.number): key for key, one in standing.items()}
     counts = {one.line: one.count for one in standing.values()}
     again: dict[str, str] = {}

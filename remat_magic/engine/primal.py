@@ -10,7 +10,7 @@ from typing import Any
 from remat_magic import _jax, policies
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites, identity
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import abstract, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
@@ -33,7 +33,7 @@ class Primal:
         types: the types of the array leaves.
         arguments: their names.
         has_aux: as given.
-        index: where its operations stand.
+        provenances: where its operations stand.
         table: its checkpoint sites.
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
 
@@ -59,8 +59,8 @@ class Primal:
         self._check_outputs()
         self.stale = tuple(dict.fromkeys(name for _, name in _jax.stale_traces(self._generation, fun, self.closed)))
         with _jax.reading():
-            self.index = PrimalIndex(self.closed, self.name)
-            self.table: SiteTable = find_sites(self.closed, self.index.spans, policies.describe)
+            self.provenances = Provenances(self.closed, self.name)
+            self.table: SiteTable = find_sites(self.closed, self.provenances.spans, policies.describe)
         self.function = _jax.as_function(self.closed)
 
     def _flat(self, output: Any) -> list[Any]:
@@ -111,7 +111,7 @@ class Primal:
 
     def site_of(self, eqn: Any) -> str:
         """The key of the site that a checkpoint equation of the program belongs to; empty for none."""
-        return self.table.keys.get(identity(eqn, self.index.spans), "")
+        return self.table.keys.get(identity(eqn, self.provenances.spans), "")
 
     @functools.cached_property
     def takes_gradient(self) -> bool:

@@ -24,8 +24,8 @@ from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import Rewriter, identity
-from remat_magic.jaxprs.naming import Naming
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.naming import NamedProgram
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Plan
@@ -38,10 +38,10 @@ class Dissection:
     """Both halves of a program with every value named and none saved; ``at`` is where the policy is."""
 
     at: str
-    naming: Naming
+    naming: NamedProgram
     half: Forward
     backward: Any
-    index: PrimalIndex
+    provenances: Provenances
     arguments: tuple[str, ...]
 
 
@@ -58,7 +58,7 @@ class Retraces:
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._forwards: dict[Any, Forward] = {}
         self._backwards: dict[Any, Any] = {}
-        self._plan_values = PlanValues(primal.closed, primal.table, selector, primal.index.spans, primal.name)
+        self._plan_values = PlanValues(primal.closed, primal.table, selector, primal.provenances.spans, primal.name)
 
     def clear(self) -> None:
         """Drop everything that was made."""
@@ -85,7 +85,7 @@ class Retraces:
 
     def chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
         """Tells the policy that a selection has for a checkpoint equation, whose source position ``spans`` reads."""
-        chosen, keys, read = dict(selection.at_sites), self._primal.table.keys, spans or self._primal.index.spans
+        chosen, keys, read = dict(selection.at_sites), self._primal.table.keys, spans or self._primal.provenances.spans
         return lambda eqn: chosen.get(keys.get(identity(eqn, read), ""), AS_WRITTEN)
 
     def program(self, selection: Selection) -> Callable[..., Any]:
@@ -143,7 +143,7 @@ class Retraces:
         with primal.tracing(), without_gc(), failures(primal.name, selection.policy):
             jaxpr, lowered = lower(function, types)
         counted = primal.outputs + primal.auxiliary
-        return Gradient(selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.index)
+        return Gradient(selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances)
 
     def dissect(self, selection: Selection, separately: bool) -> Dissection:
         """Both halves with every value named, under a selection that saves none of them.
@@ -161,4 +161,4 @@ class Retraces:
             closed = self._plan_values.program(selection.at, separately, False).closed
             half = self._half(self._with_policies(selection, closed))
             backward = backward_half(half)
-        return Dissection(selection.at, naming, half, backward, primal.index, primal.arguments)
+        return Dissection(selection.at, naming, half, backward, primal.provenances, primal.arguments)

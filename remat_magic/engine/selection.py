@@ -12,7 +12,7 @@ from typing import Any
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
 from remat_magic.engine.sites import SiteTable, identity, own_checkpoint
-from remat_magic.jaxprs.naming import Naming
+from remat_magic.jaxprs.naming import NamedProgram
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, RematError
@@ -36,7 +36,7 @@ class Selection:
     at_sites: tuple[tuple[str, Any], ...]
     code: str
     notes: tuple[Note, ...] = ()
-    naming: Naming | None = None
+    naming: NamedProgram | None = None
     label: str = ""
 
     @property

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Frames
 from remat_magic.records import SourceSpan, SourceText
 
@@ -29,19 +29,19 @@ class _Part:
     name: str
 
 
-def source_texts(index: PrimalIndex, fun: Callable[..., Any]) -> tuple[SourceText, ...]:
+def source_texts(provenances: Provenances, fun: Callable[..., Any]) -> tuple[SourceText, ...]:
     """The cells that operations of a program stand in, whole, and of files the functions that they stand in.
 
     Cells come in the order of their numbers, then the functions of files; before the others of each the cell or file
     that defines the traced function. Last come the functions of libraries that the user's code called.
 
     Args:
-        index: the traced program.
+        provenances: the traced program.
         fun: the traced function.
     """
     spans: dict[tuple[int | None, str], dict[SourceSpan, None]] = {}
     libraries: dict[str, dict[SourceSpan, None]] = {}
-    for source, library in _frames(index):
+    for source, library in _frames(provenances):
         if source is not None:
             spans.setdefault((source.cell, source.file), {})[source] = None
         if library is not None:
@@ -57,19 +57,19 @@ def source_texts(index: PrimalIndex, fun: Callable[..., Any]) -> tuple[SourceTex
     return (*own, *(replace(text, library=True) for text in others))
 
 
-def _frames(index: PrimalIndex) -> Iterator[Frames]:
+def _frames(provenances: Provenances) -> Iterator[Frames]:
     """The frames of all operations at any depth, in the order of the program."""
     seen: set[int] = set()  # a body that many calls share has the same frames each time
 
     def visit(jaxpr: Any) -> Iterator[Frames]:
         for eqn in jaxpr.eqns:
-            yield index.spans.frames(_jax.traceback_of(eqn))
+            yield provenances.spans.frames(_jax.traceback_of(eqn))
             for body in _jax.bodies(eqn):
                 if id(body.jaxpr) not in seen:
                     seen.add(id(body.jaxpr))
                     yield from visit(body.jaxpr)
 
-    return visit(_jax.open_jaxpr(index.closed))
+    return visit(_jax.open_jaxpr(provenances.closed))
 
 
 def _is_cell(cell: int | None, file: str) -> bool:

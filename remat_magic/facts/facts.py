@@ -46,7 +46,7 @@ class Facts:
             known = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
             if known is None:
                 known = self._previews[selection.report_key] = reports.preview(
-                    self._blank(selection), engine.half(selection), engine.index, engine.argument_names
+                    self._blank(selection), engine.half(selection), engine.provenances, engine.argument_names
                 )
             return known
 
@@ -75,9 +75,9 @@ class Facts:
                 except RematError as error:
                     if is_passing(error):
                         raise
-                    known = reports.without_backward(first, half, engine.index, str(error))
+                    known = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    known = reports.full(first, half, backward, engine.index)
+                    known = reports.full(first, half, backward, engine.provenances)
                 self._reports[selection.report_key] = known
                 self._previews.pop(selection.report_key, None)
             return known
@@ -95,7 +95,7 @@ class Facts:
             if known is not None and not known.backward_error:
                 return known.recomputed
             half, backward = engine.half(selection), engine.backward_of(selection)
-            return reports.recomputed(half, backward, engine.index)
+            return reports.recomputed(half, backward, engine.provenances)
 
     def cached(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
@@ -119,7 +119,7 @@ class Facts:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
             half, backward = engine.half(selection), engine.backward_of(selection)
-            return reports.over_time(self._blank(selection), half, backward, engine.index, engine.argument_names)
+            return reports.over_time(self._blank(selection), half, backward, engine.provenances, engine.argument_names)
 
     def _blank(self, selection: Selection) -> Report:
         engine = self.engine

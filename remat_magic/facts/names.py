@@ -33,7 +33,7 @@ def given_names(engine: Engine) -> list[GivenName]:
             return
         seen.add((id(scope.jaxpr), sites))
         for eqn in scope.jaxpr.eqns:
-            source = engine.index.spans.of(_jax.traceback_of(eqn)) or outer
+            source = engine.provenances.spans.of(_jax.traceback_of(eqn)) or outer
             name = _jax.checkpoint_name_of(eqn)
             if name is not None:
                 found.append(GivenName(name, source, sites, tuple(makers(scope, eqn.invars[0]))))
@@ -41,7 +41,7 @@ def given_names(engine: Engine) -> list[GivenName]:
             for inner in scope.inner(eqn):
                 visit(inner, inside, source)
 
-    visit(Scope(_jax.open_jaxpr(engine.index.closed)), (), None)
+    visit(Scope(_jax.open_jaxpr(engine.provenances.closed)), (), None)
     return found
 
 

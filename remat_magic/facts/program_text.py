@@ -13,7 +13,7 @@ from remat_magic import _jax
 from remat_magic.engine.halves import without_gc
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.flow import Scope
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.records import Program, ProgramLine, RecomputationKind
 
 # Where a variable can stand: bound before a colon, or read after a space, a bracket or a comma. Not in parameters
@@ -191,26 +191,29 @@ def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def program_later(
-    closed: Any, index: PrimalIndex, residuals: Mapping[Any, int], repeated: Mapping[int, bool] = MappingProxyType({})
+    closed: Any,
+    provenances: Provenances,
+    residuals: Mapping[Any, int],
+    repeated: Mapping[int, bool] = MappingProxyType({}),
 ) -> Program:
     """The text of a jaxpr, laid out when it is first looked into; arguments are those of ``program``."""
-    _read_lines(_jax.open_jaxpr(closed), index, set())  # now: files and cells may have changed by then
-    return Program.later(lambda: program(closed, index, residuals, repeated))
+    _read_lines(_jax.open_jaxpr(closed), provenances, set())  # now: files and cells may have changed by then
+    return Program.later(lambda: program(closed, provenances, residuals, repeated))
 
 
-def _read_lines(jaxpr: Any, index: PrimalIndex, seen: set[int]) -> None:
+def _read_lines(jaxpr: Any, provenances: Provenances, seen: set[int]) -> None:
     seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:
-        index.spans.frames(_jax.traceback_of(eqn))
+        provenances.spans.frames(_jax.traceback_of(eqn))
         for body in _jax.bodies(eqn):
             if id(body.jaxpr) not in seen:
-                _read_lines(body.jaxpr, index, seen)
+                _read_lines(body.jaxpr, provenances, seen)
 
 
 @without_gc()
 def program(
     closed: Any,
-    index: PrimalIndex,
+    provenances: Provenances,
     residuals: Mapping[Any, int],
     repeated: Mapping[int, bool] = MappingProxyType({}),
 ) -> Program:
@@ -218,7 +221,7 @@ def program(
 
     Args:
         closed: the jaxpr.
-        index: the primal program.
+        provenances: the primal program.
         residuals: for variables of the jaxpr that are residuals, their index in the report.
         repeated: of recomputed equations, by identity, whether they also ran in the forward half.
     """
@@ -251,7 +254,7 @@ def program(
             continue
         place = places.get(token.number)
         if place is None:
-            place = places[token.number] = locate(index, token.scope, token.eqn)
+            place = places[token.number] = locate(provenances, token.scope, token.eqn)
         first = token.number not in seen
         seen.add(token.number)
         again = next((repeated[id(item.eqn)] for item in tokens if id(item.eqn) in repeated), None)

@@ -10,19 +10,19 @@ from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.naming import is_given
-from remat_magic.jaxprs.provenance import PrimalIndex, marks_on
+from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.records import Equation
 
 
 class Recomputation:
     """What a backward jaxpr recomputes, judged against the forward jaxpr of the same policy."""
 
-    def __init__(self, forward: Any, backward: Any, index: PrimalIndex, residuals: int) -> None:
+    def __init__(self, forward: Any, backward: Any, provenances: Provenances, residuals: int) -> None:
         self._residuals = residuals
         self._tainted: set[tuple[int, int]] | None = None
         self.top = Scope(_jax.open_jaxpr(backward))
         self.live = LiveEquations(self.top.jaxpr)
-        self._index = index
+        self._provenances = provenances
         # By the identity of the equation, since a body that several calls share does the same in each.
         self._forward: dict[int, dict[int, tuple[Scope, Any]]] = {}
         for scope, eqn in _leaves(Scope(_jax.open_jaxpr(forward)), set()):
@@ -58,7 +58,7 @@ class Recomputation:
             total = marks + marks_on(eqn)
             here = inside or _jax.is_high_checkpoint(eqn)
             if not here and total:
-                fewest, most = self._index.marks(eqn)
+                fewest, most = self._provenances.marks(eqn)
                 # Between the two, an equation can stem from one that the program itself rematerialises (its derivative
                 # then reads a cotangent) or from one that it does not.
                 here = total > most or (total > fewest and not self._reads_cotangent(scope, eqn))
@@ -97,7 +97,7 @@ class Recomputation:
                 types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
                 once[id(eqn)] = cost(eqn) if cost else None, types, _name_given(scope, eqn)
             price, types, name = once[id(eqn)]
-            place = locate(self._index, scope, eqn)
+            place = locate(self._provenances, scope, eqn)
             known = price is not None and not price.uncosted and place.times is not None
             rows.append(
                 Equation(

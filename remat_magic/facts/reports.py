@@ -18,7 +18,7 @@ from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
 from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.flow import Scope, makers
-from remat_magic.jaxprs.provenance import PrimalIndex
+from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.records import (
     Equation,
     LiveValue,
@@ -31,32 +31,32 @@ from remat_magic.records import (
 )
 
 
-def preview(blank: Report, half: Forward, index: PrimalIndex, arguments: Sequence[str]) -> Report:
+def preview(blank: Report, half: Forward, provenances: Provenances, arguments: Sequence[str]) -> Report:
     """The report of the forward half: its residuals, without their readers."""
     saved = saved_values(half.closed, half.outputs)
-    return replace(blank, residuals=residuals(half.closed, saved, index, arguments))
+    return replace(blank, residuals=residuals(half.closed, saved, provenances, arguments))
 
 
-def _forward_program(half: Forward, saved: Sequence[Saved], index: PrimalIndex) -> Program:
+def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provenances) -> Program:
     outputs = _jax.open_jaxpr(half.closed).outvars[half.outputs :]
     # As it was computed, and as it leaves: JAX puts a reduce_precision between the two.
     marked: dict[Any, int] = {}
     for row, value in enumerate(saved):
         leaving = (*(outputs[leaf] for leaf in value.leaves), value.atom)
         marked.update((atom, row) for atom in leaving if not _jax.is_literal(atom))  # some have no hash
-    return program_later(half.closed, index, marked)
+    return program_later(half.closed, provenances, marked)
 
 
-def recomputed(half: Forward, backward: Any, index: PrimalIndex) -> tuple[Equation, ...]:
+def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[Equation, ...]:
     """The operations that a backward half repeats or does only now."""
-    return Recomputation(half.closed, backward, index, len(half.residual_types)).records(equation_cost)
+    return Recomputation(half.closed, backward, provenances, len(half.residual_types)).records(equation_cost)
 
 
-def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Report:
+def full(first: Report, half: Forward, backward: Any, provenances: Provenances) -> Report:
     """The report of both halves."""
     saved = saved_values(half.closed, half.outputs)
-    found = Recomputation(half.closed, backward, index, len(half.residual_types))
-    readers = needed_by(found.top, saved, index, found.live, found)
+    found = Recomputation(half.closed, backward, provenances, len(half.residual_types))
+    readers = needed_by(found.top, saved, provenances, found.live, found)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
     lines = StraightLines(LiveEquations(_jax.open_jaxpr(half.closed))), StraightLines(found.live)
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
@@ -69,8 +69,8 @@ def full(first: Report, half: Forward, backward: Any, index: PrimalIndex) -> Rep
         first,
         residuals=rows,
         recomputed=found.records(equation_cost),
-        forward=_forward_program(half, saved, index),
-        backward=program_later(backward, index, marked, found.kinds),
+        forward=_forward_program(half, saved, provenances),
+        backward=program_later(backward, provenances, marked, found.kinds),
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
@@ -113,13 +113,15 @@ def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residua
     return list(notes)
 
 
-def over_time(blank: Report, half: Forward, backward: Any, index: PrimalIndex, arguments: Sequence[str]) -> Timeline:
+def over_time(
+    blank: Report, half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]
+) -> Timeline:
     """The memory held from equation to equation, and what is held at the peak."""
     moments, equations, held = held_at_peak(half.closed, backward, half.outputs)
 
     def source(eqn: Any) -> SourceSpan | None:
-        place = None if eqn is None else index.place(eqn)
-        return place.source if place else index.spans.of(_jax.traceback_of(eqn)) if eqn is not None else None
+        place = None if eqn is None else provenances.of(eqn)
+        return place.source if place else provenances.spans.of(_jax.traceback_of(eqn)) if eqn is not None else None
 
     def value(each: Held) -> LiveValue:
         kind = "constant" if each.constant else "residual" if each.residual else "temporary"
@@ -146,7 +148,7 @@ def over_time(blank: Report, half: Forward, backward: Any, index: PrimalIndex, a
     )
 
 
-def without_backward(first: Report, half: Forward, index: PrimalIndex, error: str) -> Report:
+def without_backward(first: Report, half: Forward, provenances: Provenances, error: str) -> Report:
     """The report of a function that has a forward half only."""
     saved = saved_values(half.closed, half.outputs)
-    return replace(first, forward=_forward_program(half, saved, index), complete=True, backward_error=error)
+    return replace(first, forward=_forward_program(half, saved, provenances), complete=True, backward_error=error)

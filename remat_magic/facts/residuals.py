@@ -9,7 +9,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.jaxprs.flow import Maker, Scope, makers, readers
 from remat_magic.jaxprs.naming import is_given
-from remat_magic.jaxprs.provenance import Place, PrimalIndex
+from remat_magic.jaxprs.provenance import Provenance, Provenances
 from remat_magic.records import Kind, Origin, Reader, Residual
 
 
@@ -51,29 +51,29 @@ def saved_values(forward: Any, outputs: int) -> list[Saved]:
     return literals + [Saved(var, tuple(leaves[var])) for var in bound if var in leaves]
 
 
-def locate(index: PrimalIndex, scope: Scope, eqn: Any) -> Place:
+def locate(provenances: Provenances, scope: Scope, eqn: Any) -> Provenance:
     """The primal place of an equation, else what its own traceback and nesting tell."""
     path, times = scope.nesting
-    found = index.place(eqn, scope.chain)
+    found = provenances.of(eqn, scope.chain)
     if found is not None:
         # JAX hoists what does not change out of a loop: where an equation stands now says how often it runs.
         return found if found.times == times else replace(found, times=times)
-    frames = index.spans.frames(_jax.traceback_of(eqn))
+    frames = provenances.spans.frames(_jax.traceback_of(eqn))
     here: Scope | None = scope
     while frames.source is None and here is not None and here.eqn is not None:
-        outer = index.place(here.eqn, here.parent.chain if here.parent else ())
-        frames = frames.inside(outer.frames if outer else index.spans.frames(_jax.traceback_of(here.eqn)))
+        outer = provenances.of(here.eqn, here.parent.chain if here.parent else ())
+        frames = frames.inside(outer.frames if outer else provenances.spans.frames(_jax.traceback_of(here.eqn)))
         here = here.parent
-    return Place("", "", frames, path, times, ())
+    return Provenance("", "", frames, path, times, ())
 
 
-def _origin(index: PrimalIndex, maker: Maker, arguments: Sequence[str]) -> Origin:
+def _origin(provenances: Provenances, maker: Maker, arguments: Sequence[str]) -> Origin:
     name = next((name for name in maker.names if not is_given(name)), None)
     if maker.eqn is None:
         path, times = maker.scope.nesting
         argument = arguments[maker.argument] if maker.argument is not None else None
         return Origin("", None, path, times, name, argument)
-    place = locate(index, maker.scope, maker.eqn)
+    place = locate(provenances, maker.scope, maker.eqn)
     return Origin(_jax.primitive_name(maker.eqn), place.source, place.path, place.times, name, library=place.library)
 
 
@@ -95,14 +95,14 @@ def _kind(atom: Any, top: Scope, found: Sequence[Maker]) -> Kind:
 
 
 def residuals(
-    forward: Any, saved: Sequence[Saved], index: PrimalIndex, arguments: Sequence[str]
+    forward: Any, saved: Sequence[Saved], provenances: Provenances, arguments: Sequence[str]
 ) -> tuple[Residual, ...]:
     """The residuals without ``needed_by``.
 
     Args:
         forward: the forward jaxpr.
         saved: its saved values.
-        index: the primal program.
+        provenances: the primal program.
         arguments: the name of each of the forward jaxpr's inputs.
     """
     top = Scope(_jax.open_jaxpr(forward))
@@ -110,7 +110,7 @@ def residuals(
     for value in saved:
         found = makers(top, value.atom)
         kind = _kind(value.atom, top, found)
-        origins = tuple(dict.fromkeys(_origin(index, maker, arguments) for maker in found))
+        origins = tuple(dict.fromkeys(_origin(provenances, maker, arguments) for maker in found))
         first = origins[0] if origins else Origin("")
         aval = value.atom.aval
         text = _jax.type_text(aval)
@@ -137,7 +137,7 @@ def residuals(
 def needed_by(
     backward: Scope,
     saved: Sequence[Saved],
-    index: PrimalIndex,
+    provenances: Provenances,
     live: Callable[[Any], bool],
     recomputing: Callable[[Any], bool],
 ) -> list[tuple[Reader, ...]]:
@@ -146,7 +146,7 @@ def needed_by(
     Args:
         backward: the backward jaxpr, whose first inputs are the residual leaves.
         saved: the saved values.
-        index: the primal program.
+        provenances: the primal program.
         live: tells an equation that matters from dead code.
         recomputing: tells whether an equation recomputes a forward value.
     """
@@ -155,8 +155,8 @@ def needed_by(
         found: dict[Reader, None] = {}
         for leaf in value.leaves:
             for scope, eqn in readers(backward, backward.jaxpr.invars[leaf], live):
-                place = index.place(eqn, scope.chain)
-                where = place or locate(index, scope, eqn)
+                place = provenances.of(eqn, scope.chain)
+                where = place or locate(provenances, scope, eqn)
                 reader = Reader(
                     _jax.primitive_name(eqn),
                     place.label if place else "",

@@ -14,7 +14,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.jaxprs.values import is_inexact
 
-__all__ = ["PREFIX", "Naming", "is_given", "name_everything"]
+__all__ = ["PREFIX", "NamedProgram", "is_given", "name_everything"]
 
 PREFIX = "remat_magic/value "  # no name of a user's begins like this
 
@@ -34,7 +34,7 @@ class NamedValue:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Naming:
+class NamedProgram:
     """A program in which every candidate has a name of its own.
 
     ``values`` tells for each name what it was given to. ``fingerprint`` is equal for programs of the same operations,
@@ -54,7 +54,7 @@ def is_given(name: str | None) -> bool:
     return name is not None and name.startswith(PREFIX)
 
 
-def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False) -> Naming:
+def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False) -> NamedProgram:
     """Name every value that a policy could keep, also in calls, checkpoints and scans.
 
     Without jax_remat3 in force, checkpoints become those of JAX without it.
@@ -70,7 +70,7 @@ def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, se
     """
     namer = _Namer(within or (lambda _: True), separately)
     named = namer.jaxpr(closed, (), within is None)
-    return Naming(named, namer.values, namer.digest.hexdigest()[:16], separately, namer.branches)
+    return NamedProgram(named, namer.values, namer.digest.hexdigest()[:16], separately, namer.branches)
 
 
 class _Namer:

@@ -1,4 +1,4 @@
-"""The primal program, indexed by traceback.
+"""Where the equations of any half come from in the primal program.
 
 Every equation of a forward or backward jaxpr carries the *same traceback object* as the primal equation that it was
 derived from (measured on jax 0.10.2 and 0.12.0.1), scan bodies, rematerialised and transposed code included. So the
@@ -19,7 +19,7 @@ from remat_magic.records import SourceSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Provenance:
     """Where an equation stands: its frames, the enclosing loops and calls, and how often it runs.
 
     ``chain`` holds the identities of the tracebacks of the enclosing equations, outermost first. ``marks`` counts how
@@ -68,14 +68,14 @@ def marks_on(eqn: Any) -> int:
     return stack.count(_MARK)
 
 
-class PrimalIndex:
-    """All places of a primal jaxpr by the identity of their traceback; keeps the jaxpr, hence the identities, alive."""
+class Provenances:
+    """The provenance of whatever a primal jaxpr gives rise to; keeps the jaxpr, hence the identities, alive."""
 
     def __init__(self, closed: Any, function: str) -> None:
         self.closed = closed
         self.spans = Spans()
-        self._places: dict[int, list[Place]] = {}
-        self._under: dict[tuple[int, int], list[Place]] = {}  # by traceback and that of an enclosing equation
+        self._by_traceback: dict[int, list[Provenance]] = {}
+        self._under: dict[tuple[int, int], list[Provenance]] = {}  # by traceback and that of an enclosing equation
         self._add(_jax.open_jaxpr(closed), (), 1, (), Frames(), function, 0)
         self._lend_sources()
 
@@ -97,12 +97,13 @@ class PrimalIndex:
             frames = self.spans.frames(traceback).inside(outer)
             inside = _jax.bodies(eqn)
             here = marks + marks_on(eqn)
-            alike = self._places.setdefault(id(traceback), [])
-            number = (alike[0].number if alike else None) or len(self._places)
-            place = Place(_jax.primitive_name(eqn), _jax.label_of(eqn), frames, path, times, chain, here, number)
-            alike.append(place)
+            known = self._by_traceback.setdefault(id(traceback), [])
+            number = (known[0].number if known else None) or len(self._by_traceback)
+            names = _jax.primitive_name(eqn), _jax.label_of(eqn)
+            provenance = Provenance(*names, frames, path, times, chain, here, number)
+            known.append(provenance)
             for link in chain:
-                self._under.setdefault((id(traceback), link), []).append(place)
+                self._under.setdefault((id(traceback), link), []).append(provenance)
             for body in inside:
                 decorator = bool(own) and sole and body.kind == "call" and body.label in (own, "")
                 deeper = path if decorator or not body.label or path[-1:] == (body.label,) else (*path, body.label)
@@ -122,35 +123,35 @@ class PrimalIndex:
         A gradient inside the function inlines part of such a body, and leaves the rest in its equation: one traceback,
         one operation, one line.
         """
-        for places in self._places.values():
-            known = next((place.frames for place in places if place.source is not None), None)
-            if known is not None and any(place.source is None for place in places):
-                places[:] = [replace(place, frames=place.frames.inside(known)) for place in places]
+        for provenances in self._by_traceback.values():
+            known = next((provenance.frames for provenance in provenances if provenance.source is not None), None)
+            if known is not None and any(provenance.source is None for provenance in provenances):
+                provenances[:] = [replace(one, frames=one.frames.inside(known)) for one in provenances]
 
-    def place(self, eqn: Any, chain: Iterable[int] = ()) -> Place | None:
-        """The primal place of a derived equation.
+    def of(self, eqn: Any, chain: Iterable[int] = ()) -> Provenance | None:
+        """The provenance of a derived equation.
 
         Args:
             eqn: an equation of a forward or backward jaxpr.
             chain: identities of the tracebacks of the equations around it there. Where a body is shared by several
-                calls, the place whose own chain holds all of these is taken (JAX may have inlined others).
+                calls, the provenance whose own chain holds all of these is taken (JAX may have inlined others).
         """
         traceback = id(_jax.traceback_of(eqn))
-        places = self._places.get(traceback)
-        if not places:
+        provenances = self._by_traceback.get(traceback)
+        if not provenances:
             return None
-        if len(places) == 1:
-            return places[0]
-        wanted = [link for link in chain if link in self._places]
+        if len(provenances) == 1:
+            return provenances[0]
+        wanted = [link for link in chain if link in self._by_traceback]
         if not wanted:
-            return places[0]
-        inside = self._under.get((traceback, wanted[-1]), places)
-        fewest = min((self._under.get((traceback, link), places) for link in wanted), key=len)
-        return next((place for place in fewest if _subsequence(wanted, place.chain)), inside[0])
+            return provenances[0]
+        inside = self._under.get((traceback, wanted[-1]), provenances)
+        fewest = min((self._under.get((traceback, link), provenances) for link in wanted), key=len)
+        return next((provenance for provenance in fewest if _subsequence(wanted, provenance.chain)), inside[0])
 
     def marks(self, eqn: Any) -> tuple[int, int]:
         """The fewest and the most marks of the primal equations that an equation can be derived from."""
-        counts = [place.marks for place in self._places.get(id(_jax.traceback_of(eqn)), ())]
+        counts = [provenance.marks for provenance in self._by_traceback.get(id(_jax.traceback_of(eqn)), ())]
         return (min(counts), max(counts)) if counts else (0, 0)
 
 

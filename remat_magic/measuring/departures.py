@@ -56,7 +56,7 @@ def departures(gradient: Gradient, text: str | None, measured: Measurement, save
 def recomputation_of(gradient: Gradient) -> Recomputation:
     """What the backward half of a gradient recomputes."""
     half = gradient.forward
-    return Recomputation(half.closed, gradient.backward, gradient.index, len(half.residual_types))
+    return Recomputation(half.closed, gradient.backward, gradient.provenances, len(half.residual_types))
 
 
 def undone(gradient: Gradient, recomputation: Recomputation, text: str) -> str:
@@ -82,7 +82,7 @@ def undone(gradient: Gradient, recomputation: Recomputation, text: str) -> str:
     if not missing:
         return ""
     loose = any(_prevents_nothing(eqn) for eqn, _ in walk(recomputation.top.jaxpr)) or any(
-        _prevents_nothing(eqn) for eqn, _ in walk(gradient.index.closed)
+        _prevents_nothing(eqn) for eqn, _ in walk(gradient.provenances.closed)
     )
     mend = "leave prevent_cse at its default, True" if loose else "lax.scan over the layers keeps the two apart"
     return (

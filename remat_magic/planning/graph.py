@@ -120,7 +120,7 @@ class _Builder:
     def __init__(self, parts: Dissection) -> None:
         self.graph = Graph()
         self._residuals = len(parts.half.residual_types)
-        self._found = Recomputation(parts.half.closed, parts.backward, parts.index, self._residuals)
+        self._found = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
         self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -271,7 +271,7 @@ def _gate(eqn: Any) -> str | None:
 def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
     """For each residual leaf that is an intermediate the first leaf of the same value, and the value's bytes."""
     saved = saved_values(parts.half.closed, parts.half.outputs)
-    rows = residuals(parts.half.closed, saved, parts.index, parts.arguments)
+    rows = residuals(parts.half.closed, saved, parts.provenances, parts.arguments)
     return {
         leaf: (value.leaves[0], row.nbytes)
         for value, row in zip(saved, rows, strict=True)

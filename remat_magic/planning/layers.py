@@ -57,7 +57,7 @@ class _Steps:
         eqn = self._made_by.get(atom)
         while eqn is not None and _jax.is_transparent(eqn):
             eqn = None if _jax.is_literal(eqn.invars[0]) else self._made_by.get(eqn.invars[0])
-        place = None if eqn is None else self._parts.index.place(eqn)
+        place = None if eqn is None else self._parts.provenances.of(eqn)
         if place is None or (place.source, place.library, place.path) != (value.source, value.library, value.path):
             return ""
         primitive = _jax.primitive_name(eqn)

@@ -49,7 +49,7 @@ def loops(facts: Facts, *, shortest: int = _SHORTEST) -> Listed[Loop]:
     if report.backward_error:
         raise RematError(report.backward_error)
     found: dict[int, Loop] = {}
-    for scope, eqn in _scans(Scope(_jax.open_jaxpr(facts.engine.index.closed))):
+    for scope, eqn in _scans(Scope(_jax.open_jaxpr(facts.engine.provenances.closed))):
         if id(eqn) not in found and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
             found[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
     return Listed(found.values())
@@ -78,7 +78,7 @@ class _Rewritten:
         self._facts, self._scope, self._eqn, self._report = facts, scope, eqn, report
         self._consts, self._carries, _ = _jax.scan_split(eqn)
         self._length = _jax.scan_length(eqn)
-        self._place = locate(facts.engine.index, scope, eqn)
+        self._place = locate(facts.engine.provenances, scope, eqn)
         name, _, _ = _jax.function_name(_jax.scan_body(eqn))
         self._name = name if name.isidentifier() else "body"
 

@@ -110,7 +110,7 @@ class Planner:
         keys = frozenset(value.key for value in plan.names)
         if plan.fingerprint == self.parts.naming.fingerprint:
             return keys
-        return frozenset(find_again(plan, self.parts.naming, self.parts.index)[0].values())
+        return frozenset(find_again(plan, self.parts.naming, self.parts.provenances)[0].values())
 
     def draft(self, key: str, budget: int, values: tuple[PlannedValue, ...], label: str = "") -> Plan:
         """A plan that saves some values, with no figures yet."""
@@ -153,11 +153,11 @@ class Planner:
 
     def _values(self, sizes: Mapping[str, tuple[int, int]], offloaded: Collection[str]) -> Iterator[PlannedValue]:
         named = self.parts.naming.values
-        where = occurrences(self.parts.naming, self.parts.index) if sizes else {}
+        where = occurrences(self.parts.naming, self.parts.provenances) if sizes else {}
         for key in (name for name in named if name in sizes):
             value = named[key]
             eqn, output = value.eqn, value.output
-            place = self.parts.index.place(eqn)
+            place = self.parts.provenances.of(eqn)
             yield PlannedValue(
                 key,
                 *sizes[key],
@@ -224,7 +224,7 @@ def _answered(facts: Facts, parts: Dissection, resolved: Resolved, is_meant: Cal
         return frozenset(name for name, value in values.items() if _says(policy, value, is_meant))
     taken_off = frozenset[str]()
     if policy is NO_CHECKPOINT:
-        own = own_checkpoint(facts.engine.index.closed)
+        own = own_checkpoint(facts.engine.provenances.closed)
         at_function = frozenset() if own is None else frozenset({facts.engine.site_of(own)})
         every = frozenset(site.key for site in facts.engine.sites)
         taken_off = {"function": at_function, "sites": every}.get(parts.at, frozenset({parts.at}))
@@ -252,7 +252,7 @@ def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
             for body in _jax.bodies(eqn):
                 visit(body.jaxpr, inside)
 
-    visit(_jax.open_jaxpr(facts.engine.index.closed), ())
+    visit(_jax.open_jaxpr(facts.engine.provenances.closed), ())
     return checkpoints
 
 
