@@ -67,7 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("sets_remat3")
-        if item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
+        if item.get_closest_marker("remat3_is_volume") and _on_remat3(item):
+            item.add_marker("volume")
+        elif item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
             products.setdefault(item.nodeid.split("[")[0], []).append(item)
     for product in products.values():
         usual = _each_once(product)
@@ -77,6 +79,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--volume"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("volume")])
         items[:] = [item for item in items if not item.get_closest_marker("volume")]
+
+
+def _on_remat3(item: pytest.Item) -> bool:
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return bool(params.get("remat3")) or "r3" in params.values()
 
 
 def pytest_collection_finish() -> None:

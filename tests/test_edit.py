@@ -1022,7 +1022,12 @@ def holds(trace, plan):
     return edit
 
 
-@pytest.mark.parametrize("model", MODELS)
+USUAL = ("gpt, scanned", "scanned transformer", "resnet")  # the others are unrolled: more of the same
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=() if name in USUAL else pytest.mark.volume) for name in MODELS]
+)
 def test_models(model, small):
     fun, args = MODELS[model]()
     trace = rm.trace(fun, *args)

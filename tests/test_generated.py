@@ -474,6 +474,7 @@ def _nonlinear(jaxpr) -> tuple[Counter[str], Counter[str]]:
 NONLINEAR = ("exp", "log", "tanh", "sin", "cos", "logistic", "rsqrt", "erf", "abs", "max", "gt", "sort")
 
 
+@pytest.mark.remat3_is_volume
 @examples(4)
 @given(program=programs(depth=2, dtypes=("float32", "float32", "int32"), without=("type", "algebra")), data=st.data())
 def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):

@@ -439,6 +439,7 @@ _COMPLEX = ("fourier", "wide_numpy_and_complex")  # JAX puts reduce_precision, w
 _NO_BACKWARD = ()
 
 
+@pytest.mark.remat3_is_volume
 def test_bcoo(remat3):
     sparse = pytest.importorskip("jax.experimental.sparse")
     matrix = sparse.BCOO.fromdense(jnp.eye(4))
@@ -512,6 +513,7 @@ def test_parameters_from_a_generator(remat3):
     )  # three weights, the input of each, sin's derivative each
 
 
+@pytest.mark.remat3_is_volume
 def test_function_under_every_transformation(remat3):
     def loss(w, x):
         layer = jax.checkpoint(lambda x: jnp.sin(w @ x))

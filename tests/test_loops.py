@@ -103,9 +103,11 @@ def shown(code, length, reverse):
     return scan
 
 
-@pytest.mark.parametrize(("length", "reverse"), [(4, False), (7, True), (16, True), (24, False)])
+@pytest.mark.each_once
+@pytest.mark.parametrize("turns", [(4, False), (7, True), (16, True), (24, False)])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_figures_are_those_of_the_code(make, length, reverse):
+def test_figures_are_those_of_the_code(make, turns):
+    length, reverse = turns
     plain = functools.partial(jax.lax.scan, length=length, reverse=reverse)
     fun, args = make(length, plain)
     trace = rm.trace(fun, *args)
@@ -137,7 +139,9 @@ def test_figures_are_those_of_the_code(make, length, reverse):
         assert nested.view_bytes == (sum(r.nbytes for r in views) if is_view else 0)
 
 
-@pytest.mark.parametrize("make", [recurrence, stacked_layers], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [recurrence, pytest.param(stacked_layers, marks=pytest.mark.volume)], ids=lambda make: make.__name__
+)
 def test_the_values_and_gradients_are_the_same(make):
     for length, reverse in ((8, False), (7, True)):
         plain = functools.partial(jax.lax.scan, length=length, reverse=reverse)

@@ -39,6 +39,7 @@ def by_hand(fun, args, policy=None, options=OPTIONS, argnums=(0, 1)):
     return jax.jit(jax.value_and_grad(wrapped, argnums)).lower(*args).compile(compiler_options=options)
 
 
+@pytest.mark.remat3_is_volume
 @pytest.mark.parametrize("policy", [None, "nothing_saveable", "dots_saveable", "everything_saveable"])
 def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     fun, args = LAYERS
@@ -52,6 +53,7 @@ def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     assert measured.total_bytes == measured.temp_bytes + measured.argument_bytes + measured.output_bytes
 
 
+@pytest.mark.remat3_is_volume
 def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(remat3):
     """As in a program written by hand; and only under the scheduler that heeds memory."""
     fun, args = transformer(**SMALL, scanned=True)
@@ -258,6 +260,7 @@ def test_unknown_is_none(monkeypatch):
     assert measured.total_bytes is None
 
 
+@pytest.mark.remat3_is_volume
 def test_gradients_are_those_of_jax(remat3):
     """The program that is measured computes what jax.grad does."""
     fun, _ = LAYERS

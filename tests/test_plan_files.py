@@ -21,6 +21,7 @@ from tests.programs import PROGRAMS, f32
 # ------------------------------------------------------------------------------------------------- from here to there
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", ["attention", "nested_scan", "three_layers", "scanned_checkpoint"])
 @pytest.mark.parametrize("separately", [False, True])
 def test_a_plan_is_the_same_after_a_file(name, separately, tmp_path):
@@ -80,7 +81,7 @@ def in_another_process(program, *args, cwd):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("at", ["function", "block"])
+@pytest.mark.parametrize("at", [pytest.param("function", marks=pytest.mark.volume), "block"])
 def test_a_training_script_applies_the_plan_of_a_notebook(tmp_path, at):
     (tmp_path / "model.py").write_text(MODEL)
     save = (

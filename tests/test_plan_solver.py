@@ -278,7 +278,7 @@ def test_a_slider_does_not_wait(monkeypatch):
     assert all(point.bound <= point.recomputed_flops for point in points)
 
 
-@pytest.mark.parametrize("separately", [False, True])
+@pytest.mark.parametrize("separately", [False, pytest.param(True, marks=pytest.mark.volume)])
 def test_fifteen_hundred_values_within_a_hundredth(separately):
     fun, args = models.transformer(19)
     trace = rm.trace(fun, *args)
