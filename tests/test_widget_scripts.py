@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from remat_magic.widget import RematWidget, bundle
-from remat_magic.widget.panel import ON_DEMAND, Panel
+from remat_magic.widget.panel import SCRIPTS, Panel
 from remat_magic.widget.panels import PANELS
 from tests.conftest import package_folder
 from tests.test_widget import FakeTrace, browser, messages, tell  # noqa: F401 - a fixture
 
-SCRIPTS = sorted((package_folder() / "widget").rglob("*.js"))
+FILES = sorted((package_folder() / "widget").rglob("*.js"))
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_the_widget_gets_one_module():
     assert [line for line in script.splitlines() if line.startswith(("import", "export"))] == [
         line for line in script.splitlines() if line.startswith("export default { render")
     ]
-    for path in SCRIPTS:
+    for path in FILES:
         assert script.count(f"// {path.name}\nconst ") == 1, path  # nothing lies there that nobody loads
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_script_is_long(path):
     text = path.read_text(encoding="utf-8")
     assert text.startswith("// @ts-check\n")
@@ -129,7 +129,7 @@ def test_a_tab_is_registered_once(browser, tmp_path, monkeypatch):  # noqa: F811
 
 
 def test_a_panel_that_fails_says_so(browser, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(Toy, "path", ON_DEMAND, raising=False)
+    monkeypatch.setattr(Toy, "path", SCRIPTS / "on_demand.js", raising=False)
     widget = RematWidget(FakeTrace(), "none", panels=(*PANELS, Toy))
     tell(widget, type="toy", policy="nonsense", at="function")
     assert messages(widget, "toy")[0]["error"] == "'nonsense' is not a policy: did you mean 'dots_saveable'?"

@@ -152,7 +152,7 @@ _LEGEND = (
 
 
 def jaxprs(report: Report, bodies: bool = True) -> str:
-    """Both programs side by side; without ``bodies`` only their frames, for a script to fill chunk by chunk."""
+    """Both jaxprs side by side; without ``bodies`` only their frames, for a script to fill chunk by chunk."""
     forward = _chunked(chunks(report.forward)) if bodies else ""
     backward = _chunked(chunks(report.backward)) if bodies else ""
     panes = pane("Forward", report.forward, forward) + pane("Backward", report.backward, backward)
@@ -191,12 +191,12 @@ def _choice(report: Report) -> str:
     return f'<span class="remat-choice"><code>{escape(report.label)}</code>{at}</span>'
 
 
-def _tables(report: Report, programs: str = "") -> str:
+def _tables(report: Report, jaxprs_html: str = "") -> str:
     recomputed = fmt.count(len(report.recomputed), "operation")
     title = f"Recomputed, {recomputed}" if report.complete and report.recomputed else "Recomputed"
     return (
         f"{notes_html(report)}{residuals_html(report)}"
-        f"<details><summary>{title}</summary>{recomputed_html(report)}</details>{programs}"
+        f"<details><summary>{title}</summary>{recomputed_html(report)}</details>{jaxprs_html}"
     )
 
 
@@ -218,7 +218,7 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
 
 
 def page_html(report: Report, others: Iterable[Report] = ()) -> str:
-    """A whole page that stands alone; arguments as for ``report_html``, the programs in full however long they are."""
+    """A whole page that stands alone; arguments as for ``report_html``, the jaxprs in full however long they are."""
     title = escape(f"{report.function or 'remat_magic'}: {report.label}")
     # Without JupyterLab's colours those of a light page are used, whatever the browser prefers.
     return (
@@ -230,7 +230,7 @@ def page_html(report: Report, others: Iterable[Report] = ()) -> str:
 
 
 def folded(report: Report) -> str:
-    """A report under its totals, to be unfolded; without its programs, which would make every notebook big."""
+    """A report under its totals, to be unfolded; without its jaxprs, which would make every notebook big."""
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return _LINKS.sub(
         "",
@@ -240,7 +240,7 @@ def folded(report: Report) -> str:
 
 
 def unfolded(report: Report, most_lines: float = _STATIC_LINES) -> str:
-    """A report in full, with its programs if they have no more than ``most_lines`` lines."""
+    """A report in full, with its jaxprs if they have no more than ``most_lines`` lines."""
     code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return _LINKS.sub(
         "",
@@ -263,5 +263,5 @@ def static(chosen: str, others: Iterable[str], title: str = "") -> str:
 
 
 def lazy_chunks(report: Report) -> dict[str, list[str]]:
-    """The programs for the script that fills the panes: lists of HTML, 100 lines each."""
+    """The jaxprs for the script that fills the panes: lists of HTML, 100 lines each."""
     return {"forward": live_chunks(report.forward), "backward": live_chunks(report.backward)}

@@ -15,7 +15,7 @@ from remat_magic.views.tables import KEYS
 __all__ = ["CHUNK", "chunks", "live_chunks", "pane"]
 
 CHUNK = 100
-# Hovers on unmarked lines double the size of a big program for little.
+# Hovers on unmarked lines double the size of a big jaxpr for little.
 _PLACES_UP_TO = 2000
 # Arguments over more lines than this are folded.
 _HEADER_LINES = 4
@@ -71,16 +71,16 @@ def _line(line: ProgramLine, content: str, places: bool, live: bool) -> str:
     return f'<span class="remat-l{kind}"{links}{title}>{letter}{content}\n</span>'
 
 
-def chunks(program: Program) -> list[str]:
-    """The program as HTML, ``CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
-    lines = [_line(line, _text(line, line.text, _WORDS), places=False, live=False) for line in program.lines]
+def chunks(jaxpr: Program) -> list[str]:
+    """The jaxpr as HTML, ``CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
+    lines = [_line(line, _text(line, line.text, _WORDS), places=False, live=False) for line in jaxpr.lines]
     return ["".join(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
 
 
-def live_chunks(program: Program) -> list[str]:
+def live_chunks(jaxpr: Program) -> list[str]:
     """The same for the widget's script: with links, long parameters folded, and inner jaxprs that can be folded."""
-    places = len(program.lines) <= _PLACES_UP_TO
-    lines = program.lines
+    places = len(jaxpr.lines) <= _PLACES_UP_TO
+    lines = jaxpr.lines
     indents = [len(line.text) - len(line.text.lstrip()) for line in lines]
     shown = list[tuple[int, str, bool]]()
     at = 0
@@ -107,7 +107,7 @@ def live_chunks(program: Program) -> list[str]:
 
 
 def _button(label: str, *, expanded: bool, hides: int = 0) -> str:
-    """Not in the tab order, which a big program would fill: the arrow keys reach it."""
+    """Not in the tab order, which a big jaxpr would fill: the arrow keys reach it."""
     kind = f' data-hides="{hides}"' if hides else ""
     state = "true" if expanded else "false"
     return (
@@ -154,9 +154,9 @@ def _hides(indents: Sequence[int]) -> list[int]:
     return hidden
 
 
-def pane(title: str, program: Program, body: str) -> str:
-    """One titled program; ``body`` is HTML, the chunks or nothing where a script will bring them."""
-    size = fmt.count(program.equations, "equation") if program.lines else "not available"
+def pane(title: str, jaxpr: Program, body: str) -> str:
+    """One titled jaxpr; ``body`` is HTML, the chunks or nothing where a script will bring them."""
+    size = fmt.count(jaxpr.equations, "equation") if jaxpr.lines else "not available"
     return (
         f'<section class="remat-pane"><h4>{escape(title)} <small>{size}</small></h4>'
         f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'

@@ -58,7 +58,7 @@ class _Scale:
 
 
 def listing_html(report: Report, live: bool = False) -> str:
-    """The source that a program was traced from, with the costs of each line and marks on the expressions.
+    """The source that a function was traced from, with the costs of each line and marks on the expressions.
 
     Args:
         report: of which policy.

@@ -27,7 +27,7 @@ from remat_magic.wording import printable
 __all__ = ["Text", "grid", "plain", "printed", "render"]
 
 # A terminal's scrollback is no place for twelve thousand lines.
-_PROGRAM_LINES = 200
+_JAXPR_LINES = 200
 _NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound", "Segment")
 # Below this width the columns of the tables are stacked.
 _WIDE = 110
@@ -118,11 +118,11 @@ def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.
         yield Text()
         yield _heading(f"Checkpoint sites ({len(report.sites)})")
         yield _sites(report)
-    for title, program in (("Forward", report.forward), ("Backward", report.backward)):
-        if program.lines:
+    for title, jaxpr in (("Forward", report.forward), ("Backward", report.backward)):
+        if jaxpr.lines:
             yield Text()
-            yield _heading(f"{title} jaxpr, {fmt.count(program.equations, 'equation')}")
-            yield from _program(program)
+            yield _heading(f"{title} jaxpr, {fmt.count(jaxpr.equations, 'equation')}")
+            yield from _jaxpr(jaxpr)
 
 
 def _heading(text: str) -> Text:
@@ -209,9 +209,9 @@ def _sites(report: Report) -> Table:
     return table
 
 
-def _program(program: Program) -> Iterator[Text | Table]:
+def _jaxpr(jaxpr: Program) -> Iterator[Text | Table]:
     table = grid()
-    for line in program.lines[:_PROGRAM_LINES]:
+    for line in jaxpr.lines[:_JAXPR_LINES]:
         letter, style = _MARKS[line.recomputation]
         # Indentation is structure here; a wrapped table cell would drop it.
         text = Text(line.text, style=style, overflow="fold")
@@ -219,6 +219,6 @@ def _program(program: Program) -> Iterator[Text | Table]:
             text.highlight_regex(residual_words(line), "bold underline")
         table.add_row(Text(letter, style=f"bold {style}"), text)
     yield table
-    hidden = len(program.lines) - _PROGRAM_LINES
+    hidden = len(jaxpr.lines) - _JAXPR_LINES
     if hidden > 0:
         yield Text(f"… {hidden:,} more lines; all of them are in report.forward.text and report.backward.text", "dim")

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from remat_magic.api import Policy
 from remat_magic.records import Plan, Report
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.worker import Worker, sentence_of
 
-__all__ = ["ON_DEMAND", "SCRIPTS", "Panel", "Request"]
+__all__ = ["SCRIPTS", "OnDemand", "Panel", "Request"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 """The folder of the scripts that are no panel's own."""
-
-ON_DEMAND = SCRIPTS / "on_demand.js"
-"""The script of a panel that shows one policy's HTML, which is asked for when the tab is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +117,10 @@ class Panel:
         for worker in self._workers.values():
             worker.post(None)
 
+    def _arguments(self, request: Request) -> tuple[Policy, str, Mapping[str, Any]]:
+        """What the trace takes for the policy that a message is about."""
+        return self._live.arguments(request.policy, request.at)
+
     def _work(self, request: Request) -> None:
         if self._live.closed:
             return
@@ -128,3 +130,23 @@ class Panel:
             answer = {"error": sentence_of(error)}
         if answer is not None and not self._live.closed:
             self._send({**request.content, **answer})
+
+
+class OnDemand(Panel):
+    """A tab that shows one policy's HTML, which is asked for by the tab's key when it is opened."""
+
+    def __init_subclass__(cls) -> None:
+        cls.asks = ((cls.key,),)
+
+    @classmethod
+    def script(cls) -> Path | None:
+        """One for all of them."""
+        return SCRIPTS / "on_demand.js"
+
+    def answer(self, request: Request) -> Mapping[str, Any]:
+        """The HTML."""
+        return {"html": self.html(request)}
+
+    def html(self, request: Request) -> str:
+        """What the tab shows of a policy."""
+        raise NotImplementedError

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from remat_magic.views.advice import advice_html
-from remat_magic.widget.panel import ON_DEMAND, Panel, Request
+from remat_magic.widget.panel import OnDemand, Request
 
 __all__ = ["Advice"]
 
 
-class Advice(Panel):
+class Advice(OnDemand):
     """Findings, each with its mend."""
 
     key, title = "advice", "Advice"
-    asks = (("advice",),)
 
-    @classmethod
-    def script(cls) -> Path | None:
-        """The one of all that is asked for when it is opened."""
-        return ON_DEMAND
-
-    def answer(self, request: Request) -> Mapping[str, Any]:
+    def html(self, request: Request) -> str:
         """The findings."""
-        return {"html": advice_html(self._live.trace.advice(*self._live.arguments(request.policy, request.at)))}
+        return advice_html(self._live.trace.advice(*self._arguments(request)))

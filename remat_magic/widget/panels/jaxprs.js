@@ -116,7 +116,7 @@ export function panel(widget, key) {
     actions: {
       "copy-jaxpr"({ dataset }) {
         const shown = views();
-        if (!shown?.[0].bodies) return say("The programs are not here yet.");
+        if (!shown?.[0].bodies) return say("The jaxprs are not here yet.");
         const [b, a] = shown;
         widget.copy(jaxprText(sidesOf(modeOf(a), b, a)[Number(dataset.pane)].chunks));
       },

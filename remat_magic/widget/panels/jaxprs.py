@@ -44,5 +44,5 @@ class Jaxprs(Panel):
 
     def answer(self, request: Request) -> Mapping[str, Any]:
         """The jaxprs, however long."""
-        report = self._live.trace.report(*self._live.arguments(request.policy, request.at))
+        report = self._live.trace.report(*self._arguments(request))
         return {"frame": html.jaxprs(report, bodies=False), "bodies": html.lazy_chunks(report)}

@@ -64,7 +64,7 @@ class Plan(Panel):
                 self._flip(request)
                 return None
             case "what-if":
-                policy, at, namespace = self._live.arguments(request.policy, request.at)
+                policy, at, namespace = self._arguments(request)
                 place = None if isinstance(policy, PlanRecord) else at
                 rows = trace.what_if(policy, place, namespace=namespace, **_deciding(request))
                 self._flips = {flip_key(row): row for row in rows}
@@ -72,7 +72,7 @@ class Plan(Panel):
             case "loops":
                 return {"html": loops_html(trace.loops())}
             case _:
-                policy, at, _ = self._live.arguments(request.policy, request.at)
+                policy, at, _ = self._arguments(request)
                 return {"html": edit_html(trace.edit(policy, None if isinstance(policy, PlanRecord) else at))}
 
     def _flip(self, request: Request) -> None:
