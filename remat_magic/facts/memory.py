@@ -17,14 +17,14 @@ XLA orders and fuses as it likes, so this is an estimate; it tells policies apar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.facts.dead_code import LiveEquations
-from remat_magic.facts.straight_line import Line, Operation, StraightLines
+from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.records import Half, Moment
 
 __all__ = ["Held", "Moment", "Peak", "held_at_peak", "peak", "timeline"]
@@ -144,7 +144,7 @@ class _Schedule:
         self.saved: set[int] = set()
         self._sizes: list[int] = [0]
         self._what: dict[int, Held] = {}
-        self._result_sizes: dict[int, list[int]] = {}  # by the identity of the equation
+        self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
@@ -183,36 +183,32 @@ class _Schedule:
             buffers[number] = self._constant(key, flat.types[number])
         begin = 0
         for index, end in enumerate(flat.ends):
-            for line in flat.lines[begin:end]:
-                self._run(lines, line, buffers, (half, index))
+            where = (half, index)
+            for operation, reads, makes in flat.lines[begin:end]:
+                operands = [buffers[number] for number in reads]
+                if operation.name in MADE_ANEW and not operation.leaves:
+                    buffers[makes[0]] = operands[0] if operands else _NOTHING
+                    continue
+                sizes, over, need = self._needs(lines, operation)
+                results = range(len(self._sizes), len(self._sizes) + len(sizes))
+                self._sizes += sizes
+                for number, result in zip(makes, results, strict=True):
+                    buffers[number] = result
+                self.steps.append(_Step(where, operands, results, operands[over], need, operation.eqn))
             begin = end
         return [buffers[number] for number in flat.outputs]
 
-    def _run(self, lines: StraightLines, line: Line, buffers: list[int], where: tuple[Half, int]) -> None:
-        operation = line.operation
-        reads = [buffers[number] for number in line.reads]
-        if operation.name in MADE_ANEW and not operation.leaves:
-            buffers[line.makes[0]] = reads[0] if reads else _NOTHING
-            return
-        first = len(self._sizes)
-        makes = range(first, first + len(line.makes))
-        for number, made in zip(line.makes, makes, strict=True):
-            buffers[number] = made
-        self._sizes += self._sizes_of(operation)
-        need = 0
-        if operation.bodies:
-            need = max(self._inner_peak(lines, operation.eqn, body) for body in operation.bodies)
-            if operation.bodies[0].kind != "loop":  # what leaves a branch is the equation's result already
-                need = max(0, need - sum(self._sizes[number] for number in makes))
-        self.steps.append(_Step(where, reads, makes, _overwritable(operation, reads), need, operation.eqn))
-
-    def _sizes_of(self, operation: Operation) -> list[int]:
-        """The bytes of each result."""
-        sizes = self._result_sizes.get(id(operation.eqn))
-        if sizes is None:
-            sizes = [_device_bytes(var.aval) for var in operation.eqn.outvars]
-            self._result_sizes[id(operation.eqn)] = sizes
-        return sizes
+    def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
+        """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
+        eqn = operation.eqn
+        needs = self._needs_of.get(id(eqn))
+        if needs is None:
+            sizes = [_device_bytes(var.aval) for var in eqn.outvars]
+            inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
+            if operation.bodies and operation.bodies[0].kind != "loop":
+                inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
+            needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
+        return needs
 
     def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
         """The most that one run of a body needs on top of its operands, which are held outside.
@@ -237,7 +233,10 @@ class _Schedule:
         """Go through the steps and yield what is held during each."""
         sizes, lasting = self._sizes, self.kept | self._permanent
         steps = _put_off(self.steps, self.kept)
-        last = _last_uses(steps)
+        dying_at: dict[int, list[int]] = {}
+        for number, index in _last_uses(steps).items():
+            if number not in lasting:
+                dying_at.setdefault(index, []).append(number)
         arguments = sum(sizes[number] for number in self._permanent)
         saved = self.saved - self._permanent
         held = held_residuals = 0
@@ -246,10 +245,9 @@ class _Schedule:
                 held += sizes[number]
                 if number in saved:
                     held_residuals += sizes[number]
-            dying = {number for number in step.reads if last[number] == index and number not in lasting}
+            dying = dying_at.get(index, ())
             reused = sum(sizes[number] for number in _reused(step, dying, sizes)) if dying and step.over else 0
             yield _Held(step, arguments, held_residuals, held - held_residuals - reused + step.inside)
-            dying.update(number for number in step.makes if last[number] == index and number not in lasting)
             for number in dying:
                 held -= sizes[number]
                 if number in saved:
@@ -321,20 +319,19 @@ def _device_bytes(aval: Any) -> int:
     return 0 if _jax.memory_space(aval) else _jax.nbytes(aval)
 
 
-def _overwritable(operation: Operation, operands: Sequence[int]) -> Sequence[int]:
+def _overwritable(operation: Operation) -> slice:
     """The operands that a result may be written over."""
-    name, eqn = operation.name, operation.eqn
-    if name in WRITES_OVER_ANY:
-        return operands
-    if name in WRITES_OVER_FIRST:
-        return operands[:1]
-    carried = _jax.carried_operands(eqn)
-    return operands[carried.start : carried.stop]
+    if operation.name in WRITES_OVER_ANY:
+        return slice(None)
+    if operation.name in WRITES_OVER_FIRST:
+        return slice(1)
+    carried = _jax.carried_operands(operation.eqn)
+    return slice(carried.start, carried.stop)
 
 
-def _reused(step: _Step, dying: set[int], sizes: Sequence[int]) -> list[int]:
+def _reused(step: _Step, dying: Collection[int], sizes: Sequence[int]) -> list[int]:
     """The operands that die with the step and that a result of the same size is written over."""
-    free = sorted(dying.intersection(step.over))
+    free = sorted({*dying} & {*step.over})
     if len(free) == len(step.makes) == 1:
         return free if sizes[free[0]] == sizes[step.makes[0]] else []
     reused: list[int] = []
