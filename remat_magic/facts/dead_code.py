@@ -18,6 +18,7 @@ class LiveEquations:
     """
 
     def __init__(self, jaxpr: Any) -> None:
+        self.everything = True  # whether no equation was found to be dead
         self._live: set[int] = set()
         self._marked: dict[tuple[int, tuple[bool, ...]], list[bool]] = {}  # bodies that several calls share
         self._mark(jaxpr, [True] * len(jaxpr.outvars))
@@ -32,6 +33,7 @@ class LiveEquations:
         for eqn in reversed(jaxpr.eqns):
             outputs = [var in needed for var in eqn.outvars]
             if not any(outputs) and not eqn.effects:
+                self.everything = False
                 continue
             self._live.add(id(eqn))
             for operand, read in zip(eqn.invars, self._operands(eqn, outputs), strict=True):

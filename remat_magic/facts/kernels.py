@@ -248,7 +248,9 @@ class _Fusion:
         """Every kernel, with the part of it that is recomputation if any is."""
         fused: dict[int, list[_Node]] = {}
         for node in self._nodes:
-            fused.setdefault(id(node.kernel()), []).append(node)
+            kernel = node.kernel()
+            node.parent = None if kernel is node else kernel  # from here on one step away
+            fused.setdefault(id(kernel), []).append(node)
         reads = {key: [*_reads(nodes)] for key, nodes in fused.items()}
         for of_kernel in reads.values():
             for value, _, _ in of_kernel:
@@ -287,13 +289,13 @@ def _read_for(value: _Value) -> tuple[_Value, ...]:
 
 def _reads(nodes: Sequence[_Node]) -> Iterator[tuple[_Value, int, bool]]:
     """The values that a kernel reads from memory, how many bytes of each, and whether recomputation asks for them."""
-    kernel = nodes[0].kernel()
+    kernel = nodes[0].parent or nodes[0]
     whole: dict[int, tuple[_Value, bool]] = {}
     for node in nodes:
         outside = [
             read
             for value in node.reads
-            if value.maker is None or value.maker.kernel() is not kernel or not value.maker.fusible
+            if (maker := value.maker) is None or (maker.parent or maker) is not kernel or not maker.fusible
             for read in (_read_for(value) if node.fusible else (value,))
         ]
         again = node.step.again

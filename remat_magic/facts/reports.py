@@ -58,9 +58,10 @@ def full(first: Report, half: Forward, backward: Any, provenances: Provenances) 
     found = Recomputation(half.closed, backward, provenances, len(half.residual_types))
     readers = needed_by(found.top, saved, provenances, found.live, found)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
-    lines = StraightLines(LiveEquations(_jax.open_jaxpr(half.closed))), StraightLines(found.live)
+    alive = LiveEquations(_jax.open_jaxpr(half.closed))
+    lines = StraightLines(alive), StraightLines(found.live)
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
-    ahead_kernels, _ = kernels_of(half.closed)
+    ahead_kernels, _ = kernels_of(half.closed, lines[0] if alive.everything else None)
     back_kernels, again_kernels = kernels_of(backward, lines[1], found)
     inputs = found.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}

@@ -4,7 +4,8 @@
 
 The naive way makes fresh function objects (as running a cell again does), and makes the jaxpr of ``jax.vjp`` and of the
 backward function, abstractly. Ours is: the residual list of a new policy (``Trace.preview``), both halves as jaxprs
-(``Trace.forward`` and ``Trace.backward``), the whole report with program text, and a policy seen before.
+(``Trace.forward`` and ``Trace.backward``), the whole report, whose program text is laid out when it is read, and a
+policy seen before. "own" is what a report takes besides the two retraces that JAX makes for it, as a share of these.
 
 Times are the process's own (CPU) time, which other work on the machine moves less: tracing is one thread of Python. A
 collection of garbage is part of the way that it interrupts, and each way begins without the garbage of the one before.
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import remat_magic as rm
 from tests.benchmarks import models
@@ -39,6 +41,28 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "96 blocks, whole function": (lambda: models.transformer(96), "function"),
     "96 blocks, blocks as site": (lambda: models.transformer(96, site=True), "sites"),
 }
+
+
+def layers(count: int, jitted: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A Python loop over calls of one checkpointed layer, too wide to be anything but types."""
+
+    def layer(x: Any, p: Any) -> Any:
+        hidden = jax.nn.gelu(jnp.tanh(x @ p["in"]) @ p["out"] + p["bias"])
+        return x + hidden
+
+    call = jax.jit(jax.checkpoint(layer)) if jitted else jax.checkpoint(layer)
+
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.sum(functools.reduce(call, params, x) ** 2)
+
+    wide = {name: jax.ShapeDtypeStruct((WIDTH,) * axes, "float32") for name, axes in SHAPES.items()}
+    return loss, ([wide] * count, jax.ShapeDtypeStruct((32, WIDTH), "float32"))
+
+
+WIDTH = 8192
+SHAPES = {"in": 2, "out": 2, "bias": 1}
+CASES["80 layers"] = (lambda: layers(80, False), "sites")
+CASES["80 layers, jitted"] = (lambda: layers(80, True), "sites")
 WAYS = ("naive ms", "residuals ms", "halves ms", "report ms")
 # New to the trace each time, and each a policy of JAX's: equal work for both ways.
 POLICIES = (
@@ -100,10 +124,10 @@ def naive(make: Callable[[], Any], at: str, policy: Any) -> float:
 
 def measure(make: Callable[[], Any], at: str, rounds: int) -> dict[str, float]:
     """Ratios naive / ours, the median over policies and rounds."""
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
 
     def add(key: str, value: float) -> None:
-        found.setdefault(key, []).append(value)
+        figures.setdefault(key, []).append(value)
 
     for _ in range(rounds):
         fun, args = make()
@@ -111,8 +135,10 @@ def measure(make: Callable[[], Any], at: str, rounds: int) -> dict[str, float]:
         trace.report("as_written", at)
         for policy in POLICIES:
             slow = naive(make, at, policy)
-            residuals = _seconds(functools.partial(trace.preview, policy, at))
+            forward = _seconds(functools.partial(trace.forward, policy, at))
+            listed = _seconds(functools.partial(trace.preview, policy, at))
             rest = _seconds(functools.partial(trace.backward, policy, at))
+            residuals = forward + listed
             whole = _seconds(functools.partial(trace.report, policy, at))
             again = _seconds(functools.partial(trace.report, policy, at))
             add("naive ms", slow * 1e3)
@@ -123,7 +149,8 @@ def measure(make: Callable[[], Any], at: str, rounds: int) -> dict[str, float]:
             add("both halves x", slow / (residuals + rest))
             add("whole report x", slow / (residuals + rest + whole))
             add("seen before x", slow / again)
-    return {key: statistics.median(values) for key, values in found.items()}
+            add("own x", (listed + whole) / (forward + rest))
+    return {key: statistics.median(values) for key, values in figures.items()}
 
 
 def main() -> None:
@@ -139,7 +166,7 @@ def main() -> None:
     for name in options.cases:
         make, at = CASES[name]
         figures = measured[name] = measure(make, at, max(1, options.rounds // 3) if "96" in name else options.rounds)
-        print(f"{name:28}" + "  ".join(f"{key} {value:.1f}" for key, value in figures.items()), flush=True)
+        print(f"{name:28}" + "  ".join(f"{key} {value:.2f}" for key, value in figures.items()), flush=True)
     for name, many in measured.items():
         few = measured.get(name.replace("96", "12"))
         if few is not None and few is not many:
