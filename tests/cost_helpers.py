@@ -40,4 +40,4 @@ def flops_of(f, *args):
 
 def only(jaxpr, name):
     """The first equation of a primitive, at any depth."""
-    return next(eqn for eqn, _ in walk(jaxpr) if eqn.primitive.name == name)
+    return next(eqn for _, eqn in walk(jaxpr) if eqn.primitive.name == name)

@@ -105,7 +105,7 @@ LINALG = {
 @pytest.mark.parametrize(("f", "expected", "args"), [(f, n, args) for f, n, *args in LINALG.values()], ids=LINALG)
 def test_linear_algebra(f, expected, args):
     jaxpr = jax.make_jaxpr(f)(*args)
-    largest = max((equation_cost(eqn) for eqn, _ in walk(jaxpr)), key=lambda cost: cost.flops)
+    largest = max((equation_cost(eqn) for _, eqn in walk(jaxpr)), key=lambda cost: cost.flops)
     assert largest.flops == pytest.approx(expected, abs=1)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Advice, Residual
 
 __all__ = ["bare_scan", "constants", "prevent_cse", "stale", "too_wide"]
@@ -66,17 +66,12 @@ def prevent_cse(case: Case) -> Iterator[Advice]:
     """Barriers inside a scan."""
     seen: set[str] = set()
 
-    def visit(jaxpr: Any, in_scan: bool) -> Iterator[str]:
-        for eqn in jaxpr.eqns:
-            here = in_scan
-            if _jax.is_checkpoint(eqn):
-                if in_scan and _jax.prevents_cse(eqn):
-                    yield case.facts.engine.site_of(eqn)
-                here = False
-            for body in _jax.bodies(eqn):
-                yield from visit(body.jaxpr, here or _jax.is_scan(eqn))
-
-    for key in visit(_jax.open_jaxpr(case.facts.engine.provenances.closed), False):
+    for scope, eqn in walk(case.facts.engine.provenances.closed):
+        around = next((outer for outer in scope.around() if _jax.is_scan(outer) or _jax.is_checkpoint(outer)), None)
+        in_scan = around is not None and _jax.is_scan(around)
+        if not (in_scan and _jax.is_checkpoint(eqn) and _jax.prevents_cse(eqn)):
+            continue
+        key = case.facts.engine.site_of(eqn)
         if key in seen:
             continue
         seen.add(key)

@@ -124,7 +124,7 @@ class _Editor:
         if self._keys_of(row, self._naming("function")):
             return f"{what} is made outside of what the policy at {at!r} is for."
         provenances = self._engine.provenances
-        places = ((_jax.primitive_name(eqn), provenances.of(eqn)) for eqn, _ in walk(provenances.closed))
+        places = ((_jax.primitive_name(eqn), provenances.of(eqn)) for _, eqn in walk(provenances.closed))
         operations = {(primitive, place.source) for primitive, place in places if place is not None}
         if not any((origin.primitive, origin.source) in operations for origin in row.origins):
             return f"{what} is made only by the derivative: no expression that the function itself runs has it."

@@ -39,7 +39,7 @@ def executed_codes(closed: Any) -> set[Executed]:
     """The code of the user's functions that ran while a program was traced and made operations of it."""
     codes: set[Executed] = set()
     seen: set[int] = set()
-    for eqn, _ in walk(closed):
+    for _, eqn in walk(closed):
         traceback = _jax.traceback_of(eqn)
         if traceback is None or id(traceback) in seen:
             continue

@@ -329,7 +329,7 @@ def _of_type(aval: Any, sharding: Any) -> Any:
 
 
 def _names_in(closed: Any) -> tuple[str, ...]:
-    names = (_jax.checkpoint_name_of(eqn) for eqn, _ in walk(closed))
+    names = (_jax.checkpoint_name_of(eqn) for _, eqn in walk(closed, once=True))
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 

@@ -116,9 +116,9 @@ class Primal:
     @functools.cached_property
     def takes_gradient(self) -> bool:
         """Whether the function differentiates inside."""
-        return any("transpose(" in _jax.name_stack(eqn) for eqn, _ in walk(self.closed))
+        return any("transpose(" in _jax.name_stack(eqn) for _, eqn in walk(self.closed, once=True))
 
     @functools.cached_property
     def has_custom_rules(self) -> bool:
         """Whether a custom derivative rule, which is Python and may hold names of its own, is called."""
-        return any(_jax.is_custom_rule(eqn) for eqn, _ in walk(self.closed))
+        return any(_jax.is_custom_rule(eqn) for _, eqn in walk(self.closed, once=True))

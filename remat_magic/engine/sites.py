@@ -11,7 +11,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.jaxprs.spans import Spans, cell_number, is_user_file
-from remat_magic.jaxprs.walk import multiply
+from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
 from remat_magic.records import Site, SourceSpan
 
@@ -64,26 +64,28 @@ def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> Sit
     policies: dict[Identity, list[str]] = {}
     calls: dict[Identity, SourceSpan | None] = {}
 
-    def visit(jaxpr: Any, runs: int | None, outer: SourceSpan | None) -> None:
-        for eqn in jaxpr.eqns:
-            here = spans.of(_jax.traceback_of(eqn)) or outer
-            if _jax.is_checkpoint(eqn):
-                who = identity(eqn, spans)
-                times[who] = None if runs is None or times.get(who, 0) is None else (times.get(who, 0) or 0) + runs
-                calls.setdefault(who, here)
-                written = describe(_jax.checkpoint_policy(eqn))
-                if written not in policies.setdefault(who, []):
-                    policies[who].append(written)
-            for body in _jax.bodies(eqn):
-                visit(body.jaxpr, multiply(runs, body.times), here)
-
-    visit(_jax.open_jaxpr(closed), 1, None)
+    for scope, eqn in walk(closed):
+        if not _jax.is_checkpoint(eqn):
+            continue
+        who = identity(eqn, spans)
+        before = times.get(who, 0)
+        times[who] = None if scope.times is None or before is None else before + scope.times
+        calls.setdefault(who, nearest_span(spans, scope, eqn))
+        written = describe(_jax.checkpoint_policy(eqn))
+        if written not in policies.setdefault(who, []):
+            policies[who].append(written)
     keys = _keys(tuple(times))
     sites = tuple(
         Site(keys[who], who[0], count or 0, ", ".join(policies[who]), _definition(who) or calls[who])
         for who, count in times.items()
     )
     return SiteTable(sites, keys)
+
+
+def nearest_span(spans: Spans, scope: Scope, eqn: Any) -> SourceSpan | None:
+    """The user's code that an equation, or else the nearest around it, comes from."""
+    found = (spans.of(_jax.traceback_of(each)) for each in (eqn, *scope.around()))
+    return next((span for span in found if span is not None), None)
 
 
 def _keys(identities: tuple[Identity, ...]) -> dict[Identity, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Frames
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import SourceSpan, SourceText
 
 __all__ = ["source_texts"]
@@ -59,17 +60,8 @@ def source_texts(provenances: Provenances, fun: Callable[..., Any]) -> tuple[Sou
 
 def _frames(provenances: Provenances) -> Iterator[Frames]:
     """The frames of all operations at any depth, in the order of the program."""
-    seen: set[int] = set()  # a body that many calls share has the same frames each time
-
-    def visit(jaxpr: Any) -> Iterator[Frames]:
-        for eqn in jaxpr.eqns:
-            yield provenances.spans.frames(_jax.traceback_of(eqn))
-            for body in _jax.bodies(eqn):
-                if id(body.jaxpr) not in seen:
-                    seen.add(id(body.jaxpr))
-                    yield from visit(body.jaxpr)
-
-    return visit(_jax.open_jaxpr(provenances.closed))
+    for _, eqn in walk(provenances.closed, once=True):  # a body that many calls share has the same frames each time
+        yield provenances.spans.frames(_jax.traceback_of(eqn))
 
 
 def _is_cell(cell: int | None, file: str) -> bool:

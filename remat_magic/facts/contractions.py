@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.facts.dead_code import LiveEquations
-from remat_magic.jaxprs.flow import Scope
-from remat_magic.jaxprs.walk import multiply
+from remat_magic.jaxprs.walk import Scope, walk
 
-__all__ = ["Size", "in_program", "of_equations", "runs"]
+__all__ = ["Size", "in_program", "of_equations"]
 
 Size = tuple[int, int]
 
@@ -29,23 +28,8 @@ def in_program(jaxpr: Any) -> Counter[Size] | None:
         None where a ``while`` loop of unknown length holds one of them.
     """
     body = _jax.open_jaxpr(jaxpr)
-    found: Counter[Size] = Counter()
-    return found if _count(body, 1, LiveEquations(body), found) else None
-
-
-def _count(jaxpr: Any, times: int | None, live: Callable[[Any], bool], found: Counter[Size]) -> bool:
-    for eqn in jaxpr.eqns:
-        if not live(eqn):
-            continue
-        size = _size(eqn)
-        if size is not None:
-            if times is None:
-                return False
-            found[size] += times
-        for body in _jax.bodies(eqn):
-            if not _count(body.jaxpr, multiply(times, body.times), live, found):
-                return False
-    return True
+    live = LiveEquations(body)
+    return of_equations((scope, eqn) for scope, eqn in walk(body, live) if live(eqn))
 
 
 def of_equations(equations: Iterable[tuple[Scope, Any]]) -> Counter[Size] | None:
@@ -55,21 +39,10 @@ def of_equations(equations: Iterable[tuple[Scope, Any]]) -> Counter[Size] | None
         size = _size(eqn)
         if size is None:
             continue
-        times = runs(scope)
-        if times is None:
+        if scope.times is None:
             return None
-        found[size] += times
+        found[size] += scope.times
     return found
-
-
-def runs(scope: Scope) -> int | None:
-    """How often the body of a scope runs in the whole program, or None in a loop of unknown length."""
-    times: int | None = 1
-    here: Scope | None = scope
-    while here is not None and times is not None:
-        times = times if here.body is None else multiply(times, here.body.times)
-        here = here.parent
-    return times
 
 
 def _size(eqn: Any) -> Size | None:

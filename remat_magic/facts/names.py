@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
-from remat_magic.jaxprs.flow import Maker, Scope, makers
+from remat_magic.engine.sites import nearest_span
+from remat_magic.jaxprs.flow import Maker, makers
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import SourceSpan
 
 __all__ = ["GivenName", "given_names", "makers_of_operands"]
@@ -25,24 +27,16 @@ class GivenName:
 
 def given_names(engine: Engine) -> list[GivenName]:
     """All names in the order of the program; a body that several calls share counts once."""
-    seen: set[tuple[int, tuple[str, ...]]] = set()
-    found: list[GivenName] = []
-
-    def visit(scope: Scope, sites: tuple[str, ...], outer: SourceSpan | None) -> None:
-        if (id(scope.jaxpr), sites) in seen:
-            return
-        seen.add((id(scope.jaxpr), sites))
-        for eqn in scope.jaxpr.eqns:
-            source = engine.provenances.spans.of(_jax.traceback_of(eqn)) or outer
-            name = _jax.checkpoint_name_of(eqn)
-            if name is not None:
-                found.append(GivenName(name, source, sites, tuple(makers(scope, eqn.invars[0]))))
-            inside = (*sites, engine.site_of(eqn)) if _jax.is_checkpoint(eqn) else sites
-            for inner in scope.inner(eqn):
-                visit(inner, inside, source)
-
-    visit(Scope(_jax.open_jaxpr(engine.provenances.closed)), (), None)
-    return found
+    names: dict[tuple[int, tuple[str, ...]], GivenName] = {}
+    for scope, eqn in walk(engine.provenances.closed):
+        name = _jax.checkpoint_name_of(eqn)
+        if name is None:
+            continue
+        sites = tuple(engine.site_of(outer) for outer in scope.around() if _jax.is_checkpoint(outer))[::-1]
+        if (id(eqn), sites) not in names:
+            source = nearest_span(engine.provenances.spans, scope, eqn)
+            names[id(eqn), sites] = GivenName(name, source, sites, tuple(makers(scope, eqn.invars[0])))
+    return list(names.values())
 
 
 def makers_of_operands(maker: Maker) -> Iterator[Maker]:

@@ -12,8 +12,8 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.halves import without_gc
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.walk import Scope
 from remat_magic.records import Program, ProgramLine, RecomputationKind
 
 # Where a variable can stand: bound before a colon, or read after a space, a bracket or a comma. Not in parameters

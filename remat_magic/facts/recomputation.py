@@ -8,9 +8,9 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
+from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import Equation
 
 
@@ -25,8 +25,9 @@ class Recomputation:
         self._provenances = provenances
         # By the identity of the equation, since a body that several calls share does the same in each.
         self._forward: dict[int, dict[int, tuple[Scope, Any]]] = {}
-        for scope, eqn in _leaves(Scope(_jax.open_jaxpr(forward)), set()):
-            self._forward.setdefault(id(_jax.traceback_of(eqn)), {}).setdefault(id(eqn), (scope, eqn))
+        for scope, eqn in walk(forward, once=True):
+            if not scope.inner(eqn):
+                self._forward.setdefault(id(_jax.traceback_of(eqn)), {})[id(eqn)] = (scope, eqn)
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
         self.equations = tuple(_expanded(self.top, self._find(self.top, False, 0)))
@@ -167,19 +168,6 @@ def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
             yield scope, eqn
         else:
             yield from _expanded(scope.inner(eqn)[number], within)
-
-
-def _leaves(scope: Scope, seen: set[int]) -> Iterator[tuple[Scope, Any]]:
-    """The operations of a program, those of a body that several calls share in the first of them."""
-    if id(scope.jaxpr) in seen:
-        return
-    seen.add(id(scope.jaxpr))
-    for eqn in scope.jaxpr.eqns:
-        deeper = scope.inner(eqn)
-        for inner in deeper:
-            yield from _leaves(inner, seen)
-        if not deeper:
-            yield scope, eqn
 
 
 def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:

@@ -17,8 +17,9 @@ from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
 from remat_magic.facts.straight_line import StraightLines
-from remat_magic.jaxprs.flow import Scope, makers
+from remat_magic.jaxprs.flow import makers
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.walk import Scope
 from remat_magic.records import (
     Equation,
     LiveValue,

@@ -3,72 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.walk import multiply
-
-
-@dataclass(eq=False, slots=True)
-class Scope:
-    """A jaxpr in its surroundings: the equation and body that it is, and the scope around that equation."""
-
-    jaxpr: Any
-    parent: Scope | None = None
-    eqn: Any = None
-    body: _jax.Body | None = None
-    _makers: dict[Any, tuple[Any, int]] | None = None
-    _inputs: dict[Any, int] | None = None
-    _readers: dict[Any, list[tuple[Any, int]]] | None = None
-    _inner: dict[int, tuple[Scope, ...]] = field(default_factory=dict)
-    chain: tuple[int, ...] = ()
-    nesting: tuple[tuple[str, ...], int | None] = ((), 1)
-
-    def __post_init__(self) -> None:
-        # `chain`: identities of the tracebacks of the enclosing equations, outermost first.
-        # `nesting`: the labels of the enclosing loops and calls, and how often they run together.
-        if self.parent is not None and self.body is not None:
-            self.chain = (*self.parent.chain, id(_jax.traceback_of(self.eqn)))
-            path, times = self.parent.nesting
-            label = self.body.label
-            self.nesting = (
-                path if not label or path[-1:] == (label,) else (*path, label),
-                multiply(times, self.body.times),
-            )
-
-    @property
-    def makers(self) -> dict[Any, tuple[Any, int]]:
-        """For each variable the equation that makes it and the output's index there."""
-        if self._makers is None:
-            self._makers = {var: (eqn, i) for eqn in self.jaxpr.eqns for i, var in enumerate(eqn.outvars)}
-        return self._makers
-
-    @property
-    def inputs(self) -> dict[Any, int]:
-        """For each invar its index."""
-        if self._inputs is None:
-            self._inputs = {var: i for i, var in enumerate(self.jaxpr.invars)}
-        return self._inputs
-
-    @property
-    def readers(self) -> dict[Any, list[tuple[Any, int]]]:
-        """For each variable the equations that read it, with the operand's index."""
-        if self._readers is None:
-            self._readers = {}
-            for eqn in self.jaxpr.eqns:
-                for i, atom in enumerate(eqn.invars):
-                    if not _jax.is_literal(atom):
-                        self._readers.setdefault(atom, []).append((eqn, i))
-        return self._readers
-
-    def inner(self, eqn: Any) -> tuple[Scope, ...]:
-        """The scopes inside an equation of this one."""
-        known = self._inner.get(id(eqn))
-        if known is None:
-            known = tuple(Scope(body.jaxpr, self, eqn, body) for body in _jax.bodies(eqn))
-            self._inner[id(eqn)] = known
-        return known
+from remat_magic.jaxprs.walk import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Gradient
-from remat_magic.facts.contractions import in_program, of_equations, runs
+from remat_magic.facts.contractions import in_program, of_equations
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.jaxprs.walk import walk
@@ -81,8 +81,8 @@ def undone(gradient: Gradient, recomputation: Recomputation, text: str) -> str:
     missing, total = sum(gone.values()), repeated.total()
     if not missing:
         return ""
-    loose = any(_prevents_nothing(eqn) for eqn, _ in walk(recomputation.top.jaxpr)) or any(
-        _prevents_nothing(eqn) for eqn, _ in walk(gradient.provenances.closed)
+    loose = any(_prevents_nothing(eqn) for _, eqn in walk(recomputation.top.jaxpr)) or any(
+        _prevents_nothing(eqn) for _, eqn in walk(gradient.provenances.closed)
     )
     mend = "leave prevent_cse at its default, True" if loose else "lax.scan over the layers keeps the two apart"
     return (
@@ -103,18 +103,17 @@ def forward_is_dead(gradient: Gradient, recomputation: Recomputation) -> str:
     jaxpr = _jax.open_jaxpr(gradient.forward.closed)
     kept = _jax.replace_eqns(jaxpr, jaxpr.eqns, jaxpr.outvars[gradient.outputs :])
     live = LiveEquations(kept)
-    if any(live(eqn) and not _jax.bodies(eqn) and not _jax.is_transparent(eqn) for eqn, _ in walk(kept)):
+    if any(live(eqn) and not _jax.bodies(eqn) and not _jax.is_transparent(eqn) for _, eqn in walk(kept)):
         return ""
     again: Counter[tuple[int, str]] = Counter()
     for scope, eqn in recomputation.equations:
         if recomputation.repeated(eqn):
-            times = runs(scope)
-            if times is None:
+            if scope.times is None:
                 return ""
-            again[_operation(eqn)] += times
+            again[_operation(eqn)] += scope.times
     before: Counter[tuple[int, str]] = Counter()
-    for eqn, times in walk(jaxpr):
-        before[_operation(eqn)] += times or 0
+    for scope, eqn in walk(jaxpr):
+        before[_operation(eqn)] += scope.times or 0
     if not again or again - before:  # a checkpoint within the checkpoint does repeat work
         return ""
     return (

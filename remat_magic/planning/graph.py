@@ -17,8 +17,8 @@ from remat_magic.engine.engine import Dissection
 from remat_magic.facts.cost import equation_cost
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
-from remat_magic.jaxprs.flow import Scope
 from remat_magic.jaxprs.naming import is_given
+from remat_magic.jaxprs.walk import Scope
 
 __all__ = ["Figures", "Graph", "build", "kept_copies"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import Rewriter
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.residuals import locate
-from remat_magic.jaxprs.flow import Scope
+from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.planning import nesting
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Listed, Loop, Nesting, RematError, Report
@@ -49,10 +49,14 @@ def loops(facts: Facts, *, shortest: int = _SHORTEST) -> Listed[Loop]:
     if report.backward_error:
         raise RematError(report.backward_error)
     found: dict[int, Loop] = {}
-    for scope, eqn in _scans(Scope(_jax.open_jaxpr(facts.engine.provenances.closed))):
-        if id(eqn) not in found and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
+    for scope, eqn in walk(facts.engine.provenances.closed, _within_reach):
+        if _jax.is_scan(eqn) and id(eqn) not in found and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
             found[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
     return Listed(found.values())
+
+
+def _within_reach(eqn: Any) -> bool:
+    return not _jax.is_custom_rule(eqn)  # what the rules of custom derivatives do is Python
 
 
 def segment_of(length: int) -> int:
@@ -60,15 +64,6 @@ def segment_of(length: int) -> int:
     root = math.sqrt(length)
     near = [n for n in range(2, length) if length % n == 0 and root / 2 <= n <= root * 2]
     return min(near, key=lambda n: abs(math.log(n / root)), default=round(root))
-
-
-def _scans(scope: Scope) -> Iterator[tuple[Scope, Any]]:
-    for eqn in scope.jaxpr.eqns:
-        if _jax.is_scan(eqn):
-            yield scope, eqn
-        if not _jax.is_custom_rule(eqn):  # what the rules of custom derivatives do is out of reach
-            for inner in scope.inner(eqn):
-                yield from _scans(inner)
 
 
 class _Rewritten:
