@@ -18,7 +18,7 @@ from remat_magic.engine.signature import function_name
 from remat_magic.parsing import parse_expression
 from remat_magic.records import RematError
 
-__all__ = ["DERIVATIVES", "Namespaces", "Remaking", "with_decorators"]
+__all__ = ["DERIVATIVES", "Namespaces", "Remaking"]
 
 DERIVATIVES = (jax.custom_jvp, jax.custom_vjp)
 
@@ -192,7 +192,7 @@ class Remaking:
         for levels, layer in enumerate(layers(value)):
             number = self._code.number_of(layer) if isinstance(layer, FunctionType) else None
             if number is not None:
-                function = self._defined(layer, number, levels)
+                function = self.defined(layer, number, levels)
                 if function is not None:
                     return function
                 break
@@ -261,10 +261,19 @@ class Remaking:
             new.__dict__["__wrapped__"] = self.remade(new.__dict__["__wrapped__"])
         return new
 
-    def _defined(self, function: FunctionType, number: int, levels: int) -> Any:
-        """A function of the user's with the code that it has become, and the innermost ``levels`` of its decorators.
+    def defined(self, function: FunctionType, number: int, levels: int) -> Any:
+        """A function of the user's with the code that it has become.
 
-        None where it has not so many: something else is around it.
+        Args:
+            function: as it was.
+            number: its number in its text.
+            levels: how many of its decorators are around it, those next to it; those that the edit adds are too.
+
+        Returns:
+            The function, or None where it has not so many: something else is around it.
+
+        Raises:
+            RematError: what it refers to cannot be made again.
         """
         text = self._code.texts[function.__code__.co_filename]
         functions, codes = self._definitions[text.file]
@@ -301,13 +310,6 @@ class Remaking:
             ) from error
         itself.cell_contents = new
         return new
-
-
-def with_decorators(node: Any, innermost: int) -> Any:
-    """A definition with only so many of its decorators, those next to it."""
-    new = copy.copy(node)
-    new.decorator_list = node.decorator_list[len(node.decorator_list) - innermost :] if innermost > 0 else []
-    return new
 
 
 def _refusal(value: Any, why: str) -> RematError:

@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from remat_magic.editing.parsed_text import ParsedText, first_line
-from remat_magic.editing.remaking import DERIVATIVES, Namespaces, Remaking, with_decorators
+from remat_magic.editing.remaking import DERIVATIVES, Namespaces, Remaking
 from remat_magic.editing.user_code import EditedCall, UserCode, is_users, names_of, referent
 from remat_magic.jaxprs.spans import is_user_file
 
@@ -71,9 +71,14 @@ class _Sandbox:
                     self._namespaces.run(text, now)
                     continue
                 case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) if id(was) in ran:
-                    if isinstance(original.get(name), DERIVATIVES):  # its rules stay with it
+                    old = original.get(name)
+                    if isinstance(old, DERIVATIVES):  # its rules stay with it
                         continue
-                    now = _without_registration(text, was, now, original.get(name))
+                    if isinstance(old, FunctionType) and _is_of(was, text, old):
+                        # Its decorators, if any, only took note of it: they are not to do so again.
+                        namespace[name] = self.remaking.defined(old, text.functions.index(was), 0)
+                        self.remaking.note(old, namespace[name])
+                        continue
                 case ast.ClassDef(name) if any(id(node) in ran for node in ast.walk(was)):
                     pass
                 case ast.ClassDef(name) if self._inherits(original.get(name)):
@@ -122,12 +127,10 @@ class _Sandbox:
         return new
 
 
-def _without_registration(text: ParsedText, was: Any, now: Any, old: Any) -> ast.stmt:
-    """A definition without the decorators that only take note of the function."""
-    code = old.__code__ if isinstance(old, FunctionType) else None
-    if code and (code.co_filename, code.co_name, code.co_firstlineno) == (text.file, was.name, first_line(was)):
-        return with_decorators(now, len(now.decorator_list) - len(was.decorator_list))
-    return now
+def _is_of(node: ast.FunctionDef | ast.AsyncFunctionDef, text: ParsedText, function: FunctionType) -> bool:
+    """Whether a function is what a definition itself makes, without decorators."""
+    code = function.__code__
+    return (code.co_filename, code.co_name, code.co_firstlineno) == (text.file, node.name, first_line(node))
 
 
 def _paired(old: list[ast.stmt], new: list[ast.stmt]) -> Iterator[tuple[ast.stmt | None, ast.stmt]]:
