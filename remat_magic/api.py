@@ -326,10 +326,10 @@ class Trace:
                 link, or the link's bytes/s, a number or a text like ``"32 GB/s"``. What is least is then seconds.
                 Default: no.
             separately: decide each of equal layers that share one body (the calls of one checkpointed or jitted
-                function) by itself; slower. Default: together.
+                function) by itself; slower. Default: no, one decision holds for all of them.
             together: decide equal layers that a Python loop unrolls together too: what one expression of the source
-                makes is saved in all of them or in none. More is recomputed, and there is less to name. Default: each
-                by itself.
+                makes is saved in all of them or in none. More is recomputed, and there is less to name. Default: no,
+                each is decided by itself.
             seconds: the time limit of the solver, in seconds. Default: 10.
             gap: how far from the best the solver may stop, as a share of the cost. Default: 0.01.
 
