@@ -243,6 +243,7 @@ def test_residuals_that_find_no_room_are_told(remat3):
 
     measured = rm.trace(chain, jax.ShapeDtypeStruct((1000,), "float32")).measure("none")
     assert measured.temp_bytes + measured.output_bytes < 8 * 4000
+    assert measured.findings[-1].kind == "kept-less"
     assert measured.findings[-1].startswith("XLA keeps less than autodiff saves: 32.0 kB of residuals do not fit into")
 
 
@@ -301,4 +302,6 @@ def test_a_whole_function_checkpoint_of_a_scan_gains_nothing(remat3):
     none, nothing, _ = job.results
     assert nothing.temp_bytes >= 0.9 * none.temp_bytes
     assert "it gains nothing here." in nothing.findings[-1]
+    assert nothing.findings[-1].kind == "no-gain"
+    assert "no-gain" not in [note.kind for note in none.findings]
     assert not any("gains nothing here" in sentence for sentence in none.findings)

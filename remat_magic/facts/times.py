@@ -10,7 +10,7 @@ from remat_magic.records import Kernel, Report, Times
 __all__ = ["seconds", "times"]
 
 
-def seconds(work: Iterable[Kernel], device: Device) -> tuple[float, bool]:
+def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
     """What kernels take on a device if each is limited by arithmetic or by memory, whichever is slower.
 
     The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009):
@@ -21,12 +21,12 @@ def seconds(work: Iterable[Kernel], device: Device) -> tuple[float, bool]:
         Seconds, and whether all costs and trip counts were known; what is not known counts its bytes, and one run.
     """
     total, complete = 0.0, True
-    for each in work:
-        peak = device.peak_flops(each.dtype, each.unit)
-        arithmetic = each.flops / peak if each.flops and peak else 0.0
+    for kernel in kernels:
+        peak = device.peak_flops(kernel.dtype, kernel.unit)
+        arithmetic = kernel.flops / peak if kernel.flops and peak else 0.0
         # A matmul of a dtype that the device has no figure for is not limited by memory alone.
-        complete = complete and each.known and not (peak is None and each.unit == "matmul" and each.flops)
-        total += (1 if each.times is None else each.times) * max(arithmetic, each.bytes / device.memory_bandwidth)
+        complete = complete and kernel.known and not (peak is None and kernel.unit == "matmul" and kernel.flops)
+        total += (1 if kernel.times is None else kernel.times) * max(arithmetic, kernel.bytes / device.memory_bandwidth)
     return total, complete
 
 
@@ -45,7 +45,8 @@ def times(report: Report, device: Device | str) -> Times:
     """
     device = get(device)
     forward, backward, again = (
-        seconds(work, device) for work in (report.forward_kernels, report.backward_kernels, report.recomputed_kernels)
+        seconds(kernels, device)
+        for kernels in (report.forward_kernels, report.backward_kernels, report.recomputed_kernels)
     )
     moved = report.offloaded_bytes
     offload = 0.0 if not moved else 2 * moved / device.host_bandwidth if device.host_bandwidth else None

@@ -26,7 +26,7 @@ from remat_magic.facts.contractions import in_program, of_equations
 from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.jaxprs.walk import walk
-from remat_magic.records import Measurement, Report
+from remat_magic.records import Measurement, Note, Report
 
 __all__ = ["contractions", "departures", "forward_is_dead", "kept_less", "recomputation_of", "undone", "without_effect"]
 
@@ -35,7 +35,7 @@ __all__ = ["contractions", "departures", "forward_is_dead", "kept_less", "recomp
 _LARGE, _SMALL = 0.2, 0.1
 
 
-def departures(gradient: Gradient, text: str | None, measured: Measurement, saved_bytes: int) -> tuple[str, ...]:
+def departures(gradient: Gradient, text: str | None, measured: Measurement, saved_bytes: int) -> tuple[Note, ...]:
     """What one compiled program shows by itself.
 
     Args:
@@ -45,12 +45,12 @@ def departures(gradient: Gradient, text: str | None, measured: Measurement, save
         saved_bytes: the report's.
     """
     recomputation = recomputation_of(gradient)
-    found = (
-        undone(gradient, recomputation, text) if text and measured.devices == 1 else "",
-        forward_is_dead(gradient, recomputation),
-        kept_less(measured, saved_bytes),
+    notes = (
+        Note("checkpoint-undone", undone(gradient, recomputation, text) if text and measured.devices == 1 else ""),
+        Note("forward-dropped", forward_is_dead(gradient, recomputation)),
+        Note("kept-less", kept_less(measured, saved_bytes)),
     )
-    return tuple(sentence for sentence in found if sentence)
+    return tuple(note for note in notes if note)
 
 
 def recomputation_of(gradient: Gradient) -> Recomputation:
@@ -141,37 +141,39 @@ def kept_less(measured: Measurement, saved_bytes: int) -> str:
     )
 
 
-def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, str]:
+def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, Note]:
     """Savings on paper that temporary memory does not show, compared with "none" at the same place.
 
     Args:
         measured: reports with their measurements.
 
     Returns:
-        Sentences by the index of the measurement.
+        Notes by the number of the measurement.
     """
     plain = {
-        report.at: (report, found)
-        for report, found in measured
-        if report.policy == "none" and found.temp_bytes is not None
+        report.at: (report, measurement)
+        for report, measurement in measured
+        if report.policy == "none" and measurement.temp_bytes is not None
     }
-    sentences: dict[int, str] = {}
-    for number, (report, found) in enumerate(measured):
-        if report.policy == "none" or report.at not in plain or found.temp_bytes is None:
+    notes: dict[int, Note] = {}
+    for number, (report, measurement) in enumerate(measured):
+        if report.policy == "none" or report.at not in plain or measurement.temp_bytes is None:
             continue
         without, reference = plain[report.at]
         assert reference.temp_bytes is not None
-        if (found.device, found.devices) != (reference.device, reference.devices):
+        if (measurement.device, measurement.devices) != (reference.device, reference.devices):
             continue
         less = without.saved_bytes - report.saved_bytes
-        fallen = reference.temp_bytes - found.temp_bytes
+        fallen = reference.temp_bytes - measurement.temp_bytes
         if less < _LARGE * max(reference.temp_bytes, 1) * reference.devices or fallen > _SMALL * less:
             continue
-        sentences[number] = (
+        notes[number] = Note(
+            "no-gain",
             f"{report.policy} saves {units.nbytes(less)} less than no checkpoint, yet XLA's temporary memory is "
-            f"{units.nbytes(found.temp_bytes)} against {units.nbytes(reference.temp_bytes)}: it gains nothing here."
+            f"{units.nbytes(measurement.temp_bytes)} against {units.nbytes(reference.temp_bytes)}: "
+            "it gains nothing here.",
         )
-    return sentences
+    return notes
 
 
 # -------------------------------------------------------------------------------- contractions in the compiled program
@@ -199,9 +201,9 @@ class _Counts:
 
     def add(self, other: _Counts, times: int) -> None:
         """Add that many runs of another computation."""
-        for mine, theirs in ((self.all, other.all), (self.recomputed, other.recomputed)):
-            for size, count in theirs.items():
-                mine[size] += count * times
+        for counter, added in ((self.all, other.all), (self.recomputed, other.recomputed)):
+            for size, count in added.items():
+                counter[size] += count * times
 
 
 @dataclass(slots=True)
@@ -256,16 +258,16 @@ def _read(here: _Computation, opcode: str, size: int, rest: str, elements: dict[
         here.calls += [(name.strip().lstrip("%"), 1) for name in names.split(",")]
 
 
-def _total(name: str, computations: dict[str, _Computation], known: dict[str, _Counts | None]) -> _Counts | None:
-    if name not in known:
+def _total(name: str, computations: dict[str, _Computation], totals: dict[str, _Counts | None]) -> _Counts | None:
+    if name not in totals:
         here = computations.get(name, _Computation())
         total = _Counts()
         total.add(here.own, 1)
         for called, times in here.calls:
-            inner = _total(called, computations, known)
+            inner = _total(called, computations, totals)
             if inner is None or (times is None and inner.all):
-                known[name] = None
+                totals[name] = None
                 return None
             total.add(inner, times or 1)
-        known[name] = total
-    return known[name]
+        totals[name] = total
+    return totals[name]

@@ -52,18 +52,18 @@ def check_gradients(
         arrays = arrays_for(facts, inputs) or []
         plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
         reference = _run(facts, "none", plain, namespace, arrays)[1]
-    except Exception as error:  # noqa: BLE001 - told for each policy
-        told = failure(f"run {facts.engine.function_name} without the checkpoint", error)
-        return tuple(GradientDifference(text_of(policy), place, error=told) for policy in wanted)
-    found = []
+    except Exception as error:  # noqa: BLE001 - said for each policy
+        sentence = failure(f"run {facts.engine.function_name} without the checkpoint", error)
+        return tuple(GradientDifference(text_of(policy), place, error=sentence) for policy in wanted)
+    differences = []
     for policy in wanted:
         try:
             (name, where), values = _run(facts, policy, at, namespace, arrays)
-            found.append(_difference(name, where, _names(facts, len(values)), values, reference))
+            differences.append(_difference(name, where, _names(facts, len(values)), values, reference))
         except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
-            told = failure(f"run {facts.engine.function_name} under {text_of(policy)}", error)
-            found.append(GradientDifference(text_of(policy), place, error=told))
-    return tuple(found)
+            sentence = failure(f"run {facts.engine.function_name} under {text_of(policy)}", error)
+            differences.append(GradientDifference(text_of(policy), place, error=sentence))
+    return tuple(differences)
 
 
 def _run(
@@ -98,15 +98,15 @@ def _difference(
 ) -> GradientDifference:
     absolute, where, index = 0.0, "", ()
     relative, relative_where = 0.0, ""
-    for name, mine, theirs in zip(names, values, reference, strict=True):
-        if not mine.size:
+    for name, array, without in zip(names, values, reference, strict=True):
+        if not array.size:
             continue
-        apart = _apart(mine, theirs)
+        apart = _apart(array, without)
         worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
         largest = float(apart[worst])
         if largest > absolute:
             absolute, where, index = largest, name, tuple(int(i) for i in worst)
-        finite = np.abs(theirs[np.isfinite(theirs)])
+        finite = np.abs(without[np.isfinite(without)])
         scale = float(finite.max()) if finite.size else 0.0
         scaled = 0.0 if largest == 0 else largest / scale if scale else float("inf")
         if scaled > relative:
@@ -114,9 +114,9 @@ def _difference(
     return GradientDifference(policy, at, absolute, where, index, relative, relative_where)
 
 
-def _apart(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _apart(array: np.ndarray[Any, Any], without: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Distances of the elements; what is equal or NaN on both sides is none, NaN on one side is infinitely far."""
     with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.abs(mine - theirs)
-    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+        apart = np.abs(array - without)
+    same = (array == without) | (np.isnan(array) & np.isnan(without))
     return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

@@ -72,12 +72,13 @@ class Measuring:
         """The measurements so far, in the order of the choices, each with what it shows beside the others."""
         with self._lock:
             results, reports = self._results, self._reports
-        known = [index for index, report in enumerate(reports) if report is not None]
-        sentences = without_effect([(report, results[i]) for i in known if (report := reports[i]) is not None])
-        found = {known[number]: sentence for number, sentence in sentences.items()}
+        pairs = zip(reports, results, strict=True)
+        reported = [(i, report, result) for i, (report, result) in enumerate(pairs) if report is not None]
+        notes = without_effect([(report, result) for _, report, result in reported])
+        added = {reported[number][0]: note for number, note in notes.items()}
         return tuple(
-            replace(result, findings=(*result.findings, found[index])) if index in found else result
-            for index, result in enumerate(results)
+            replace(result, findings=(*result.findings, added[number])) if number in added else result
+            for number, result in enumerate(results)
         )
 
     def cancel(self) -> None:
@@ -136,15 +137,15 @@ class Measuring:
             self._step(Progress(done + 1, len(self._choices)), (result, report), tell=last)
 
     def _step(
-        self, progress: Progress, found: tuple[Measurement, Report | None] | None = None, tell: bool = True
+        self, progress: Progress, done: tuple[Measurement, Report | None] | None = None, tell: bool = True
     ) -> None:
         """Publish, unless it was cancelled meanwhile; the beginning of the next one tells of the end of the last."""
         with self._lock:
             if self._progress.cancelled:
                 raise Stopped
             self._progress = progress
-            if found is not None:
-                self._results, self._reports = (*self._results, found[0]), (*self._reports, found[1])
+            if done is not None:
+                self._results, self._reports = (*self._results, done[0]), (*self._reports, done[1])
         if tell:
             self._tell()
 

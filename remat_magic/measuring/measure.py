@@ -49,29 +49,7 @@ def measure(
     runs: int = 5,
     namespace: Mapping[str, Any] | None = None,
 ) -> Measurement:
-    """Compile the value and the gradients of a traced function under a policy, and run them if there are inputs.
-
-    The program is lowered from the jaxpr that the report is of, so no Python of the user's runs again, with a cotangent
-    of one for every output. Nothing of the user's is donated or kept. On CPU it is compiled with
-    ``xla_cpu_enable_concurrency_optimized_scheduler=False``, so that temporary memory follows the policy as far as XLA
-    lets it: on jax 0.10.2 only under ``lax.scan``.
-
-    Args:
-        facts: of the traced function.
-        policy: as for ``Trace.report``, and so are ``at`` and ``namespace``.
-        at: where.
-        inputs: None to compile only; ``"random"`` for normal numbers, zeros in place of integers, and keys of zeros;
-            or the pair ``(args, kwargs)`` of a call like the traced one, since a trace keeps no arrays. Their shardings
-            are lowered with, and without them those that the arguments had when traced.
-        runs: how many runs to time, after one to warm up.
-        namespace: where identifiers in a key that are no policies of JAX are looked up.
-
-    Returns:
-        What was measured. Where a step failed, ``error`` says so and what came before it stays.
-
-    Raises:
-        RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
-    """
+    """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays."""
     check_inputs(inputs)
     if runs < 1:
         raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
@@ -104,31 +82,31 @@ def measure_on(
         if stop():
             raise Stopped
 
-    found = Measurement(text_of(policy), place_of(facts, at))
+    measured = Measurement(text_of(policy), place_of(facts, at))
     doing = "lower"
     try:
         gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays))
-        found = replace(found, policy=gradient.policy, at=gradient.at)
+        measured = replace(measured, policy=gradient.policy, at=gradient.at)
         unless_stopped()
         doing = "compile"
         start = time.perf_counter()
         compiled = compile_for_memory(gradient.lowered, _platform(facts, arrays))
         seconds = time.perf_counter() - start
         unless_stopped()
-        found = replace(_numbers(found, compiled), compile_seconds=seconds)
+        measured = replace(_numbers(measured, compiled), compile_seconds=seconds)
         saved_bytes = facts.preview(policy, at, namespace).saved_bytes
-        found = replace(found, findings=departures(gradient, _asked(compiled.as_text), found, saved_bytes))
+        measured = replace(measured, findings=departures(gradient, _or_none(compiled.as_text), measured, saved_bytes))
         if arrays is not None:
             doing = "run"
             times = _timed(compiled, arrays, runs, unless_stopped)
-            found = replace(found, run_seconds=statistics.median(times), runs=runs)
+            measured = replace(measured, run_seconds=statistics.median(times), runs=runs)
     except Stopped:
         raise
     except RematError as error:
-        return replace(found, error=str(error))
+        return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever XLA or a policy raises is the answer to the question
-        return replace(found, error=failure(f"{doing} {facts.engine.function_name} under {found.policy}", error))
-    return found
+        return replace(measured, error=failure(f"{doing} {facts.engine.function_name} under {measured.policy}", error))
+    return measured
 
 
 def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
@@ -145,10 +123,10 @@ def _platform(facts: Facts, arrays: Sequence[Any] | None) -> str:
     return _jax.default_device().platform
 
 
-def _numbers(found: Measurement, compiled: jax.stages.Compiled) -> Measurement:
+def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measurement:
     """What the executable says of itself."""
-    memory = _asked(compiled.memory_analysis)
-    costs = _asked(compiled.cost_analysis)
+    memory = _or_none(compiled.memory_analysis)
+    costs = _or_none(compiled.cost_analysis)
     if isinstance(costs, (list, tuple)):  # one for each program, before JAX 0.5 and on some backends
         costs = costs[0] if costs else None
     flops = (costs or {}).get("flops")
@@ -156,7 +134,7 @@ def _numbers(found: Measurement, compiled: jax.stages.Compiled) -> Measurement:
     first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
     kind = first.device_kind
     return replace(
-        found,
+        measured,
         device=first.platform if kind.lower() == first.platform else f"{first.platform} {kind}",
         devices=max(1, len(devices)),
         temp_bytes=getattr(memory, "temp_size_in_bytes", None),
@@ -166,7 +144,7 @@ def _numbers(found: Measurement, compiled: jax.stages.Compiled) -> Measurement:
     )
 
 
-def _asked(analysis: Callable[[], Any]) -> Any:
+def _or_none(analysis: Callable[[], Any]) -> Any:
     try:
         return analysis()
     except Exception:  # noqa: BLE001 - backends without this analysis raise errors of their own: unknown
@@ -178,12 +156,14 @@ def _devices(compiled: jax.stages.Compiled) -> set[Any]:
     return {device for sharding in shardings for device in getattr(sharding, "device_set", ())}
 
 
-def _timed(compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, between: Callable[[], None]) -> list[float]:
+def _timed(
+    compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, unless_stopped: Callable[[], None]
+) -> list[float]:
     """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is held."""
     jax.block_until_ready(compiled(*arrays))
     times = []
     for _ in range(runs):
-        between()
+        unless_stopped()
         start = time.perf_counter()
         jax.block_until_ready(compiled(*arrays))
         times.append(time.perf_counter() - start)

@@ -90,24 +90,24 @@ def _improved(
     while True:
         _share(solutions)
         # Of equal ones the smallest budget: what is found for it fits the larger ones.
-        widest, negative = max(((_gap(solutions[index]), -index) for index in todo), default=(0.0, 0))
+        widest, negative = max(((_gap(solutions[number]), -number) for number in todo), default=(0.0, 0))
         left = end - time.thread_time()
         if not widest or left <= 0:
             return solutions
-        index = -negative
-        todo.remove(index)
-        better, before = problem.solve(budgets[index], min(left, max(0.5, seconds / 5)), 0.01), solutions[index]
+        number = -negative
+        todo.remove(number)
+        better, before = problem.solve(budgets[number], min(left, max(0.5, seconds / 5)), 0.01), solutions[number]
         if better is not None and before is not None:
             bound = max(better.bound, before.bound)
-            solutions[index] = replace(min(better, before, key=lambda solution: solution.cost), bound=bound)
+            solutions[number] = replace(min(better, before, key=lambda solution: solution.cost), bound=bound)
 
 
 def _share(solutions: list[Solution | None]) -> None:
     """What fits a smaller budget fits a larger one."""
-    for index in range(1, len(solutions)):
-        small, large = solutions[index - 1], solutions[index]
+    for number in range(1, len(solutions)):
+        small, large = solutions[number - 1], solutions[number]
         if small is not None and large is not None and small.cost < large.cost:
-            solutions[index] = replace(small, bound=large.bound)
+            solutions[number] = replace(small, bound=large.bound)
 
 
 def _gap(solution: Solution | None) -> float:

@@ -79,11 +79,11 @@ class Graph:
         stays the same in a loop.
         """
         times: dict[str, int] = {}
-        each: dict[str, int] = {}
+        bytes_of_one: dict[str, int] = {}
         for gate in gates:
-            name, each[name], passed = self.gates[gate]
+            name, bytes_of_one[name], passed = self.gates[gate]
             times[name] = min(times.get(name, 0) + passed, self.copies.get(name, passed))
-        return {name: (each[name] * times[name], times[name]) for name in times}
+        return {name: (bytes_of_one[name] * times[name], times[name]) for name in times}
 
     def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
         """The same for each value, where the gates of several have one name."""
@@ -120,12 +120,12 @@ class _Builder:
     def __init__(self, parts: Dissection) -> None:
         self.graph = Graph()
         self._residuals = len(parts.half.residual_types)
-        self._found = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
+        self._recomputation = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
         self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.graph.copies = kept_copies(parts.naming.closed)
-        top = self._found.top
+        top = self._recomputation.top
         operations = list(self._operations(top))
         for scope, eqn in operations:
             self._nodes[id(scope), id(eqn)] = len(self._nodes)
@@ -146,7 +146,7 @@ class _Builder:
 
     def _operations(self, scope: Scope) -> Iterator[tuple[Scope, Any]]:
         for eqn in scope.jaxpr.eqns:
-            if not self._found.live(eqn):
+            if not self._recomputation.live(eqn):
                 continue
             if _gate(eqn) is not None:
                 yield scope, eqn
@@ -170,9 +170,9 @@ class _Builder:
         flops, again = 0, True
         operations: list[tuple[Any, int]] = []
         for inner, leaf in _leaves(scope, eqn):
-            if not self._found.live(leaf):
+            if not self._recomputation.live(leaf):
                 continue
-            if self._found(leaf):
+            if self._recomputation(leaf):
                 price = equation_cost(leaf)
                 runs = inner.nesting[1]
                 if runs is not None and not price.uncosted:  # what is not known counts as none, as in the report
@@ -212,11 +212,11 @@ class _Builder:
                 if _jax.is_literal(value) or (id(here), id(value)) in seen:
                     continue
                 seen.add((id(here), id(value)))
-                made = here.makers.get(value)
-                if made is None:
+                maker = here.makers.get(value)
+                if maker is None:
                     todo += self._outward(here, value, leaves)
                     continue
-                eqn, output = made
+                eqn, output = maker
                 node = self._nodes.get((id(here), id(eqn)))
                 if node is not None:
                     nodes[node] = None
@@ -231,18 +231,18 @@ class _Builder:
         return self._ends[key]
 
     def _outward(self, here: Scope, value: Any, leaves: dict[int, None]) -> Iterator[tuple[Scope, Any]]:
-        index = here.inputs.get(value)
-        if index is None:  # a constant
+        number = here.inputs.get(value)
+        if number is None:  # a constant
             return
         if here.parent is None or here.body is None:
-            if index < self._residuals:
-                leaves[index] = None
+            if number < self._residuals:
+                leaves[number] = None
             return
-        operand = here.body.operands[index]
+        operand = here.body.operands[number]
         if operand is not None:
             yield here.parent, here.eqn.invars[operand]
         for output, carried in here.body.carries:
-            if carried == index:
+            if carried == number:
                 yield here, here.jaxpr.outvars[output]
 
 
@@ -256,8 +256,8 @@ def _entered(scope: Scope, eqn: Any) -> bool:
 def _leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
     deeper = scope.inner(eqn)
     for inner in deeper:
-        for each in inner.jaxpr.eqns:
-            yield from _leaves(inner, each)
+        for inner_eqn in inner.jaxpr.eqns:
+            yield from _leaves(inner, inner_eqn)
     if not deeper:
         yield scope, eqn
 

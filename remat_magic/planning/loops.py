@@ -33,26 +33,15 @@ _Scan = Callable[..., tuple[Any, Any]]
 
 
 def loops(facts: Facts, *, shortest: int = _SHORTEST) -> Listed[Loop]:
-    """For each scan of a function, at any depth, what nesting it saves and recomputes.
-
-    The figures are those of the whole function, as written but for that scan: JAX's own, since it is rewritten and
-    traced once for each way.
-
-    Args:
-        facts: of the traced function.
-        shortest: leave out scans of fewer steps (at least four).
-
-    Raises:
-        RematError: the function has no backward half.
-    """
+    """``Trace.loops``: of scans at any depth, in the order of the program."""
     report = facts.report("as_written")
     if report.backward_error:
         raise RematError(report.backward_error)
-    found: dict[int, Loop] = {}
+    rows: dict[int, Loop] = {}
     for scope, eqn in walk(facts.engine.provenances.closed, _within_reach):
-        if _jax.is_scan(eqn) and id(eqn) not in found and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
-            found[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
-    return Listed(found.values())
+        if _jax.is_scan(eqn) and id(eqn) not in rows and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
+            rows[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
+    return Listed(rows.values())
 
 
 def _within_reach(eqn: Any) -> bool:
@@ -123,10 +112,10 @@ class _Rewritten:
         target, program = self._eqn, functools.partial(self._run, scan)
 
         def change(closed: Any) -> Any:
-            made = jax.make_jaxpr(program)(*types)
-            if made.consts:
+            nested = jax.make_jaxpr(program)(*types)
+            if nested.consts:
                 raise RematError(f"the scan of {self._name} holds constants, which this cannot move: pass them in.")
-            return Rewriter(lambda _: AS_WRITTEN, lambda eqn: made if eqn is target else None)(closed)
+            return Rewriter(lambda _: AS_WRITTEN, lambda eqn: nested if eqn is target else None)(closed)
 
         report = Facts(self._facts.engine.variant(change)).report("as_written")
         if report.backward_error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from remat_magic.records.base import Displayed, Labelled
+from remat_magic.records.report import Note
 from remat_magic.records.source import SourceSpan
 
 __all__ = [
@@ -139,7 +140,7 @@ class Measurement:
     runs: int = 0
     flops: int | None = None
     error: str = ""
-    findings: tuple[str, ...] = ()
+    findings: tuple[Note, ...] = ()
 
     @property
     def total_bytes(self) -> int | None:

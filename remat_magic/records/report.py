@@ -43,6 +43,10 @@ NoteKind = Literal[
     "policy-asked-little",
     "plan-of-other-operations",
     "saved-in-vain",
+    "checkpoint-undone",
+    "forward-dropped",
+    "kept-less",
+    "no-gain",
 ]
 
 
