@@ -43,12 +43,12 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            known = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
-            if known is None:
-                known = self._previews[selection.report_key] = reports.preview(
+            report = self._reports.get(selection.report_key) or self._previews.get(selection.report_key)
+            if report is None:
+                report = self._previews[selection.report_key] = reports.preview(
                     self._blank(selection), engine.half(selection), engine.provenances, engine.argument_names
                 )
-            return known
+            return report
 
     @without_gc()
     def report(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
@@ -66,8 +66,8 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            known = self._reports.get(selection.report_key)
-            if known is None:
+            report = self._reports.get(selection.report_key)
+            if report is None:
                 first = self.preview(policy, at, namespace)
                 half = engine.half(selection)
                 try:
@@ -75,12 +75,12 @@ class Facts:
                 except RematError as error:
                     if is_passing(error):
                         raise
-                    known = reports.without_backward(first, half, engine.provenances, str(error))
+                    report = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    known = reports.full(first, half, backward, engine.provenances)
-                self._reports[selection.report_key] = known
+                    report = reports.full(first, half, backward, engine.provenances)
+                self._reports[selection.report_key] = report
                 self._previews.pop(selection.report_key, None)
-            return known
+            return report
 
     def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
         """What a policy recomputes, as in its report, without the rest of one: no text is laid out, no peak found.
@@ -91,9 +91,9 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at)
-            known = self._reports.get(selection.report_key)
-            if known is not None and not known.backward_error:
-                return known.recomputed
+            report = self._reports.get(selection.report_key)
+            if report is not None and not report.backward_error:
+                return report.recomputed
             half, backward = engine.half(selection), engine.backward_of(selection)
             return reports.recomputed(half, backward, engine.provenances)
 

@@ -163,10 +163,10 @@ def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
                     if not _jax.is_literal(atom) and atom in known and out not in known  # may be a residual itself
                 )
             todo += [(inner, _within(inner, known)) for inner in scope.inner(eqn)]
-    found: dict[Any, int] = {}
+    rows: dict[Any, int] = {}
     for calls in entered.values():
-        found.update((var, row) for var, row in calls[0].items() if all(var in other for other in calls))
-    return found
+        rows.update((var, row) for var, row in calls[0].items() if all(var in other for other in calls))
+    return rows
 
 
 def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
@@ -177,7 +177,7 @@ def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
         *((operand, eqn.invars, index, inner.jaxpr.invars) for index, operand in enumerate(body.operands)),
         *((output, eqn.outvars, result, inner.jaxpr.outvars) for output, result in enumerate(body.results)),
     ]
-    found: dict[Any, int] = {}
+    rows: dict[Any, int] = {}
     into = {index for _, index in body.carries}
     out_of = {output for output, _ in body.carries}
     for outer, atoms, index, variables in passed:
@@ -186,8 +186,8 @@ def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
             continue
         atom = atoms[outer]
         if not _jax.is_literal(atom) and atom in known:
-            found.setdefault(variables[index], known[atom])
-    return found
+            rows.setdefault(variables[index], known[atom])
+    return rows
 
 
 def program_later(

@@ -56,24 +56,24 @@ def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[
 def full(first: Report, half: Forward, backward: Any, provenances: Provenances) -> Report:
     """The report of both halves."""
     saved = saved_values(half.closed, half.outputs)
-    found = Recomputation(half.closed, backward, provenances, len(half.residual_types))
-    readers = needed_by(found.top, saved, provenances, found.live, found)
+    recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
+    readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
     rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
     alive = LiveEquations(_jax.open_jaxpr(half.closed))
-    lines = StraightLines(alive), StraightLines(found.live)
-    ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, found.live)
+    lines = StraightLines(alive), StraightLines(recomputation.live)
+    ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, recomputation.live)
     ahead_kernels, _ = kernels_of(half.closed, lines[0] if alive.everything else None)
-    back_kernels, again_kernels = kernels_of(backward, lines[1], found)
-    inputs = found.top.jaxpr.invars
+    back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
+    inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
 
     return replace(
         first,
         residuals=rows,
-        recomputed=found.records(equation_cost),
+        recomputed=recomputation.records(equation_cost),
         forward=_forward_program(half, saved, provenances),
-        backward=program_later(backward, provenances, marked, found.kinds),
-        notes=(*first.notes, *_saved_in_vain(half, saved, rows, found)),
+        backward=program_later(backward, provenances, marked, recomputation.kinds),
+        notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
@@ -85,7 +85,9 @@ def full(first: Report, half: Forward, backward: Any, provenances: Provenances) 
     )
 
 
-def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residual], found: Recomputation) -> list[Note]:
+def _saved_in_vain(
+    half: Forward, saved: Sequence[Saved], rows: Sequence[Residual], recomputation: Recomputation
+) -> list[Note]:
     """Values saved by name whose own operation the backward pass runs again all the same.
 
     A derivative that reads its operation's result (tanh's, exp's) reads the value from before it was named, which the
@@ -93,7 +95,9 @@ def _saved_in_vain(half: Forward, saved: Sequence[Saved], rows: Sequence[Residua
     so that as many must run again as are saved.
     """
     again: Counter[tuple[int, str]] = Counter(
-        (id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn)) for _, eqn in found.equations if found.repeated(eqn)
+        (id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn))
+        for _, eqn in recomputation.equations
+        if recomputation.repeated(eqn)
     )
     top = Scope(_jax.open_jaxpr(half.closed))
     made: dict[tuple[int, str], list[Residual]] = {}

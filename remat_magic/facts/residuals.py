@@ -55,10 +55,10 @@ def saved_values(forward: Any, outputs: int) -> list[Saved]:
 def locate(provenances: Provenances, scope: Scope, eqn: Any) -> Provenance:
     """The primal place of an equation, else what its own traceback and nesting tell."""
     path, times = scope.nesting
-    found = provenances.of(eqn, scope.chain)
-    if found is not None:
+    provenance = provenances.of(eqn, scope.chain)
+    if provenance is not None:
         # JAX hoists what does not change out of a loop: where an equation stands now says how often it runs.
-        return found if found.times == times else replace(found, times=times)
+        return provenance if provenance.times == times else replace(provenance, times=times)
     frames = provenances.spans.frames(_jax.traceback_of(eqn))
     here: Scope | None = scope
     while frames.source is None and here is not None and here.eqn is not None:
@@ -78,7 +78,7 @@ def _origin(provenances: Provenances, maker: Maker, arguments: Sequence[str]) ->
     return Origin(_jax.primitive_name(maker.eqn), place.source, place.path, place.times, name, library=place.library)
 
 
-def _kind(atom: Any, top: Scope, found: Sequence[Maker]) -> Kind:
+def _kind(atom: Any, top: Scope, made_by: Sequence[Maker]) -> Kind:
     if _jax.is_literal(atom):
         return "literal"
     if atom in top.inputs:
@@ -87,10 +87,10 @@ def _kind(atom: Any, top: Scope, found: Sequence[Maker]) -> Kind:
         return "constant"
     if _jax.memory_space(atom.aval):
         return "offloaded"
-    if found and not any(maker.copied for maker in found):
-        if all(maker.argument is not None for maker in found):
+    if made_by and not any(maker.copied for maker in made_by):
+        if all(maker.argument is not None for maker in made_by):
             return "argument"
-        if all(maker.eqn is None and maker.argument is None for maker in found):
+        if all(maker.eqn is None and maker.argument is None for maker in made_by):
             return "constant"
     return "intermediate"
 
@@ -109,9 +109,9 @@ def residuals(
     top = Scope(_jax.open_jaxpr(forward))
     rows: list[Residual] = []
     for value in saved:
-        found = makers(top, value.atom)
-        kind = _kind(value.atom, top, found)
-        origins = tuple(dict.fromkeys(_origin(provenances, maker, arguments) for maker in found))
+        made_by = makers(top, value.atom)
+        kind = _kind(value.atom, top, made_by)
+        origins = tuple(dict.fromkeys(_origin(provenances, maker, arguments) for maker in made_by))
         first = origins[0] if origins else Origin("")
         aval = value.atom.aval
         text = _jax.type_text(aval)
@@ -153,7 +153,7 @@ def needed_by(
     """
     rows: list[tuple[Reader, ...]] = []
     for value in saved:
-        found: dict[Reader, None] = {}
+        readers_of_value: dict[Reader, None] = {}
         for leaf in value.leaves:
             for scope, eqn in readers(backward, backward.jaxpr.invars[leaf], live):
                 place = provenances.of(eqn, scope.chain)
@@ -165,6 +165,6 @@ def needed_by(
                     where.path,
                     recomputing(eqn),
                 )
-                found.setdefault(reader)
-        rows.append(tuple(found))
+                readers_of_value.setdefault(reader)
+        rows.append(tuple(readers_of_value))
     return rows
