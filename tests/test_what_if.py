@@ -82,14 +82,14 @@ def test_all_at_once_is_one_by_one(name):
     for _ in range(3):
         chosen = {name for name in names if dice.random() < 0.4}
         seconds = [float(i) for i in range(len(found.graph.flops))]
-        flips = Outcomes(found.graph, chosen, seconds)
+        outcomes = Outcomes(found.graph, chosen, seconds)
         for name in [None, *names]:
             choice = chosen ^ {name} if name else chosen
-            flip = flips.flip(name) if name else flips.base
-            assert (flip.saved_bytes, flip.recomputed_flops) == found.graph.predict(choice)
-            assert flip.used == found.graph.used(choice)
-            assert flip.seconds == sum(found.graph.running(choice))  # node i takes i seconds
-        assert flips.base.used | flips.recomputed <= set(names)
+            outcome = outcomes.toggled(name) if name else outcomes.base
+            assert (outcome.saved_bytes, outcome.recomputed_flops) == found.graph.predict(choice)
+            assert outcome.used == found.graph.used(choice)
+            assert outcome.seconds == sum(found.graph.running(choice))  # node i takes i seconds
+        assert outcomes.base.used | outcomes.recomputed <= set(names)
 
 
 def test_every_value_has_its_say():
