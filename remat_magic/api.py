@@ -494,7 +494,7 @@ class Trace:
         Raises:
             RematError: as ``report``; no such device.
         """
-        from remat_magic.advice.rules import advise
+        from remat_magic.advice import advise
 
         return advise(self.facts, policy, at, namespace, device=device)
 

@@ -11,7 +11,8 @@ from typing import Any
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.costs import Costs, Objective
-from remat_magic.planning.planner import Planner, offloaded_by, planner, saved_by
+from remat_magic.planning.planner import Planner, offloaded_by, saved_by
+from remat_magic.planning.planner import planner as planner_at
 from remat_magic.planning.what_if import Outcome, Outcomes
 from remat_magic.policies import resolve
 from remat_magic.records import PlannedValue, RematError, Report, SourceSpan
@@ -47,27 +48,27 @@ class Ground:
     """What a policy keeps (``kept``) and offloads (``moved``) of the values of the graph, by their names there.
 
     Args:
-        found: the planner for the place.
+        planner: the planner for the place.
         report: what JAX does under the policy.
         kept: the values that the policy saves.
         moved: those that it offloads.
     """
 
-    def __init__(self, found: Planner, report: Report, kept: frozenset[str], moved: frozenset[str]) -> None:
-        self.found, self.report, self.kept, self.moved = found, report, kept, moved
+    def __init__(self, planner: Planner, report: Report, kept: frozenset[str], moved: frozenset[str]) -> None:
+        self.planner, self.report, self.kept, self.moved = planner, report, kept, moved
         self._costs: dict[str, Costs] = {}
-        self.outcomes = Outcomes(found.graph, kept | moved, None)
+        self.outcomes = Outcomes(planner.graph, kept | moved, None)
 
     @cached_property
     def exact(self) -> bool:
         """Whether the graph has the figures of JAX's report, so that what it says of changes holds for the policy."""
-        told = self.found.graph.figures(self.kept | self.moved, self.moved)
-        mine = self.report
-        return told == (mine.saved_bytes, mine.recomputed_flops, mine.offloaded_bytes)
+        figures = self.planner.graph.figures(self.kept | self.moved, self.moved)
+        report = self.report
+        return figures == (report.saved_bytes, report.recomputed_flops, report.offloaded_bytes)
 
     def values(self, keys: Collection[str]) -> list[PlannedValue]:
         """The values with some names, in the order of the program."""
-        return [value for key, value in self.found.every_value().items() if key in keys]
+        return [value for key, value in self.planner.every_value().items() if key in keys]
 
     def by_name_or_line(self, keys: Collection[str]) -> list[Group]:
         """Values grouped by their checkpoint name, or by the expression that makes them; the others are left out."""
@@ -82,7 +83,7 @@ class Ground:
 
         An expression can make several values, as a call of a library's function does; its own is the one made last.
         """
-        every = self.found.every_value().values()
+        every = self.planner.every_value().values()
         counts: dict[SourceSpan, Counter[tuple[str, int | None]]] = {}
         last: dict[SourceSpan, tuple[str, int | None]] = {}
         for value in every:
@@ -115,8 +116,8 @@ class Ground:
     def _recomputing(self, chosen: Collection[str], device: devices.Device) -> float:
         costs = self._costs.get(device.name)
         if costs is None:
-            costs = self._costs[device.name] = Objective(device).costs(self.found.graph, self.found.parts.backward)
-        return sum(costs.nodes[node] for node in self.found.graph.running(chosen))
+            costs = self._costs[device.name] = Objective(device).costs(self.planner.graph, self.planner.parts.backward)
+        return sum(costs.nodes[node] for node in self.planner.graph.running(chosen))
 
 
 def _group(values: list[PlannedValue]) -> Group:
@@ -134,11 +135,11 @@ def ground(facts: Facts, report: Report, policy: Any, namespace: Mapping[str, An
         namespace: of the policy's identifiers.
     """
     try:
-        found = planner(facts, report.at, False)
+        place = planner_at(facts, report.at, False)
         resolved = resolve(policy, facts.engine.names, namespace, facts.engine.function_name)
-        kept = saved_by(facts, found.parts, resolved)
-        moved = offloaded_by(facts, found.parts, resolved)
+        kept = saved_by(facts, place.parts, resolved)
+        moved = offloaded_by(facts, place.parts, resolved)
     except RematError:
         return None
-    known = found.every_value().keys()
-    return Ground(found, report, kept & known, moved & known)
+    keys = place.every_value().keys()
+    return Ground(place, report, kept & keys, moved & keys)

@@ -10,21 +10,21 @@ from remat_magic.advice.case import Case, at_line
 from remat_magic.facts.names import makers_of_operands
 from remat_magic.records import Advice
 
-__all__ = ["named_twice", "out_of_sight", "saved_in_vain", "saves_everything", "unknown_name"]
+__all__ = ["RULES"]
 
 
 def unknown_name(case: Case) -> Iterator[Advice]:
     """A name that the function does not have."""
-    known = case.facts.engine.names
+    names = case.facts.engine.names
     for policy in dict.fromkeys(case.asked.values()):
         for name in policy.names:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
+            if name not in names:
+                close = difflib.get_close_matches(name, names, 1)
                 mend = (
                     f"Write {close[0]!r}."
                     if close
-                    else f"Use one of {', '.join(map(repr, known))}."
-                    if known
+                    else f"Use one of {', '.join(map(repr, names))}."
+                    if names
                     else f"Name a value: checkpoint_name(x, {name!r})."
                 )
                 function = case.facts.engine.function_name
@@ -35,15 +35,15 @@ def out_of_sight(case: Case) -> Iterator[Advice]:
     """A name given where the policy's checkpoint does not reach."""
     for site, policy in case.asked.items():
         for name in policy.names:
-            given = [each for each in case.names if each.name == name]
-            if not given or not site or any(site in each.sites for each in given):
+            places = [place for place in case.names if place.name == name]
+            if not places or not site or any(site in place.sites for place in places):
                 continue
             yield Advice(
                 "name-out-of-sight",
                 f"The policy of {site} asks for {name!r}, which is named outside {site}"
-                f"{at_line(given[0].source)}: a policy sees only what is computed under its checkpoint.",
+                f"{at_line(places[0].source)}: a policy sees only what is computed under its checkpoint.",
                 f"Compute and name it inside {site}, or put the checkpoint with this policy around both.",
-                source=given[0].source,
+                source=places[0].source,
             )
 
 
@@ -75,8 +75,8 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
         if not row.name or (row.name, row.primitive) in seen or (row.name, row.primitive) not in in_vain:
             continue
         seen.add((row.name, row.primitive))
-        given = next((each for each in case.names if each.name == row.name), None)
-        makers = [before for made in given.made for before in makers_of_operands(made)] if given else []
+        given = next((place for place in case.names if place.name == row.name), None)
+        makers = [before for maker in given.makers for before in makers_of_operands(maker)] if given else []
         inputs = []
         for maker in makers:
             place = case.facts.engine.provenances.of(maker.eqn, maker.scope.chain)
@@ -108,3 +108,6 @@ def saves_everything(case: Case) -> Iterator[Advice]:
                 case.report.saved_bytes,
                 "bytes",
             )
+
+
+RULES = (unknown_name, out_of_sight, saved_in_vain, named_twice, saves_everything)

@@ -9,7 +9,7 @@ from remat_magic.advice.case import Case, at_line
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Advice, Residual
 
-__all__ = ["bare_scan", "constants", "prevent_cse", "stale", "too_wide"]
+__all__ = ["RULES", "stale"]
 
 
 # From so many bytes a constant is worth a sentence, and from this part of all that is saved what is wider.
@@ -49,7 +49,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
     if not wide or total < _WIDE_PART * case.report.saved_bytes:
         return
     largest: Residual = max(wide, key=lambda row: row.nbytes)
-    kind = max(_HALF & sizes.keys(), key=lambda each: sizes[each])
+    kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
     maker = largest.primitive or "an argument"
     yield Advice(
         "wide-residuals",
@@ -91,7 +91,7 @@ def bare_scan(case: Case) -> Iterator[Advice]:
     by_loop: dict[str, list[Residual]] = {}
     for row in case.report.residuals:
         if row.kind == "intermediate" and row.times != 1:
-            label = next((each for each in row.path if each.startswith("scan x")), "")
+            label = next((label for label in row.path if label.startswith("scan x")), "")
             by_loop.setdefault(label, []).append(row)
     checkpointed = bool(case.facts.engine.sites) or case.built
     for label, rows in by_loop.items():
@@ -119,3 +119,6 @@ def stale(case: Case) -> Iterator[Advice]:
             "may run that one.",
             "Call jax.clear_caches().",
         )
+
+
+RULES = (constants, too_wide, bare_scan, prevent_cse)

@@ -10,7 +10,7 @@ from remat_magic.units import parse_bytes, parse_flops
 
 __all__ = ["assert_policy"]
 
-_SHOWN = 3
+_NAMED = 3
 
 
 def assert_policy(
@@ -44,27 +44,27 @@ def assert_policy(
             residuals are made.
         RematError: a limit that is no size, no limit at all, or a policy that cannot be traced.
     """
-    given = {
+    limits_given = {
         "saved_at_most": saved_at_most,
         "peak_at_most": peak_at_most,
         "offloaded_at_most": offloaded_at_most,
         "recomputed_flops_at_most": recomputed_flops_at_most,
         "residuals_at_most": residuals_at_most,
     }
-    if all(limit is None for limit in given.values()):
-        raise RematError(f"assert_policy needs a limit: one of {', '.join(given)}.")
+    if all(limit is None for limit in limits_given.values()):
+        raise RematError(f"assert_policy needs a limit: one of {', '.join(limits_given)}.")
     limits = {
         name: parse_flops(limit, name) if "flops" in name else parse_bytes(limit, name)
-        for name, limit in given.items()
+        for name, limit in limits_given.items()
         if limit is not None
     }
     report = _report(trace_or_report, policy, at)
     if report.backward_error:
         raise AssertionError(f"{report.function} under {report.policy}: {report.backward_error}")
-    saved = [each for each in report.residuals if each.kind in ("intermediate", "offloaded")]
+    saved = [residual for residual in report.residuals if residual.kind in ("intermediate", "offloaded")]
     # Recomputed operations that no formula covers are not in the FLOPs; the limit cannot then be said to hold.
-    unknown = sorted({each.primitive for each in report.recomputed if each.flops is None})
-    found: dict[str, tuple[str, int | None]] = {
+    unknown = sorted({equation.primitive for equation in report.recomputed if equation.flops is None})
+    figures: dict[str, tuple[str, int | None]] = {
         "saved_at_most": ("saved bytes", report.saved_bytes),
         "peak_at_most": ("bytes at the estimated peak", report.peak_bytes),
         "offloaded_at_most": ("offloaded bytes", report.offloaded_bytes),
@@ -73,7 +73,7 @@ def assert_policy(
     }
     wrong = []
     for name, limit in limits.items():
-        what, number = found[name]
+        what, number = figures[name]
         if number is None:
             wrong.append(f"the number of {what} is not known")
         elif number > limit:
@@ -85,22 +85,24 @@ def assert_policy(
     return report
 
 
-def _report(given: Report | Traced, policy: Any, at: Any) -> Report:
-    if isinstance(given, Report):
-        if at is not None or policy not in ("as_written", given.policy):
+def _report(trace_or_report: Report | Traced, policy: Any, at: Any) -> Report:
+    if isinstance(trace_or_report, Report):
+        if at is not None or policy not in ("as_written", trace_or_report.policy):
             raise RematError("A report has its policy already: give the trace to assert another one.")
-        if not given.complete:
+        if not trace_or_report.complete:
             raise RematError("The report is of the forward half alone: give the trace, or a report of trace.report().")
-        return given
-    if not hasattr(given, "facts"):
-        raise RematError(f"assert_policy needs a trace or a report, not {type(given).__name__}: call rm.trace first.")
-    return given.facts.report(policy, at)
+        return trace_or_report
+    if not hasattr(trace_or_report, "facts"):
+        raise RematError(
+            f"assert_policy needs a trace or a report, not {type(trace_or_report).__name__}: call rm.trace first."
+        )
+    return trace_or_report.facts.report(policy, at)
 
 
 def _sentence(report: Report, wrong: list[str], saved: list[Residual]) -> str:
     at = "" if report.at in ("", "function") else f" at {report.at}"
     text = f"{report.function} under {report.policy}{at}: {'; '.join(wrong)}."
-    largest = sorted(saved, key=lambda each: -each.nbytes)[:_SHOWN]
+    largest = sorted(saved, key=lambda residual: -residual.nbytes)[:_NAMED]
     if largest:
         rest = len(saved) - len(largest)
         more = f", and {rest:,} more" if rest else ""

@@ -42,7 +42,7 @@ def compare(
     """
     chosen = devices.default() if device is None else devices.get(device)
     everything = [*_offered(facts, namespace or {}), *besides] if policies is None else [*policies, *besides]
-    measured = {(each.policy, each.at): each for each in measurements}
+    measured = {(result.policy, result.at): result for result in measurements}
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
     seen: dict[Any, int] = {}
@@ -80,10 +80,10 @@ def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
     return [choice.key for choice in facts.engine.choices() if choice.meaning != OWN or choice.key in namespace]
 
 
-def _text(given: Any) -> str:
-    if isinstance(given, Plan):
-        return given.policy
-    return given if isinstance(given, str) else getattr(given, "__name__", None) or repr(given)
+def _text(asked: Any) -> str:
+    if isinstance(asked, Plan):
+        return asked.policy
+    return asked if isinstance(asked, str) else getattr(asked, "__name__", None) or repr(asked)
 
 
 def _essence(report: Report) -> Any:
@@ -119,17 +119,17 @@ def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
 
 def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measurement]) -> ComparisonRow:
     keys = ((policy, row.at) for policy in (row.policy, *row.same_as))
-    found = next((measured[key] for key in keys if key in measured), None)
-    if found is None:
+    result = next((measured[key] for key in keys if key in measured), None)
+    if result is None:
         return row
     return replace(
         row,
-        measured_bytes=found.total_bytes,
-        measured_temp_bytes=found.temp_bytes,
-        measured_seconds=found.run_seconds,
-        measured_compile_seconds=found.compile_seconds,
-        measured_flops=found.flops,
-        measured_device=found.device,
-        findings=found.findings,
-        error=row.error or found.error,
+        measured_bytes=result.total_bytes,
+        measured_temp_bytes=result.temp_bytes,
+        measured_seconds=result.run_seconds,
+        measured_compile_seconds=result.compile_seconds,
+        measured_flops=result.flops,
+        measured_device=result.device,
+        findings=result.findings,
+        error=row.error or result.error,
     )

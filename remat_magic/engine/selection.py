@@ -173,9 +173,9 @@ def _guard(policy: Any, key: str) -> Any:
             return answer
         if callable(answer):
             raise RematError(f"the policy {key} returned a function: it is a factory, so call it and pass its result.")
-        given = one_line(text_of(answer, repr), 100)
+        returned = one_line(text_of(answer, repr), 100)
         raise RematError(
-            f"the policy {key} returned {given} for {prim}: it must return True or False (or Saveable, Recompute or "
+            f"the policy {key} returned {returned} for {prim}: it must return True or False (or Saveable, Recompute or "
             "Offloadable of jax.ad_checkpoint)."
         )
 

@@ -22,7 +22,7 @@ class GivenName:
     name: str
     source: SourceSpan | None
     sites: tuple[str, ...]
-    made: tuple[Maker, ...]
+    makers: tuple[Maker, ...]
 
 
 def given_names(engine: Engine) -> list[GivenName]:
@@ -43,4 +43,4 @@ def makers_of_operands(maker: Maker) -> Iterator[Maker]:
     """What makes the operands of the operation that made a value; arguments, constants and literals left out."""
     if maker.eqn is not None:
         for atom in maker.eqn.invars:
-            yield from (found for found in makers(maker.scope, atom) if found.eqn is not None)
+            yield from (operand for operand in makers(maker.scope, atom) if operand.eqn is not None)

@@ -174,7 +174,9 @@ class Key:
             if _is(one, _EXCLUDING):
                 left.append(replace(one, names=tuple(dict.fromkeys((*one.names, *names)))))
             elif _is(one, _SAVING, _OFFLOADING) and not {*names}.isdisjoint((*one.names, *one.offloaded)):
-                saved, offloaded = ([n for n in given if n not in names] for given in (one.names, one.offloaded))
+                saved, offloaded = (
+                    [name for name in asked if name not in names] for asked in (one.names, one.offloaded)
+                )
                 left += Key.by_name(saved, offloaded, *one.memories).alternatives
             else:
                 left.append(one)
@@ -256,17 +258,17 @@ class _Reader:
         if policy == _OFFLOADING_DOTS or policy in _BY_NAME:
             saved, offloaded = _BY_NAME.get(policy, ("", ""))
             taken = (*filter(None, (saved, offloaded)), "offload_src", "offload_dst")
-            given = _bound(policy, (*taken, "recompute") if saved else taken, arguments, keywords)
-            memories = given.get("offload_src", SOURCE), given.get("offload_dst", DESTINATION)
+            values = _bound(policy, (*taken, "recompute") if saved else taken, arguments, keywords)
+            memories = values.get("offload_src", SOURCE), values.get("offload_dst", DESTINATION)
             if not all(isinstance(memory, str) for memory in memories):
                 raise self._not_quoted(policy)
             if policy == _OFFLOADING_DOTS:
                 return [Alternative(policy, memories=memories)]
-            save, offload = _names(given.get(saved, ())), _names(given.get(offloaded, ()))
+            save, offload = _names(values.get(saved, ())), _names(values.get(offloaded, ()))
             return [*Key.by_name(save, offload, *memories).alternatives]
         if keywords:
             raise RematError(f"{policy} takes names only, as in {example(policy, self._names)}.")
-        return [Alternative(policy, tuple(dict.fromkeys(name for given in arguments for name in _names(given))))]
+        return [Alternative(policy, tuple(dict.fromkeys(name for argument in arguments for name in _names(argument))))]
 
     def _not_quoted(self, policy: str) -> RematError:
         return RematError(f"the arguments of {policy} are quoted names, as in {example(policy, self._names)}.")
@@ -287,9 +289,9 @@ def _bound(policy: str, taken: Sequence[str], arguments: list[Any], keywords: di
     return {**dict(zip(taken, arguments, strict=False)), **keywords}
 
 
-def _names(given: Any) -> tuple[str, ...]:
+def _names(argument: Any) -> tuple[str, ...]:
     """The names of an argument: one, or a list of them."""
-    names = tuple(given) if isinstance(given, (list, tuple, set)) else (given,)
+    names = tuple(argument) if isinstance(argument, (list, tuple, set)) else (argument,)
     for name in names:
         if not isinstance(name, str):
             raise RematError(f"a checkpoint name is a string, not {type(name).__name__}: {name!r}.")

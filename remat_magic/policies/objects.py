@@ -94,8 +94,8 @@ def _of_alternative(
     both = [name for name in save if name in offload]
     if both:
         raise RematError(f"{', '.join(map(repr, both))} cannot be saved and offloaded at once: choose one.")
-    given = dataclasses.replace(asked, names=save, offloaded=offload)
-    row, (source, destination) = given.policy, given.memories
+    expanded = dataclasses.replace(asked, names=save, offloaded=offload)
+    row, (source, destination) = expanded.policy, expanded.memories
     notes: tuple[Note, ...] = ()
     if row in ("as_written", "none"):
         policy: Any = AS_WRITTEN if row == "as_written" else NO_CHECKPOINT
@@ -115,7 +115,7 @@ def _of_alternative(
         if row == "save_anything_except_these_names":
             sentence = f"{row} saves everything: JAX ignores the names it is given."
             notes = (Note("names-ignored", sentence, save),)
-    return Key((given,)), Resolved(str(given), given.code, policy, ROWS[row].meaning, notes)
+    return Key((expanded,)), Resolved(str(expanded), expanded.code, policy, ROWS[row].meaning, notes)
 
 
 def _of_own(

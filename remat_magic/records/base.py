@@ -73,8 +73,8 @@ class Listed(Displayed, tuple[T, ...]):
     @overload
     def __getitem__(self, key: slice, /) -> Listed[T]: ...
     def __getitem__(self, key: Any, /) -> Any:
-        found = tuple.__getitem__(self, key)
-        return Listed(found) if isinstance(key, slice) else found
+        records = tuple.__getitem__(self, key)
+        return Listed(records) if isinstance(key, slice) else records
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

@@ -140,8 +140,8 @@ class Comparison(Displayed):
         for row in self.rows:
             if policy in (row.policy, *row.same_as) and at in (None, row.at):
                 return row
-        known = ", ".join(row.policy for row in self.rows)
-        raise RematError(f"{policy!r} is not compared here; compared are {known}.")
+        compared = ", ".join(row.policy for row in self.rows)
+        raise RematError(f"{policy!r} is not compared here; compared are {compared}.")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -175,18 +175,18 @@ class Comparison(Displayed):
             RematError: no policy stays below; says which comes nearest.
         """
         limit = parse_bytes(peak_bytes, "peak_bytes")
-        known = [(point, row) for row in self.rows if (point := _point(row)) is not None]
-        if not known:
+        points = [(point, row) for row in self.rows if (point := _point(row)) is not None]
+        if not points:
             raise RematError(f"No compared policy of {self.function} has a known peak and cost.")
-        within = [(point[1], point[0], index) for index, (point, _) in enumerate(known) if point[0] <= limit]
+        within = [(point[1], point[0], index) for index, (point, _) in enumerate(points) if point[0] <= limit]
         if not within:
-            peak, row = min(((point[0], row) for point, row in known), key=lambda pair: pair[0])
+            peak, row = min(((point[0], row) for point, row in points), key=lambda pair: pair[0])
             raise RematError(
                 f"No compared policy of {self.function} has a peak of at most {limit:,} bytes: "
                 f"{row.label} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
                 "the function."
             )
-        return known[min(within)[2]][1]
+        return points[min(within)[2]][1]
 
     def difference(self, a: str, b: str, at: str | None = None) -> Difference:
         """Which residuals and recomputed operations only one of two compared policies has.
@@ -204,9 +204,9 @@ class Comparison(Displayed):
         def residuals(report: Report) -> list[Residual]:
             return [replace(residual, needed_by=()) for residual in report.residuals]
 
-        mine, theirs = _set_off(residuals(first), residuals(second))
+        only_a, only_b = _set_off(residuals(first), residuals(second))
         again, later = _set_off(first.recomputed, second.recomputed)
-        return Difference(a, b, mine, theirs, again, later)
+        return Difference(a, b, only_a, only_b, again, later)
 
     def _report(self, policy: str, at: str | None) -> Report:
         row = self.row(policy, at)
@@ -258,15 +258,15 @@ def _point(row: ComparisonRow) -> tuple[float, float] | None:
 
 def _front(points: Sequence[tuple[float, float] | None]) -> list[bool]:
     """Which points no other beats: as good in both, and better in one."""
-    known = [point for point in points if point is not None]
+    complete = [point for point in points if point is not None]
     return [
         point is not None
-        and not any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in known)
+        and not any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in complete)
         for point in points
     ]
 
 
-def _set_off(mine: Iterable[_T], theirs: Iterable[_T]) -> tuple[tuple[_T, ...], tuple[_T, ...]]:
+def _set_off(a: Iterable[_T], b: Iterable[_T]) -> tuple[tuple[_T, ...], tuple[_T, ...]]:
     """What is left of both when equal ones are set off against each other, as often as both have them."""
-    first, second = Counter(mine), Counter(theirs)
+    first, second = Counter(a), Counter(b)
     return tuple((first - second).elements()), tuple((second - first).elements())

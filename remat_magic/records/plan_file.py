@@ -105,20 +105,20 @@ def _shown(value: Any, length: int = 40) -> str:
 
 def read(record: type[_T], data: Any) -> _T:
     """A plan of plain JSON, with every field checked against its annotation."""
-    made: Any = _read(record, data, "the plan")
+    plan: Any = _read(record, data, "the plan")
     if "label" not in data:
-        made = dataclasses.replace(made, label=_label(made))
-    keys = [value.key for value in made.names]
+        plan = dataclasses.replace(plan, label=_label(plan))
+    keys = [value.key for value in plan.names]
     if len(set(keys)) < len(keys):
         raise RematError("the plan names a value twice: save it anew.")
-    if not keys and not made.policy.isidentifier():
-        raise RematError(f"the plan saves no value, and {_shown(made.policy)} is no policy of JAX's: save it anew.")
-    for value in made.names:
+    if not keys and not plan.policy.isidentifier():
+        raise RematError(f"the plan saves no value, and {_shown(plan.policy)} is no policy of JAX's: save it anew.")
+    for value in plan.names:
         if value.occurrence >= value.occurrences:
             raise RematError(f"the plan has value {value.occurrence} of {value.occurrences}: save it anew.")
         if value.number >= value.alike:
             raise RematError(f"the plan has value {value.number} of {value.alike} alike: save it anew.")
-    return made
+    return plan
 
 
 def _label(plan: Any) -> str:
@@ -145,10 +145,10 @@ def _value(value: Any, kind: Any, what: str) -> Any:
     if get_origin(kind) is UnionType:  # always "or None"
         if value is None:
             return None
-        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+        (kind,) = (member for member in get_args(kind) if member is not NoneType)
     if get_origin(kind) is tuple:
         if isinstance(value, (list, tuple)):
-            return tuple(_value(each, get_args(kind)[0], f"{what}[{i}]") for i, each in enumerate(value))
+            return tuple(_value(item, get_args(kind)[0], f"{what}[{i}]") for i, item in enumerate(value))
     elif dataclasses.is_dataclass(kind):
         return _read(kind, value, what)
     elif kind is str:

@@ -1,17 +1,16 @@
-"""Advice on single values: what is cheap to keep and dear to recompute, and the reverse."""
+"""Advice on single values: what is cheap to keep and dear to recompute, the reverse, and what is dear to offload."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 from remat_magic import _jax, units
-from remat_magic.advice.case import Case, at_line
+from remat_magic.advice.case import Case, at_line, name_for, with_name, without_names
 from remat_magic.advice.ground import Ground, Group
-from remat_magic.advice.mends import name_for, with_name, without_names
 from remat_magic.planning.what_if import Outcome
 from remat_magic.records import Advice
 
-__all__ = ["cheap_to_keep", "cheap_to_recompute"]
+__all__ = ["RULES"]
 
 # A chain of elementwise operations takes few FLOPs for each byte of its result, and recomputing it about as long as
 # reading the result; a matmul over a hundred channels and more takes a hundred FLOPs for each byte, near what
@@ -25,21 +24,24 @@ _PART = 0.05
 _MOST = 3
 # So many expressions are tried, of one retrace's graph: some milliseconds each in the largest programs.
 _TRIED = 100
+# A host's link is reckoned as if nothing else ran, and so is what is recomputed: the difference must be clear.
+_LONGER = 1.5
+_OFFLOADED_TRIED = 30
 
 
 def cheap_to_keep(case: Case) -> Iterator[Advice]:
     """Recomputed values that take few bytes for the FLOPs that they spare."""
-    ground, mine = case.ground, case.report
-    if ground is None or not ground.exact or not mine.recomputed_flops or mine.offloaded_bytes:
+    ground, report = case.ground, case.report
+    if ground is None or not ground.exact or not report.recomputed_flops or report.offloaded_bytes:
         return
-    base, spare = ground.outcomes.base, ground.found.most - mine.saved_bytes
-    usual = mine.recomputed_flops / spare if spare > 0 else 0.0
+    base, spare = ground.outcomes.base, ground.planner.most - report.saved_bytes
+    usual = report.recomputed_flops / spare if spare > 0 else 0.0
 
     def worth(before: Outcome, after: Outcome) -> float:
         """FLOPs spared for each byte, 0 where that is not clear."""
         spared, taken = before.recomputed_flops - after.recomputed_flops, after.saved_bytes - before.saved_bytes
         price = spared / max(taken, 1)
-        return price if spared >= _PART * mine.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
+        return price if spared >= _PART * report.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
 
     groups = ground.nameable(ground.outcomes.recomputed)
     tried = sorted(groups, key=lambda group: (group.first.primitive not in _jax.MATMULS, -group.nbytes))[:_TRIED]
@@ -54,7 +56,8 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
         yield Advice(
             "cheap-to-keep",
             f"{chosen.text}{_what(chosen)} would take {size} to keep, and spare {units.flops(spared)} of what is "
-            f"recomputed, {units.percent(spared, mine.recomputed_flops)} of it{_time(case, ground, chosen)}{sampled}.",
+            f"recomputed, {units.percent(spared, report.recomputed_flops)} of it{_time(case, ground, chosen)}"
+            f"{sampled}.",
             f"{_naming(chosen, name)}{with_name(case.policy_in_force, name)}.",
             spared,
             "FLOPs",
@@ -64,32 +67,32 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
 
 def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     """Kept values that take many bytes for the FLOPs that they spare."""
-    ground, mine = case.ground, case.report
-    if ground is None or not mine.saved_bytes or mine.offloaded_bytes:
+    ground, report = case.ground, case.report
+    if ground is None or not report.saved_bytes or report.offloaded_bytes:
         return
     # Without a checkpoint autodiff keeps other values than a policy can: then it is compared with what JAX reports.
-    exact, graph = ground.exact, ground.found.graph
+    exact, graph = ground.exact, ground.planner.graph
     least, all_again = graph.predict(())
-    spare = mine.saved_bytes - least
-    usual = (all_again - mine.recomputed_flops) / spare if spare > 0 else 0.0
+    spare = report.saved_bytes - least
+    usual = (all_again - report.recomputed_flops) / spare if spare > 0 else 0.0
 
     def worth(before: Outcome, after: Outcome) -> float:
         """Bytes freed for each FLOP, 0 where that is not clear."""
         freed, again = before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops
-        told, more = mine.saved_bytes - after.saved_bytes, after.recomputed_flops - mine.recomputed_flops
-        least = min(freed, freed if exact else told)
+        freed_of_report, more = report.saved_bytes - after.saved_bytes, after.recomputed_flops - report.recomputed_flops
+        least = min(freed, freed if exact else freed_of_report)
         most = max(again, again if exact else more)
-        clear = least >= _PART * mine.saved_bytes and most <= min(_CHEAP, usual / _BETTER) * least
+        clear = least >= _PART * report.saved_bytes and most <= min(_CHEAP, usual / _BETTER) * least
         return least / max(most, 1) if clear else 0.0
 
     base = ground.outcomes.base
-    groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * mine.saved_bytes]
+    groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * report.saved_bytes]
     for chosen, after in _best(ground, groups, worth):
-        saved, flops = (base.saved_bytes, base.recomputed_flops) if exact else (mine.saved_bytes, mine.recomputed_flops)
-        freed, again = saved - after.saved_bytes, max(0, after.recomputed_flops - flops)
+        before = base if exact else report
+        freed, again = before.saved_bytes - after.saved_bytes, max(0, after.recomputed_flops - before.recomputed_flops)
         yield Advice(
             "cheap-to-recompute",
-            f"{chosen.text}{_what(chosen)} keeps {units.nbytes(freed)}, {units.percent(freed, mine.saved_bytes)} of "
+            f"{chosen.text}{_what(chosen)} keeps {units.nbytes(freed)}, {units.percent(freed, report.saved_bytes)} of "
             f"what is saved, that would take {units.flops(again)} to compute again{_time(case, ground, chosen)}.",
             _again(case, chosen),
             freed,
@@ -118,8 +121,8 @@ def _best(
 
 def _what(group: Group) -> str:
     value = group.first
-    made = "" if group.name and not value.source else at_line(value.source)
-    return f"{made} ({value.primitive}{f', {group.times:,} times' if group.times > 1 else ''})"
+    where = "" if group.name and not value.source else at_line(value.source)
+    return f"{where} ({value.primitive}{f', {group.times:,} times' if group.times > 1 else ''})"
 
 
 def _time(case: Case, ground: Ground, group: Group) -> str:
@@ -162,3 +165,58 @@ def _again(case: Case, group: Group) -> str:
         f"Put it and what reads it{where} in a function of their own: jax.checkpoint(part)(...) keeps its inputs "
         "instead."
     )
+
+
+def dearer_than_recomputing(case: Case) -> Iterator[Advice]:
+    """Values that are sooner computed again than fetched from the host."""
+    ground = case.ground
+    if not case.report.offloaded_bytes or ground is None or not ground.exact:
+        return
+    device = case.device
+    if device is None or not device.host_bandwidth:
+        return
+    groups = sorted(ground.by_name_or_line(ground.moved), key=lambda group: -group.nbytes)[:_OFFLOADED_TRIED]
+    lost: list[tuple[Group, int, float, float]] = []
+    so_far = 0.0
+    for group in groups:
+        before = [group for group, *_ in lost]
+        moved = _offloaded(ground, before) - _offloaded(ground, [*before, group])
+        # There and back, as Times.offload has it.
+        transfer, then = 2 * moved / device.host_bandwidth, ground.seconds([*before, group], device)
+        if transfer > _LONGER * (then - so_far):
+            lost.append((group, moved, transfer, then - so_far))
+            so_far = then
+    mend = _not_offloading(case, ground, [group for group, *_ in lost], device.name)
+    for group, moved, transfer, again in sorted(lost, key=lambda loss: loss[3] - loss[2])[:_MOST]:
+        yield Advice(
+            "dear-offload",
+            f"{group.text}{at_line(group.first.source)} is offloaded: {units.nbytes(moved)} to the host and back take "
+            f"{units.seconds(transfer)} on {device.name}, and recomputing them {units.seconds(again)}, both by "
+            "estimate.",
+            mend,
+            moved,
+            "bytes",
+            group.first.source,
+        )
+
+
+def _offloaded(ground: Ground, without: Sequence[Group]) -> int:
+    keys = frozenset(key for group in without for key in group.keys)
+    moved = ground.moved - keys
+    return ground.planner.graph.figures(ground.kept | moved, moved).offloaded_bytes
+
+
+def _not_offloading(case: Case, ground: Ground, groups: Sequence[Group], device: str) -> str:
+    names = [group.name for group in groups if group.name]
+    code = without_names(case.policy_in_force, names) if len(names) == len(groups) else ""
+    if not code and not _offloaded(ground, groups) and not ground.kept:
+        code = "policy=jax.checkpoint_policies.nothing_saveable"
+    if code:
+        return f"Recompute {'it' if len(groups) == 1 else 'them'}: {code}."
+    saved = case.report.saved_bytes
+    return (
+        f"Let a plan choose what is worth it: trace.plan({saved}, {case.report.at!r}, device={device!r}, offload=True)."
+    )
+
+
+RULES = (dearer_than_recomputing, cheap_to_keep, cheap_to_recompute)
