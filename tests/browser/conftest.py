@@ -65,6 +65,16 @@ def browser(_chromium: None) -> Iterator[Browser]:
 @pytest.fixture
 def notebook(lab: Server, browser: Browser) -> Iterator[NotebookPage]:
     """A page of its own in the shared JupyterLab; its kernels end with it."""
+    others = lab.sessions()
     with browser.new_context(viewport={"width": 1400, "height": 1000}) as context:
+        yield NotebookPage(lab, context.new_page())
+    lab.shut_down_kernels(but=others)
+
+
+@pytest.fixture(scope="module")
+def page_of_module(lab: Server, browser: Browser) -> Iterator[NotebookPage]:
+    """A page for all tests of a module, to open a notebook once; each runs its cells anew, which makes new widgets."""
+    permissions = ["clipboard-read", "clipboard-write"]
+    with browser.new_context(viewport={"width": 1400, "height": 1000}, permissions=permissions) as context:
         yield NotebookPage(lab, context.new_page())
     lab.shut_down_kernels()

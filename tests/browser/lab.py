@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -82,10 +82,14 @@ class Server:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def shut_down_kernels(self) -> None:
-        """End every kernel, as a person does who comes back to the notebook the next day."""
-        for session in self.api("sessions"):
-            self.api(f"sessions/{session['id']}", "DELETE")
+    def sessions(self) -> set[str]:
+        """The sessions that have a kernel, by their ids."""
+        return {session["id"] for session in self.api("sessions")}
+
+    def shut_down_kernels(self, but: Collection[str] = ()) -> None:
+        """End every kernel but those of some sessions, as a person does who comes back to the notebook the next day."""
+        for session in self.sessions() - {*but}:
+            self.api(f"sessions/{session}", "DELETE")
 
 
 def _free_port() -> int:

@@ -46,13 +46,20 @@ def violations(page: Page, selector: str) -> list[str]:
     return [f"{rule['id']}: {node['html'][:200]}" for rule in found["violations"] for node in rule["nodes"]]
 
 
-@pytest.fixture
-def widget(notebook: NotebookPage, lab: Server) -> Widget:
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "accessible.ipynb", LOAD, CELL)
-    notebook.open("accessible.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    return Widget(notebook, 1)
+    page_of_module.open("accessible.ipynb")
+    return page_of_module
+
+
+@pytest.fixture
+def widget(opened: NotebookPage) -> Widget:
+    """A widget that nobody has touched."""
+    opened.page.mouse.move(0, 0)
+    opened.run_all()
+    assert opened.errors() == []
+    return Widget(opened, 1)
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])

@@ -22,14 +22,20 @@ loss([jnp.ones((64, 64))] * 3, jnp.ones((256, 64)))
 """
 
 
-@pytest.fixture
-def widget(notebook: NotebookPage, lab: Server) -> Widget:
-    """The widget with its Compare panel open."""
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "compare.ipynb", LOAD, CELL)
-    notebook.open("compare.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    widget = Widget(notebook, 1)
+    page_of_module.open("compare.ipynb")
+    return page_of_module
+
+
+@pytest.fixture
+def widget(opened: NotebookPage) -> Widget:
+    """The widget with its Compare panel open."""
+    opened.page.mouse.move(0, 0)
+    opened.run_all()
+    assert opened.errors() == []
+    widget = Widget(opened, 1)
     widget.tab("Compare").click()
     expect(point(widget, "nothing_saveable")).to_be_visible()
     return widget

@@ -47,20 +47,25 @@ def test_run_all_in_the_menu(notebook: NotebookPage, lab: Server) -> None:
     Widget(notebook, 1).shows("as_written")
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
-def test_everything_is_readable_in_every_theme(notebook: NotebookPage, lab: Server, theme: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "theme.ipynb", LOAD, LAYERS)
-    notebook.open("theme.ipynb")
-    notebook.set_theme(theme)
-    notebook.run_all()
-    widget = Widget(notebook, 1)
+    page_of_module.open("theme.ipynb")
+    return page_of_module
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
+def test_everything_is_readable_in_every_theme(opened: NotebookPage, theme: str, tmp_path: Path) -> None:
+    opened.set_theme(theme)
+    opened.run_all()
+    widget = Widget(opened, 1)
     widget.policy.select_option("dots_saveable")
     widget.shows("dots_saveable")
     for tab in ("Residuals", "Recomputed", "Jaxprs"):
         widget.tab(tab).click()
         widget.root.screenshot(path=tmp_path / f"{tab}.png")
         assert unreadable(widget.root) == []
-    twin = notebook.cell(1).locator(".remat-static")
+    twin = opened.cell(1).locator(".remat-static")
     show(twin)
     assert unreadable(twin) == []
 

@@ -11,17 +11,21 @@ from tests.browser.lab import NotebookPage, Server
 from tests.browser.test_kept_output import POLICY_CHANGE, expect_dropdown, expect_report
 
 
-@pytest.fixture
-def seven(notebook7: Server, browser: Browser) -> Iterator[NotebookPage]:
-    """A notebook that was run."""
+@pytest.fixture(scope="module")
+def opened(notebook7: Server, browser: Browser) -> Iterator[NotebookPage]:
     write_notebook(notebook7.folder / "layers.ipynb", LOAD, LAYERS, POLICY_CHANGE)
     with browser.new_context(viewport={"width": 1300, "height": 1000}) as context:
         notebook = NotebookPage(notebook7, context.new_page())
         notebook.open("layers.ipynb")
-        notebook.run_all()
-        assert notebook.errors() == []
         yield notebook
-    notebook7.shut_down_kernels()
+
+
+@pytest.fixture
+def seven(opened: NotebookPage) -> NotebookPage:
+    """A notebook that was run."""
+    opened.run_all()
+    assert opened.errors() == []
+    return opened
 
 
 def test_by_mouse_and_from_python(seven: NotebookPage) -> None:
@@ -63,7 +67,7 @@ def test_in_the_dark(seven: NotebookPage) -> None:
         assert unreadable(widget.root) == []
 
 
-def test_kept(seven: NotebookPage, notebook7: Server, browser: Browser) -> None:
+def test_kept_when_its_kernel_has_ended(seven: NotebookPage, notebook7: Server, browser: Browser) -> None:
     Widget(seven, 1).keeps("dots_saveable")
     seven.save()
     notebook7.shut_down_kernels()

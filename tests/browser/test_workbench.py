@@ -45,14 +45,20 @@ print(json.dumps({key: told(w._live.trace.report(key)) for key in ("as_written",
 """
 
 
-@pytest.fixture
-def widget(notebook: NotebookPage, lab: Server) -> Widget:
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL)
-    notebook.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    notebook.open("bench.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    return Widget(notebook, 1)
+    page_of_module.open("bench.ipynb")
+    return page_of_module
+
+
+@pytest.fixture
+def widget(opened: NotebookPage) -> Widget:
+    """A widget that nobody has touched."""
+    opened.page.mouse.move(0, 0)
+    opened.run_all()
+    assert opened.errors() == []
+    return Widget(opened, 1)
 
 
 @pytest.fixture
