@@ -38,7 +38,7 @@ import remat_magic as rm
 from remat_magic._jax import caches
 from remat_magic.engine import halves, retraces
 from remat_magic.measuring import measure as measuring
-from remat_magic.records import RematError, files
+from remat_magic.records import RematError, base
 from remat_magic.widget import RematWidget
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.worker import Worker
@@ -514,7 +514,7 @@ def test_the_disk_is_full(fails, tmp_path, monkeypatch):
         if fails == "replace":
             patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(full))
         else:
-            patch.setattr(files, "open", open_full, raising=False)
+            patch.setattr(base, "open", open_full, raising=False)
         with pytest.raises(RematError) as raised:
             plan.save(path)
     assert "\n" not in str(raised.value)
