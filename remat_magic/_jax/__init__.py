@@ -1,6 +1,6 @@
 """The one seam to what JAX does not publish, and the only place that branches on a JAX version.
 
-Checked on jax 0.10.2 and 0.12.0.1. Each branch says which version it is for and why.
+What it is tested with is in ``private.TESTED``. Each branch says which version it is for and why.
 """
 
 from remat_magic._jax.bodies import Body, bodies, label_of, map_jaxprs
