@@ -250,6 +250,29 @@ def test_an_assignment_while_a_click_is_traced_has_the_last_word(browser, trait,
     assert (widget.policy, widget.at) == (widget._view["policy"], widget._view["at"]) == ends
 
 
+def test_the_newest_of_two_wishes_is_shown_though_the_older_is_slow_to_arrive(browser, monkeypatch):
+    """The mailbox holds one wish: handed over after a newer one, an older one would take its place."""
+    widget = RematWidget(FakeTrace())
+    post, newer = widget._worker.post, threading.Event()
+
+    def slow(wish):
+        if wish.policy == "none":
+            newer.wait(0.5)  # in vain where wishes are handed over in their order
+        post(wish)
+        if wish.policy != "none":
+            newer.set()
+
+    monkeypatch.setattr(widget._worker, "post", slow)
+    older = threading.Thread(target=widget._choose, args=("none", "function"))
+    older.start()
+    while widget._selection.wished.policy != "none":
+        time.sleep(0.001)
+    widget._choose("dots_saveable", "function")
+    older.join()
+    widget._worker.join()
+    assert widget._view["policy"] == "dots_saveable"
+
+
 def test_an_assignment_that_is_stored_last_has_the_last_word(browser, monkeypatch):
     """Though another thread's was validated after it: what ``policy`` says is what is shown."""
     widget, choose = RematWidget(FakeTrace()), RematWidget._choose

@@ -42,12 +42,16 @@ class Selection:
         """Whether this thread is in ``settle``."""
         return self._settling == threading.get_ident()
 
-    def wish(self, policy: str, at: str, serial: int = 0) -> Wish:
-        """Wish for something else, by the browser's serial if it is newer than all before."""
+    def wish(self, policy: str, at: str, serial: int, post: Callable[[Wish], None]) -> None:
+        """Wish for something else, by the browser's serial if it is newer than all before.
+
+        ``post`` is called with each wish in the order of the wishes: a mailbox that holds one would else be left with
+        the older of two.
+        """
         with self._lock:
             self._serial = max(serial, self._serial + 1)
             self._wished = Wish(policy, at, self._serial)
-            return self._wished
+            post(self._wished)
 
     def is_newest(self, wish: Wish) -> bool:
         """Whether nothing newer is wished for."""

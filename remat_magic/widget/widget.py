@@ -175,11 +175,9 @@ class RematWidget(Channel):
             self._choose(asked.policy, asked.at)
 
     def _choose(self, policy: str, at: str, serial: int = 0) -> None:
-        wish = self._selection.wish(policy, at, serial)
-        if _kernel() is None:
-            return  # nobody looks: ``report`` computes on access
-        self._worker.post(wish)
-        if self._idle is not None:
+        seen = _kernel() is not None  # else nobody looks, and ``report`` computes on access
+        self._selection.wish(policy, at, serial, self._worker.post if seen else lambda _: None)
+        if seen and self._idle is not None:
             self._idle.resume(self)
 
     def _choose_plan(self, plan: Plan, serial: int) -> None:
