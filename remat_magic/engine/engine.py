@@ -128,9 +128,9 @@ class Engine:
             return self._known_names
 
     def _find_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        found = _names_in(self._primal.closed)
+        names = _names_in(self._primal.closed)
         if not self._primal.has_custom_rules:
-            return found, ()
+            return names, ()
         bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
         try:
             revealed = _names_in(self._retraces.forward(bare).closed)
@@ -138,7 +138,7 @@ class Engine:
             if is_passing(error):
                 raise
             revealed = ()
-        return found, tuple(name for name in revealed if name not in found)
+        return names, tuple(name for name in revealed if name not in names)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -151,11 +151,11 @@ class Engine:
         names = self.names
         table = policies.choices(names) if names else policies.choices()
         usable = [row for row in table if names or not row.parameters or row.key.startswith("offload_dot")]
-        known = {row.key for row in usable}
+        keys = {row.key for row in usable}
         extra = [
-            Choice(found.key, found.key, found.meaning, found.code)
-            for found in self._selector.used()
-            if found.key not in known
+            Choice(resolved.key, resolved.key, resolved.meaning, resolved.code)
+            for resolved in self._selector.used()
+            if resolved.key not in keys
         ]
         return (*usable, *extra)
 
@@ -198,17 +198,17 @@ class Engine:
             return self._retraces.dissect(selection, separately)
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
-        known = self._resolved.get(id(policy))
-        if known is not None and known[0] is policy and namespace is None:
-            return known[1]
+        cached = self._resolved.get(id(policy))
+        if cached is not None and cached[0] is policy and namespace is None:
+            return cached[1]
         plain = isinstance(policy, str) and policy.isidentifier() and not (namespace and policy in namespace)
         names = () if plain else self.names
-        found = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
-        if self.remat3 and found.own:
-            found = replace(found, notes=(*found.notes, _asked_little(found.key)))
-        if namespace is None and found.policy is policy:  # which is held anyway, so that its identity stays its own
-            self._resolved[id(policy)] = policy, found
-        return found
+        resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
+        if self.remat3 and resolved.own:
+            resolved = replace(resolved, notes=(*resolved.notes, _asked_little(resolved.key)))
+        if namespace is None and resolved.policy is policy:  # which is held anyway, so that its identity stays its own
+            self._resolved[id(policy)] = policy, resolved
+        return resolved
 
     def half(self, selection: Selection) -> Forward:
         """The forward half under a selection."""

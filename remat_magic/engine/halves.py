@@ -76,14 +76,14 @@ def forward_half(
         outputs: how many outputs have cotangents.
         auxiliary: how many follow that have none.
     """
-    made: list[Any] = []
+    trees: list[Any] = []
 
     def forward(*arrays: Any) -> list[Any]:
         results, vjp, aux = _vjp(function, arrays, differentiated, outputs)
         # The leaves, not the VJP itself: make_jaxpr caches the tree of what it returns, and with it the backward
         # jaxpr, for as long as the process lives.
         leaves, tree = tree_flatten(vjp)
-        made.append(tree)
+        trees.append(tree)
         return [*results, *aux, *leaves]
 
     closed = jax.make_jaxpr(forward)(*types)
@@ -91,7 +91,7 @@ def forward_half(
     return Forward(
         closed,
         outputs + auxiliary,
-        made[0],
+        trees[0],
         tuple(out_types[outputs + auxiliary :]),
         tuple(out_types[:outputs]),
     )
@@ -180,16 +180,16 @@ def without_gc() -> Iterator[None]:
     between any two steps leaves it as it was found.
     """
     global _was_on
-    mine = object()
+    pause = object()
     try:
         with _pause_lock:
             if not _pauses:
                 _was_on = gc.isenabled()
-            _pauses.add(mine)
+            _pauses.add(pause)
             gc.disable()
         yield
     finally:
         with _pause_lock:
-            _pauses.discard(mine)
+            _pauses.discard(pause)
             if not _pauses and _was_on:
                 gc.enable()

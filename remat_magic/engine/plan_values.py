@@ -50,12 +50,12 @@ class PlanValues:
             separately: whether the calls of a shared body have names of their own.
             remat3: whether jax_remat3 is in force.
         """
-        known = self._programs.get((at, separately, remat3))
-        if known is None:
+        program = self._programs.get((at, separately, remat3))
+        if program is None:
             selection = self._selector.select(resolve("nothing_saveable"), at)
-            known = self._name(selection, self._closed, separately, self._spans)
-            self._programs[at, separately, remat3] = known
-        return known
+            program = self._name(selection, self._closed, separately, self._spans)
+            self._programs[at, separately, remat3] = program
+        return program
 
     def select(self, plan: Plan, remat3: bool) -> Selection:
         """A plan's choice, made precise.
@@ -67,8 +67,8 @@ class PlanValues:
             RematError: the program does not make the plan's values; says what differs.
         """
         keys = tuple(sorted((value.key, value.offloaded) for value in plan.names))
-        known = self._selections.get((plan.policy, plan.at, plan.separately, keys))
-        if known is None:
+        selection = self._selections.get((plan.policy, plan.at, plan.separately, keys))
+        if selection is None:
             naming = self.program(plan.at, plan.separately, remat3)
             names, notes = self._names(plan, naming)
             moved = sorted(name for name, value in zip(names, plan.names, strict=True) if value.offloaded)
@@ -81,19 +81,19 @@ class PlanValues:
                     offload_src=SOURCE,
                     offload_dst=DESTINATION,
                 )
-            selection = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
-            known = replace(
-                selection, naming=naming, code=plan.code, notes=(*selection.notes, *notes), label=plan.label
+            unnamed = self._selector.select(Resolved(plan.policy, "", policy), plan.at)
+            selection = replace(
+                unnamed, naming=naming, code=plan.code, notes=(*unnamed.notes, *notes), label=plan.label
             )
-            self._selections[plan.policy, plan.at, plan.separately, keys] = known
-        return known
+            self._selections[plan.policy, plan.at, plan.separately, keys] = selection
+        return selection
 
     def _names(self, plan: Plan, naming: NamedProgram) -> tuple[list[str], tuple[Note, ...]]:
         """The names of a plan's values in a program, and what is to be said of them."""
         keys = [value.key for value in plan.names]
         if naming.fingerprint == plan.fingerprint and naming.values.keys() >= set(keys):
             return keys, ()
-        found, differ = find_again(plan, naming, Provenances(self._closed, self._function))
+        keys_now, differ = find_again(plan, naming, Provenances(self._closed, self._function))
         if differ:
             more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
             raise RematError(
@@ -105,7 +105,7 @@ class PlanValues:
             f"The plan was made for other operations than {self._function} now does; its values were found again by "
             "their lines, and its own figures need not hold.",
         )
-        return [found[key] for key in keys], (note,)
+        return [keys_now[key] for key in keys], (note,)
 
     def again(self, selection: Selection, closed: Any) -> Any:
         """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
@@ -159,10 +159,10 @@ def occurrences(naming: NamedProgram, provenances: Provenances) -> dict[str, Occ
 
 
 def find_again(plan: Plan, naming: NamedProgram, provenances: Provenances) -> tuple[dict[str, str], list[str]]:
-    """For the keys of a plan those of the same values in another program, and sentences on what differs.
+    """For each key of a plan that of the same value in another program, and sentences on what differs.
 
-    A value is the same if the same operation on a line of the same text, in a function of the same name, makes it, if
-    as many values stand alike as then did, and if it has the dtype and the number of dimensions that it then had.
+    A value is the same if the same operation makes it, on a line of the same text in a function of the same name; if
+    as many such values are made there as when the plan was made; and if dtype and number of dimensions are the same.
     """
     standing = occurrences(naming, provenances)
     keys = {(one.line, one.number): key for key, one in standing.items()}

@@ -72,9 +72,9 @@ class Primal:
     def _check_outputs(self) -> None:
         types = self.output_types
         if not any(is_inexact(aval) for aval in types):
-            found = ", ".join(map(_jax.type_text, types)) or "nothing"
+            returned = ", ".join(map(_jax.type_text, types)) or "nothing"
             raise RematError(
-                f"{self.name} cannot be differentiated: it returns {found}, and only floating-point outputs "
+                f"{self.name} cannot be differentiated: it returns {returned}, and only floating-point outputs "
                 "have a derivative."
             )
 

@@ -90,12 +90,12 @@ class Retraces:
 
     def program(self, selection: Selection) -> Callable[..., Any]:
         """The flat function with a selection's policies."""
-        known = self._functions.get(selection.identity)
-        if known is None:
+        function = self._functions.get(selection.identity)
+        if function is None:
             closed = self._primal.closed if selection.naming is None else selection.naming.closed
-            known = self._with_policies(selection, closed)
-            self._functions[selection.identity] = known
-        return known
+            function = self._with_policies(selection, closed)
+            self._functions[selection.identity] = function
+        return function
 
     def _with_policies(self, selection: Selection, closed: Any) -> Callable[..., Any]:
         if selection.at_sites:
@@ -105,12 +105,12 @@ class Retraces:
 
     def forward(self, selection: Selection) -> Forward:
         """The forward half."""
-        known = self._forwards.get(selection.identity)
-        if known is None:
+        forward = self._forwards.get(selection.identity)
+        if forward is None:
             with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
-                known = self._half(self.program(selection))
-            self._forwards[selection.identity] = known
-        return known
+                forward = self._half(self.program(selection))
+            self._forwards[selection.identity] = forward
+        return forward
 
     def _half(self, function: Callable[..., Sequence[Any]]) -> Forward:
         primal = self._primal
@@ -122,13 +122,13 @@ class Retraces:
         Raises:
             RematError: the function has none.
         """
-        known = self._backwards.get(selection.identity)
-        if known is None:
+        backward = self._backwards.get(selection.identity)
+        if backward is None:
             half = self.forward(selection)
             with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
-                known = backward_half(half)
-            self._backwards[selection.identity] = known
-        return known
+                backward = backward_half(half)
+            self._backwards[selection.identity] = backward
+        return backward
 
     def gradient(self, selection: Selection, shardings: Sequence[Any]) -> Gradient:
         """The value and the gradients as one program, lowered for XLA for arguments with these shardings.

@@ -233,8 +233,8 @@ class Signature:
                 continue
             aval = abstract(value)
             if aval is None or (aval.shape, aval.dtype) != (leaf.value.shape, leaf.value.dtype):
-                found = type(value).__name__ if aval is None else _jax.type_text(aval)
-                raise RematError(f"the input {leaf.name} is {found}, and was {_jax.type_text(leaf.value)} when traced.")
+                given = type(value).__name__ if aval is None else _jax.type_text(aval)
+                raise RematError(f"the input {leaf.name} is {given}, and was {_jax.type_text(leaf.value)} when traced.")
             arrays.append(value)
         return arrays
 

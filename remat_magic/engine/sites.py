@@ -84,8 +84,8 @@ def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> Sit
 
 def nearest_span(spans: Spans, scope: Scope, eqn: Any) -> SourceSpan | None:
     """The user's code that an equation, or else the nearest around it, comes from."""
-    found = (spans.of(_jax.traceback_of(each)) for each in (eqn, *scope.around()))
-    return next((span for span in found if span is not None), None)
+    candidates = (spans.of(_jax.traceback_of(equation)) for equation in (eqn, *scope.around()))
+    return next((span for span in candidates if span is not None), None)
 
 
 def _keys(identities: tuple[Identity, ...]) -> dict[Identity, str]:
@@ -150,9 +150,9 @@ class Rewriter:
 
     def __call__(self, jaxpr: Any) -> Any:
         """The jaxpr with the chosen policies, itself where nothing changes."""
-        known = self._done.get(id(jaxpr))
-        if known is not None:
-            return known[1]
+        cached = self._done.get(id(jaxpr))
+        if cached is not None:
+            return cached[1]
         old = _jax.open_jaxpr(jaxpr)
         eqns: list[Any] = []
         renamed: dict[Any, Any] = {}

@@ -31,10 +31,11 @@ class _Part:
 
 
 def source_texts(provenances: Provenances, fun: Callable[..., Any]) -> tuple[SourceText, ...]:
-    """The cells that operations of a program stand in, whole, and of files the functions that they stand in.
+    """The code that a program's operations come from: of a notebook whole cells, of a file only the functions.
 
-    Cells come in the order of their numbers, then the functions of files; before the others of each the cell or file
-    that defines the traced function. Last come the functions of libraries that the user's code called.
+    Cells come first, in the order of their numbers, then the functions of files. The cell that defines the traced
+    function comes before all other cells, or its file before all other files. Functions of libraries that the user's
+    code called come last.
 
     Args:
         provenances: the traced program.
@@ -54,7 +55,7 @@ def source_texts(provenances: Provenances, fun: Callable[..., Any]) -> tuple[Sou
         return (not _is_cell(cell, file), file != home, sys.maxsize if cell is None else cell)
 
     own = (text for key in sorted(spans, key=order) for text in _texts(*key, tuple(spans[key])))
-    others = (text for file, found in libraries.items() for text in _texts(None, file, tuple(found)))
+    others = (text for file, file_spans in libraries.items() for text in _texts(None, file, tuple(file_spans)))
     return (*own, *(replace(text, library=True) for text in others))
 
 
@@ -105,28 +106,28 @@ def _texts(cell: int | None, file: str, spans: Sequence[SourceSpan]) -> Iterator
 
 def _own_lines(cell: int | None, file: str, spans: Iterable[SourceSpan]) -> Iterator[SourceText]:
     """The first lines of the spans, those that follow one another as one text."""
-    known = {span.line: span for span in spans if span.text.strip()}
-    for part in _merged((_Part(line, line, known[line].function) for line in known), apart=2):
-        text = "\n".join(known[line].text for line in range(part.first, part.last + 1))
+    by_line = {span.line: span for span in spans if span.text.strip()}
+    for part in _merged((_Part(line, line, by_line[line].function) for line in by_line), apart=2):
+        text = "\n".join(by_line[line].text for line in range(part.first, part.last + 1))
         yield SourceText(file, cell, "" if part.name.startswith("<") else part.name, part.first, text)
 
 
 def _merged(parts: Iterable[_Part], apart: int = 1) -> list[_Part]:
     """The parts in their order, those that share a line (or are less than ``apart`` apart) as one."""
-    found: list[_Part] = []
+    merged: list[_Part] = []
     for part in sorted(parts, key=lambda part: (part.first, -part.last)):
-        if found and part.first < found[-1].last + apart:
-            before = found[-1]
-            found[-1] = _Part(before.first, max(before.last, part.last), before.name)
+        if merged and part.first < merged[-1].last + apart:
+            before = merged[-1]
+            merged[-1] = _Part(before.first, max(before.last, part.last), before.name)
         else:
-            found.append(part)
-    return found
+            merged.append(part)
+    return merged
 
 
 def _around(parts: Sequence[_Part], span: SourceSpan) -> _Part:
     """The part that a span stands in; its own lines where it stands between parts."""
-    found = next((part for part in parts if part.first <= span.line <= part.last), None)
-    return found or _Part(span.line, max(span.line, span.end_line), "")
+    enclosing = next((part for part in parts if part.first <= span.line <= part.last), None)
+    return enclosing or _Part(span.line, max(span.line, span.end_line), "")
 
 
 @lru_cache(maxsize=64)
@@ -186,10 +187,10 @@ def _as_typed(lines: list[str], cell: int | None) -> list[str]:
     typed = inputs[cell].splitlines()
     while typed and not typed[0].strip():  # IPython drops these
         typed.pop(0)
-    made = ["get_ipython()" in line for line in lines]
+    magics = ["get_ipython()" in line for line in lines]
     same = len(typed) >= len(lines) and all(
-        magic or line.strip() == own.strip() for magic, line, own in zip(made, lines, typed, strict=False)
+        magic or line.strip() == own.strip() for magic, line, own in zip(magics, lines, typed, strict=False)
     )
     if not same:  # a magic of several lines is one line of Python
         return lines
-    return [own if magic else line for magic, line, own in zip(made, lines, typed, strict=False)]
+    return [own if magic else line for magic, line, own in zip(magics, lines, typed, strict=False)]

@@ -34,15 +34,15 @@ def in_program(jaxpr: Any) -> Counter[Size] | None:
 
 def of_equations(equations: Iterable[tuple[Scope, Any]]) -> Counter[Size] | None:
     """How often each size runs among these equations; None where the length of a loop around one is not known."""
-    found: Counter[Size] = Counter()
+    counts: Counter[Size] = Counter()
     for scope, eqn in equations:
         size = _size(eqn)
         if size is None:
             continue
         if scope.times is None:
             return None
-        found[size] += scope.times
-    return found
+        counts[size] += scope.times
+    return counts
 
 
 def _size(eqn: Any) -> Size | None:

@@ -43,10 +43,10 @@ class LiveEquations:
 
     def _mark_body(self, jaxpr: Any, wanted: Sequence[bool]) -> list[bool]:
         key = (id(jaxpr), tuple(wanted))
-        known = self._marked.get(key)
-        if known is None:
-            known = self._marked[key] = self._mark(jaxpr, wanted)
-        return known
+        needed = self._marked.get(key)
+        if needed is None:
+            needed = self._marked[key] = self._mark(jaxpr, wanted)
+        return needed
 
     def _operands(self, eqn: Any, outputs: Sequence[bool]) -> list[bool]:
         if _jax.is_primal_left(eqn):

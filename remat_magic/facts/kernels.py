@@ -153,13 +153,13 @@ class _Fusion:
         self,
         lines: StraightLines,
         recomputing: Callable[[Any], bool] | None,
-        known: _Known | None = None,
+        shared: _Known | None = None,
         fused: list[list[_Node]] | None = None,
     ) -> None:
         self._lines, self._recomputing = lines, recomputing
         self._nodes: list[_Node] = []
         self._inside: list[tuple[Kernel, Kernel | None]] = []
-        self._known = _Known({}, {}) if known is None else known
+        self._known = _Known({}, {}) if shared is None else shared
         self._fused = fused
 
     def run(self, jaxpr: Any) -> None:
@@ -193,7 +193,7 @@ class _Fusion:
                 self._inside.append((replace(kernel, times=multiply(kernel.times, times)), part))
 
     def _runs(self, eqn: Any) -> list[tuple[Any, int | None]]:
-        """The jaxprs that an equation runs, each with how often: of a conditional the branch of most FLOPs."""
+        """The jaxprs that an equation runs, and how often each runs; of a conditional only the branch of most FLOPs."""
         runs = _jax.runs_inside(eqn)
         if not _jax.is_cond(eqn):
             return runs

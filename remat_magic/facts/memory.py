@@ -267,7 +267,7 @@ class _Schedule:
         dying = {number for number in steps[at].reads if last[number] == at} - lasting
         alive = (alive | self._permanent) - {*_reused(steps[at], dying, self._sizes), _NOTHING}
         saved = self.saved - self._permanent
-        made = {
+        origins = {
             number: (var.aval, step.eqn)
             for step in steps
             if step.eqn is not None
@@ -275,7 +275,7 @@ class _Schedule:
         }
         values = [
             replace(
-                self._what.get(number) or Held(0, *made.get(number, ())),
+                self._what.get(number) or Held(0, *origins.get(number, ())),
                 bytes=self._sizes[number],
                 residual=number in saved,
             )
@@ -335,8 +335,8 @@ def _reused(step: _Step, dying: Collection[int], sizes: Sequence[int]) -> list[i
     if len(free) == len(step.makes) == 1:
         return free if sizes[free[0]] == sizes[step.makes[0]] else []
     reused: list[int] = []
-    for made in step.makes:
-        over = next((number for number in free if sizes[number] == sizes[made]), None)
+    for result in step.makes:
+        over = next((number for number in free if sizes[number] == sizes[result]), None)
         if over is not None:
             free.remove(over)
             reused.append(over)

@@ -85,16 +85,16 @@ class _Tagger:
         return [atom if _jax.is_literal(atom) else self._copies.get(atom, atom) for atom in atoms]
 
     def tag(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
-        known = self._closed.get(id(jaxpr))
-        if known is None:
+        cached = self._closed.get(id(jaxpr))
+        if cached is None:
             new = _jax.with_body(jaxpr, self._open(_jax.open_jaxpr(jaxpr), scope, depth))
-            known = self._closed[id(jaxpr)] = (jaxpr, new)
-        return known[1]
+            cached = self._closed[id(jaxpr)] = (jaxpr, new)
+        return cached[1]
 
     def _open(self, jaxpr: Any, scope: Scope, depth: int) -> Any:
-        known = self._opened.get(id(jaxpr))
-        if known is not None:
-            return known[1]
+        cached = self._opened.get(id(jaxpr))
+        if cached is not None:
+            return cached[1]
         eqns = []
         for eqn in scope.jaxpr.eqns:
             self.count += 1
@@ -147,30 +147,30 @@ def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
     seen: set[tuple[int, frozenset[int]]] = set()
     todo: list[tuple[Scope, Mapping[Any, int]]] = [(top, residuals)]
     while todo:
-        scope, known = todo.pop()
-        pattern = (id(scope.jaxpr), frozenset(map(id, known)))
+        scope, here = todo.pop()
+        pattern = (id(scope.jaxpr), frozenset(map(id, here)))
         if pattern in seen:
             continue
         seen.add(pattern)
-        known = dict(known)
-        entered.setdefault(id(scope.jaxpr), []).append(known)
+        here = dict(here)
+        entered.setdefault(id(scope.jaxpr), []).append(here)
         for eqn in scope.jaxpr.eqns:
             if _jax.is_barrier(eqn):  # each output is the operand itself
                 pairs = zip(eqn.invars, eqn.outvars, strict=True)
-                known.update(
-                    (out, known[atom])
+                here.update(
+                    (out, here[atom])
                     for atom, out in pairs
-                    if not _jax.is_literal(atom) and atom in known and out not in known  # may be a residual itself
+                    if not _jax.is_literal(atom) and atom in here and out not in here  # may be a residual itself
                 )
-            todo += [(inner, _within(inner, known)) for inner in scope.inner(eqn)]
+            todo += [(inner, _within(inner, here)) for inner in scope.inner(eqn)]
     rows: dict[Any, int] = {}
     for calls in entered.values():
         rows.update((var, row) for var, row in calls[0].items() if all(var in other for other in calls))
     return rows
 
 
-def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
-    """Of the variables of an equation that are residuals, those that are inputs and outputs of a body in it."""
+def _within(inner: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
+    """The residuals among a body's inputs and outputs, from those among the operands and results of its equation."""
     eqn, body = inner.eqn, inner.body
     assert body is not None
     passed = [
@@ -185,8 +185,8 @@ def _within(inner: Scope, known: Mapping[Any, int]) -> dict[Any, int]:
         if outer is None or index is None or index in left_out or _jax.is_literal(variables[index]):
             continue
         atom = atoms[outer]
-        if not _jax.is_literal(atom) and atom in known:
-            rows.setdefault(variables[index], known[atom])
+        if not _jax.is_literal(atom) and atom in residuals:
+            rows.setdefault(variables[index], residuals[atom])
     return rows
 
 

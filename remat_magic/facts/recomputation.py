@@ -99,13 +99,13 @@ class Recomputation:
                 once[id(eqn)] = cost(eqn) if cost else None, types, _name_given(scope, eqn)
             price, types, name = once[id(eqn)]
             place = locate(self._provenances, scope, eqn)
-            known = price is not None and not price.uncosted and place.times is not None
+            priced = price is not None and not price.uncosted and place.times is not None
             rows.append(
                 Equation(
                     primitive=_jax.primitive_name(eqn),
                     outputs=types,
-                    flops=price.flops * place.times if price is not None and known else None,
-                    bytes=price.bytes * place.times if price is not None and known else None,
+                    flops=price.flops * place.times if price is not None and priced else None,
+                    bytes=price.bytes * place.times if price is not None and priced else None,
                     times=place.times,
                     source=place.source,
                     library=place.library,
@@ -121,13 +121,13 @@ def _is_in(variables: set[Any], atom: Any) -> bool:
     return not _jax.is_literal(atom) and atom in variables  # some literals have no hash
 
 
-def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[Any]:
+def _taint(scope: Scope, reached: set[Any], tainted: set[tuple[int, int]]) -> set[Any]:
     """Mark the equations that depend on the variables reached; grows and returns that set."""
     for eqn in scope.jaxpr.eqns:
         reading = [i for i, atom in enumerate(eqn.invars) if not _jax.is_literal(atom) and atom in reached]
         if not reading:
             continue
-        found.add((id(scope), id(eqn)))
+        tainted.add((id(scope), id(eqn)))
         if _jax.is_primal_left(eqn) and 0 not in reading:
             continue
         if _jax.is_barrier(eqn):
@@ -146,7 +146,7 @@ def _taint(scope: Scope, reached: set[Any], found: set[tuple[int, int]]) -> set[
             size = -1
             while size != len(within):
                 size = len(within)
-                within = _taint(inner, within, found)
+                within = _taint(inner, within, tainted)
                 within |= {inner.jaxpr.invars[i] for out, i in body.carries if _is_in(within, inner.jaxpr.outvars[out])}
             reached.update(
                 eqn.outvars[output]
@@ -173,8 +173,8 @@ def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
 def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
     """Whether two equations of one traceback are the same operation, and not one the derivative of the other.
 
-    ``pow``'s derivative is a ``pow`` of the same traceback and parameters, so the operands decide: one that the same
-    operation made (the exponent less one) must have been made alike on the other side.
+    The derivative of ``pow`` is a ``pow`` of the same traceback and parameters, so the operands decide: where an
+    operation of that traceback makes one (the exponent less one), the same operation must make its counterpart.
     """
     if eqn.primitive is not other.primitive or len(eqn.invars) != len(other.invars):
         return False
@@ -183,20 +183,20 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
     if not _jax.same_params(eqn, other):
         return False
     traceback = _jax.traceback_of(eqn)
-    for mine, theirs in zip(eqn.invars, other.invars, strict=True):
-        if _jax.is_literal(mine) or _jax.is_literal(theirs):
-            if _jax.is_literal(mine) and _jax.is_literal(theirs) and str(mine) != str(theirs):
+    for operand, other_operand in zip(eqn.invars, other.invars, strict=True):
+        if _jax.is_literal(operand) or _jax.is_literal(other_operand):
+            if _jax.is_literal(operand) and _jax.is_literal(other_operand) and str(operand) != str(other_operand):
                 return False
             continue
-        made = scope.makers.get(mine)
-        if made is None or _jax.traceback_of(made[0]) is not traceback:
+        maker = scope.makers.get(operand)
+        if maker is None or _jax.traceback_of(maker[0]) is not traceback:
             continue  # came from elsewhere, or was saved: nothing to compare
-        if _jax.is_transparent(made[0]):
+        if _jax.is_transparent(maker[0]):
             continue
-        before = there.makers.get(theirs)
-        if before is None or _jax.traceback_of(before[0]) is not traceback:
+        other_maker = there.makers.get(other_operand)
+        if other_maker is None or _jax.traceback_of(other_maker[0]) is not traceback:
             return False
-        if not _same_operation(scope, made[0], there, before[0]):
+        if not _same_operation(scope, maker[0], there, other_maker[0]):
             return False
     return True
 

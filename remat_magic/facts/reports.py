@@ -100,14 +100,14 @@ def _saved_in_vain(
         if recomputation.repeated(eqn)
     )
     top = Scope(_jax.open_jaxpr(half.closed))
-    made: dict[tuple[int, str], list[Residual]] = {}
+    by_operation: dict[tuple[int, str], list[Residual]] = {}
     for value, row in zip(saved, rows, strict=True):
         if row.name and row.kind in ("intermediate", "offloaded"):
             eqn = makers(top, value.atom)[0].eqn
             if eqn is not None:
-                made.setdefault((id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn)), []).append(row)
+                by_operation.setdefault((id(_jax.traceback_of(eqn)), _jax.primitive_name(eqn)), []).append(row)
     notes: dict[Note, None] = {}
-    for operation, named in made.items():
+    for operation, named in by_operation.items():
         if again[operation] >= len(named):
             row = named[0]
             line = f" (line {row.source.line})" if row.source else ""
@@ -129,15 +129,15 @@ def over_time(
         place = None if eqn is None else provenances.of(eqn)
         return place.source if place else provenances.spans.of(_jax.traceback_of(eqn)) if eqn is not None else None
 
-    def value(each: Held) -> LiveValue:
-        kind = "constant" if each.constant else "residual" if each.residual else "temporary"
+    def value(buffer: Held) -> LiveValue:
+        kind = "constant" if buffer.constant else "residual" if buffer.residual else "temporary"
         return LiveValue(
-            _jax.type_text(each.aval) if each.aval is not None else "",
-            each.bytes,
-            kind if each.argument is None else "argument",
-            _jax.primitive_name(each.eqn) if each.eqn is not None else "",
-            None if each.argument is None else arguments[each.argument],
-            source(each.eqn),
+            _jax.type_text(buffer.aval) if buffer.aval is not None else "",
+            buffer.bytes,
+            kind if buffer.argument is None else "argument",
+            _jax.primitive_name(buffer.eqn) if buffer.eqn is not None else "",
+            None if buffer.argument is None else arguments[buffer.argument],
+            source(buffer.eqn),
         )
 
     return Timeline(
@@ -149,7 +149,7 @@ def over_time(
             for moment, eqn in zip(moments, equations, strict=True)
         ),
         max(range(len(moments)), key=lambda number: moments[number].bytes),
-        tuple(sorted((value(each) for each in held if each.bytes), key=lambda live: -live.nbytes)),
+        tuple(sorted((value(buffer) for buffer in held if buffer.bytes), key=lambda live: -live.nbytes)),
         blank.label,
     )
 

@@ -114,8 +114,8 @@ class StraightLines:
         leaving = {atom for atom in body.outvars if not _jax.is_literal(atom)}
 
         def number(atom: Any) -> int:
-            known = None if _jax.is_literal(atom) else numbers.get(atom)
-            return flat.without_operation(atom.aval) if known is None else known
+            assigned = None if _jax.is_literal(atom) else numbers.get(atom)
+            return flat.without_operation(atom.aval) if assigned is None else assigned
 
         for eqn in body.eqns:
             if self.live is None or self.live(eqn):
