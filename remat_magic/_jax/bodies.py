@@ -51,8 +51,8 @@ class Body:
     @property
     def inlines(self) -> bool:
         """Whether a body is part of the program around it: a call, of which every input and output is known."""
-        known = None not in self.operands and None not in self.results
-        return self.kind == "call" and known and not self.per_device
+        complete = None not in self.operands and None not in self.results
+        return self.kind == "call" and complete and not self.per_device
 
 
 def _call(eqn: Any, jaxpr: Any, label: str) -> Body:
@@ -160,13 +160,13 @@ def _calls(eqn: Any) -> tuple[Body, ...]:
     """Whatever jaxprs stand in the parameters, each taken for a call."""
     name = eqn.primitive.name
     label = "" if name in _UNNAMED_CALLS else name
-    found: list[Body] = []
+    calls: list[Body] = []
     for value in high_params(eqn).values():
         if is_jaxpr(value):
-            found.append(_call(eqn, value, label))
+            calls.append(_call(eqn, value, label))
         elif isinstance(value, (tuple, list)):
-            found += [_call(eqn, item, label) for item in value if is_jaxpr(item)]
-    return tuple(found)
+            calls += [_call(eqn, item, label) for item in value if is_jaxpr(item)]
+    return tuple(calls)
 
 
 _READ_BY: dict[str, Callable[[Any], tuple[Body, ...]]] = {

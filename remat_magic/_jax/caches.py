@@ -53,24 +53,24 @@ class _Place:
     def restore(self) -> None:
         """Put back what the chooser was put in the place of, unless another library has replaced it meanwhile."""
         if self.chooser is not None and getattr(self.module, self.name) is self.chooser:
-            setattr(self.module, self.name, self.chooser.found)
+            setattr(self.module, self.name, self.chooser.replaced)
 
 
 class _Chooser:
     """Stands in for one of JAX's caches while an inspection is traced: other threads go on using what was there."""
 
-    def __init__(self, place: _Place, found: Any) -> None:
-        self.place, self.found = place, found
+    def __init__(self, place: _Place, replaced: Any) -> None:
+        self.place, self.replaced = place, replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         generation = getattr(_in_force, "generation", None)
         # A function of another library's is called, and asks JAX's cache if it wants to.
-        if generation is None or self.found is not self.place.jax_own:
-            return self.found(*args, **kwargs)
+        if generation is None or self.replaced is not self.place.jax_own:
+            return self.replaced(*args, **kwargs)
         return generation.cache_for(self.place)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.found, name)
+        return getattr(self.replaced, name)
 
 
 # What holds the jaxprs of an inspection that is over, and how to make another of it (measured on 0.10.2, 0.11 and

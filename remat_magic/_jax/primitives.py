@@ -197,13 +197,13 @@ def is_placeholder(eqn: Any) -> bool:
 
 def same_params(eqn: Any, other: Any) -> bool:
     """Whether two equations of one primitive have equal parameters."""
-    ours, theirs = eqn.params, other.params
-    if ours is theirs or ours.keys() != theirs.keys():
-        return ours is theirs
+    params, other_params = eqn.params, other.params
+    if params is other_params or params.keys() != other_params.keys():
+        return params is other_params
     try:
-        return all(bool(value is theirs[key] or value == theirs[key]) for key, value in ours.items())
+        return all(bool(value is other_params[key] or value == other_params[key]) for key, value in params.items())
     except Exception:  # noqa: BLE001 - parameters that hold arrays do not compare; their text does
-        return str(ours) == str(theirs)
+        return str(params) == str(other_params)
 
 
 def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:

@@ -42,18 +42,18 @@ def _find(path: str) -> Any:
 
 def needed(path: str) -> Any:
     """A name by its dotted path; None where it is missing, which ``require`` then tells."""
-    found = _find(path)
-    if found is None:
+    value = _find(path)
+    if value is None:
         _lacks[path] = Lack(path, "nothing can be traced", True)
-    return found
+    return value
 
 
 def courtesy(path: str, effect: str) -> Any:
     """A name by its dotted path; None where it is missing, with the ``effect`` that this has."""
-    found = _find(path)
-    if found is None:
+    value = _find(path)
+    if value is None:
         do_without(path, effect)
-    return found
+    return value
 
 
 def do_without(what: str, effect: str) -> None:

@@ -34,7 +34,7 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
     Loops and branches make several: a saved carry is the previous iteration's value or the initial operand, and the
     branches of a cond share their outputs.
     """
-    found: dict[tuple[int, int, int, int], Maker] = {}
+    origins: dict[tuple[int, int, int, int], Maker] = {}
     seen: set[tuple[int, int]] = set()
     todo: list[tuple[Scope, Any, tuple[str, ...], bool]] = [(scope, atom, (), False)]
 
@@ -45,7 +45,7 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
             -1 if maker.argument is None else maker.argument,
             -1 if maker.constant is None else maker.constant,
         )
-        found.setdefault(key, maker)
+        origins.setdefault(key, maker)
 
     while todo:
         here, value, names, copied = todo.pop()
@@ -55,11 +55,11 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
         if (id(here), id(value)) in seen:
             continue
         seen.add((id(here), id(value)))
-        made = here.makers.get(value)
-        if made is None:
+        definition = here.makers.get(value)
+        if definition is None:
             todo.extend(_outward(here, value, names, copied, record))
             continue
-        eqn, output = made
+        eqn, output = definition
         if _jax.is_transparent(eqn):
             name = _jax.checkpoint_name_of(eqn)
             operand = eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]
@@ -75,7 +75,7 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
                 entered = True
         if not entered:
             record(Maker(here, eqn, output, names=names, copied=copied))
-    return [maker for maker in found.values() if not _is_placeholder(maker)] or list(found.values())
+    return [maker for maker in origins.values() if not _is_placeholder(maker)] or list(origins.values())
 
 
 def _is_placeholder(maker: Maker) -> bool:
@@ -123,7 +123,7 @@ def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: Tr
         var: the variable.
         live: tells an equation that matters from dead code.
     """
-    found: dict[int, tuple[Scope, Any]] = {}
+    operations: dict[int, tuple[Scope, Any]] = {}
     seen: set[tuple[int, int]] = set()
     todo: list[tuple[Scope, Any]] = [(scope, var)]
     while todo:
@@ -147,10 +147,10 @@ def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: Tr
                         todo.append((inner, inner.jaxpr.invars[index]))
                         entered = True
             if not entered:
-                found.setdefault(id(eqn), (here, eqn))
+                operations.setdefault(id(eqn), (here, eqn))
         if here.parent is not None:
             _leave(here, value, todo)
-    return list(found.values())
+    return list(operations.values())
 
 
 def _leave(here: Scope, value: Any, todo: list[tuple[Scope, Any]]) -> None:

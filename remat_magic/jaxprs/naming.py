@@ -89,9 +89,9 @@ class _Namer:
 
     def jaxpr(self, jaxpr: Any, carried: Sequence[int], active: bool) -> Any:
         """The jaxpr with names, those of the invars ``carried`` included; where not ``active``, only in checkpoints."""
-        known = self._done.get((id(jaxpr), active))
-        if known is not None:
-            return known[1]
+        cached = self._done.get((id(jaxpr), active))
+        if cached is not None:
+            return cached[1]
         old = _jax.open_jaxpr(jaxpr)
         renamed: dict[Any, Any] = {}
         eqns: list[Any] = []
@@ -113,7 +113,7 @@ class _Namer:
                 eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
             eqns.append(self._inside(eqn, active))
             if active and _jax.is_cond(eqn):
-                inside = (var for body in _jax.bodies(eqn) for made in body.jaxpr.eqns for var in made.outvars)
+                inside = (var for body in _jax.bodies(eqn) for inner in body.jaxpr.eqns for var in inner.outvars)
                 self.branches = self.branches or any(map(_can_be_named, inside))
             if _jax.is_transparent(eqn):
                 given.update(

@@ -97,11 +97,11 @@ class Provenances:
             frames = self.spans.frames(traceback).inside(outer)
             inside = _jax.bodies(eqn)
             here = marks + marks_on(eqn)
-            known = self._by_traceback.setdefault(id(traceback), [])
-            number = (known[0].number if known else None) or len(self._by_traceback)
+            provenances = self._by_traceback.setdefault(id(traceback), [])
+            number = (provenances[0].number if provenances else None) or len(self._by_traceback)
             names = _jax.primitive_name(eqn), _jax.label_of(eqn)
             provenance = Provenance(*names, frames, path, times, chain, here, number)
-            known.append(provenance)
+            provenances.append(provenance)
             for link in chain:
                 self._under.setdefault((id(traceback), link), []).append(provenance)
             for body in inside:
@@ -124,9 +124,9 @@ class Provenances:
         one operation, one line.
         """
         for provenances in self._by_traceback.values():
-            known = next((provenance.frames for provenance in provenances if provenance.source is not None), None)
-            if known is not None and any(provenance.source is None for provenance in provenances):
-                provenances[:] = [replace(one, frames=one.frames.inside(known)) for one in provenances]
+            frames = next((provenance.frames for provenance in provenances if provenance.source is not None), None)
+            if frames is not None and any(provenance.source is None for provenance in provenances):
+                provenances[:] = [replace(one, frames=one.frames.inside(frames)) for one in provenances]
 
     def of(self, eqn: Any, chain: Iterable[int] = ()) -> Provenance | None:
         """The provenance of a derived equation.

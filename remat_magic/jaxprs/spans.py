@@ -135,10 +135,10 @@ class Spans:
         """The frames of the user's code and of a library's that a traceback ends in."""
         if traceback is None:
             return _NOWHERE
-        known = self._seen.get(id(traceback))
-        if known is None:
-            known = self._seen[id(traceback)] = (traceback, self._read(traceback))  # kept alive: ids are reused
-        return known[1]
+        cached = self._seen.get(id(traceback))
+        if cached is None:
+            cached = self._seen[id(traceback)] = (traceback, self._read(traceback))  # kept alive: ids are reused
+        return cached[1]
 
     def of(self, traceback: Any) -> SourceSpan | None:
         """The innermost frame of the user's own code, or None where there is none."""

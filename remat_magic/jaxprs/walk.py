@@ -68,11 +68,11 @@ class Scope:
 
     def inner(self, eqn: Any) -> tuple[Scope, ...]:
         """The scopes inside an equation of this one."""
-        known = self._inner.get(id(eqn))
-        if known is None:
-            known = tuple(Scope(body.jaxpr, self, eqn, body) for body in _jax.bodies(eqn))
-            self._inner[id(eqn)] = known
-        return known
+        scopes = self._inner.get(id(eqn))
+        if scopes is None:
+            scopes = tuple(Scope(body.jaxpr, self, eqn, body) for body in _jax.bodies(eqn))
+            self._inner[id(eqn)] = scopes
+        return scopes
 
     @property
     def times(self) -> int | None:

@@ -31,7 +31,7 @@ class ReducedGraph(Graph):
 
     def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
         """As of the whole graph."""
-        return self.whole.sizes(each for gate in gates for each in self.opened[gate])
+        return self.whole.sizes(original for gate in gates for original in self.opened[gate])
 
 
 def reduced(graph: Graph, costs: Sequence[float]) -> ReducedGraph:

@@ -171,8 +171,8 @@ function aside(own, missing) {
   const only = marks.filter((row) => textOf(row, ".remat-side") === "B").length;
   const changed = marks.length - only;
   const parts = [only && `${only} rows only in B`, missing.length && `${missing.length} only in A`, changed && `${changed} changed`];
-  const told = parts.filter(Boolean).join(", ");
-  return told && `; ${told}`;
+  const differences = parts.filter(Boolean).join(", ");
+  return differences && `; ${differences}`;
 }
 
 /**
@@ -219,9 +219,9 @@ function grouped(rows, state, columns, noun, unit, again) {
       buttons.find((other) => other.dataset.label === label)?.focus();
     });
     const own = shown.filter((row) => !row.classList.contains("remat-missing"));
-    const told = document.createElement("small");
-    told.textContent = ` ${summary(own, own, noun, unit)}`;
-    cell.append(button, told);
+    const totals = document.createElement("small");
+    totals.textContent = ` ${summary(own, own, noun, unit)}`;
+    cell.append(button, totals);
     head.append(cell);
     if (folded) for (const row of members) row.hidden = true;
     return [head, ...members];
@@ -230,9 +230,9 @@ function grouped(rows, state, columns, noun, unit, again) {
 
 /** A cell as one line of text, a number as it is exactly. @param {HTMLTableCellElement} cell @returns {[string, string]} */
 function exported(cell) {
-  const known = /^([\d,]+) (bytes|FLOPs)/.exec(cell.title);
-  if (cell.dataset.value !== undefined) return [cell.dataset.value, known?.[2] ?? ""];
-  if (known) return [known[1].replace(/,/g, ""), known[2]];
+  const amount = /^([\d,]+) (bytes|FLOPs)/.exec(cell.title);
+  if (cell.dataset.value !== undefined) return [cell.dataset.value, amount?.[2] ?? ""];
+  if (amount) return [amount[1].replace(/,/g, ""), amount[2]];
   const copy = /** @type {HTMLElement} */ (cell.cloneNode(true));
   for (const summary of copy.querySelectorAll("summary")) summary.remove();
   for (const block of copy.querySelectorAll("div, li, br")) block.before("; ");
