@@ -50,6 +50,14 @@ def test_names_in_different_modules_do_not_meet(scripts):
     assert run(script) == [10, 2.5]
 
 
+def test_a_folder_may_have_a_hyphen_in_its_name(scripts, tmp_path: Path):
+    """As site-packages has, where a package imports a module of this one."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "one-two.js").write_text("export const two = 2;\n")
+    main = scripts(main='import { two } from "./site-packages/one-two.js";\nexport const result = two;\n')
+    assert run(bundle.bundle({"entry": main}, "entry.result")) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
