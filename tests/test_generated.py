@@ -28,7 +28,7 @@ from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.facts.dead_code import LiveEquations
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import Plan
 from remat_magic.views import advice as advice_views
 from remat_magic.views import text as text_views

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 import remat_magic as rm
-from remat_magic.facts.dead_code import LiveEquations
+from remat_magic.jaxprs.dead_code import LiveEquations
 from tests.programs import f32
 
 P = jax.checkpoint_policies

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.dead_code import LiveEquations
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.walk import Scope, walk
 
 __all__ = ["Size", "in_program", "of_equations"]

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_FIRST
-from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.straight_line import Operation, StraightLines
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import Half, Moment
 
 __all__ = ["Held", "Moment", "Peak", "held_at_peak", "peak", "timeline"]

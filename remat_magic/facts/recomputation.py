@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.residuals import locate
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.jaxprs.walk import Scope, walk

@@ -10,13 +10,13 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import Held, held_at_peak, peak
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
 from remat_magic.facts.straight_line import StraightLines
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import makers
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope

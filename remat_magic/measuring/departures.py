@@ -23,8 +23,8 @@ from typing import Any
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Gradient
 from remat_magic.facts.contractions import in_program, of_equations
-from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.recomputation import Recomputation
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Measurement, Note, Report
 

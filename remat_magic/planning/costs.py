@@ -9,8 +9,8 @@ from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.facts import kernels
-from remat_magic.facts.dead_code import LiveEquations
 from remat_magic.facts.times import seconds, times
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.planning.graph import Graph
 from remat_magic.records import RematError, Report
 
