@@ -15,10 +15,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+import remat_magic as rm
 from remat_magic._jax.formulas import FLOPS
 from remat_magic._jax.primitives import names
 from remat_magic._jax.trips import trip_count
 from remat_magic.facts.cost import FREE, Cost, equation_cost, jaxpr_cost
+from remat_magic.records import dearest
+from remat_magic.views.attribution import line_rows
+from remat_magic.views.rows import recomputed_rows
 from tests.cost_helpers import REMATS, S, cost_of, flops_of, only, under
 
 # -------------------------------------------------------------------------------------------------------------- algebra
@@ -275,3 +279,71 @@ def test_every_primitive_of_jax_is_covered_or_known_not_to_be():
     thunks = {name for name in registered if name.startswith("thunky.")}  # of XLA:GPU's own instruction language
     assert registered - set(FLOPS) - BY_THEIR_BODIES - known - thunks == set()
     assert known.isdisjoint(FLOPS)
+
+
+# ----------------------------------------------------------------------------------- what is repeated, and how often
+
+
+def more_than_without(trace, policy):
+    """The FLOPs that the backward pass has more under a policy: what it repeats."""
+    backward = trace.report(policy, "function").backward_flops
+    return backward - trace.report("none", "function").backward_flops
+
+
+def turning(condition):
+    """A product, and a loop of products whose result the derivative multiplies by."""
+
+    def f(w, x, n):
+        y = jnp.sin(x @ w)
+        fixed, weights = lax.stop_gradient(y), lax.stop_gradient(w)
+        turned = lax.while_loop(condition(n), lambda s: (s[0] + 1, jnp.sin(s[1] @ weights)), (0, fixed))[1]
+        return jnp.sum(y * turned)
+
+    return rm.trace(f, S(32, 32), S(8, 32), S(dtype="int32"))
+
+
+PRODUCT = 2 * 8 * 32 * 32
+
+
+@pytest.mark.parametrize(("turns", "condition"), [(1, lambda n: lambda s: s[0] < n), (7, lambda n: lambda s: s[0] < 7)])
+def test_a_repeated_loop_costs_its_turns(remat, turns, condition):
+    """One turn at least where their number is not known, so that no plan takes a loop for free."""
+    trace = turning(condition)
+    report = trace.report("nothing_saveable", "function")
+    inside = [equation for equation in report.recomputed if "while" in equation.path]
+    products = [equation for equation in inside if equation.primitive == "dot_general"]
+    assert [(each.flops, each.times, each.known) for each in products] == [
+        (turns * PRODUCT, None if turns == 1 else turns, turns != 1)
+    ]
+    assert report.recomputed_flops == more_than_without(trace, "nothing_saveable")
+    assert ("while" in report.uncosted) == (turns == 1)
+    plan = trace.plan(1.0, "function")
+    assert plan.recomputed_flops < turns * PRODUCT
+
+
+def switching(n, w, x):
+    """Of one product, of two, and of none."""
+    branches = [lambda x: jnp.tanh(x @ w), lambda x: jnp.tanh(jnp.tanh(x @ w) @ w), lambda x: x]
+    return jnp.sum(lax.switch(n, branches, x) ** 2)
+
+
+def looping_switch(n, w, x):
+    return lax.scan(lambda c, i: (c + switching(i + n, w, x * c), None), 1.0, jnp.arange(5))[0]
+
+
+@pytest.mark.parametrize(("fun", "times"), [(switching, 1), (looping_switch, 5)])
+def test_a_repeated_conditional_costs_its_dearest_branch(remat, fun, times):
+    """And so says everything that adds up what is recomputed."""
+    trace = rm.trace(fun, S(dtype="int32"), S(32, 32), S(8, 32))
+    report = trace.report("nothing_saveable", "function")
+    products = [equation for equation in report.recomputed if equation.primitive == "dot_general"]
+    assert len(products) == 3  # in two branches
+    assert sum(equation.flops for equation in dearest(products)) == 2 * times * PRODUCT
+    assert 2 * times * PRODUCT < report.recomputed_flops < 2.2 * times * PRODUCT
+    assert report.repeated_flops + report.deferred_flops == report.recomputed_flops <= report.backward_flops
+    assert sum(kernel.flops * kernel.times for kernel in report.recomputed_kernels) == report.recomputed_flops
+    plan = trace.plan(0, "function")
+    assert (plan.predicted_flops, plan.recomputed_flops) == (plan.recomputed_flops, report.recomputed_flops)
+    rows = [row for row in recomputed_rows(report) if row.primitive == "dot_general"]
+    assert all(row.flops <= 2 * times * PRODUCT for row in rows)
+    assert max(row.flops for row in line_rows(report)) <= report.recomputed_flops

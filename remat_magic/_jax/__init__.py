@@ -66,7 +66,7 @@ from remat_magic._jax.primitives import (
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.stale import stale_traces
-from remat_magic._jax.trips import runs_inside, trip_count
+from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
 
 __all__ = [
@@ -129,7 +129,6 @@ __all__ = [
     "replace_eqns",
     "replace_vars",
     "require",
-    "runs_inside",
     "same_params",
     "scan_body",
     "scan_length",

@@ -23,6 +23,7 @@ from remat_magic._jax.primitives import (
     scan_length,
     scan_split,
 )
+from remat_magic._jax.trips import trip_count
 
 # Wrappers that JAX itself introduces; a user would not know them as a call.
 _UNNAMED_CALLS = frozenset({"closed_call", "core_call", "eval_jaxpr", "call", "core_closed_call"})
@@ -35,8 +36,8 @@ class Body:
     ``operands[i]`` is the index of the equation's operand that enters as the body's i-th invar, or None where the
     correspondence is unknown. ``results[j]`` is the body's output that leaves as the equation's j-th output (None:
     unknown). ``carries`` pairs a body's output with the invar that it becomes in the next iteration. ``label`` is
-    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known. ``per_device``
-    tells that shapes are those of one device inside.
+    empty where the body is not a call or loop of the user's; ``times`` is None where it is not known: the condition of
+    a ``while`` loop runs once more than its body. ``per_device`` tells that shapes are those of one device inside.
     """
 
     jaxpr: Any
@@ -88,6 +89,7 @@ def _while(eqn: Any) -> tuple[Body, ...]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     condition, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
     carries = len(body.outvars)
+    times = trip_count(eqn)
     first_carry = of_condition + of_body
     return (
         Body(
@@ -96,7 +98,7 @@ def _while(eqn: Any) -> tuple[Body, ...]:
             tuple(range(carries)),
             "loop",
             "while",
-            None,
+            times,
             tuple((carry, of_body + carry) for carry in range(carries)),
         ),
         Body(
@@ -105,7 +107,7 @@ def _while(eqn: Any) -> tuple[Body, ...]:
             (None,) * carries,
             "loop",
             "while",
-            None,
+            None if times is None else times + 1,
         ),
     )
 

@@ -1,30 +1,14 @@
-"""How often what is inside an equation runs: of a ``while`` loop, where its jaxpr tells."""
+"""How often the body of a ``while`` loop runs, where its jaxpr tells."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from remat_magic._jax.bodies import bodies
 from remat_magic._jax.jaxprs import is_literal, open_jaxpr
-from remat_magic._jax.primitives import is_while
 
-__all__ = ["runs_inside", "trip_count"]
+__all__ = ["trip_count"]
 
 _DIRECTION = {"lt": 1, "le": 1, "gt": -1, "ge": -1}
-
-
-def runs_inside(eqn: Any) -> list[tuple[Any, int | None]]:
-    """The jaxprs that an equation runs, each with how often; None where that is not known.
-
-    The condition of a ``while`` loop runs once more than its body. Of a conditional these are all branches, of which
-    one runs; of a ``shard_map`` it is what each device runs.
-    """
-    inside = bodies(eqn)
-    if not is_while(eqn):
-        return [(body.jaxpr, body.times) for body in inside]
-    body, condition = inside
-    times = trip_count(eqn)
-    return [(body.jaxpr, times), (condition.jaxpr, None if times is None else times + 1)]
 
 
 def trip_count(eqn: Any) -> int | None:

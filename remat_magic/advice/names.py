@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line
 from remat_magic.facts.names import makers_of_operands
-from remat_magic.records import Advice
+from remat_magic.records import Advice, dearest
 
 __all__ = ["RULES"]
 
@@ -90,7 +90,7 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
             f"{row.name!r} takes {units.nbytes(row.nbytes)}, and {row.primitive}{at_line(row.source)} runs again "
             "all the same: its derivative reads the value from before it was named.",
             f"Name {what} instead, or too: recomputing {row.primitive} from it costs little.",
-            sum(e.flops or 0 for e in again) or row.nbytes,
+            sum(e.flops or 0 for e in dearest(again)) or row.nbytes,
             "FLOPs" if any(e.flops for e in again) else "bytes",
             row.source,
         )

@@ -9,7 +9,7 @@ from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line, name_for
 from remat_magic.advice.ground import Group
 from remat_magic.policies import Key, resolve
-from remat_magic.records import Advice, RematError, Report
+from remat_magic.records import Advice, RematError, Report, dearest
 
 __all__ = ["RULES"]
 
@@ -114,7 +114,7 @@ def batched_matmuls(case: Case) -> Iterator[Advice]:
     if not any(policy.has("dots_with_no_batch_dims_saveable") for policy in case.asked.values()):
         return
     missed = [e for e in case.report.recomputed if e.primitive == "dot_general" and e.repeated and e.flops]
-    flops = sum(e.flops or 0 for e in missed)
+    flops = sum(e.flops or 0 for e in dearest(missed))
     if not missed or flops < _PART * case.report.recomputed_flops:
         return
     most = max(missed, key=lambda e: e.flops or 0)

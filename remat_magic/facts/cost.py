@@ -107,7 +107,7 @@ def _equation_cost(eqn: Any, cost_of: CostOf) -> Cost:
     if per_element is not None:  # its jaxprs say what is done to an element; the bytes are those of the whole equation
         inside = sum((jaxpr_cost(jaxpr).scaled(times) for jaxpr, times in per_element), FREE)
         return Cost(inside.flops, BYTES.get(name, moved_bytes)(eqn), inside.uncosted)
-    runs = [(cost_of(jaxpr), times) for jaxpr, times in _jax.runs_inside(eqn)]
+    runs = [(cost_of(body.jaxpr), body.times) for body in _jax.bodies(eqn)]
     if _jax.is_cond(eqn):
         worst = max((cost for cost, _ in runs), key=lambda cost: (cost.flops, cost.bytes))
         return Cost(worst.flops, worst.bytes, sum((cost for cost, _ in runs), FREE).uncosted)

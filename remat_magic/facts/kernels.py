@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
@@ -29,7 +29,6 @@ from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.straight_line import LITERAL, Line, Operation, StraightLines
-from remat_magic.jaxprs.walk import multiply
 from remat_magic.records import Kernel, Unit
 
 __all__ = ["kernels_of", "shares"]
@@ -95,14 +94,9 @@ def kernels_of(
     """
     fusion = _Fusion(lines or StraightLines(), recomputing)
     fusion.run(jaxpr)
-    everything: dict[_Alike, int | None] = {}
-    recomputed: dict[_Alike, int | None] = {}
-    for kernel, part in fusion.kernels():
-        _count(everything, kernel)
-        if part is not None:
-            _count(recomputed, part)
+    kernels, recomputed = fusion.kernels()
     fusion.close()
-    return _merged(everything), _merged(recomputed)
+    return _merged(kernels), _merged(recomputed)
 
 
 def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, Kernel]:
@@ -113,8 +107,7 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, K
     fused: list[list[_Node]] = []
     fusion = _Fusion(StraightLines(live), None, fused=fused)
     fusion.run(jaxpr)
-    for _ in fusion.kernels():  # tells of what is fused on the way
-        pass
+    fusion.kernels()  # tells of what is fused on the way
     share_of: dict[int, Kernel] = {}
     for nodes in fused:
         reads = [[*_reads([node])] for node in nodes]
@@ -129,20 +122,25 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, K
 _Alike = tuple[int | None, int, str, Unit, bool]  # FLOPs, bytes, dtype, unit, and whether its times are known
 
 
-def _count(counts: dict[_Alike, int | None], kernel: Kernel) -> None:
-    if kernel.flops or kernel.bytes or not kernel.known:
-        key = (kernel.flops, kernel.bytes, kernel.dtype, kernel.unit, kernel.times is not None)
-        counts[key] = None if kernel.times is None else (counts.get(key) or 0) + kernel.times
+def _merged(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    counts: Counter[_Alike] = Counter()
+    for kernel in kernels:
+        if kernel.flops or kernel.bytes or not kernel.known:
+            counts[kernel.flops, kernel.bytes, kernel.dtype, kernel.unit, kernel.times is not None] += kernel.runs
+    return tuple(
+        Kernel(flops, moved, dtype, unit, runs) if known else Kernel(flops, moved, dtype, unit, None, runs)
+        for (flops, moved, dtype, unit, known), runs in counts.items()
+    )
 
 
-def _merged(counts: dict[_Alike, int | None]) -> tuple[Kernel, ...]:
-    return tuple(Kernel(flops, moved, dtype, unit, times) for (flops, moved, dtype, unit, _), times in counts.items())
+_Kernels = tuple[list[Kernel], list[Kernel]]
+"""All kernels, and the parts of them that recomputation is."""
 
 
 class _Known(NamedTuple):
     """What is found out once, by identity: the kernels of bodies that loops share, and what equations do."""
 
-    bodies: dict[int, list[tuple[Kernel, Kernel | None]]]
+    bodies: dict[int, _Kernels]
     steps: dict[int, _Step]
 
 
@@ -158,7 +156,7 @@ class _Fusion:
     ) -> None:
         self._lines, self._recomputing = lines, recomputing
         self._nodes: list[_Node] = []
-        self._inside: list[tuple[Kernel, Kernel | None]] = []
+        self._inside: _Kernels = ([], [])
         self._known = _Known({}, {}) if shared is None else shared
         self._fused = fused
 
@@ -187,24 +185,21 @@ class _Fusion:
             value.written = True
         for number, var in zip(line.makes, line.operation.eqn.outvars, strict=True):
             values[number] = _Value(_jax.nbytes(var.aval), stage, written=True)
-        for jaxpr, times in self._runs(line.operation.eqn):
-            for kernel, recomputed in self._body(jaxpr):
-                part = recomputed and replace(recomputed, times=multiply(recomputed.times, times))
-                self._inside.append((replace(kernel, times=multiply(kernel.times, times)), part))
+        runs = whole = again = [(body, self._body(body.jaxpr)) for body in line.operation.bodies]
+        if _jax.is_cond(line.operation.eqn):  # what runs at most, and what is recomputed at most
+            whole = [max(runs, key=lambda run: jaxpr_cost(run[0].jaxpr, self._lines.live).flops)]
+            again = [max(runs, key=lambda run: sum((part.flops or 0) * part.runs for part in run[1][1]))]
+        for body, (kernels, _) in whole:
+            self._inside[0].extend(kernel.often(body.times) for kernel in kernels)
+        for body, (_, recomputed) in again:
+            self._inside[1].extend(part.often(body.times) for part in recomputed)
 
-    def _runs(self, eqn: Any) -> list[tuple[Any, int | None]]:
-        """The jaxprs that an equation runs, and how often each runs; of a conditional only the branch of most FLOPs."""
-        runs = _jax.runs_inside(eqn)
-        if not _jax.is_cond(eqn):
-            return runs
-        return [max(runs, key=lambda run: jaxpr_cost(run[0], self._lines.live).flops)]
-
-    def _body(self, jaxpr: Any) -> list[tuple[Kernel, Kernel | None]]:
+    def _body(self, jaxpr: Any) -> _Kernels:
         kernels = self._known.bodies.get(id(jaxpr))
         if kernels is None:
             fusion = _Fusion(self._lines, self._recomputing, self._known, self._fused)
             fusion.run(jaxpr)
-            kernels = self._known.bodies[id(jaxpr)] = list(fusion.kernels())
+            kernels = self._known.bodies[id(jaxpr)] = fusion.kernels()
             if self._fused is None:
                 fusion.close()
         return kernels
@@ -244,8 +239,8 @@ class _Fusion:
 
     # ---------------------------------------------------------------------------------------------------------- kernels
 
-    def kernels(self) -> Iterator[tuple[Kernel, Kernel | None]]:
-        """Every kernel, with the part of it that is recomputation if any is."""
+    def kernels(self) -> _Kernels:
+        """All kernels, those of loops and branches included."""
         fused: dict[int, list[_Node]] = {}
         for node in self._nodes:
             kernel = node.kernel()
@@ -257,11 +252,13 @@ class _Fusion:
                 value.written = True
         if self._fused is not None:
             self._fused += fused.values()
+        kernels, recomputed = list[Kernel](), list[Kernel]()
         for key, nodes in fused.items():
+            kernels.append(_kernel(nodes, reads[key]))
             again = [node for node in nodes if node.step.again]
-            part = _kernel(again, [read for read in reads[key] if read[2]]) if again else None
-            yield _kernel(nodes, reads[key]), part
-        yield from self._inside
+            if again:
+                recomputed.append(_kernel(again, [read for read in reads[key] if read[2]]))
+        return kernels + self._inside[0], recomputed + self._inside[1]
 
     def close(self) -> None:
         """Let go of the nodes, once their kernels are made."""

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic._jax.formulas import mapped_devices
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import Equation
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The branches that a scope stands in (see ``Equation``), and how often all devices together run it at least."""
+
+    branches: tuple[tuple[int, int, int], ...] = ()
+    runs: int = 1
 
 
 class Recomputation:
@@ -30,6 +41,9 @@ class Recomputation:
                 self._forward.setdefault(id(_jax.traceback_of(eqn)), {})[id(eqn)] = (scope, eqn)
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
+        self._surroundings = {id(self.top): Surroundings()}
+        self._conditionals: dict[tuple[int, int], tuple[int, int]] = {}  # by the identity of the scope and equation
+        self._copies: Counter[int] = Counter()
         self.equations = tuple(_expanded(self.top, self._find(self.top, False, 0)))
         self.kinds: dict[int, bool] = {}
         for scope, eqn in self.equations:
@@ -43,6 +57,31 @@ class Recomputation:
     def repeated(self, eqn: Any) -> bool:
         """Whether a recomputed operation also ran in the forward pass."""
         return self.kinds[id(eqn)]
+
+    def surroundings(self, scope: Scope) -> Surroundings:
+        """What is around the equations of a scope of the backward jaxpr."""
+        around = self._surroundings.get(id(scope))
+        if around is None:
+            assert scope.parent is not None
+            assert scope.body is not None
+            outer = self.surroundings(scope.parent)
+            branches, times = outer.branches, 1 if scope.body.times is None else scope.body.times
+            if scope.body.kind == "branch":
+                branches += ((*self._conditional(scope), scope.parent.inner(scope.eqn).index(scope)),)
+            around = Surroundings(branches, outer.runs * times * mapped_devices(scope.eqn))
+            self._surroundings[id(scope)] = around
+        return around
+
+    def _conditional(self, branch: Scope) -> tuple[int, int]:
+        """The number of a conditional in the function, and which of the copies of it this one is."""
+        assert branch.parent is not None
+        key = (id(branch.parent), id(branch.eqn))
+        if key not in self._conditionals:
+            provenance = self._provenances.of(branch.eqn, branch.parent.chain)
+            number = provenance.number or 0 if provenance else 0
+            self._conditionals[key] = number, self._copies[number]
+            self._copies[number] += 1
+        return self._conditionals[key]
 
     def _find(self, scope: Scope, inside: bool, marks: int) -> _Entries:
         """The recomputed equations of a scope, found once for a body that several calls share."""
@@ -99,19 +138,21 @@ class Recomputation:
                 once[id(eqn)] = cost(eqn) if cost else None, types, _name_given(scope, eqn)
             price, types, name = once[id(eqn)]
             place = locate(self._provenances, scope, eqn)
-            priced = price is not None and not price.uncosted and place.times is not None
+            priced = price is not None and not price.uncosted
+            around = self.surroundings(scope)
             rows.append(
                 Equation(
                     primitive=_jax.primitive_name(eqn),
                     outputs=types,
-                    flops=price.flops * place.times if price is not None and priced else None,
-                    bytes=price.bytes * place.times if price is not None and priced else None,
+                    flops=price.flops * around.runs if price is not None and priced else None,
+                    bytes=price.bytes * around.runs if price is not None and priced else None,
                     times=place.times,
                     source=place.source,
                     library=place.library,
                     path=place.path,
                     repeated=self.repeated(eqn),
                     name=name,
+                    branches=around.branches,
                 )
             )
         return tuple(rows)

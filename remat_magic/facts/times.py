@@ -26,7 +26,7 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
         arithmetic = kernel.flops / peak if kernel.flops and peak else 0.0
         # A matmul of a dtype that the device has no figure for is not limited by memory alone.
         complete = complete and kernel.known and not (peak is None and kernel.unit == "matmul" and kernel.flops)
-        total += (1 if kernel.times is None else kernel.times) * max(arithmetic, kernel.bytes / device.memory_bandwidth)
+        total += kernel.runs * max(arithmetic, kernel.bytes / device.memory_bandwidth)
     return total, complete
 
 

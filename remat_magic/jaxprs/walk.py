@@ -28,10 +28,12 @@ class Scope:
     _inner: dict[int, tuple[Scope, ...]] = field(default_factory=dict)
     chain: tuple[int, ...] = ()
     nesting: tuple[tuple[str, ...], int | None] = ((), 1)
+    turns: int = 1
 
     def __post_init__(self) -> None:
         # `chain`: identities of the tracebacks of the enclosing equations, outermost first.
         # `nesting`: the labels of the enclosing loops and calls, and how often they run together.
+        # `turns`: the same at least: a loop of unknown length is taken to run once.
         if self.parent is not None and self.body is not None:
             self.chain = (*self.parent.chain, id(_jax.traceback_of(self.eqn)))
             path, times = self.parent.nesting
@@ -40,6 +42,7 @@ class Scope:
                 path if not label or path[-1:] == (label,) else (*path, label),
                 multiply(times, self.body.times),
             )
+            self.turns = self.parent.turns * (1 if self.body.times is None else self.body.times)
 
     @property
     def makers(self) -> dict[Any, tuple[Any, int]]:

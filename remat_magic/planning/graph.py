@@ -19,6 +19,7 @@ from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.walk import Scope
+from remat_magic.records import dearest
 
 __all__ = ["Figures", "Graph", "build", "kept_copies"]
 
@@ -116,6 +117,15 @@ def build(parts: Dissection) -> Graph:
     return _Builder(parts).graph
 
 
+class _Leaf(NamedTuple):
+    """A recomputed equation of a node; ``turns``: how often a device runs it at least."""
+
+    eqn: Any
+    flops: int
+    branches: tuple[tuple[int, int, int], ...]
+    turns: int
+
+
 class _Builder:
     def __init__(self, parts: Dissection) -> None:
         self.graph = Graph()
@@ -167,21 +177,21 @@ class _Builder:
             self.graph.operations.append(())
             self.graph.needed.append(False)
             return
-        flops, again = 0, True
-        operations: list[tuple[Any, int]] = []
+        again = True
+        operations: list[_Leaf] = []
         for inner, leaf in _leaves(scope, eqn):
             if not self._recomputation.live(leaf):
                 continue
             if self._recomputation(leaf):
-                price = equation_cost(leaf)
-                runs = inner.nesting[1]
-                if runs is not None and not price.uncosted:  # what is not known counts as none, as in the report
-                    flops += price.flops * runs
-                operations.append((leaf, 1 if runs is None else runs))
+                price, around = equation_cost(leaf), self._recomputation.surroundings(inner)
+                # What is not known counts as none, as in the report.
+                flops = 0 if price.uncosted else price.flops * around.runs
+                operations.append(_Leaf(leaf, flops, around.branches, inner.turns))
             elif not _jax.is_transparent(leaf):
                 again = False
-        self.graph.flops.append(flops)
-        self.graph.operations.append(tuple(operations))
+        operations = dearest(operations)
+        self.graph.flops.append(sum(leaf.flops for leaf in operations))
+        self.graph.operations.append(tuple((leaf.eqn, leaf.turns) for leaf in operations))
         self.graph.needed.append(not again)
 
     # ------------------------------------------------------------------------------------------------------------ edges

@@ -25,7 +25,7 @@ from remat_magic.planning.hull import Hull
 from remat_magic.planning.layers import GroupedGraph, equal_layers
 from remat_magic.planning.problem import Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
-from remat_magic.records import Plan, PlannedValue, RematError
+from remat_magic.records import Plan, PlannedValue, RematError, dearest
 
 __all__ = ["Planner", "offloaded_by", "planner", "saved_by"]
 
@@ -94,7 +94,7 @@ class Planner:
         """What is recomputed without a checkpoint there, by those inside it."""
         if self._flops_without is None:
             equations = self.facts.recomputed("none", self.at)
-            self._flops_without = sum(equation.flops or 0 for equation in equations)
+            self._flops_without = sum(equation.flops or 0 for equation in dearest(equations))
         return self._flops_without
 
     def saved_by(self, key: str) -> frozenset[str] | None:

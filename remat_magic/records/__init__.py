@@ -41,6 +41,7 @@ from remat_magic.records.report import (
     Residual,
     Site,
     Unit,
+    dearest,
 )
 from remat_magic.records.source import SourceSpan, SourceText
 from remat_magic.records.suggestions import Advice, FrontierPoint, Loop, Nesting, WhatIf
@@ -89,4 +90,5 @@ __all__ = [
     "Times",
     "Unit",
     "WhatIf",
+    "dearest",
 ]

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from remat_magic.records.base import Displayed, Labelled, registered, write
 from remat_magic.records.source import SourceSpan, SourceText
@@ -29,6 +29,7 @@ __all__ = [
     "Residual",
     "Site",
     "Unit",
+    "dearest",
 ]
 
 Kind = Literal["argument", "constant", "literal", "intermediate", "offloaded"]
@@ -160,7 +161,11 @@ class Equation:
     """One operation that the backward pass recomputes.
 
     ``repeated`` operations also ran in the forward pass; the others were deferred: they run only now. ``flops`` and
-    ``bytes`` are for all ``times`` runs together, None where unknown. ``outputs`` are types as JAX writes them.
+    ``bytes`` are for all ``times`` runs together, None where no formula covers the operation. Where ``times`` is None,
+    in a ``while`` loop whose trip count is not known, they are what it takes at least: of one turn. ``outputs`` are
+    types as JAX writes them. ``branches`` has an entry for each conditional around it, outermost first: the number of
+    the conditional in the function, which of those that were made of it this is, and the branch. One branch of each
+    runs: ``dearest`` tells what to add up.
     """
 
     primitive: str
@@ -173,6 +178,44 @@ class Equation:
     repeated: bool = True
     name: str | None = None
     library: SourceSpan | None = None
+    branches: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether its cost is known, and not just what it is at least."""
+        return self.flops is not None and self.times is not None
+
+
+class _InBranches(Protocol):
+    @property
+    def flops(self) -> int | None: ...
+    @property
+    def branches(self) -> tuple[tuple[int, int, int], ...]: ...
+
+
+_E = TypeVar("_E", bound=_InBranches)
+
+
+def dearest(equations: Iterable[_E], depth: int = 0) -> list[_E]:
+    """Those of some operations that run if every conditional takes the branch in which they cost most FLOPs.
+
+    All sums of recomputed operations are of these, since a conditional runs one of its branches.
+    """
+    running: list[_E] = []
+    conditionals: dict[tuple[int, int], dict[int, list[_E]]] = {}
+    for equation in equations:
+        if len(equation.branches) == depth:
+            running.append(equation)
+        else:
+            number, copy, branch = equation.branches[depth]
+            conditionals.setdefault((number, copy), {}).setdefault(branch, []).append(equation)
+    for branches in conditionals.values():
+        running += max((dearest(branch, depth + 1) for branch in branches.values()), key=_total)
+    return running
+
+
+def _total(equations: Iterable[_InBranches]) -> int:
+    return sum(equation.flops or 0 for equation in equations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +223,9 @@ class Kernel:
     """What one kernel does: a matmul, or a chain of operations that XLA would fuse.
 
     ``flops`` (None where no formula covers an operation) and ``bytes``, to and from the device's memory, are of one
-    run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, of which
-    one iteration stands here. ``dtype`` is JAX's short form of what is computed with, ``unit`` what computes it:
-    ``matmul`` for matrix units, else ``vector``.
+    run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, and
+    ``turns`` is then how often it runs if each such loop runs once. ``dtype`` is JAX's short form of what is computed
+    with, ``unit`` what computes it: ``matmul`` for matrix units, else ``vector``.
     """
 
     flops: int | None
@@ -190,11 +233,23 @@ class Kernel:
     dtype: str
     unit: Unit
     times: int | None = 1
+    turns: int = 1
 
     @property
     def known(self) -> bool:
         """Whether nothing of it is unknown."""
         return self.flops is not None and self.times is not None
+
+    @property
+    def runs(self) -> int:
+        """How often it runs, at least where ``times`` is not known."""
+        return self.turns if self.times is None else self.times
+
+    def often(self, times: int | None) -> Kernel:
+        """The same in a loop that runs so many times."""
+        runs = self.runs * (1 if times is None else times)
+        unknown = times is None or self.times is None
+        return dataclasses.replace(self, times=None if unknown else runs, turns=runs if unknown else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,10 +362,6 @@ class Choice:
     aliases: tuple[str, ...] = ()
 
 
-def _total(numbers: Iterable[int | None]) -> int:
-    return sum(number or 0 for number in numbers)
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(Displayed, Labelled):
     """What one policy does at one place.
@@ -393,15 +444,18 @@ class Report(Displayed, Labelled):
 
     @property
     def repeated_flops(self) -> int:
-        """FLOPs of the repeated operations whose cost is known; the others are in ``uncosted``."""
-        return _total(equation.flops for equation in self.repeated)
+        """FLOPs of the repeated operations whose cost is known; the others are in ``uncosted``.
+
+        Of a conditional, the branch counts that recomputes most.
+        """
+        return _total(equation for equation in dearest(self.recomputed) if equation.repeated)
 
     @property
     def deferred_flops(self) -> int:
         """FLOPs of the deferred operations whose cost is known."""
-        return _total(equation.flops for equation in self.deferred)
+        return _total(equation for equation in dearest(self.recomputed) if not equation.repeated)
 
     @property
     def recomputed_flops(self) -> int:
         """``repeated_flops + deferred_flops``."""
-        return self.repeated_flops + self.deferred_flops
+        return _total(dearest(self.recomputed))

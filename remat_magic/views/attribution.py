@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from remat_magic.records import Equation, Report, Residual, SourceSpan
+from remat_magic.records import Equation, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
 from remat_magic.views.linking import expression_key
 
@@ -32,7 +32,7 @@ class Attribution:
     @property
     def flops(self) -> int | None:
         """FLOPs of the operations whose cost is known; None where there are some, and none is known."""
-        costs = [equation.flops for equation in self.equations if equation.flops is not None]
+        costs = [equation.flops for equation in dearest(self.equations) if equation.flops is not None]
         return sum(costs) if costs or not self.equations else None
 
     @property
@@ -50,7 +50,8 @@ class Attribution:
         """What is computed again, for hovers: ``80 FLOPs: dot_general repeated x2, cos deferred (cost unknown)``."""
         kinds = (
             " ".join(filter(None, [equation.primitive, "repeated" if equation.repeated else "deferred",
-                                   "(cost unknown)" if equation.flops is None else ""]))
+                                   "(cost unknown)" if equation.flops is None else "",
+                                   "(at least)" if equation.flops and equation.times is None else ""]))
             for equation in self.equations
         )  # fmt: skip
         flops = fmt.flops(None) if self.flops is None else fmt.exact(self.flops, "FLOPs")

@@ -13,7 +13,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
 from remat_magic.views.listing import listing_html
-from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals
+from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals, uncounted
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
 __all__ = ["jaxprs", "page_html", "report_html", "style"]
@@ -69,8 +69,7 @@ def notes_html(report: Report) -> str:
     sentences: list[str] = [*report.notes]
     if report.backward_error:
         sentences.insert(0, report.backward_error)
-    if report.uncosted:
-        sentences.append(f"Not counted in the FLOPs: {', '.join(report.uncosted)}.")
+    sentences += uncounted(report)
     return "".join(
         f'<p class="remat-note"><b aria-hidden="true">!</b> {escape(sentence)}</p>' for sentence in sentences
     )
@@ -125,7 +124,7 @@ def recomputed_html(report: Report) -> str:
     rows = list[str]()
     for row in recomputed_rows(report):
         cells = [
-            td("num", fmt.flops(row.flops), "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
+            td("num", row.cost, "" if row.flops is None else fmt.exact(row.flops, "FLOPs")),
             td("num", _runs(row)),
             td("kind", f'<i class="remat-letter">{row.kind[0].upper()}</i> {row.kind}'),
             td("what", what_html(row.primitive, row.name)),

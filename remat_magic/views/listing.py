@@ -192,8 +192,7 @@ def _fold(
 def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) -> str:
     costing = [row for row in rows.values() if row is not None]
     saved = sum(row.saved for row in costing)
-    again = [row.flops for row in costing if row.operations]
-    flops_known = [flops for flops in again if flops is not None]
+    again = Attribution(None, equations=[each for row in costing for each in row.attribution.equations])
     title = list[str]()
     if section.place:
         # The path of a kept notebook's file, or of a cell, tells its readers nothing.
@@ -204,9 +203,9 @@ def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) 
     parts = [_range(section)]
     if saved:
         parts.append(f"saved {fmt.nbytes(saved)}")
-    if again:
-        parts.append(f"recomputed {fmt.flops(sum(flops_known) if flops_known else None)}")
-    if not saved and not again and scale.complete:
+    if again.equations:
+        parts.append(f"recomputed {fmt.flops(again.flops)}")
+    if not saved and not again.equations and scale.complete:
         parts.append("nothing saved or recomputed")
     return " ".join([*title, f"<small>{', '.join(parts)}</small>"])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from remat_magic.records import Equation, Origin, ProgramLine, Report, Residual, SourceSpan
+from remat_magic.records import Equation, Origin, ProgramLine, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "residual_rows",
     "residual_words",
     "totals",
+    "uncounted",
 ]
 
 # Above this many rows, values that differ by the numbers in their names alone ("layer3_out", "params[7]") are one row.
@@ -76,7 +77,10 @@ class ResidualRow:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedRow:
-    """``count`` equations of one primitive at one place; ``runs`` and ``flops`` are for all, None where unknown."""
+    """``count`` equations of one primitive at one place; ``runs`` and ``flops`` are for all, None where unknown.
+
+    Of conditionals, the branches count that cost most. Where ``runs`` is unknown, ``flops`` is the cost at least.
+    """
 
     count: int
     kind: str
@@ -91,6 +95,11 @@ class RecomputedRow:
     path: str
     source: SourceSpan | None
     library: SourceSpan | None
+
+    @property
+    def cost(self) -> str:
+        """The FLOPs for reading."""
+        return f"{'at least ' if self.flops and self.runs is None else ''}{fmt.flops(self.flops)}"
 
 
 def place(path: tuple[str, ...]) -> str:
@@ -202,7 +211,7 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
 
     rows = list[RecomputedRow]()
     for group in _group((*report.repeated, *report.deferred), key):
-        first = group[0]
+        first, running = group[0], dearest(group)
         rows.append(
             RecomputedRow(
                 count=len(group),
@@ -210,8 +219,8 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
                 primitive=first.primitive,
                 name=first.name or "",
                 outputs=tuple(dict.fromkeys(output for equation in group for output in equation.outputs)),
-                runs=_sum(equation.times for equation in group),
-                flops=_sum(equation.flops for equation in group),
+                runs=_sum(equation.times for equation in running),
+                flops=_sum(equation.flops for equation in running),
                 place=fmt.location(first.source),
                 function=first.source.function if first.source else "",
                 expression=first.source.expression if first.source else "",
@@ -284,6 +293,15 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
         peak = report.peak_bytes
         headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
     return headline
+
+
+def uncounted(report: Report) -> list[str]:
+    """Sentences about what the FLOPs leave out."""
+    uncosted = [name for name in report.uncosted if name != "while"]
+    sentences = [f"Not counted in the FLOPs: {', '.join(uncosted)}."] if uncosted else []
+    if "while" in report.uncosted:
+        sentences.append("FLOPs are what is needed at least: a while loop of unknown length counts as one turn.")
+    return sentences
 
 
 def residual_words(line: ProgramLine) -> re.Pattern[str]:

@@ -21,6 +21,7 @@ from remat_magic.views.rows import (
     residual_rows,
     residual_words,
     totals,
+    uncounted,
 )
 from remat_magic.wording import printable
 
@@ -96,8 +97,7 @@ def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.
     yield Text()
     yield _totals(report, compare)
     sentences = [*filter(None, [report.backward_error]), *report.notes]
-    if report.uncosted:
-        sentences.append(f"Not counted in the FLOPs: {', '.join(report.uncosted)}.")
+    sentences += uncounted(report)
     if sentences:
         notes = grid()
         for sentence in sentences:
@@ -188,7 +188,7 @@ def _residuals(report: Report, wide: bool) -> Table:
 def _recomputed(report: Report, wide: bool) -> Table:
     table = grid("Cost", "Runs", "Kind", "What", "Type", "Source") if wide else grid("Cost", "Runs", "What")
     for row in recomputed_rows(report):
-        cost = Text(fmt.flops(row.flops))
+        cost = Text(row.cost)
         runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
         kind = f"{row.kind[0].upper()} {row.kind}"
         what = _what(row.primitive, row.name)
