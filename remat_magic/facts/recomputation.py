@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +116,7 @@ class Recomputation:
     def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
         self._asked += 1
         if self._tainted is None:
-            self._tainted = set()
-            _taint(self.top, set(self.top.jaxpr.invars[self._residuals :]), self._tainted)
+            self._tainted = _tainted(self.top, self.top.jaxpr.invars[self._residuals :])
         return (id(scope), id(eqn)) in self._tainted
 
     def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
@@ -158,45 +157,53 @@ class Recomputation:
         return tuple(rows)
 
 
+def _tainted(top: Scope, inputs: Iterable[Any]) -> set[tuple[int, int]]:
+    """The equations, at any depth, that depend on some inputs; each with its scope."""
+    tainted: set[tuple[int, int]] = set()
+    reached: dict[int, set[Any]] = {}  # the variables of each scope; they only become more
+
+    def spread(scope: Scope, entering: Iterable[Any]) -> set[Any]:
+        before = reached.get(id(scope), set())
+        here = before.union(entering)
+        if len(here) == len(before):
+            return before
+        for eqn in scope.jaxpr.eqns:
+            reading = [i for i, atom in enumerate(eqn.invars) if _is_in(here, atom)]
+            if not reading:
+                continue
+            tainted.add((id(scope), id(eqn)))
+            if _jax.is_primal_left(eqn) and 0 not in reading:
+                continue
+            if _jax.is_barrier(eqn):
+                here.update(eqn.outvars[i] for i in reading)
+                continue
+            inside = scope.inner(eqn)
+            for inner in inside:
+                if inner.body is None:
+                    continue
+                body, outputs = inner.body, inner.jaxpr.outvars
+                within = spread(inner, [v for operand in (None, *reading) for v in inner.entered_by.get(operand, ())])
+                while True:
+                    carried = [inner.jaxpr.invars[i] for out, i in body.carries if _is_in(within, outputs[out])]
+                    if within.issuperset(carried):
+                        break
+                    within = spread(inner, carried)
+                here.update(
+                    eqn.outvars[output]
+                    for output, result in enumerate(body.results)
+                    if result is None or _is_in(within, outputs[result])
+                )
+            if not inside:
+                here.update(eqn.outvars)
+        reached[id(scope)] = here
+        return here
+
+    spread(top, inputs)
+    return tainted
+
+
 def _is_in(variables: set[Any], atom: Any) -> bool:
     return not _jax.is_literal(atom) and atom in variables  # some literals have no hash
-
-
-def _taint(scope: Scope, reached: set[Any], tainted: set[tuple[int, int]]) -> set[Any]:
-    """Mark the equations that depend on the variables reached; grows and returns that set."""
-    for eqn in scope.jaxpr.eqns:
-        reading = [i for i, atom in enumerate(eqn.invars) if not _jax.is_literal(atom) and atom in reached]
-        if not reading:
-            continue
-        tainted.add((id(scope), id(eqn)))
-        if _jax.is_primal_left(eqn) and 0 not in reading:
-            continue
-        if _jax.is_barrier(eqn):
-            reached.update(eqn.outvars[i] for i in reading)
-            continue
-        inside = scope.inner(eqn)
-        for inner in inside:
-            body = inner.body
-            if body is None:
-                continue
-            within = {
-                inner.jaxpr.invars[i]
-                for i, operand in enumerate(body.operands)
-                if operand is None or operand in reading
-            }
-            size = -1
-            while size != len(within):
-                size = len(within)
-                within = _taint(inner, within, tainted)
-                within |= {inner.jaxpr.invars[i] for out, i in body.carries if _is_in(within, inner.jaxpr.outvars[out])}
-            reached.update(
-                eqn.outvars[output]
-                for output, result in enumerate(body.results)
-                if result is None or _is_in(within, inner.jaxpr.outvars[result])
-            )
-        if not inside:
-            reached.update(eqn.outvars)
-    return reached
 
 
 _Entries = list[tuple[Any, int | None, list[Any]]]

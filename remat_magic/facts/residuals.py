@@ -83,7 +83,7 @@ def _kind(atom: Any, top: Scope, made_by: Sequence[Maker]) -> Kind:
         return "literal"
     if atom in top.inputs:
         return "argument"
-    if atom in top.jaxpr.constvars:
+    if atom in top.constants:
         return "constant"
     if _jax.memory_space(atom.aval):
         return "offloaded"

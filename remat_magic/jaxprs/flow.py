@@ -91,28 +91,16 @@ def _outward(
 ) -> Iterator[tuple[Scope, Any, tuple[str, ...], bool]]:
     """From an input of a body to what it is outside, and around a loop to what it was an iteration ago."""
     index = here.inputs.get(value)
-    if here.parent is None:
-        if index is not None:
-            record(Maker(here, argument=index, names=names, copied=copied))
-        else:
-            constants = list(here.jaxpr.constvars)
-            record(
-                Maker(here, constant=constants.index(value) if value in constants else 0, names=names, copied=copied)
-            )
-        return
-    body = here.body
-    assert body is not None
-    if index is None:  # a constant inside a body
-        record(Maker(here, constant=-1, names=names, copied=copied))
-        return
-    loop = body.kind == "loop"
-    # The last one put on the stack is followed first: the previous iteration's value before the initial operand.
-    operand = body.operands[index] if index < len(body.operands) else None
-    if operand is not None:
-        yield here.parent, here.eqn.invars[operand], names, copied or loop
-    for output, carried in body.carries:
-        if carried == index:
-            yield here, here.jaxpr.outvars[output], names, True
+    if here.parent is None and index is not None:
+        record(Maker(here, argument=index, names=names, copied=copied))
+    elif index is None:  # inside a body it is none of the whole program's
+        constant = here.constants.get(value, 0) if here.parent is None else -1
+        record(Maker(here, constant=constant, names=names, copied=copied))
+    else:
+        # The last one put on the stack is followed first: the previous iteration's value before the initial operand.
+        in_loop = here.body is not None and here.body.kind == "loop"
+        for scope, atom in here.before.get(value, ()):
+            yield scope, atom, names, copied or scope is here or in_loop
 
 
 def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: True) -> list[tuple[Scope, Any]]:
@@ -138,31 +126,9 @@ def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: Tr
                 output = operand if len(eqn.outvars) == len(eqn.invars) else 0
                 todo.append((here, eqn.outvars[output]))
                 continue
-            inside = here.inner(eqn)
-            entered = False
-            for inner in inside:
-                assert inner.body is not None
-                for index, outer in enumerate(inner.body.operands):
-                    if outer == operand:
-                        todo.append((inner, inner.jaxpr.invars[index]))
-                        entered = True
+            entered = [(inner, inward) for inner in here.inner(eqn) for inward in inner.entered_by.get(operand, ())]
             if not entered:
                 operations.setdefault(id(eqn), (here, eqn))
-        if here.parent is not None:
-            _leave(here, value, todo)
+            todo += entered
+        todo += here.after.get(value, ())  # a value that a body passes through is read outside, or an iteration later
     return list(operations.values())
-
-
-def _leave(here: Scope, value: Any, todo: list[tuple[Scope, Any]]) -> None:
-    """A value that a body passes through unchanged is read outside, or an iteration later."""
-    body = here.body
-    assert body is not None
-    for index, out in enumerate(here.jaxpr.outvars):
-        if out is not value:
-            continue
-        for output, result in enumerate(body.results):
-            if result == index and output < len(here.eqn.outvars) and here.parent is not None:
-                todo.append((here.parent, here.eqn.outvars[output]))
-        for carried_out, carried_in in body.carries:
-            if carried_out == index:
-                todo.append((here, here.jaxpr.invars[carried_in]))

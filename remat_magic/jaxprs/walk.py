@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from remat_magic import _jax
@@ -14,7 +15,7 @@ def multiply(times: int | None, more: int | None) -> int | None:
     return None if times is None or more is None else times * more
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Scope:
     """A jaxpr in its surroundings: the equation and body that it is, and the scope around that equation."""
 
@@ -22,9 +23,6 @@ class Scope:
     parent: Scope | None = None
     eqn: Any = None
     body: _jax.Body | None = None
-    _makers: dict[Any, tuple[Any, int]] | None = None
-    _inputs: dict[Any, int] | None = None
-    _readers: dict[Any, list[tuple[Any, int]]] | None = None
     _inner: dict[int, tuple[Scope, ...]] = field(default_factory=dict)
     chain: tuple[int, ...] = ()
     nesting: tuple[tuple[str, ...], int | None] = ((), 1)
@@ -44,30 +42,65 @@ class Scope:
             )
             self.turns = self.parent.turns * (1 if self.body.times is None else self.body.times)
 
-    @property
+    @cached_property
     def makers(self) -> dict[Any, tuple[Any, int]]:
         """For each variable the equation that makes it and the output's index there."""
-        if self._makers is None:
-            self._makers = {var: (eqn, i) for eqn in self.jaxpr.eqns for i, var in enumerate(eqn.outvars)}
-        return self._makers
+        return {var: (eqn, i) for eqn in self.jaxpr.eqns for i, var in enumerate(eqn.outvars)}
 
-    @property
+    @cached_property
     def inputs(self) -> dict[Any, int]:
         """For each invar its index."""
-        if self._inputs is None:
-            self._inputs = {var: i for i, var in enumerate(self.jaxpr.invars)}
-        return self._inputs
+        return {var: i for i, var in enumerate(self.jaxpr.invars)}
 
-    @property
+    @cached_property
+    def constants(self) -> dict[Any, int]:
+        """For each constvar its index."""
+        return {var: i for i, var in enumerate(self.jaxpr.constvars)}
+
+    @cached_property
     def readers(self) -> dict[Any, list[tuple[Any, int]]]:
         """For each variable the equations that read it, with the operand's index."""
-        if self._readers is None:
-            self._readers = {}
-            for eqn in self.jaxpr.eqns:
-                for i, atom in enumerate(eqn.invars):
-                    if not _jax.is_literal(atom):
-                        self._readers.setdefault(atom, []).append((eqn, i))
-        return self._readers
+        readers: dict[Any, list[tuple[Any, int]]] = {}
+        for eqn in self.jaxpr.eqns:
+            for i, atom in enumerate(eqn.invars):
+                if not _jax.is_literal(atom):
+                    readers.setdefault(atom, []).append((eqn, i))
+        return readers
+
+    @cached_property
+    def entered_by(self) -> dict[int | None, list[Any]]:
+        """For each operand of the equation around the body the invars that it becomes."""
+        entered: dict[int | None, list[Any]] = {}
+        for var, operand in zip(self.jaxpr.invars, self.body.operands if self.body else (), strict=False):
+            entered.setdefault(operand, []).append(var)
+        return entered
+
+    @cached_property
+    def before(self) -> dict[Any, list[tuple[Scope, Any]]]:
+        """For each invar of a body the operand that it is outside, and the output that it was an iteration ago."""
+        before: dict[Any, list[tuple[Scope, Any]]] = {}
+        if self.parent is not None and self.body is not None:
+            for operand, variables in self.entered_by.items():
+                if operand is not None:
+                    before.update((var, [(self.parent, self.eqn.invars[operand])]) for var in variables)
+            for output, carried in self.body.carries:
+                before.setdefault(self.jaxpr.invars[carried], []).append((self, self.jaxpr.outvars[output]))
+        return before
+
+    @cached_property
+    def after(self) -> dict[Any, list[tuple[Scope, Any]]]:
+        """For each output of a body the result that it is outside, and the invar that it is an iteration later."""
+        after: dict[Any, list[tuple[Scope, Any]]] = {}
+        if self.parent is not None and self.body is not None:
+            outputs = self.jaxpr.outvars
+            passed = [
+                *((r, self.parent, var) for r, var in zip(self.body.results, self.eqn.outvars, strict=False)),
+                *((output, self, self.jaxpr.invars[carried]) for output, carried in self.body.carries),
+            ]
+            for output, scope, var in passed:
+                if output is not None and not _jax.is_literal(outputs[output]):
+                    after.setdefault(outputs[output], []).append((scope, var))
+        return after
 
     def inner(self, eqn: Any) -> tuple[Scope, ...]:
         """The scopes inside an equation of this one."""

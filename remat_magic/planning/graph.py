@@ -224,7 +224,10 @@ class _Builder:
                 seen.add((id(here), id(value)))
                 maker = here.makers.get(value)
                 if maker is None:
-                    todo += self._outward(here, value, leaves)
+                    number = here.inputs.get(value)
+                    if here.parent is None and number is not None and number < self._residuals:
+                        leaves[number] = None
+                    todo += here.before.get(value, ())  # nothing for a constant
                     continue
                 eqn, output = maker
                 node = self._nodes.get((id(here), id(eqn)))
@@ -239,21 +242,6 @@ class _Builder:
                             todo.append((inner, inner.jaxpr.outvars[result]))
             self._ends[key] = tuple(nodes), tuple(leaves)
         return self._ends[key]
-
-    def _outward(self, here: Scope, value: Any, leaves: dict[int, None]) -> Iterator[tuple[Scope, Any]]:
-        number = here.inputs.get(value)
-        if number is None:  # a constant
-            return
-        if here.parent is None or here.body is None:
-            if number < self._residuals:
-                leaves[number] = None
-            return
-        operand = here.body.operands[number]
-        if operand is not None:
-            yield here.parent, here.eqn.invars[operand]
-        for output, carried in here.body.carries:
-            if carried == number:
-                yield here, here.jaxpr.outvars[output]
 
 
 def _entered(scope: Scope, eqn: Any) -> bool:
@@ -300,43 +288,55 @@ _Loops = frozenset[tuple[int, int]]  # each with its depth and its length
 
 def kept_copies(closed: Any) -> dict[str, int]:
     """For each name that was given in a program the copies that are kept of its value, in all calls together."""
-    counts: dict[str, int] = {}
+    copies = _Copies()
     jaxpr = _jax.open_jaxpr(closed)
-    _visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0, counts)
-    return counts
+    copies.visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0, counting=True)
+    return copies.counts
 
 
-def _visit(jaxpr: Any, inputs: Sequence[_Loops], depth: int, counts: dict[str, int] | None) -> list[_Loops]:
-    """The loops that a jaxpr's outputs change in; counts the names in it unless ``counts`` is None."""
-    changing: dict[Any, _Loops] = dict(zip(jaxpr.invars, inputs, strict=True))
-    for eqn in jaxpr.eqns:
-        read = [_of(changing, atom) for atom in eqn.invars]
-        name = _jax.checkpoint_name_of(eqn)
-        if counts is not None and name is not None and is_given(name):
-            counts[name] = counts.get(name, 0) + math.prod(length for _, length in read[0])
-        changing.update(zip(eqn.outvars, _through(eqn, read, depth, counts), strict=True))
-    return [_of(changing, atom) for atom in jaxpr.outvars]
+class _Copies:
+    """``counts`` has the copies of each name met so far."""
 
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        # What a scan's carry changes in is looked for until nothing is new, and in the scans inside it each time.
+        self._visited: dict[tuple[int, int, tuple[_Loops, ...]], list[_Loops]] = {}
 
-def _through(eqn: Any, read: list[_Loops], depth: int, counts: dict[str, int] | None) -> list[_Loops]:
-    everything = frozenset[tuple[int, int]]().union(*read)
-    inside = _jax.bodies(eqn)
-    if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
-        return [everything] * len(eqn.outvars)
-    body = inside[0].jaxpr
-    if not _jax.is_scan(eqn):
-        return _visit(body, read, depth, counts) if len(body.outvars) == len(eqn.outvars) else [everything]
-    consts, carries, _ = _jax.scan_split(eqn)
-    loop = (depth, _jax.scan_length(eqn))
-    into = read[:consts] + [loops | {loop} for loops in read[consts:]]
-    while True:  # what a carry is fed with, it changes with
-        out = _visit(body, into, depth + 1, None)
-        fed = [before | after for before, after in zip(into[consts : consts + carries], out, strict=False)]
-        if fed == into[consts : consts + carries]:
-            break
-        into[consts : consts + carries] = fed
-    out = _visit(body, into, depth + 1, counts)
-    return [loops - {loop} for loops in out]
+    def visit(self, jaxpr: Any, inputs: Sequence[_Loops], depth: int, *, counting: bool) -> list[_Loops]:
+        """The loops that a jaxpr's outputs change in, from those that its inputs do."""
+        key = (id(jaxpr), depth, tuple(inputs))
+        if counting or key not in self._visited:
+            changing: dict[Any, _Loops] = dict(zip(jaxpr.invars, inputs, strict=True))
+            for eqn in jaxpr.eqns:
+                read = [_of(changing, atom) for atom in eqn.invars]
+                name = _jax.checkpoint_name_of(eqn)
+                if counting and name is not None and is_given(name):
+                    self.counts[name] = self.counts.get(name, 0) + math.prod(length for _, length in read[0])
+                changing.update(zip(eqn.outvars, self._through(eqn, read, depth, counting), strict=True))
+            self._visited[key] = [_of(changing, atom) for atom in jaxpr.outvars]
+        return self._visited[key]
+
+    def _through(self, eqn: Any, read: list[_Loops], depth: int, counting: bool) -> list[_Loops]:
+        everything = frozenset[tuple[int, int]]().union(*read)
+        inside = _jax.bodies(eqn)
+        if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
+            return [everything] * len(eqn.outvars)
+        body = inside[0].jaxpr
+        if not _jax.is_scan(eqn):
+            same = len(body.outvars) == len(eqn.outvars)
+            return self.visit(body, read, depth, counting=counting) if same else [everything]
+        consts, carries, _ = _jax.scan_split(eqn)
+        loop = (depth, _jax.scan_length(eqn))
+        into = read[:consts] + [loops | {loop} for loops in read[consts:]]
+        while True:  # what a carry is fed with, it changes with
+            out = self.visit(body, into, depth + 1, counting=False)
+            fed = [before | after for before, after in zip(into[consts : consts + carries], out, strict=False)]
+            if fed == into[consts : consts + carries]:
+                break
+            into[consts : consts + carries] = fed
+        if counting:
+            self.visit(body, into, depth + 1, counting=True)
+        return [loops - {loop} for loops in out]
 
 
 def _of(changing: Mapping[Any, _Loops], atom: Any) -> _Loops:
