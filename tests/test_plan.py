@@ -190,7 +190,7 @@ def test_what_stays_the_same_in_a_loop_is_saved_once():
 
     parts = rm.trace(fun, f32(3, 2, 4, 4), f32(4)).engine.dissect("function")
     found: dict[str, set[int]] = {}
-    for name, times in kept_copies(parts.naming.closed).items():
+    for name, times in kept_copies(parts.naming).items():
         value = parts.naming.values[name]
         found.setdefault(_jax.primitive_name(value.eqn) if value.output is not None else "carry", set()).add(times)
     assert found["tanh"] == {3 * 2}
@@ -198,6 +198,106 @@ def test_what_stays_the_same_in_a_loop_is_saved_once():
     assert found["cos"] == found["mul"] - {6} == {1}
     assert found["sin"] == {3, 1}  # in the outer loop, and behind it
     assert found["carry"] == {6, 3}
+
+
+# --------------------------------------------------------------------------------- values in rules and in shard_map
+
+
+@jax.custom_vjp
+def attend(q, k, v):
+    return attend_forward(q, k, v)[0]
+
+
+def attend_forward(q, k, v):
+    scores = q @ k.T
+    lse = checkpoint_name(jax.nn.logsumexp(scores, axis=-1), "lse")
+    out = checkpoint_name(jnp.exp(scores - lse[:, None]) @ v, "out")
+    return out, (q, k, v, out, lse)
+
+
+def attend_backward(residuals, g):
+    q, k, v, out, lse = residuals
+    p = jnp.exp(q @ k.T - lse[:, None])
+    scores = p * (g @ v.T - (g * out).sum(-1, keepdims=True))
+    return scores @ k, scores.T @ q, p.T @ g
+
+
+attend.defvjp(attend_forward, attend_backward)
+
+
+@pytest.fixture(scope="module")
+def attentive():
+    """Three layers of an attention that names its output and its log-sum-exp in its forward rule, as MaxText does."""
+
+    def loss(layers, x):
+        for w in layers:
+            x = x + jnp.tanh(attend(x @ w[0], x @ w[1], x @ w[2]) @ w[3])
+        return (x**2).sum()
+
+    return rm.trace(loss, [f32(4, 8, 8)] * 3, f32(16, 8))
+
+
+def test_names_in_the_rules_of_custom_derivatives_are_choices(attentive):
+    named = attentive.report("save_only_these_names('out', 'lse')", "function")
+    plan = attentive.plan(named.saved_bytes, "function")
+    assert plan.recomputed_flops <= named.recomputed_flops
+    assert (plan.predicted_bytes, plan.predicted_flops) == (plan.saved_bytes, plan.recomputed_flops)
+    if _jax.remat3():  # there no policy reaches into a rule, and no bound is of what is in it
+        assert "values inside the rules of custom derivatives" in plan.unreached
+        assert "the rules of custom derivatives are not among the choices" in plan.status
+        return
+    assert not any("rules" in where for where in plan.unreached)
+    assert {"out", "lse"} <= {
+        value.name for value in planner(attentive.facts, "function", False).every_value().values()
+    }
+    assert all(value.source is not None for value in plan.names)
+    # Each call of the rule is decided by itself.
+    for budget in (plan.saved_bytes // 3, plan.saved_bytes // 2):
+        less = attentive.plan(budget, "function")
+        assert (less.predicted_bytes, less.predicted_flops) == (less.saved_bytes, less.recomputed_flops)
+
+
+def test_a_plan_of_values_in_a_rule_can_be_applied_and_kept(attentive):
+    plan = attentive.plan("40%", "function")
+    again = Plan.from_json(plan.to_json())
+    fun = attentive.engine.traced
+    anew = rm.trace(fun, [f32(4, 8, 8)] * 3, f32(16, 8)).report(again)
+    assert (anew.saved_bytes, anew.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
+    args = [jnp.full((4, 8, 8), 0.1)] * 3, jnp.ones((16, 8))
+    for ours, jaxs in zip(
+        jax.tree.leaves(jax.grad(again.apply(fun))(*args)), jax.tree.leaves(jax.grad(fun)(*args)), strict=True
+    ):
+        np.testing.assert_allclose(ours, jaxs, rtol=1e-5)
+
+
+def test_the_mask_of_a_custom_jvp_is_a_choice():
+    """What ``jax.nn.relu`` keeps of its operand is a quarter of it in bytes; and only what is no tangent is named."""
+    trace = rm.trace(lambda x, w: jnp.sin(jax.nn.relu(x @ w)).sum(), f32(8, 8), f32(8, 8))
+    every = planner(trace.facts, "function", False).every_value()
+    masks = [key for key, value in every.items() if value.type == "bool[8,8]"]
+    assert len(masks) == (0 if _jax.remat3() else 1)
+    for key in masks:
+        assert applied(trace, {key}, "function") == planner(trace.facts, "function", False).graph.predict({key})
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_values_inside_shard_map_are_choices_of_all_devices_bytes(replicated):
+    """JAX keeps a part for each device; of what is the same on all of them it keeps one where it checks that it is."""
+    mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+
+    def body(w, x):
+        w = jnp.cos(w) @ w  # the same on all devices
+        return jnp.tanh(checkpoint_name(jnp.sin(x @ w), "h") @ w)
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec("d"), check_vma=not replicated)
+    trace = rm.trace(lambda w, x: (mapped(w, x) ** 2).sum(), f32(8, 8), f32(16, 8))
+    choices = planner(trace.facts, "function", False)
+    assert "h" in {value.name for value in choices.every_value().values()}
+    for key in choices.every_value():
+        assert applied(trace, {key}, "function") == choices.graph.predict({key}), choices.every_value()[key]
+    named = trace.report("save_only_these_names('h')", "function")
+    assert trace.plan(named.saved_bytes, "function").recomputed_flops <= named.recomputed_flops
 
 
 # ------------------------------------------------------------------------------------------------------------- applied

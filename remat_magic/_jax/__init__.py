@@ -3,7 +3,7 @@
 What it is tested with is in ``private.TESTED``. Each branch says which version it is for and why.
 """
 
-from remat_magic._jax.bodies import Body, bodies, label_of, map_jaxprs
+from remat_magic._jax.bodies import Body, bodies, label_of, map_jaxprs, map_rule, rule_inputs
 from remat_magic._jax.caches import Generation, tracing
 from remat_magic._jax.checkpoints import (
     checkpoint_body,
@@ -19,6 +19,7 @@ from remat_magic._jax.checkpoints import (
     remat3,
     replace_checkpoint,
 )
+from remat_magic._jax.formulas import shards_kept
 from remat_magic._jax.jaxprs import (
     as_function,
     consts_of,
@@ -53,6 +54,7 @@ from remat_magic._jax.primitives import (
     is_reversed,
     is_rounding,
     is_scan,
+    is_shard_map,
     is_transparent,
     is_while,
     map_params,
@@ -104,6 +106,7 @@ __all__ = [
     "is_reversed",
     "is_rounding",
     "is_scan",
+    "is_shard_map",
     "is_tested",
     "is_transparent",
     "is_while",
@@ -112,6 +115,7 @@ __all__ = [
     "like_tuple",
     "map_jaxprs",
     "map_params",
+    "map_rule",
     "memory_space",
     "name_equation",
     "name_stack",
@@ -129,10 +133,12 @@ __all__ = [
     "replace_eqns",
     "replace_vars",
     "require",
+    "rule_inputs",
     "same_params",
     "scan_body",
     "scan_length",
     "scan_split",
+    "shards_kept",
     "short_dtype",
     "stale_traces",
     "telling_var",

@@ -6,10 +6,13 @@ One description for scan, while, cond, jit, checkpoint, custom derivatives and t
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from jax.extend.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
 from remat_magic._jax.jaxprs import function_name, is_jaxpr, like_tuple, open_jaxpr
@@ -23,7 +26,12 @@ from remat_magic._jax.primitives import (
     scan_length,
     scan_split,
 )
+from remat_magic._jax.private import courtesy
 from remat_magic._jax.trips import trip_count
+
+_user_context = courtesy(
+    "jax._src.source_info_util.user_context", "values in the rules of custom derivatives have no line"
+) or (lambda *_, **__: contextlib.nullcontext())
 
 # Wrappers that JAX itself introduces; a user would not know them as a call.
 _UNNAMED_CALLS = frozenset({"closed_call", "core_call", "eval_jaxpr", "call", "core_closed_call"})
@@ -197,6 +205,38 @@ def map_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
         return eqn if changed is body else replace_checkpoint(eqn, changed, checkpoint_policy(eqn))
     params = {key: _changed(value, change) for key, value in eqn.params.items()}
     return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
+
+
+def rule_inputs(eqn: Any) -> Any:
+    """The operands of a custom derivative's call that its rule is given: all but the constants that JAX captured."""
+    return eqn.invars[eqn.params["num_consts"] :]
+
+
+def map_rule(eqn: Any, change: Callable[[Any, int], Any]) -> Any:
+    """The call of a custom derivative with the jaxpr changed that its rule becomes; itself where it has no such rule.
+
+    Rules are Python, which JAX runs when it differentiates: the forward rule of a ``custom_vjp``, or that of a
+    ``custom_jvp`` which gives results and tangents. ``change`` is given its jaxpr, and how many of its inputs are
+    primal: the rest are tangents. It is called at once, and again whenever JAX asks for other tangents.
+    """
+    key = next((key for key in ("fwd_jaxpr_thunk", "jvp_jaxpr_fun") if key in eqn.params), None)
+    if key is None:
+        return eqn
+    rule, inputs = eqn.params[key], len(rule_inputs(eqn))
+    changed: dict[tuple[bool, ...], tuple[Any, ...]] = {}
+
+    def changed_rule(*zeros: bool) -> tuple[Any, ...]:
+        if zeros not in changed:
+            jaxpr, *rest = rule.call_wrapped(*zeros)
+            changed[zeros] = (change(jaxpr, inputs), *rest)
+        return changed[zeros]
+
+    info = eqn.source_info
+    # As when JAX evaluates the call: it keeps what the rule becomes, with the line of the call. The flags of one rule
+    # say which inputs are perturbed, those of the other which tangents are zero.
+    with _user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
+        changed_rule(*[key == "fwd_jaxpr_thunk"] * inputs)
+    return eqn.replace(params={**eqn.params, key: wrap_init(changed_rule, debug_info=rule.debug_info)})
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -43,6 +43,7 @@ __all__ = [
     "kernel_estimate",
     "mapped_devices",
     "moved_bytes",
+    "shards_kept",
 ]
 
 Flops = Callable[[Any], int | None]
@@ -284,9 +285,23 @@ def mapped_devices(eqn: Any) -> int:
     """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
     if not is_shard_map(eqn):
         return 1
-    mesh = eqn.params["mesh"]
-    axes = eqn.params.get("manual_axes") or mesh.axis_names
-    return math.prod(mesh.shape[axis] for axis in axes)
+    return math.prod(eqn.params["mesh"].shape[axis] for axis in _mapped_axes(eqn))
+
+
+def shards_kept(eqn: Any, aval: Any) -> int:
+    """Of how many devices' parts a residual is that is saved inside a ``shard_map``, 1 inside any other equation.
+
+    Of what is the same on the devices along an axis of the mesh one is kept, where JAX checks that it is.
+    """
+    if not is_shard_map(eqn):
+        return 1
+    axes = aval.mat.varying if eqn.params["check_vma"] else _mapped_axes(eqn)
+    return math.prod(eqn.params["mesh"].shape[axis] for axis in axes)
+
+
+def _mapped_axes(eqn: Any) -> Any:
+    # 0.10 and 0.12 call it otherwise.
+    return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
 
 
 def kernel_estimate(eqn: Any) -> tuple[int, int] | None:

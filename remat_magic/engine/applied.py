@@ -64,7 +64,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
         table = find_sites(closed, spans, policies.describe)
         selector = Selector(closed, table, spans, name)
         if plan.names:
-            plan_values = PlanValues(closed, table, selector, spans, name)
+            plan_values = PlanValues(closed, table, selector, spans, name, rules=not _jax.remat3())
             selection = plan_values.select(plan, _jax.remat3())
         else:
             selection = selector.select(policies.resolve(plan.policy), plan.at)

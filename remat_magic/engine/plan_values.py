@@ -29,11 +29,14 @@ class PlanValues:
         selector: makes selections for it.
         spans: reads its tracebacks.
         function: its name.
+        rules: whether policies reach into the rules of custom derivatives; under jax_remat3 they do not.
     """
 
-    def __init__(self, closed: Any, table: SiteTable, selector: Selector, spans: Spans, function: str) -> None:
+    def __init__(
+        self, closed: Any, table: SiteTable, selector: Selector, spans: Spans, function: str, *, rules: bool
+    ) -> None:
         self._closed, self._table, self._selector = closed, table, selector
-        self._spans, self._function = spans, function
+        self._spans, self._function, self._rules = spans, function, rules
         self._programs: dict[tuple[str, bool, bool], NamedProgram] = {}
         self._selections: dict[tuple[Any, ...], Selection] = {}
 
@@ -125,9 +128,13 @@ class PlanValues:
 
     def _name(self, selection: Selection, closed: Any, separately: bool, spans: Spans) -> NamedProgram:
         if selection.whole is not None:
-            return name_everything(closed, None, separately)
+            return name_everything(closed, None, separately, rules=self._rules)
         chosen, keys = dict(selection.at_sites), self._table.keys
-        return name_everything(closed, lambda eqn: keys.get(identity(eqn, spans), "") in chosen, separately)
+
+        def within(eqn: Any) -> bool:
+            return keys.get(identity(eqn, spans), "") in chosen
+
+        return name_everything(closed, within, separately, rules=self._rules)
 
 
 _Line = tuple[str, str, str, int | None]  # function, text of the line, primitive, output

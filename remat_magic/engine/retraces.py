@@ -58,7 +58,14 @@ class Retraces:
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._forwards: dict[Any, Forward] = {}
         self._backwards: dict[Any, Any] = {}
-        self._plan_values = PlanValues(primal.closed, primal.table, selector, primal.provenances.spans, primal.name)
+        self._plan_values = PlanValues(
+            primal.closed,
+            primal.table,
+            selector,
+            primal.provenances.spans,
+            primal.name,
+            rules=not primal.remat3,
+        )
 
     def clear(self) -> None:
         """Drop everything that was made."""

@@ -37,16 +37,17 @@ class NamedValue:
 class NamedProgram:
     """A program in which every candidate has a name of its own.
 
-    ``values`` tells for each name what it was given to. ``fingerprint`` is equal for programs of the same operations,
-    whatever their shapes. ``branches`` tells whether there are values inside branches, which have no names here though
-    JAX could keep them by name.
+    ``values`` tells for each name what it was given to. ``rules`` has, for the identity of each call of a custom
+    derivative, the jaxpr of its rule with names. ``fingerprint`` is equal for programs of the same operations, whatever
+    their shapes. ``unreached`` tells where there are values without names here though a policy may keep them.
     """
 
     closed: Any
     values: dict[str, NamedValue]
+    rules: dict[int, Any]
     fingerprint: str
     separately: bool = False
-    branches: bool = False
+    unreached: tuple[str, ...] = ()
 
 
 def is_given(name: str | None) -> bool:
@@ -54,12 +55,13 @@ def is_given(name: str | None) -> bool:
     return name is not None and name.startswith(PREFIX)
 
 
-def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False) -> NamedProgram:
-    """Name every value that a policy could keep, also in calls, checkpoints and scans.
+def name_everything(
+    closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False, *, rules: bool = True
+) -> NamedProgram:
+    """Name every value that a policy could keep, also in calls, checkpoints, scans and shard_map.
 
+    So are those in the rules of custom derivatives, which JAX differentiates a call by in the place of its jaxpr.
     Without jax_remat3 in force, checkpoints become those of JAX without it.
-
-    Values in branches, dynamic loops and custom derivatives are out of reach: JAX keeps those as their rules say.
 
     Args:
         closed: the primal jaxpr.
@@ -67,28 +69,37 @@ def name_everything(closed: Any, within: Callable[[Any], bool] | None = None, se
             policy of the whole program.
         separately: give each call of a shared body names of its own, so that twelve equal layers are decided one by
             one and not at once.
+        rules: whether a policy reaches into the rules of custom derivatives; under jax_remat3 it does not.
     """
-    namer = _Namer(within or (lambda _: True), separately)
+    namer = _Namer(within or (lambda _: True), separately, rules)
     named = namer.jaxpr(closed, (), within is None)
-    return NamedProgram(named, namer.values, namer.digest.hexdigest()[:16], separately, namer.branches)
+    return NamedProgram(
+        named, namer.values, namer.rules, namer.digest.hexdigest()[:16], separately, tuple(sorted(namer.unreached))
+    )
 
 
 class _Namer:
-    def __init__(self, within: Callable[[Any], bool], separately: bool) -> None:
+    def __init__(self, within: Callable[[Any], bool], separately: bool, rules: bool) -> None:
         self.values: dict[str, NamedValue] = {}
         self.digest = hashlib.sha256()
-        self.branches = False
-        self._within, self._separately = within, separately
+        self.rules: dict[int, Any] = {}
+        self.unreached: set[str] = set()
+        self._next = 0
+        self._within, self._separately, self._rules = within, separately, rules
         self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
     def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
-        name = f"{PREFIX}{len(self.values)}"
-        self.values[name] = NamedValue(like, output, var.aval, own)
+        name = f"{PREFIX}{self._next}"
+        self._next += 1
+        self.values.setdefault(name, NamedValue(like, output, var.aval, own))
         named = _jax.fresh_var(var)
         return named, _jax.name_equation(like, var, named, name)
 
-    def jaxpr(self, jaxpr: Any, carried: Sequence[int], active: bool) -> Any:
-        """The jaxpr with names, those of the invars ``carried`` included; where not ``active``, only in checkpoints."""
+    def jaxpr(self, jaxpr: Any, carried: Sequence[int], active: bool, tangents: Sequence[Any] = ()) -> Any:
+        """The jaxpr with names, those of the invars ``carried`` included; where not ``active``, only in checkpoints.
+
+        What is computed from ``tangents`` has no names: they are for the values that a derivative is of.
+        """
         cached = self._done.get((id(jaxpr), active))
         if cached is not None:
             return cached[1]
@@ -97,6 +108,7 @@ class _Namer:
         eqns: list[Any] = []
         # What only carries an argument, a constant or a literal on is no value of its own.
         given = {*old.constvars, *(var for i, var in enumerate(old.invars) if i not in carried)}
+        tangent = set(tangents)
         own = {
             eqn.invars[0]: name
             for eqn in old.eqns
@@ -111,10 +123,13 @@ class _Namer:
             self.digest.update(_jax.primitive_name(eqn).encode() + b";")
             if any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
                 eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
+            if any(not _jax.is_literal(atom) and atom in tangent for atom in eqn.invars):
+                tangent.update(eqn.outvars)
+                if active:
+                    self._pass_by(eqn, "the rules of custom derivatives")
+                eqns.append(eqn)
+                continue
             eqns.append(self._inside(eqn, active))
-            if active and _jax.is_cond(eqn):
-                inside = (var for body in _jax.bodies(eqn) for inner in body.jaxpr.eqns for var in inner.outvars)
-                self.branches = self.branches or any(map(_can_be_named, inside))
             if _jax.is_transparent(eqn):
                 given.update(
                     out
@@ -138,10 +153,48 @@ class _Namer:
             if _jax.remat3():
                 return _jax.replace_checkpoint(eqn, body, _jax.checkpoint_policy(eqn))
             return _jax.old_checkpoint(eqn, body)
-        if not (_jax.is_call(eqn) or _jax.is_scan(eqn)):
+        if active and _jax.is_custom_rule(eqn):
+            return self._rule(eqn)
+        if not (_jax.is_call(eqn) or _jax.is_scan(eqn) or _jax.is_shard_map(eqn)):
+            if active:
+                self._pass_by(eqn, "the branches of a conditional" if _jax.is_cond(eqn) else _jax.primitive_name(eqn))
             return eqn
         carried = _jax.carried_operands(eqn)
         return _jax.map_jaxprs(eqn, lambda body: self.jaxpr(body, carried, active))
+
+    def _rule(self, eqn: Any) -> Any:
+        """The call of a custom derivative, whose rule is differentiated no further: those inside it are plain calls."""
+        where = "the rules of custom derivatives"
+        if not self._rules:
+            self._pass_by(eqn, where)
+            return eqn
+        first, jaxprs = self._next, list[Any]()
+
+        def named(rule: Any, inputs: int) -> Any:
+            # Asked again for other tangents, the same values get the same names.
+            after, done = self._next, self._done
+            self._next, self._done, self._rules = first, {}, False
+            try:
+                jaxprs.append(self.jaxpr(rule, (), True, rule.invars[inputs:]))
+                return jaxprs[-1]
+            finally:
+                self._next, self._done, self._rules = max(after, self._next), done, True
+
+        try:
+            eqn = _jax.map_rule(eqn, named)
+            self.rules.update({id(eqn): jaxpr for jaxpr in jaxprs})
+            return eqn
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # noqa: BLE001 - the rule's own, which differentiating tells of
+            self._pass_by(eqn, where)
+            return eqn
+
+    def _pass_by(self, eqn: Any, where: str) -> None:
+        """Take down that values inside an equation have no names, if there are any that a policy may keep."""
+        inside = (var for body in _jax.bodies(eqn) for inner in body.jaxpr.eqns for var in inner.outvars)
+        if not _jax.is_while(eqn) and any(map(_can_be_named, inside)):
+            self.unreached.add(where)
 
     @staticmethod
     def _renamed(renamed: dict[Any, Any], atom: Any) -> Any:

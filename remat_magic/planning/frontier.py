@@ -70,7 +70,7 @@ def _point(choices: Planner, budget: int, saved: int, flops: float, bound: float
     """
     if choices.most <= budget and choices.flops_without_checkpoint() < flops:
         saved, flops = choices.most, choices.flops_without_checkpoint()
-    return FrontierPoint(budget, saved, int(flops), int(min(bound, flops)))
+    return FrontierPoint(budget, saved, int(flops), int(min(bound, flops)), choices.unreached)
 
 
 def _improved(

@@ -17,7 +17,7 @@ from remat_magic.engine.engine import Dissection
 from remat_magic.facts.cost import equation_cost
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
-from remat_magic.jaxprs.naming import is_given
+from remat_magic.jaxprs.naming import NamedProgram, is_given
 from remat_magic.jaxprs.walk import Scope
 from remat_magic.records import dearest
 
@@ -45,6 +45,7 @@ class Graph:
         leaf_bytes: the bytes of these, by number.
         copies: how many copies of its value saving a name keeps.
         operations: the equations that a node recomputes, each with how often it runs.
+        deferred: whether some of these ran in no forward pass, so that their values have no names.
     """
 
     flops: list[int] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Graph:
     leaf_bytes: dict[int, int] = field(default_factory=dict)
     copies: dict[str, int] = field(default_factory=dict)
     operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
+    deferred: bool = False
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
@@ -134,7 +136,7 @@ class _Builder:
         self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.graph.copies = kept_copies(parts.naming.closed)
+        self.graph.copies = kept_copies(parts.naming)
         top = self._recomputation.top
         operations = list(self._operations(top))
         for scope, eqn in operations:
@@ -172,7 +174,9 @@ class _Builder:
         name = _gate(eqn)
         times = scope.nesting[1]
         if name is not None:
-            self.graph.gates[len(self.graph.flops)] = (name, _jax.nbytes(eqn.outvars[0].aval), times or 1)
+            aval = eqn.outvars[0].aval
+            parts = math.prod(_jax.shards_kept(around, aval) for around in scope.around())
+            self.graph.gates[len(self.graph.flops)] = (name, parts * _jax.nbytes(aval), times or 1)
             self.graph.flops.append(0)
             self.graph.operations.append(())
             self.graph.needed.append(False)
@@ -187,6 +191,7 @@ class _Builder:
                 # What is not known counts as none, as in the report.
                 flops = 0 if price.uncosted else price.flops * around.runs
                 operations.append(_Leaf(leaf, flops, around.branches, inner.turns))
+                self.graph.deferred |= flops > 0 and not self._recomputation.repeated(leaf)
             elif not _jax.is_transparent(leaf):
                 again = False
         operations = dearest(operations)
@@ -286,19 +291,20 @@ def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
 _Loops = frozenset[tuple[int, int]]  # each with its depth and its length
 
 
-def kept_copies(closed: Any) -> dict[str, int]:
+def kept_copies(naming: NamedProgram) -> dict[str, int]:
     """For each name that was given in a program the copies that are kept of its value, in all calls together."""
-    copies = _Copies()
-    jaxpr = _jax.open_jaxpr(closed)
+    copies = _Copies(naming.rules)
+    jaxpr = _jax.open_jaxpr(naming.closed)
     copies.visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0, counting=True)
     return copies.counts
 
 
 class _Copies:
-    """``counts`` has the copies of each name met so far."""
+    """``counts`` has the copies of each name met so far; ``rules`` has the jaxpr of each custom derivative's rule."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Mapping[int, Any]) -> None:
         self.counts: dict[str, int] = {}
+        self._rules = rules
         # What a scan's carry changes in is looked for until nothing is new, and in the scans inside it each time.
         self._visited: dict[tuple[int, int, tuple[_Loops, ...]], list[_Loops]] = {}
 
@@ -319,6 +325,11 @@ class _Copies:
     def _through(self, eqn: Any, read: list[_Loops], depth: int, counting: bool) -> list[_Loops]:
         everything = frozenset[tuple[int, int]]().union(*read)
         inside = _jax.bodies(eqn)
+        rule = self._rules.get(id(eqn)) if counting else None
+        if rule is not None:  # after its own operands it has tangents, which are no values of the program
+            own = read[-len(_jax.rule_inputs(eqn)) :]
+            more = [everything] * (len(rule.invars) - len(own))
+            self.visit(rule, [*own, *more], depth, counting=True)
         if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
             return [everything] * len(eqn.outvars)
         body = inside[0].jaxpr

@@ -76,9 +76,9 @@ def plan(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
             "already; raise the budget, or plan for at='function'."
         )
-    if not choices.parts.naming.branches:
-        return best
-    return replace(best, status=f"{best.status} Values inside the branches of a conditional are not among the choices.")
+    inside = " or ".join(choices.parts.naming.unreached)
+    more = f" Values inside {inside} are not among the choices." if inside else ""
+    return replace(best, status=best.status + more, unreached=choices.unreached)
 
 
 def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan | None:
@@ -138,9 +138,10 @@ def _within(
         if applied.saved_bytes <= limit:
             best = _with_bound(applied, solution, bound, spent)
             break
-        allowed -= applied.saved_bytes - limit  # JAX saves more than was predicted: leave that much room
-        if allowed < 0:
+        if not solution.names:
             break
+        # JAX saves more than was predicted: leave that much room.
+        allowed = max(allowed - (applied.saved_bytes - limit), choices.graph.predict(())[0])
     if best is not None and request.objective.device is not None:
         # Seconds are near the report's only: what spares most FLOPs may take less time in the end.
         fewest = choices.problem().solve(limit, seconds, gap)

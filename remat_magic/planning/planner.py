@@ -61,6 +61,14 @@ class Planner:
         return self.parts.at
 
     @property
+    def unreached(self) -> tuple[str, ...]:
+        """What a policy may keep that is not among the choices: no bound is of these."""
+        naming = self.parts.naming.unreached
+        # Policies are asked about operations of the derivative too; under jax_remat3 they are not.
+        derived = self.graph.deferred and not self.facts.engine.remat3
+        return (*(f"values inside {place}" for place in naming), *(("values that only a derivative has",) * derived))
+
+    @property
     def together(self) -> bool:
         """Whether equal layers are decided together, also those that share no body."""
         return self.group is not None

@@ -50,26 +50,32 @@ def what_if(
     if report.backward_error:
         raise RematError(report.backward_error)
     names = _names_saved(choices, policy, namespace)
-    costs = None if chosen is None else Objective(chosen).costs(choices.graph, choices.parts.backward).nodes
+    objective = Objective(chosen)
+    costs = None if chosen is None else objective.costs(choices.graph, choices.parts.backward).nodes
     outcomes = Outcomes(choices.graph, names, costs)
     base = outcomes.base
     rows = _Rows(choices, outcomes, report)
     against = policy if isinstance(policy, Plan) else report.policy
-    same = (base.saved_bytes, base.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
-    if not same or not (isinstance(policy, Plan) or _is_key(facts, report.policy)):
-        # What the policy keeps no choice of names does, or only its object stands for it: compare with the nearest.
-        against = rows.plan(base, ", by value", ", by value") if base.used else "nothing_saveable"
-        nearest = facts.report(against, None if isinstance(against, Plan) else choices.at)
-        if (nearest.saved_bytes, nearest.recomputed_flops) != (
-            outcomes.base.saved_bytes,
-            outcomes.base.recomputed_flops,
-        ):
+    own = not (isinstance(policy, Plan) or _is_key(facts, report.policy))
+    nearest, same = report, _figures(base) == _figures(report)
+    if not same or own:
+        # What the policy keeps no choice of names does, or only its object stands for it: start from the nearest.
+        by_value = rows.plan(base, ", by value", ", by value") if base.used else "nothing_saveable"
+        nearest = facts.report(by_value, None if isinstance(by_value, Plan) else choices.at)
+        if _figures(nearest) != _figures(base):
             raise RematError(
                 f"JAX saves or recomputes otherwise at {choices.at!r} than is reckoned for {report.policy}, so that "
                 "the effect of single values is not known: choose at='sites', or one site."
             )
-    changes = [rows.row(names, chosen, against) for names in rows.groups(together)]
-    return Listed(sorted(changes, key=lambda row: _rank(row, by)))
+        against = by_value if own and same else against
+    # What is told is of the report that is shown, which the nearest choice of names may differ from by itself.
+    aside = objective.of(nearest) - objective.of(report) if chosen is not None else 0.0
+    changes = [rows.row(names, chosen, against, aside) for names in rows.groups(together)]
+    return Listed(sorted((row for row in changes if not row.loses), key=lambda row: _rank(row, by)))
+
+
+def _figures(of: Outcome | Report) -> tuple[int, int]:
+    return of.saved_bytes, of.recomputed_flops
 
 
 def _rank(row: WhatIf, by: str) -> tuple[int, float, int, str]:
@@ -120,8 +126,8 @@ class _Rows:
             groups += layers or [[name] for name in ordered]
         return groups
 
-    def row(self, names: Sequence[str], device: devices.Device | None, against: str | Plan) -> WhatIf:
-        """What it changes to decide some names the other way."""
+    def row(self, names: Sequence[str], device: devices.Device | None, against: str | Plan, aside: float) -> WhatIf:
+        """What it changes in the report to decide some names the other way, with ``aside`` seconds besides."""
         base, after, value = self._outcomes.base, self._outcomes.toggled(*names), self._values[names[0]]
         saving = names[0] not in self._outcomes.chosen
         sign = "+" if saving else "-"
@@ -131,9 +137,9 @@ class _Rows:
         return WhatIf(
             "save" if saving else "recompute",
             value,
-            after.saved_bytes - base.saved_bytes,
-            after.recomputed_flops - base.recomputed_flops,
-            None if device is None else after.seconds - base.seconds,
+            after.saved_bytes - self._report.saved_bytes,
+            after.recomputed_flops - self._report.recomputed_flops,
+            None if device is None else after.seconds - base.seconds + aside,
             "" if device is None else device.name,
             # Values of one line read alike: only their names tell plans apart.
             self.plan(after, f" {sign} {names[0]}{many}", f" {sign} {what}{where}{many}"),

@@ -63,7 +63,8 @@ class Plan(Displayed, Labelled):
     ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
-    ``bound_seconds`` where these are what is least, both as reckoned, and of values outside of branches; equal
+    ``bound_seconds`` where these are what is least, both as reckoned. ``unreached`` tells what a policy may keep that
+    no name does, and of which a bound says nothing. Equal
     layers that share one body are decided together, or one by one if ``separately``; those of a Python loop one by
     one, or ``together``. A policy of JAX's that does better is taken instead: then ``names`` is empty and
     ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
@@ -100,6 +101,7 @@ class Plan(Displayed, Labelled):
     predicted_seconds: float | None = None
     bound_seconds: float | None = None
     label: str = ""
+    unreached: tuple[str, ...] = ()
 
     def apart_from(self, plans: dict[str, Plan]) -> Plan:
         """The plan under a key, and a label, that no other choice among ``plans`` has, into which it is put.

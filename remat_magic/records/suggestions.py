@@ -32,25 +32,26 @@ class Advice:
 class FrontierPoint:
     """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
 
-    No choice of names within ``budget_bytes`` (of values outside of branches, and the same in equal layers where these
-    are decided together) recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not
-    either, if it fits.
+    No choice of names within ``budget_bytes`` (the same in equal layers where these are decided together) recomputes
+    fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not either, if it fits. ``unreached``
+    is as in ``Plan``.
     """
 
     budget_bytes: int
     saved_bytes: int
     recomputed_flops: int
     bound: int
+    unreached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """What it would change to save one recomputed value, or to recompute one that is saved, and nothing else.
 
-    ``saved_bytes`` and ``recomputed_flops`` are differences to what ``against`` does, exact in bytes and FLOPs;
-    ``seconds`` is the estimated difference on ``device``, None where no device is known. ``plan`` does it, and
-    ``against`` is what it is compared with: both are what ``trace.report`` takes. That is the policy itself where a
-    choice among the values does just the same, else the plan that saves all that the policy answers for.
+    ``saved_bytes`` and ``recomputed_flops`` are the report of ``plan`` less the one that was asked about, exact in
+    bytes and FLOPs; ``seconds`` is the estimated difference on ``device``, None where no device is known. ``against``
+    is what was asked about: the policy's key, the plan, or for a policy object a plan that does the same. Where the
+    policy keeps what no name does (the cosine of a sine), each row gives that up besides, and says what it comes to.
 
     Where equal layers go the other way together, it is of ``count`` values, of which ``value`` is the first.
     """
@@ -64,6 +65,12 @@ class WhatIf:
     plan: Plan
     against: str | Plan
     count: int = 1
+
+    @property
+    def loses(self) -> bool:
+        """Whether it makes something worse and nothing better: bytes saved, FLOPs recomputed, or time."""
+        changes = self.saved_bytes, self.recomputed_flops, self.seconds or 0.0
+        return max(changes) > 0 and min(changes) >= 0
 
     @property
     def flops_per_byte(self) -> float:

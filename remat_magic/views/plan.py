@@ -37,14 +37,21 @@ _STYLE = (
 def point_text(point: FrontierPoint, forward_flops: int | None) -> str:
     """What can be had within a budget, as one line."""
     share = f", {fmt.percent(point.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
-    least = f"; never less than {fmt.flops(point.bound)}" if point.bound < point.recomputed_flops else "; proven least"
+    if point.bound == point.recomputed_flops:
+        least = "; the least of all choices of names" if point.unreached else "; proven least"
+    else:
+        least = f"; {_never_less(point)} {fmt.flops(point.bound)}"
     return f"{fmt.nbytes(point.budget_bytes)}: {fmt.flops(point.recomputed_flops)} again{share}{least}"
 
 
 def beyond_text(below: FrontierPoint, above: FrontierPoint, forward_flops: int | None) -> str:
     """What budgets between two have: the smaller one's plan at least, and the larger one's bound at most."""
     share = f", {fmt.percent(below.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
-    return f"at most {fmt.flops(below.recomputed_flops)} again{share}; never less than {fmt.flops(above.bound)}"
+    return f"at most {fmt.flops(below.recomputed_flops)} again{share}; {_never_less(above)} {fmt.flops(above.bound)}"
+
+
+def _never_less(point: FrontierPoint) -> str:
+    return "no choice of names has less than" if point.unreached else "never less than"
 
 
 def frontier_svg(
@@ -133,7 +140,10 @@ def plan_sentences(plan: Plan) -> list[str]:
     share = (
         f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)" if plan.forward_flops else ""
     )
-    least = f"at most {max(plan.gap, 0.0001):.2%} above the least possible" if plan.gap else "proven best"
+    best, possible = "proven best", "the least possible"
+    if plan.unreached:
+        best = possible = "the least of all choices of names"
+    least = f"at most {max(plan.gap, 0.0001):.2%} above {possible}" if plan.gap else best
     facts = [
         f"Saves {fmt.nbytes(plan.saved_bytes)} of {fmt.nbytes(plan.budget_bytes)}",
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",

@@ -16,6 +16,7 @@ _EACH = "what is told is of each of these alone, and the button is for the first
 
 # Beyond these the exchange is a bad one, and the list a burden.
 ROWS = 40
+_PART = 1000  # what changes less than one of so many is left out
 
 
 def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
@@ -47,7 +48,9 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
     device = f", times on {rows[0].device}" if rows[0].device else ""
     together = any(row.count > 1 for row in rows)
     what = "What one expression makes, in all equal layers at once," if together else "One value alone"
-    introduction = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(device)}.</p>'
+    against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label
+    than = f", compared with {against}{device}"
+    introduction = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(than)}.</p>'
     return introduction + table("Single values the other way", heads, body, ("stacks", "flips")) + more
 
 
@@ -62,26 +65,45 @@ def left_out(rows: Sequence[WhatIf]) -> list[str]:
     more = len(alike_rows(rows)) - ROWS
     idle = sum(row.count for row in rows if not _changes(row))
     sentences = [f"and {more:,} more."] if more > 0 else []
-    return sentences + ([f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else [])
+    sentences += [f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else []
+    little = sum(row.count for row, small in zip(rows, _small(rows), strict=True) if small)
+    return sentences + ([f"To flip {fmt.count(little, 'value')} changes less than a thousandth."] if little else [])
 
 
 def _changes(row: WhatIf) -> bool:
     return bool(row.saved_bytes or row.recomputed_flops or row.seconds)
 
 
+def _small(rows: Sequence[WhatIf]) -> list[bool]:
+    """For each row whether it changes something, but less than a thousandth of what any plan of these comes to."""
+    most_bytes = max((abs(row.saved_bytes) for row in rows), default=0)
+    most_bytes = max([most_bytes, *(row.plan.saved_bytes for row in rows)])
+    most_flops = max((abs(row.recomputed_flops) for row in rows), default=0)
+    most_flops = max([most_flops, *(row.plan.recomputed_flops for row in rows)])
+    return [
+        _changes(row)
+        and _PART * abs(row.saved_bytes) < max(most_bytes, 1)
+        and _PART * abs(row.recomputed_flops) < max(most_flops, 1)
+        for row in rows
+    ]
+
+
 def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
-    """The rows that change something, without those that say the same of another layer.
+    """The rows that change something worth a line, equal trades as one.
 
     The number of the first of these among all rows, and how many say so.
     """
     groups: dict[Hashable, list[int]] = {}
+    small = _small(rows)
     for number, row in enumerate(rows):
         seconds = None if row.seconds is None else fmt.seconds(row.seconds)
         # A row of all equal layers has its own button: another one is of another step.
         step = row.value.key if row.count > 1 else ""
         shown_facts = (row.change, row.saved_bytes, row.recomputed_flops, seconds, step)
-        if _changes(row):
-            groups.setdefault((shown_facts, row.value.origin, row.value.name, row.value.times), []).append(number)
+        if _changes(row) and not small[number]:
+            # What one line makes step by step (a product, its bias, its shape) is one trade where it changes as much.
+            where = (row.value.source, row.value.library, row.value.path) if row.value.source else row.value.origin
+            groups.setdefault((shown_facts, where), []).append(number)
     return [(numbers[0], len(numbers)) for numbers in groups.values()]
 
 
