@@ -9,6 +9,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from remat_magic.notebook import cell, magic
 from remat_magic.widget import idle
+from tests.magic_fakes import FakeWidget
 
 
 def test_the_last_call_is_inspected_and_not_executed(cells, engine):
@@ -146,10 +147,160 @@ def test_a_last_expression_that_is_no_call_is_shown_as_always(cells, engine):
     assert engine.last.fun is cells.ns["f"]
 
 
-def test_an_assignment_is_no_call(cells, engine):
-    cells.ok("%%remat", "x = 3.0", "def f(x): return x", "y = f(x)")
-    assert cells.ns["y"] == 3.0
-    assert (engine.last.fun, engine.last.args) == (cells.ns["f"], (3.0,))
+F = "def f(x): return ran.append(x) or x"
+
+
+@pytest.fixture
+def before(cells, engine):
+    """A cell has run; what ``ran`` holds after another shows which of its calls were made."""
+    engine.runs = False
+    cells.ok("import contextlib, jax, jax.numpy as jnp, numpy as np", "ran, x, y, state = [], 3.0, 'old', 'older'", F)
+    return cells
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "y = f(x)",
+        "y: float = f(x)",
+        "y += f(x)",
+        "y, state = f(x)",
+        "(y := f(x))",
+        "print(f(x))",
+        "print('value', float(f(x)), sep=' ')",
+        "print(f'{f(x):.3f}')",
+        "float(f(x))",
+        "np.asarray(f(x))",
+        "f(x).block_until_ready()",
+        "f(x).mean().item()",
+        "y = f(x)[0].mean().tolist()",
+        "f(x)['loss'].item()",
+        "f(x)[0]",
+        "f(x) / 2 + 1",
+        "jax.block_until_ready(f(x))",
+        "jax.tree.map(np.shape, f(x))",
+        "ran.append(f(x))",
+        "y = float(jnp.sum(f(x)))",
+        "jax.jit(f).lower(x)",
+        "jax.jit(f).lower(x).compile().as_text()",
+        "jax.grad(f)(x).item()",
+        "jax.jit(jax.grad(f))(x).block_until_ready()",
+        "y, state = jax.value_and_grad(f)(x)",
+        "y, state = jax.vjp(f, x)",
+        "jax.vjp(f, x)[1](1.0)",
+        "jax.eval_shape(f, x)",
+        "with contextlib.nullcontext():\n    y = f(x)",
+        "with contextlib.nullcontext():\n    print(f(x))",
+        "if x:\n    f(x)",
+        "if not x:\n    pass\nelif x:\n    y = f(x)\nelse:\n    f(1.0)",
+    ],
+)
+def test_last_calls_as_people_write_them(before, engine, last):
+    widget = before.ok("%%remat -o kept", last)
+    assert isinstance(before.ns["kept"], FakeWidget)
+    assert widget is before.ns["kept"]
+    assert engine.last.args == (3.0,)
+    assert getattr(engine.last.fun, "__wrapped__", engine.last.fun) is before.ns["f"]
+    assert before.ns["ran"] == []
+    assert (before.ns["y"], before.ns["state"]) == ("old", "older")
+    assert before.out == "Out[2]: <widget>\n"
+
+
+def test_calls_on_the_line_as_people_write_them(before, engine):
+    for call in ("float(f(x))", "f(x).block_until_ready()", "jax.vjp(f, x)[1](1.0)", "f(x), f(1.0)", "f(x)[0]"):
+        before.ok(f"%remat {call}")
+        assert (engine.last.fun, engine.last.args) == (before.ns["f"], (3.0,))
+    assert before.ns["ran"] == []
+
+
+def test_what_is_not_assigned_is_said(before):
+    assert (
+        before.ok("%%remat", "y, state = f(x)").title == "The call did not run: `y` and `state` keep their old values."
+    )
+    assert before.ok("%%remat", "y = f(x)").title == "The call did not run: `y` keeps its old value."
+    assert before.ok("%%remat", "new, other = f(x)").title == (
+        "The call did not run: `new` and `other` are not assigned."
+    )
+    assert before.ok("%%remat", "y, *new = f(x)").title == (
+        "The call did not run: `y` keeps its old value, `new` is not assigned."
+    )
+    assert before.ok("%%remat", "with contextlib.nullcontext() as y:", "    new = f(x)").title == (
+        "The call did not run: `new` is not assigned."
+    )
+    assert before.ok("%%remat", "f(x)").title == ""
+
+
+def test_of_several_calls_the_first_is_inspected_and_it_is_said(before, engine):
+    said = "Of the calls in the last line, the first is inspected: `f(x)`."
+    for last in ("f(x), f(1.0)", "print(f(x), f(1.0))", "len('abc'), f(x), f(1.0)"):
+        assert before.ok("%%remat", last).title == said
+        assert engine.last.args == (3.0,)
+    assert before.ok("%%remat", "y, state = f(x), f(1.0)").title.startswith(said)
+    assert before.ns["ran"] == []
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "y = jnp.ones(3)",
+        "y = jnp.sin(x)",
+        "y = len('abc')",
+        "y, state = dict(a=1), [len('ab')]",
+        "y = g(3)",
+        "y = jax.jit(f)",
+        "y = 3",
+        "y = [g(n) for n in range(3)]",
+        "y = x and g(3)",
+        "for y in range(3):\n    g(y)",
+        "if x:\n    y = g(1)",
+        "with contextlib.nullcontext():\n    y = g(1)",
+        "y = g(1) + g(g(2))",
+    ],
+)
+def test_what_prepares_something_runs(before, engine, last):
+    before.ok("%%remat", "import jax", "@jax.checkpoint", "def h(x): return x", "def g(n): return [n]", last)
+    assert engine.last.fun is before.ns["h"]
+    assert engine.last.args == (3.0,)
+    assert before.ns["y"] != "old"
+
+
+def test_a_prepared_call_runs_once_in_its_order(before):
+    before.ok(
+        "%%remat",
+        "@jax.checkpoint",
+        "def h(x): return x",
+        "order = []",
+        "def at(n, value): return order.append(n) or value",
+        "y = at(0, len)(at(1, [at(2, 5)])) + at(3, at)(at(4, 9), 1)",
+    )
+    assert before.ns["y"] == 2
+    assert before.ns["order"] == [0, 2, 1, 3, 4, 9]
+
+
+def test_an_if_that_does_not_apply_inspects_what_the_cell_defines(before, engine):
+    before.ok("%%remat", "def h(x): return x", "if not x:", "    f(1.0)")
+    assert engine.last.fun is before.ns["h"]
+
+
+def test_methods_of_objects_that_a_call_makes(before, engine):
+    before.ok("%%remat", "class Model:", "    def loss(self, x): return x", "Model().loss(x)")
+    assert engine.last.fun is before.ns["Model"].loss
+    before.ok("%%remat", "def model(): return Model()", "model().loss(x)")
+    assert engine.last.fun is before.ns["Model"].loss
+    before.ok("%%remat", "y = [f, f][0](x)")
+    assert engine.last.fun is before.ns["f"]
+
+
+def test_a_coroutine_is_none_to_trace(before):
+    sentence = before.complaint("%%remat", "async def later(x): return x", "later(x)")
+    assert sentence == "`later` is a coroutine, which JAX cannot trace: call the function that it awaits."
+
+
+def test_an_error_of_a_call_that_runs_is_shown_as_in_a_plain_cell(before):
+    result = before.run("%%remat", "def g(n):", "    raise KeyError(n)", "y = g(3)")
+    assert isinstance(result.error_in_exec, KeyError)
+    assert "----> 4 y = g(3)" in before.out
+    assert "remat_magic/" not in before.out
 
 
 def test_the_call_on_the_line_wins_and_the_cell_runs_plainly(cells, engine):
@@ -173,6 +324,10 @@ def test_a_semicolon_silences(cells, engine):
     cells.ok("%%remat", "f = lambda x: x", "f(1.0);")
     assert engine.last.args == (1.0,)
     assert cells.out == ""
+    for last in ("f(2.0);", "y = f(3.0);", "print(f(4.0));"):
+        cells.ok("%%remat -o kept", last)
+        assert cells.out == ""
+        assert cells.ns["kept"].trace is engine.last
 
 
 @pytest.mark.parametrize(("interactivity", "shown"), [("all", ["1", "2", "<widget>"]), ("none", [])])
@@ -188,6 +343,17 @@ def test_a_cell_within_a_cell_magic(cells, engine):
     assert engine.last.args == (1.0,)
     cells.ok("%%time", "%%remat", "f = lambda x: x", "f(2.0)")
     assert engine.last.args == (2.0,)
+
+
+def test_a_cell_magic_below_the_line(cells, engine):
+    cells.ok("%%remat -p dots_saveable -o kept", "%%capture caught", "f = lambda x: x", "print('caught')", "f(1.0)")
+    assert engine.last.args == (1.0,)
+    assert cells.ns["kept"].policy == "dots_saveable"
+    assert (cells.out, cells.ns["caught"].stdout) == ("", "caught\n")
+    cells.ok("%%remat", "%%time", "%%capture", "f(2.0)")
+    assert engine.last.args == (2.0,)
+    assert "Wall time" in cells.out
+    assert isinstance(cells.run("%%remat", "%%time", "", "1 / 0").error_in_exec, ZeroDivisionError)
 
 
 def test_a_semicolon_silences_the_line_magic(cells, engine):

@@ -32,24 +32,43 @@ def test_the_only_function(with_jax, engine, decorators):
     assert engine.last.args == (2.0, 3.0)
 
 
-def test_two_decorated_functions_are_named(with_jax):
-    assert "`layer`, `other`" in with_jax.complaint(
-        "%%remat", "@ckpt", LAYER, "@jax.jit", "@ckpt", "def other(x): return x"
+def test_of_two_decorated_functions_the_last_is_inspected_and_it_is_said(with_jax, engine):
+    widget = with_jax.ok("%%remat", "@ckpt", LAYER, "@jax.jit", "@ckpt", "def other(x): return x")
+    assert engine.last.fun is with_jax.ns["other"]
+    assert widget.title.startswith(
+        "The cell defines `layer` and `other`: the last is inspected; to choose another, end the cell with its call, "
+        "such as layer(...)."
     )
 
 
 @pytest.mark.parametrize("helper_first", [True, False])
-def test_a_decorated_helper_beside_a_function_asks_for_a_call(with_jax, helper_first):
-    helper, function = ["@jax.checkpoint", LAYER], ["def loss(x): return layer(1.0, x)"]
-    lines = [*helper, *function] if helper_first else [*function, *helper]
-    sentence = with_jax.complaint("%%remat", *lines)
-    assert "end it with a call of the one to inspect, such as loss(...)" in sentence
+def test_what_calls_a_decorated_helper_is_inspected(with_jax, engine, helper_first):
+    helper = ["@jax.checkpoint", LAYER]
+    callers = ["def model(x): return layer(1.0, x)", "def loss(x): return model(x)"]
+    plain = ["def data(n): return n", "size = len('abc')"]
+    lines = [*helper, *callers, *plain] if helper_first else [*plain, *reversed(callers), *helper]
+    assert with_jax.ok("%%remat", *lines).title == "Arguments: your variable x."
+    assert engine.last.fun is with_jax.ns["loss"]
 
 
-def test_several_functions_are_named(with_jax):
-    sentence = with_jax.complaint("%%remat", LAYER, "def b(x): return x", "c = lambda x: x")
-    assert "`layer`, `b`, `c`" in sentence
-    assert with_jax.ns["b"](1) == 1  # the cell has run
+def test_a_decorated_function_is_inspected_whatever_stands_beside_it(with_jax, engine):
+    widget = with_jax.ok(
+        "%%remat", "def scale(x): return x", "@jax.checkpoint", "def f(x): return scale(x)", "def other(x): return x"
+    )
+    assert engine.last.fun is with_jax.ns["f"]
+    assert widget.title == "Arguments: your variable x."
+
+
+def test_of_several_functions_the_last_that_none_calls_is_inspected(with_jax, engine):
+    engine.runs = False
+    widget = with_jax.ok("%%remat", LAYER, "def b(x): return layer(x, c(x))", "c = lambda x: x")
+    assert engine.last.fun is with_jax.ns["b"]
+    assert widget.title == "Arguments: your variable x."
+    widget = with_jax.ok("%%remat", LAYER, "def b(x): return x", "def again(x): return again(x)")
+    assert engine.last.fun is with_jax.ns["again"]
+    assert widget.title.startswith("The cell defines `layer` and `b` and `again`: the last is inspected;")
+    with_jax.ok("%%remat", "def even(x): return odd(x)", "def odd(x): return even(x)")
+    assert engine.last.fun is with_jax.ns["odd"]
 
 
 @pytest.mark.parametrize("lines", [["z = 1"], [""], ["import math"], ["class C:", "    def f(self): return 1"]])

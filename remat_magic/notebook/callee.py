@@ -5,8 +5,11 @@ Objects are recognised, not their spelling: a gradient may be stored, jitted or 
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
+import itertools
+import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
 
 from remat_magic._jax.wrappers import gradient_in, is_checkpoint, is_forward_derivative, is_jitted
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 
-__all__ = ["Callee", "called", "defined", "makes_a_function", "with_arguments"]
+__all__ = [
+    "Callee",
+    "called",
+    "consumes",
+    "defined",
+    "gives_result",
+    "is_meant",
+    "makes_a_function",
+    "prepares",
+    "with_arguments",
+]
+
+# Of JAX's own functions those that are called for what comes out of others.
+_CONSUMERS = (jax.block_until_ready, jax.device_get, jax.device_put, jax.debug.print)
+_CONSUMING_MODULES = sys.stdlib_module_names | {"numpy", "IPython", "matplotlib", "pandas", "rich", "tqdm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,10 @@ class Callee:
         """The function's own name, or its type's."""
         return _name(self.fun)
 
+    def saying(self, remark: str) -> Callee:
+        """With one more note in front; none if it is empty."""
+        return replace(self, notes=(remark, *self.notes)) if remark else self
+
     def layers(self) -> Iterator[Any]:
         """The function and what it wraps, outermost first, as far as wrappers tell."""
         return _layers(self.fun)
@@ -65,11 +87,14 @@ def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee
         raise RematError(
             f"what is called is not a function but of type {type(fun).__name__}: call the function to inspect."
         )
-    if isinstance(fun, type | types.BuiltinFunctionType):
+    if consumes(fun):
         raise RematError(
-            f"`{fun.__name__}` is not a function that JAX differentiates: end the cell with the call to inspect, "
+            f"`{_name(fun)}` is not a function that JAX differentiates: end the cell with the call to inspect, "
             "such as loss(params, x)."
         )
+    if inspect.iscoroutinefunction(fun):
+        raise RematError(f"`{_name(fun)}` is a coroutine, which JAX cannot trace: call the function that it awaits.")
+    fun = fun if (lowered := _lowers(fun)) is None else lowered
     differentiated = _in_function_taker(fun, args, kwargs) or _in_gradient(fun, args, kwargs)
     callee = _spread(differentiated or Callee(fun, args, kwargs))
     match callee.wrt:  # which counted from the arguments of the call
@@ -87,17 +112,97 @@ def makes_a_function(fun: Any) -> bool:
     return any(fun is maker for maker in makers)
 
 
+def consumes(fun: Any) -> bool:
+    """Whether a function is called for its effect, or makes another thing of a result: ``print``, ``float``.
+
+    Where a call is in its brackets, that is meant.
+    """
+    if isinstance(fun, type | types.BuiltinFunctionType) or any(fun is consumer for consumer in _CONSUMERS):
+        return not makes_a_function(fun)
+    function = getattr(fun, "__func__", fun)
+    if not isinstance(function, types.FunctionType):
+        return False
+    module = str(function.__globals__.get("__name__"))  # functools.wraps gives __module__ to what it wraps
+    return module.partition(".")[0] in _CONSUMING_MODULES or module.endswith((".tree_util", ".tree"))
+
+
+def gives_result(fun: Any, steps: Sequence[str]) -> bool:
+    """Whether steps from what a call of this returns are steps from arrays or trees of them, as ``.mean()`` is.
+
+    Args:
+        fun: the function.
+        steps: names of attributes, ``"[]"`` and ``"()"``.
+    """
+    if _takes_the_function(fun) or _lowers(fun) is not None:
+        return True
+    if consumes(fun) or makes_a_function(fun):
+        return False
+    names = {"[]", "block_until_ready", "tolist", *dir(jax.Array), *dir(dict), *dir(tuple)}
+    calls_method = all(before != "[]" for before, step in itertools.pairwise(steps) if step == "()")
+    return calls_method and all(step in names or step == "()" for step in steps)
+
+
+def prepares(fun: Any) -> bool:
+    """Whether a function only prepares or reads something, as ``jnp.ones`` and ``optimizer.init`` do, or ``float``.
+
+    All others are gradients, or code of the user's own.
+    """
+    if consumes(fun) or makes_a_function(fun) or not callable(fun):
+        return True
+    if _takes_the_function(fun):
+        return False
+    layers = [*_layers(fun), getattr(fun, "__self__", None)]
+    return not any(gradient_in(layer) or _is_users(layer) for layer in layers if layer is not None)
+
+
+def is_meant(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call whose result the cell uses is the one to inspect: it gives something to differentiate."""
+    if prepares(fun):
+        return False
+    try:
+        callee = called(fun, args, kwargs)
+    except RematError:
+        return True  # which says what is wrong
+    leaves = jax.tree.leaves((callee.args, dict(callee.kwargs)))
+    return any(isinstance(leaf, float | complex) or _is_inexact(leaf) for leaf in leaves)
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact)
+
+
+def _is_users(fun: Any) -> bool:
+    """Whether a function, or the class of an object, is the user's own."""
+    code = getattr(getattr(fun, "__func__", fun), "__code__", None)
+    if code is not None:
+        return _library_folders().isdisjoint(Path(code.co_filename).parents)
+    module = sys.modules.get(type(fun).__module__)
+    if module is builtins:
+        return False
+    return _library_folders().isdisjoint(Path(getattr(module, "__file__", None) or "").parents)
+
+
 def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
     """``jax.vjp(f, *primals)`` and its like."""
     if fun is jax.jvp:
         raise RematError("jax.jvp is forward mode, which saves nothing for a backward pass: inspect f(...) itself.")
-    if not any(fun is taker for taker in (jax.vjp, jax.linearize, print_saved_residuals)):
+    if not _takes_the_function(fun):
         return None
     if not args or not callable(args[0]):
         raise RematError(f"{fun.__name__} takes the function first: {fun.__name__}(f, x).")
-    if fun is print_saved_residuals:
+    if fun in (jax.eval_shape, print_saved_residuals):  # which hand all keywords on
         return Callee(args[0], args[1:], kwargs)
     return Callee(args[0], args[1:], has_aux=bool(kwargs.get("has_aux", False)))
+
+
+def _takes_the_function(fun: Any) -> bool:
+    return any(fun is taker for taker in (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals))
+
+
+def _lowers(fun: Any) -> Any:
+    """The jitted function that this is the ``lower``, or a similar method, of; None for anything else."""
+    owner: Any = getattr(fun, "__self__", None)
+    return owner if is_jitted(owner) and fun in (owner.lower, owner.trace, owner.eval_shape) else None
 
 
 def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
@@ -176,11 +281,13 @@ def _computes_what_it_wraps(layer: Any) -> bool:
     """
     if not isinstance(layer, types.FunctionType):
         return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib")
-    libraries = {
-        Path(jax.__file__).parent,
-        *(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")),
-    }
-    return not libraries.isdisjoint(Path(layer.__code__.co_filename).parents)
+    return not _library_folders().isdisjoint(Path(layer.__code__.co_filename).parents)
+
+
+@functools.cache
+def _library_folders() -> frozenset[Path]:
+    installed = (Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))
+    return frozenset((Path(jax.__file__).parent, Path(__file__).parents[1], *installed))
 
 
 def _name(fun: Any) -> str:
@@ -198,38 +305,45 @@ def _layers(fun: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------------------------- without a call
 
 
-def defined(namespace: Mapping[str, Any], functions: Sequence[str], assigned: Sequence[str]) -> Callable[..., Any]:
-    """The one function of a cell that is meant: the decorated one, else the only one.
+def defined(
+    namespace: Mapping[str, Any], functions: Sequence[tuple[str, bool, tuple[str, ...]]]
+) -> tuple[Callable[..., Any], str]:
+    """The function of a cell that is meant, and a remark where several could be.
+
+    It is the one decorated with ``jax.checkpoint``, or rather the one that calls that; without any, the one that no
+    other of the cell's calls. Of several, the last.
 
     Args:
         namespace: the user's, after the cell has run.
-        functions: names that the cell defines as functions.
-        assigned: names to which the cell assigns what a call returned; of these only checkpointed functions count.
+        functions: names to which the cell gives functions, or (False) what a call returned, each with the names used
+            in it. What a call returned counts if it is checkpointed.
 
     Raises:
-        RematError: where there is none, or more than one that could be meant.
+        RematError: where there is none.
     """
-    checkpointed = [name for name in (*functions, *assigned) if _is_checkpointed(namespace.get(name))]
-    within = [id(layer) for name in checkpointed for layer in _layers(namespace[name])]
-    plain = [
-        name
-        for name in functions
-        if name not in checkpointed and callable(namespace.get(name)) and id(namespace[name]) not in within
-    ]
-    match checkpointed, plain:
-        case ([only], []) | ([], [only]):
-            return namespace[only]
-        case [], []:
-            raise RematError(
-                "nothing to inspect: end the cell with a call, such as loss(params, x), write the call after %%remat, "
-                "or define one function in the cell."
-            )
-        case _:
-            names = ", ".join(f"`{name}`" for name in (*checkpointed, *plain))
-            raise RematError(
-                f"the cell defines {names}: end it with a call of the one to inspect, such as "
-                f"{(plain or checkpointed)[-1]}(...)."
-            )
+    uses = {name: set(used) for name, _, used in functions if callable(namespace.get(name))}
+    for _ in uses:
+        for name, used in uses.items():
+            uses[name] = used.union(*(uses[other] for other in used & uses.keys()))
+    checkpointed = {name for name in uses if _is_checkpointed(namespace[name])}
+    candidates = {name: uses[name] for name, is_function, _ in functions if name in uses and is_function}
+    candidates = {name: uses[name] for name in uses if name in candidates or name in checkpointed}
+    if checkpointed:
+        candidates = {name: used for name, used in candidates.items() if checkpointed & {name, *used}}
+    inside = {other for name, used in candidates.items() for other in used if other != name}
+    *others, chosen = [name for name in candidates if name not in inside] or candidates or [None]
+    if chosen is None:
+        raise RematError(
+            "nothing to inspect: end the cell with a call, such as loss(params, x), write the call after %%remat, "
+            "or define one function in the cell."
+        )
+    if not others:
+        return namespace[chosen], ""
+    names = " and ".join(f"`{name}`" for name in (*others, chosen))
+    return namespace[chosen], (
+        f"The cell defines {names}: the last is inspected; to choose another, end the cell with its call, such as "
+        f"{others[-1]}(...)."
+    )
 
 
 def _is_checkpointed(fun: Any) -> bool:

@@ -9,8 +9,8 @@ import ast
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -24,8 +24,9 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from remat_magic.notebook.cell import CellTransformer, hooked_expression, mark
+from remat_magic.notebook.cell import CellTransformer, mark
 from remat_magic.notebook.completion import matcher_for
+from remat_magic.notebook.last_call import hooked_expression
 from remat_magic.notebook.line import Options, parse
 from remat_magic.notebook.rebinding import Rebinding
 from remat_magic.notebook.session import Session
@@ -40,7 +41,10 @@ __all__ = ["RematMagics", "load", "unload"]
 
 @magics_class
 class RematMagics(Magics):
-    """The magic itself. What ``cell`` writes into a cell calls ``check``, ``show`` and the three ``inspect_...``."""
+    """The magic itself. What ``cell`` and ``last_call`` write into a cell calls its methods.
+
+    Where they ask about a function or a call, it is kept until the answer has been acted on, which is at once.
+    """
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -50,6 +54,9 @@ class RematMagics(Magics):
         self.parser.allow_abbrev = False
         self.transformer = CellTransformer(self.parser)
         self.matcher = matcher_for(self.parser, self.session)
+        self._functions: dict[int, Any] = {}
+        self._call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
+        self._result: Any = None
 
     @no_var_expand
     @needs_local_scope
@@ -132,6 +139,7 @@ class RematMagics(Magics):
             UsageError: of one sentence.
         """
         __tracebackhide__ = True
+        self._functions.clear()
         self._read(line, bound)
 
     def _read(self, line: str, bound: Iterable[str] = ()) -> Options:
@@ -148,7 +156,7 @@ class RematMagics(Magics):
                 policies.resolve(key, key.names, self.session.namespace)
         return options
 
-    def inspect_call(self, line: str, fun: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def inspect_call(self, line: str, remark: str, fun: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Inspect what the call ``fun(*args, **kwargs)`` differentiates or computes, as a checked line asks.
 
         This and the two methods below are what a cell calls in place of its last call. Each returns the widget (None
@@ -160,9 +168,9 @@ class RematMagics(Magics):
         if makes_a_function(fun):
             return self.inspect_function(line, fun(*args, **kwargs))
         with _one_sentence():
-            return self._inspect(called(fun, args, kwargs), parse(self.parser, line))
+            return self._inspect(called(fun, args, kwargs).saying(remark), parse(self.parser, line))
 
-    def inspect_function(self, line: str, fun: Any, /) -> Any:
+    def inspect_function(self, line: str, fun: Any, remark: str = "", /) -> Any:
         """Inspect a function with the arguments that ``--args`` or the namespace gives."""
         __tracebackhide__ = True
         from remat_magic.notebook.callee import with_arguments
@@ -171,15 +179,77 @@ class RematMagics(Magics):
         with _one_sentence():
             if not callable(fun):
                 raise RematError(f"`{options.expression}` is a {type(fun).__name__}: name a function or a call.")
-            return self._inspect(with_arguments(fun, options.args, session.namespace, session.variables), options)
+            callee = with_arguments(fun, options.args, session.namespace, session.variables)
+            return self._inspect(callee.saying(remark), options)
 
-    def inspect_defined(self, line: str, functions: list[str], assigned: list[str]) -> Any:
+    def inspect_defined(self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]]) -> Any:
         """Inspect the function that the cell defines."""
         __tracebackhide__ = True
         from remat_magic.notebook.callee import defined
 
         with _one_sentence():
-            return self.inspect_function(line, defined(self.session.namespace, functions, assigned))
+            return self.inspect_function(line, *defined(self.session.namespace, functions))
+
+    def consumes(self, number: int, fun: Any, /) -> bool:
+        """Whether a call of this function means a call in its brackets, as ``print(f(x))`` does."""
+        from remat_magic.notebook.callee import consumes
+
+        self._functions[number] = fun
+        return consumes(fun)
+
+    def prepares(self, number: int, fun: Any, /) -> bool:
+        """The same where the result has a use: whether a call of this function is none that could be meant."""
+        from remat_magic.notebook.callee import prepares
+
+        self._functions[number] = fun
+        return prepares(fun)
+
+    def gives_result(self, number: int, fun: Any, steps: tuple[str, ...], /) -> bool:
+        """Whether what is done to the result of a call of this function is done to arrays, as in ``f(x).item()``."""
+        from remat_magic.notebook.callee import gives_result
+
+        self._functions[number] = fun
+        return gives_result(fun, steps)
+
+    def kept(self, number: int) -> Any:
+        """A function that was asked about."""
+        return self._functions.pop(number)
+
+    def is_meant(self, fun: Any, /, *args: Any, **kwargs: Any) -> bool:
+        """Whether a call is to be inspected, where the plain cell has a use for its result."""
+        from remat_magic.notebook.callee import is_meant
+
+        self._call = fun, args, kwargs
+        return is_meant(fun, args, kwargs)
+
+    def run_kept(self) -> Any:
+        """Make the call that was asked about last."""
+        __tracebackhide__ = True
+        fun, args, kwargs = self._take_call()
+        return fun(*args, **kwargs)
+
+    def inspect_kept(self, line: str, remark: str, targets: tuple[str, ...]) -> Any:
+        """Inspect the call that was asked about last; ``targets`` are not assigned to."""
+        __tracebackhide__ = True
+        fun, args, kwargs = self._take_call()
+        unassigned = _unassigned(targets, self.session.namespace)
+        return _Inspected(self.inspect_call(line, " ".join(filter(None, [remark, unassigned])), fun, *args, **kwargs))
+
+    def _take_call(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        call, self._call = self._call, None
+        assert call is not None, "a call is asked about before it is made"
+        return call
+
+    def runs(self, result: Any) -> bool:
+        """Whether this is a value as the plain cell has it, and not an inspection."""
+        inspected = isinstance(result, _Inspected)
+        self._result = result.widget if inspected else result
+        return not inspected
+
+    def result(self) -> Any:
+        """The value, or the widget."""
+        result, self._result = self._result, None
+        return result
 
     def _inspect(self, callee: Callee, options: Options) -> Any:
         """From the callee to the widget."""
@@ -238,6 +308,21 @@ class RematMagics(Magics):
                 code = ip.compile(cast("Any", ast.Module([statement], [])), name, "exec")
             value = eval(code, ip.user_global_ns, ip.user_ns)  # noqa: S307  (the user's own cell)
         self.show(value)
+
+
+class _Inspected(NamedTuple):
+    """Told apart from a value of the user's; ``widget`` is None with ``--text``."""
+
+    widget: Any
+
+
+def _unassigned(targets: tuple[str, ...], namespace: Mapping[str, Any]) -> str:
+    """What became of the names that a call would have been assigned to."""
+    old = [f"`{name}`" for name in targets if name in namespace or not name.isidentifier()]
+    new = [f"`{name}`" for name in targets if f"`{name}`" not in old]
+    kept = [f"{' and '.join(old)} {'keep their old values' if len(old) > 1 else 'keeps its old value'}"] if old else []
+    left = [f"{' and '.join(new)} {'are' if len(new) > 1 else 'is'} not assigned"] if new else []
+    return f"The call did not run: {', '.join(kept + left)}." if targets else ""
 
 
 @contextlib.contextmanager

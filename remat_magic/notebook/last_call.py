@@ -1,0 +1,250 @@
+"""The call that the last statement of a cell means, handed to the inspection in place of being made.
+
+``F(a, *b, k=c)`` becomes ``inspect_call(line, "", F, a, *b, k=c)``, so that Python evaluates each operand as before.
+But people also write ``print(float(F(a)))``, ``F(a).block_until_ready()`` or ``state, loss = F(a)``. Which of several
+calls is meant shows only in the functions once they are evaluated. So what is compiled asks about one after another:
+``inspect_call(line, "", kept(), a) if not consumes(F) else ...``, where ``kept()`` is the F that was asked about, and
+each operand is still evaluated once, and in order.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from remat_magic.parsing import parse_python
+
+__all__ = ["hooked_expression", "inspecting", "magic_call", "shown"]
+
+_Node = TypeVar("_Node", bound=ast.AST)
+
+# What is not looked into: it runs several times, later, or perhaps not at all.
+_OPAQUE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Await, ast.BoolOp, ast.IfExp)
+
+
+def magic_call(method: str, where: ast.AST, *operands: Any, keywords: Sequence[ast.keyword] = ()) -> ast.Call:
+    """A call of a method of the magic, at the place of another node; operands are expressions or constants."""
+    text = f"get_ipython().magics_manager.registry['RematMagics'].{method}"
+    function = parse_python(text, "eval").body
+    for node in ast.walk(function):
+        ast.copy_location(node, where)
+    arguments = [one if isinstance(one, ast.expr) else ast.Constant(one) for one in operands]
+    return ast.copy_location(ast.Call(function, arguments, list(keywords)), where)
+
+
+def hooked_expression(line: str, expression: ast.expr) -> ast.expr:
+    """The expression with its call handed to the inspection; without one, it is the function to inspect."""
+    calls = _calls(expression)
+    if not calls:
+        return magic_call("inspect_function", expression, line, expression)
+    return _Hooked(line, calls).expression()
+
+
+def inspecting(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt] | None:
+    """A cell's statements with the call of the last one handed to the inspection; None where it has no call.
+
+    Args:
+        body: the statements.
+        line: the magic's line.
+        defined: inspects what the cell defines, where the last statement turns out to mean no call.
+    """
+    match body:
+        case [*before, ast.Expr(value) as last] if _is_user_call(value):
+            return [*before, ast.copy_location(ast.Expr(hooked_expression(line, value)), last)]
+    return _within(body, line, defined)
+
+
+def _within(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt] | None:
+    """The same where IPython does not show the value of a last expression by itself."""
+    match body:
+        case [*before, ast.Expr(value) as last] if _is_user_call(value):
+            return [*before, shown(hooked_expression(line, value))]
+        case [*before, ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() as last]:
+            conditional = _assigning(last, line, defined)
+            return None if conditional is None else [*before, conditional]
+        case [*before, ast.With() | ast.AsyncWith() as last]:
+            inside = _within(last.body, line, defined)
+            return None if inside is None else [*before, _changed(last, body=inside)]
+        case [*before, ast.If() as last]:
+            branches = [_within(last.body, line, defined), _within(last.orelse, line, defined)]
+            if branches == [None, None]:
+                return None
+            plain = [[*branch, shown(defined)] for branch in (last.body, last.orelse)]
+            chosen, otherwise = (inside or as_is for inside, as_is in zip(branches, plain, strict=True))
+            return [*before, _changed(last, body=chosen, orelse=otherwise)]
+        case _:
+            return None
+
+
+def shown(value: ast.expr) -> ast.Expr:
+    """Show a value as IPython shows that of a last expression."""
+    return ast.copy_location(ast.Expr(magic_call("show", value, value)), value)
+
+
+def _assigning(
+    statement: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign, line: str, defined: ast.expr
+) -> ast.stmt | None:
+    """``y = F(x)``: inspected where F is the user's own and can be differentiated, else run as it stands."""
+    value = statement.value
+    calls = [] if value is None else _calls(value)
+    if value is None or not calls:
+        return None
+    value = _Hooked(line, calls, value, tuple(_targets(statement))).expression()
+    result = magic_call("result", value)
+    run = _changed(statement, value=result)
+    return ast.copy_location(
+        ast.If(
+            magic_call("runs", value, value),
+            [shown(result) if isinstance(statement, ast.Expr) else run, shown(defined)],
+            [shown(result)],
+        ),
+        statement,
+    )
+
+
+class _Hooked:
+    """Of several calls the one that is meant, as an expression that asks.
+
+    Args:
+        line: the magic's line.
+        calls: in the order of their evaluation.
+        whole: the expression that they are of, if it is to run where none of them is meant.
+        targets: what its value would be assigned to.
+    """
+
+    def __init__(
+        self, line: str, calls: Sequence[ast.Call], whole: ast.expr | None = None, targets: tuple[str, ...] = ()
+    ) -> None:
+        self.line, self.calls, self.whole, self.targets = line, calls, whole, targets
+        for number, node in enumerate(node for call in calls for node in ast.walk(call)):
+            node.number = number  # pyright: ignore[reportAttributeAccessIssue]  (copies keep it)
+
+    def expression(self) -> ast.expr:
+        """Asks about one function after another, and inspects."""
+        return self._first(self.calls)
+
+    def _first(self, calls: Sequence[ast.Call], asked: bool = False) -> ast.expr:
+        """The first of some calls that is meant; with ``asked``, the innermost owner of the first one is not."""
+        if not calls:
+            last = self.calls[0]
+            refused = magic_call("inspect_call", last, self.line, "", _kept(last))
+            return refused if self.whole is None else self.whole
+        call, *others = calls
+        owners = _owners(call)[asked:]
+        if owners:
+            owner, steps = owners[0]
+            question = magic_call("gives_result", owner, _number(owner), owner.func, steps)
+            call = _replaced(call, owner.func, _kept(owner))
+            owner, _ = _owners(call)[0]
+            return _either(question, self._inspected(owner, others), self._first([call, *others], asked=True))
+        operands = [*call.args, *(keyword.value for keyword in call.keywords)]
+        inside = [inner for operand in operands for inner in _calls(operand)]
+        if not inside and not (others and self.whole is not None):
+            return self._inspected(call, others)
+        asking = "consumes" if self.whole is None else "prepares"
+        question = magic_call(asking, call, _number(call), call.func)
+        inspected = self._inspected(_replaced(call, call.func, _kept(call)), others)
+        if self.whole is not None:
+            self.whole = _replaced(self.whole, _same([self.whole], call).func, _kept(call))
+        return _either(question, self._first([*inside, *others]), inspected)
+
+    def _inspected(self, call: ast.Call, others: Sequence[ast.Call]) -> ast.expr:
+        written = _text(_same(self.calls, call))
+        remark = f"Of the calls in the last line, the first is inspected: `{written}`." if others else ""
+        request = [self.line, remark]
+        if self.whole is None:
+            return magic_call("inspect_call", call, *request, call.func, *call.args, keywords=call.keywords)
+        question = magic_call("is_meant", call, call.func, *call.args, keywords=call.keywords)
+        run = _replaced(self.whole, _same([self.whole], call), magic_call("run_kept", call))
+        return _either(question, magic_call("inspect_kept", call, *request, self.targets), run)
+
+
+def _same(trees: Sequence[ast.AST], call: ast.Call) -> ast.Call:
+    """The call in some trees that this one is, or is a changed copy of."""
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return next(node for node in nodes if _number(node) == _number(call))
+
+
+def _number(node: ast.AST) -> int | None:
+    return getattr(node, "number", None)
+
+
+def _either(question: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.IfExp(question, yes, no), question)
+
+
+def _kept(call: ast.Call) -> ast.expr:
+    """The call's function, which was asked about before."""
+    return magic_call("kept", call, _number(call))
+
+
+def _replaced(tree: _Node, part: ast.AST, other: ast.AST) -> _Node:
+    """A copy of a tree with another part."""
+    return copy.deepcopy(tree, {id(part): other})
+
+
+def _changed(node: _Node, **fields: object) -> _Node:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _is_user_call(expression: ast.expr) -> bool:
+    """Whether it is a call that the user wrote; IPython writes ``%magic``, ``!command`` and ``f?`` as calls too."""
+    match expression:
+        case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"), [], []), _)):
+            return False
+        case _:
+            return isinstance(expression, ast.Call)
+
+
+def _calls(node: ast.AST) -> list[ast.Call]:
+    """The outermost calls of an expression, in the order of their evaluation."""
+    if isinstance(node, ast.expr) and _is_user_call(node):
+        return [node]  # pyright: ignore[reportReturnType]
+    if isinstance(node, (*_OPAQUE, ast.Call)):
+        return []
+    return [call for child in ast.iter_child_nodes(node) for call in _calls(child)]
+
+
+def _owners(call: ast.Call) -> list[tuple[ast.Call, tuple[str, ...]]]:
+    """The calls that a call is a method of, innermost first, each with what is done to its result.
+
+    Of ``f(x)[0].mean().item()`` they are ``f(x)`` with ``("[]", "mean", "()", "item", "()")``, and ``f(x)[0].mean()``
+    with ``("item", "()")``. In ``grad(f)(x)`` the call of ``grad`` makes the function, and is none.
+    """
+    owners: list[tuple[ast.Call, tuple[str, ...]]] = []
+    steps: tuple[str, ...] = ("()",)
+    node = call.func
+    while True:
+        match node:
+            case ast.Attribute(inner, name):
+                steps = (name, *steps)
+            case ast.Subscript(inner):
+                steps = ("[]", *steps)
+            case ast.Call(inner) if steps[0] != "()" and _is_user_call(node):
+                owners.insert(0, (node, steps))
+                steps = ("()", *steps)
+            case _:
+                return owners
+        node = inner
+
+
+def _targets(statement: ast.stmt) -> Iterator[str]:
+    """What a statement would assign to, as written."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(name, ast.Store()):
+                yield name
+            case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+                yield ast.unparse(node)
+            case _:
+                pass
+
+
+def _text(call: ast.Call) -> str:
+    text = ast.unparse(call)
+    return text if len(text) <= 60 else f"{ast.unparse(call.func)}(...)"
