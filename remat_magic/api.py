@@ -15,6 +15,7 @@ from remat_magic.records import (
     Choice,
     Edit,
     FrontierPoint,
+    GradientCall,
     GradientDifference,
     Listed,
     Loop,
@@ -54,26 +55,35 @@ def trace(
     *args: Any,
     wrt: int | str | Sequence[int | str] | None = None,
     has_aux: bool = False,
+    gradient: str | None = None,
     **kwargs: Any,
 ) -> Trace:
     """Trace ``fun(*args, **kwargs)`` for inspection. Nothing runs on a device or is allocated there.
 
-    The Python code of ``fun`` runs exactly once. If ``fun`` has parameters named ``wrt`` or ``has_aux``, pass a
-    ``functools.partial``.
+    The Python code of ``fun`` runs exactly once. If ``fun`` has parameters named ``wrt``, ``has_aux`` or ``gradient``,
+    pass a ``functools.partial``.
+
+    A training step takes a gradient by itself (``jax.grad``, ``value_and_grad``, ``vjp``, ``linearize``, or what flax,
+    equinox and optax make of these): the trace is then of that gradient, and ``Trace.function`` gives the step back.
+    What is taken for a step gives back something like what it differentiates, or nothing that depends on the gradient;
+    other functions that take gradients inside, such as a loss with a penalty, are differentiated themselves.
 
     Args:
-        fun: the function to differentiate.
+        fun: the function to differentiate, or a training step.
         *args: arrays, ``jax.ShapeDtypeStruct``s, pytrees of them, or static values (strings, callables, modules, None,
             bools and ints), which stay as they are.
         wrt: the arguments to differentiate, by number or name: one or a sequence. Default: every floating-point leaf.
         has_aux: whether ``fun`` returns a pair of output and auxiliary data, as for ``jax.grad``. Default: no.
+        gradient: the key of one of ``Trace.gradients``, or ``"none"`` to differentiate ``fun`` itself. Default: of a
+            training step the gradient that saves most; ``fun`` itself where ``wrt`` or ``has_aux`` is given, or where
+            it is no step.
         **kwargs: keyword arguments, of the same kinds as ``args``.
 
     Raises:
-        RematError: nothing can be differentiated, or ``wrt`` asks for what cannot be.
+        RematError: nothing can be differentiated, ``wrt`` asks for what cannot be, or there is no such ``gradient``.
         Exception: whatever ``fun`` itself raises.
     """
-    return Trace(Engine(fun, args, kwargs, wrt, has_aux))
+    return Trace(Engine(fun, args, kwargs, wrt, has_aux, gradient))
 
 
 class Trace:
@@ -118,6 +128,16 @@ class Trace:
     def sites(self) -> tuple[Site, ...]:
         """The places where the function applies ``jax.checkpoint``, in the order of their first call."""
         return self.engine.sites
+
+    @property
+    def gradients(self) -> tuple[GradientCall, ...]:
+        """The gradients that the function takes inside, as a training step does; the one that saves most first."""
+        return self.engine.gradients
+
+    @property
+    def gradient(self) -> GradientCall | None:
+        """The one of ``gradients`` that the trace is of; None where it is of the function's own derivative."""
+        return self.engine.gradient_inside
 
     @property
     def names(self) -> tuple[str, ...]:

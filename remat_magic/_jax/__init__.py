@@ -20,6 +20,7 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.formulas import shards_kept
+from remat_magic._jax.gradients import holding
 from remat_magic._jax.jaxprs import (
     as_function,
     consts_of,
@@ -88,6 +89,7 @@ __all__ = [
     "fresh_var",
     "function_name",
     "high_params",
+    "holding",
     "is_barrier",
     "is_broadcast",
     "is_call",

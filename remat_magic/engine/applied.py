@@ -12,9 +12,10 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax, policies
 from remat_magic.engine.failures import failures
+from remat_magic.engine.gradients import under_policy
 from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.selection import Selection, Selector
-from remat_magic.engine.sites import Rewriter, find_sites, identity
+from remat_magic.engine.sites import Identity, Rewriter, find_sites, identity
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.values import abstract
 from remat_magic.policies import AS_WRITTEN
@@ -47,6 +48,45 @@ def with_policy(
         return closed, selection.whole
 
     return _rewritten(fun, name, selection.policy, rewrite, tracing)
+
+
+def step_with_policy(
+    step: Callable[..., Any],
+    who: Identity,
+    selection: Selection,
+    chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
+    remat3: bool,
+    named: Callable[[Selection, Any], Any],
+) -> Callable[..., Any]:
+    """A training step like ``step``, with a policy applied to a function that it differentiates inside.
+
+    The step itself is called, so that what it does besides, its ``jit`` with all options included, stays as it is. JAX
+    keeps what it compiles for this policy apart from what it compiles for the step as written.
+
+    Args:
+        step: the function.
+        who: the function that is differentiated, by its definition.
+        selection: the policies.
+        chooser: as for ``with_policy``, and so is ``named``.
+        remat3: whether to trace with jax_remat3.
+        named: gives the names.
+    """
+    generation = _jax.Generation()
+
+    def rewrite(closed: Any) -> Callable[..., Any]:
+        closed = named(selection, closed)
+        if selection.at_sites:
+            closed = Rewriter(chooser(selection, Spans()))(closed)
+        evaluate = _jax.as_function(closed)
+        return evaluate if selection.whole is None else jax.checkpoint(evaluate, policy=selection.whole)
+
+    @functools.wraps(step)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        tracing = _jax.tracing(generation, remat3, _jax.x64())
+        with tracing, under_policy(who, rewrite), failures(who[0], selection.policy):
+            return step(*args, **kwargs)
+
+    return applied
 
 
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from remat_magic import _jax, policies
-from remat_magic.engine.applied import with_policy
+from remat_magic.engine.applied import step_with_policy, with_policy
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.primal import Primal
@@ -18,9 +18,10 @@ from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.source_texts import source_texts
+from remat_magic.engine.steps import ITSELF, choose, inner_gradients
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
-from remat_magic.records import Choice, Note, Plan, RematError, Site
+from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
 
 __all__ = ["Dissection", "Engine"]
 
@@ -29,13 +30,24 @@ class Engine:
     """A function traced once, and retraced from its jaxpr for every policy. May be used from any thread."""
 
     def __init__(
-        self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, has_aux: bool
+        self,
+        fun: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        wrt: Any,
+        has_aux: bool,
+        gradient: str | None = None,
     ) -> None:
         if not callable(fun):
             raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
         self.lock = threading.RLock()
         self._fun = fun
-        self._primal = Primal(fun, Signature(fun, args, kwargs, wrt), has_aux)
+        given = Primal(fun, Signature(fun, args, kwargs, wrt), has_aux)
+        self._given = given
+        self._gradients = inner_gradients(given)
+        self._gradient = choose(given, self._gradients, gradient, wrt is not None or has_aux)
+        self._primal = given if self._gradient is None else self._gradient.primal
+        self._primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self._primal.provenances, fun)
         self._selector = Selector(
@@ -87,9 +99,19 @@ class Engine:
         return self._primal.table.sites
 
     @property
+    def gradients(self) -> tuple[GradientCall, ...]:
+        """The gradients that the function takes inside, the dearest first."""
+        return tuple(gradient.call for gradient in self._gradients)
+
+    @property
+    def gradient_inside(self) -> GradientCall | None:
+        """The one of them that the trace is of; None where it is of the function's own derivative."""
+        return None if self._gradient is None else self._gradient.call
+
+    @property
     def stale(self) -> tuple[str, ...]:
         """The functions of which JAX still holds an older trace than this one."""
-        return self._primal.stale
+        return self._given.stale
 
     @property
     def provenances(self) -> Provenances:
@@ -144,7 +166,10 @@ class Engine:
     def notes(self) -> tuple[Note, ...]:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
-        return tuple(_notes(self.function_name, self.stale, self._primal.takes_gradient, hidden))
+        return (
+            *_notes(self.stale, hidden),
+            *_notes_of_gradients(self._given.name, self.gradient_inside, self.gradients),
+        )
 
     def choices(self) -> tuple[Choice, ...]:
         """The policies to choose from for this function, factories filled with its checkpoint names."""
@@ -277,6 +302,10 @@ class Engine:
         if selection.whole is None and not selection.at_sites:
             return self._fun
         retraces, tracing = self._retraces, self._primal.tracing_again
+        if self._gradient is not None:
+            return step_with_policy(
+                self._fun, self._gradient.function.who, selection, retraces.chooser, self.remat3, retraces.named_again
+            )
         return with_policy(self._fun, self.function_name, selection, retraces.chooser, tracing, retraces.named_again)
 
     def variant(self, change: Callable[[Any], Any]) -> Engine:
@@ -290,7 +319,7 @@ class Engine:
                 return (results[:outputs], results[outputs:]) if primal.auxiliary else results
 
             types = tuple(leaf.value for leaf in primal.signature.arrays)
-            return Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary))
+            return Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF)
 
     @property
     def traced(self) -> Any:
@@ -308,11 +337,13 @@ class Engine:
         Raises:
             Exception: whatever ``fun`` itself raises.
         """
-        primal = self._primal
-        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in primal.signature.arrays]
-        args, kwargs = primal.signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
-        with primal.tracing():
-            return Engine(fun, args, kwargs, self.wrt, primal.has_aux)
+        given = self._given
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in given.signature.arrays]
+        args, kwargs = given.signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        wrt = self.wrt if self._gradient is None else None
+        gradient = ITSELF if self._gradient is None else self._gradient.call.key
+        with given.tracing():
+            return Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
 
     def close(self) -> None:
         """Drop every retrace."""
@@ -333,7 +364,7 @@ def _names_in(closed: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def _notes(function: str, stale: Sequence[str], takes_gradient: bool, hidden: Sequence[str]) -> Iterator[Note]:
+def _notes(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
     """The notes of a function, of which ``hidden`` are the names that only the rules of custom derivatives hold."""
     if stale:
         yield Note(
@@ -343,13 +374,6 @@ def _notes(function: str, stale: Sequence[str], takes_gradient: bool, hidden: Se
             "jax.clear_caches().",
             stale,
         )
-    if takes_gradient:
-        yield Note(
-            "gradient-inside",
-            f"{function} takes a gradient inside, and this report is of differentiating it once more: to see what that "
-            "gradient itself saves, inspect the function that it is the gradient of.",
-            (function,),
-        )
     if hidden:
         yield Note(
             "names-out-of-reach",
@@ -357,6 +381,31 @@ def _notes(function: str, stale: Sequence[str], takes_gradient: bool, hidden: Se
             "rule, which is Python: checkpoint sites in there are out of reach.",
             hidden,
         )
+
+
+def _notes_of_gradients(
+    function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall]
+) -> Iterator[Note]:
+    """What was decided about a function that takes gradients inside, and how to turn it round."""
+    if not gradients:
+        return
+    first, *others = [chosen, *(one for one in gradients if one is not chosen)] if chosen else gradients
+    place = f" ({first.place})" if first.place else ""
+    if chosen is None:
+        yield Note(
+            "gradient-inside",
+            f"{function} takes the gradient of {first.function}{place} inside, and this report is of differentiating "
+            f"{function} itself, once more: gradient={first.key!r} shows what the gradient inside saves.",
+            (function,),
+        )
+        return
+    more = f", or {', '.join(f'gradient={one.key!r}' for one in others)} for its others" if others else ""
+    yield Note(
+        "gradient-of-step",
+        f"{function} takes the gradient of {first.function}{place}, and that is what is shown: gradient={ITSELF!r} is "
+        f"for the derivative of {function} itself{more}.",
+        (function, first.key),
+    )
 
 
 def _asked_little(policy: str) -> Note:

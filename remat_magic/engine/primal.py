@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from remat_magic import _jax, policies
+from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites, identity
 from remat_magic.jaxprs.provenance import Provenances
@@ -33,16 +34,15 @@ class Primal:
         types: the types of the array leaves.
         arguments: their names.
         has_aux: as given.
-        provenances: where its operations stand.
-        table: its checkpoint sites.
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
+        gradients: the functions that it differentiates inside, outer ones first.
 
     Raises:
-        RematError: an output is no array, or none can be differentiated.
+        RematError: ``has_aux`` without a pair.
         Exception: whatever ``fun`` itself raises.
     """
 
-    def __init__(self, fun: Callable[..., Any], signature: Signature, has_aux: bool) -> None:
+    def __init__(self, fun: Callable[..., Any], signature: Signature | InnerInputs, has_aux: bool) -> None:
         self.signature = signature
         _jax.require()
         self.remat3 = _jax.remat3()
@@ -54,22 +54,45 @@ class Primal:
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         self.outputs = self.auxiliary = 0
+        self._odd: Any = None  # an output that is no array
+        self.gradients: tuple[Differentiated, ...]
         with self.tracing():
-            self.closed = signature.jaxpr(fun, self._flat)
-        self._check_outputs()
+            self.closed, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
         self.stale = tuple(dict.fromkeys(name for _, name in _jax.stale_traces(self._generation, fun, self.closed)))
-        with _jax.reading():
-            self.provenances = Provenances(self.closed, self.name)
-            self.table: SiteTable = find_sites(self.closed, self.provenances.spans, policies.describe)
         self.function = _jax.as_function(self.closed)
 
+    @functools.cached_property
+    def provenances(self) -> Provenances:
+        """Where its operations stand."""
+        with _jax.reading():
+            return Provenances(self.closed, self.name)
+
+    @functools.cached_property
+    def table(self) -> SiteTable:
+        """Its checkpoint sites."""
+        with _jax.reading():
+            return find_sites(self.closed, self.provenances.spans, policies.describe)
+
     def _flat(self, output: Any) -> list[Any]:
-        leaves, aux, _ = flatten_outputs(output, self.has_aux, self.name)
-        kept = [leaf for leaf in aux if abstract(leaf) is not None or isinstance(leaf, (bool, int))]
+        leaves, aux = flatten_outputs(output, self.has_aux, self.name)
+        self._odd = next((leaf for leaf in leaves if not _may_be_output(leaf)), None)
+        leaves = [leaf for leaf in leaves if _may_be_output(leaf)]
+        kept = [leaf for leaf in aux if _may_be_output(leaf)]
         self.outputs, self.auxiliary = len(leaves), len(kept)
         return [*leaves, *kept]
 
-    def _check_outputs(self) -> None:
+    def require_differentiable(self) -> None:
+        """Make sure that there is something to differentiate, and something that has a derivative.
+
+        Raises:
+            RematError: there is not.
+        """
+        self.signature.require_differentiable()
+        if self._odd is not None:
+            raise RematError(
+                f"{self.name} returns a {type(self._odd).__name__}, which is not an array: return arrays, or set "
+                "has_aux=True and return it as auxiliary data."
+            )
         types = self.output_types
         if not any(is_inexact(aval) for aval in types):
             returned = ", ".join(map(_jax.type_text, types)) or "nothing"
@@ -114,11 +137,10 @@ class Primal:
         return self.table.keys.get(identity(eqn, self.provenances.spans), "")
 
     @functools.cached_property
-    def takes_gradient(self) -> bool:
-        """Whether the function differentiates inside."""
-        return any("transpose(" in _jax.name_stack(eqn) for _, eqn in walk(self.closed, once=True))
-
-    @functools.cached_property
     def has_custom_rules(self) -> bool:
         """Whether a custom derivative rule, which is Python and may hold names of its own, is called."""
         return any(_jax.is_custom_rule(eqn) for _, eqn in walk(self.closed, once=True))
+
+
+def _may_be_output(leaf: Any) -> bool:
+    return abstract(leaf) is not None or isinstance(leaf, (bool, int))

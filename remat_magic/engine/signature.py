@@ -45,7 +45,48 @@ def function_name(fun: Any) -> str:
     return name
 
 
-class Signature:
+class Inputs:
+    """The flattened arguments of a function.
+
+    Attributes:
+        function: its name.
+        leaves: of its arguments, in their order.
+    """
+
+    function: str
+    leaves: tuple[Leaf, ...]
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Leaf, ...]:
+        """The leaves that are traced."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_array)
+
+    @functools.cached_property
+    def differentiated(self) -> tuple[int, ...]:
+        """The positions among ``arrays`` of what is differentiated."""
+        return tuple(i for i, leaf in enumerate(self.arrays) if leaf.differentiated)
+
+    @functools.cached_property
+    def wrt(self) -> tuple[str, ...]:
+        """What is differentiated: whole arguments by name where all their inexact leaves are, else leaves."""
+        left_out = {
+            leaf.argument
+            for leaf in self.leaves
+            if leaf.is_array and not leaf.differentiated and is_inexact(leaf.value)
+        }
+        chosen = (leaf for leaf in self.leaves if leaf.differentiated)
+        return tuple(dict.fromkeys(leaf.name if leaf.argument in left_out else leaf.argument for leaf in chosen))
+
+    def text(self, outputs: str) -> str:
+        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
+        parts: dict[str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            parts.setdefault(leaf.argument, []).append(leaf)
+        shown = [_argument_text(name, leaves) for name, leaves in parts.items()]
+        return f"{self.function}({', '.join(shown)}) -> {outputs}"
+
+
+class Signature(Inputs):
     """The call's arguments, flattened.
 
     Args:
@@ -55,7 +96,7 @@ class Signature:
         wrt: argument numbers or names to differentiate, None for every inexact leaf.
 
     Raises:
-        RematError: an argument that ``wrt`` asks for does not exist or cannot be differentiated, or nothing can.
+        RematError: an argument that ``wrt`` asks for does not exist or cannot be differentiated.
     """
 
     def __init__(self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any) -> None:
@@ -147,6 +188,13 @@ class Signature:
                     f"{text!r} cannot be differentiated: it is {what}, and only floating-point arrays can; "
                     "pass floats, or leave it out of wrt."
                 )
+
+    def require_differentiable(self) -> None:
+        """Make sure that there is something to differentiate.
+
+        Raises:
+            RematError: there is not.
+        """
         if not self.differentiated:
             if not self.leaves:
                 raise RematError(f"{self.function} was called without arguments: nothing to differentiate.")
@@ -158,27 +206,6 @@ class Signature:
                 f"no argument of {self.function} can be differentiated ({kinds}): pass a floating-point array or a "
                 "jax.ShapeDtypeStruct."
             )
-
-    @functools.cached_property
-    def arrays(self) -> tuple[Leaf, ...]:
-        """The leaves that are traced."""
-        return tuple(leaf for leaf in self.leaves if leaf.is_array)
-
-    @functools.cached_property
-    def differentiated(self) -> tuple[int, ...]:
-        """The positions among ``arrays`` of what is differentiated."""
-        return tuple(i for i, leaf in enumerate(self.arrays) if leaf.differentiated)
-
-    @functools.cached_property
-    def wrt(self) -> tuple[str, ...]:
-        """What is differentiated: whole arguments by name where all their inexact leaves are, else leaves."""
-        left_out = {
-            leaf.argument
-            for leaf in self.leaves
-            if leaf.is_array and not leaf.differentiated and is_inexact(leaf.value)
-        }
-        chosen = (leaf for leaf in self.leaves if leaf.differentiated)
-        return tuple(dict.fromkeys(leaf.name if leaf.argument in left_out else leaf.argument for leaf in chosen))
 
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """The closed jaxpr of ``flat`` of what a call of ``fun`` returns, with the array leaves as its inputs.
@@ -237,14 +264,6 @@ class Signature:
                 raise RematError(f"the input {leaf.name} is {given}, and was {_jax.type_text(leaf.value)} when traced.")
             arrays.append(value)
         return arrays
-
-    def text(self, outputs: str) -> str:
-        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``."""
-        parts: dict[str, list[Leaf]] = {}
-        for leaf in self.leaves:
-            parts.setdefault(leaf.argument, []).append(leaf)
-        shown = [_argument_text(name, leaves) for name, leaves in parts.items()]
-        return f"{self.function}({', '.join(shown)}) -> {outputs}"
 
 
 def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:

@@ -74,9 +74,9 @@ def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> Sit
         written = describe(_jax.checkpoint_policy(eqn))
         if written not in policies.setdefault(who, []):
             policies[who].append(written)
-    keys = _keys(tuple(times))
+    keys = keys_of(tuple(times))
     sites = tuple(
-        Site(keys[who], who[0], count or 0, ", ".join(policies[who]), _definition(who) or calls[who])
+        Site(keys[who], who[0], count or 0, ", ".join(policies[who]), definition(who) or calls[who])
         for who, count in times.items()
     )
     return SiteTable(sites, keys)
@@ -88,8 +88,8 @@ def nearest_span(spans: Spans, scope: Scope, eqn: Any) -> SourceSpan | None:
     return next((span for span in candidates if span is not None), None)
 
 
-def _keys(identities: tuple[Identity, ...]) -> dict[Identity, str]:
-    """The shortest of ``name``, ``name:line`` and ``name:line:file`` that tells the sites of a program apart."""
+def keys_of(identities: tuple[Identity, ...]) -> dict[Identity, str]:
+    """The shortest of ``name``, ``name:line`` and ``name:line:file`` that tells the functions of a program apart."""
     shapes: list[Callable[[Identity], str]] = [
         lambda who: who[0],
         lambda who: f"{who[0]}:{who[2]}",
@@ -106,7 +106,8 @@ def _keys(identities: tuple[Identity, ...]) -> dict[Identity, str]:
     return keys
 
 
-def _definition(who: Identity) -> SourceSpan | None:
+def definition(who: Identity) -> SourceSpan | None:
+    """The line where a function of the user's own is defined; None for others."""
     name, file, line = who
     if not file or not line or not is_user_file(file):
         return None

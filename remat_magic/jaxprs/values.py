@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import tree_flatten
+from jax.tree_util import tree_leaves
 
 from remat_magic.records import RematError
 
@@ -65,23 +65,15 @@ def is_inexact(aval: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
-def flatten_outputs(out: Any, has_aux: bool, function: str) -> tuple[list[Any], list[Any], Any]:
-    """The leaves of the outputs and of the auxiliary ones, with the tree of the whole.
+def flatten_outputs(out: Any, has_aux: bool, function: str) -> tuple[list[Any], list[Any]]:
+    """The leaves of the outputs and of the auxiliary ones.
 
     Raises:
-        RematError: ``has_aux`` without a pair, or an output that is not an array.
+        RematError: ``has_aux`` without a pair.
     """
     aux: Any = ()
     if has_aux:
         if not isinstance(out, tuple) or len(out) != 2:
             raise RematError(f"has_aux=True needs {function} to return a pair (output, auxiliary data).")
         out, aux = out
-    leaves, tree = tree_flatten(out)
-    aux_leaves, aux_tree = tree_flatten(aux)
-    for leaf in leaves:
-        if abstract(leaf) is None and not isinstance(leaf, (bool, int)):
-            raise RematError(
-                f"{function} returns a {type(leaf).__name__}, which is not an array: return arrays, or set "
-                "has_aux=True and return it as auxiliary data."
-            )
-    return leaves, aux_leaves, (tree, aux_tree)
+    return tree_leaves(out), tree_leaves(aux)

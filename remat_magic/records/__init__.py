@@ -13,6 +13,7 @@ from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
 from remat_magic.records.comparison import Comparison, ComparisonRow, Difference
 from remat_magic.records.edit import Edit, EditedName, FileEdit
+from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
     GradientDifference,
     Half,
@@ -58,6 +59,7 @@ __all__ = [
     "Equation",
     "FileEdit",
     "FrontierPoint",
+    "GradientCall",
     "GradientDifference",
     "Half",
     "Kernel",

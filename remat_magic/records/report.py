@@ -38,6 +38,7 @@ Unit = Literal["matmul", "vector"]
 NoteKind = Literal[
     "stale-trace",
     "gradient-inside",
+    "gradient-of-step",
     "names-out-of-reach",
     "names-unknown",
     "names-ignored",

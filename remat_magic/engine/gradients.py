@@ -1,0 +1,296 @@
+"""The gradients that a function takes inside: found while it is traced, and taken under another policy.
+
+A training step differentiates its loss by itself. While the step is traced, each function that JAX is about to
+differentiate is traced first, once, and JAX differentiates the jaxpr: so the function is known, and a checkpoint can be
+put into the jaxpr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+from jax.core import Tracer, eval_jaxpr
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from remat_magic import _jax
+from remat_magic.engine.signature import Inputs, Leaf
+from remat_magic.engine.sites import Identity
+from remat_magic.jaxprs.spans import is_user_file
+from remat_magic.jaxprs.values import abstract, is_inexact
+from remat_magic.records import RematError
+
+__all__ = ["Differentiated", "InnerInputs", "find_gradients", "under_policy"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Differentiated:
+    """A function that is differentiated inside, as it was traced for one call.
+
+    Attributes:
+        who: name, file and line of its definition.
+        closed: its closed jaxpr; takes what is differentiated, and has what it closes over as constants.
+        constants: the indices of those constants that are values of the function around, and their leaves.
+        primals: the leaves of what is differentiated.
+        static: leaves of its arguments that are no arrays.
+        outputs: how many outputs it has.
+        auxiliary: how many auxiliary ones that are arrays, which follow.
+    """
+
+    who: Identity
+    closed: Any
+    constants: Mapping[int, Leaf]
+    primals: tuple[Leaf, ...]
+    static: tuple[Leaf, ...]
+    outputs: int
+    auxiliary: int
+
+    def evaluate(self, *values: Any) -> tuple[list[Any], list[Any]]:
+        """The outputs and the auxiliary outputs, from the values closed over and then those differentiated."""
+        outer = dict(zip(self.constants, values, strict=False))
+        constants = [outer.get(index, value) for index, value in enumerate(_jax.consts_of(self.closed))]
+        results = eval_jaxpr(_jax.open_jaxpr(self.closed), constants, *values[len(outer) :])
+        return results[: self.outputs], results[self.outputs :]
+
+    @property
+    def wrt(self) -> tuple[str, ...]:
+        """What is differentiated, in its own argument names."""
+        return InnerInputs(self).wrt
+
+
+class InnerInputs(Inputs):
+    """The inputs of a function that is differentiated inside, as those of a function that is called."""
+
+    def __init__(self, inner: Differentiated) -> None:
+        self.function = inner.who[0]
+        self._inner = inner
+        self.leaves = (*inner.constants.values(), *inner.primals, *inner.static)
+
+    def text(self, outputs: str) -> str:
+        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``, arguments in the order of the parameters."""
+        ordered = Inputs()
+        ordered.function = self.function
+        ordered.leaves = tuple(sorted(self.leaves, key=lambda leaf: (leaf.position is None, leaf.position)))
+        return ordered.text(outputs)
+
+    def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
+        """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""
+        return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*(leaf.value for leaf in self.arrays))
+
+    def call(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """Call ``fun`` with these values in place of the array leaves."""
+        return fun(*arrays)
+
+    def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
+        """As ``Signature.arrays_of``; the arguments of the function around do not tell what the gradient is given.
+
+        Raises:
+            RematError: always.
+        """
+        raise RematError(
+            f"what {self.function} is given is computed on the way: leave the inputs out, and random ones are used."
+        )
+
+    def require_differentiable(self) -> None:
+        """As ``Signature.require_differentiable``: JAX differentiates it, so there is."""
+
+
+# ---------------------------------------------------------------------------------------------------------- finding
+
+
+def find_gradients(trace: Callable[[], Any]) -> tuple[Any, tuple[Differentiated, ...]]:
+    """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first."""
+    functions: list[Differentiated] = []
+
+    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        place = len(functions)
+        call = _Call(traceable, args, has_aux)
+        if call.inner is not None:
+            functions.insert(place, call.inner)  # before those that it differentiates itself
+        return call.instead(None)
+
+    with _jax.holding(hold):
+        result = trace()
+    return result, tuple(functions)
+
+
+def under_policy(
+    who: Identity, rewrite: Callable[[Any], Callable[..., Any]]
+) -> contextlib.AbstractContextManager[None]:
+    """Have JAX differentiate, while this is in force, what ``rewrite`` makes of a function's jaxpr.
+
+    Args:
+        who: the function, by its definition; others are differentiated as they are.
+        rewrite: gives for the closed jaxpr a flat function of its inputs.
+    """
+
+    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        call = _Call(traceable, args, has_aux)
+        if call.inner is None or call.inner.who != who:
+            return call.instead(None)
+        return call.instead(rewrite(call.inner.closed))
+
+    return _jax.holding(hold)
+
+
+class _Call:
+    """One call of a function that JAX is about to differentiate, traced."""
+
+    def __init__(self, traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> None:
+        self._traceable = traceable
+        leaves, tree = tree_flatten(args)
+        self.inner: Differentiated | None = None
+        self._closed: Any = None
+        self._tree: Any = None
+        self._others: list[Any] = []  # what it returns that is no array
+        self._is_array: list[bool] = []
+        watch = _FirstCall()
+        named: list[Any] = []
+        counts: list[int] = []
+
+        def flat(*values: Any) -> list[Any]:
+            with watch:
+                out = traceable(*tree_unflatten(tree, values))
+            named[:] = values
+            results, self._tree = tree_flatten(out)
+            self._is_array = [abstract(item) is not None or isinstance(item, (bool, int)) for item in results]
+            self._others = [item for item, yes in zip(results, self._is_array, strict=True) if not yes]
+            pair = has_aux and isinstance(out, (tuple, list)) and len(out) == 2
+            counts.append(len(tree_leaves(out[0])) if pair else len(results))
+            return [item for item, yes in zip(results, self._is_array, strict=True) if yes]
+
+        try:
+            self._closed = jax.make_jaxpr(flat)(*leaves)
+        except jax.errors.ConcretizationTypeError:
+            if any(isinstance(leaf, Tracer) for leaf in leaves):
+                raise
+            return  # it looks at the numbers that it is given: left to JAX as it is
+        outputs = min(counts[0], sum(self._is_array))
+        primals = watch.names(named, [path for path, _ in tree_flatten_with_path(args)[0]])
+        constants = watch.names(list(_jax.consts_of(self._closed)))
+        self.inner = Differentiated(
+            watch.who or (getattr(traceable, "__name__", "function"), "", 0),
+            self._closed,
+            {
+                index: _leaf(value, place, differentiated=False)
+                for index, (value, place) in enumerate(zip(_jax.consts_of(self._closed), constants, strict=True))
+                if isinstance(value, Tracer)
+            },
+            tuple(_leaf(value, place, differentiated=True) for value, place in zip(leaves, primals, strict=True)),
+            watch.static,
+            outputs,
+            sum(self._is_array) - outputs,
+        )
+
+    def instead(self, function: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The function to differentiate: of the same arguments, and with the same results.
+
+        Args:
+            function: what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
+        """
+        if self._closed is None:
+            return self._traceable
+        evaluate = function or _jax.as_function(self._closed)
+
+        def again(*args: Any) -> Any:
+            results, others = iter(evaluate(*tree_leaves(args))), iter(self._others)
+            return tree_unflatten(self._tree, [next(results) if yes else next(others) for yes in self._is_array])
+
+        return again
+
+
+_Name = tuple[str, str, int | None]  # of a leaf, of its argument, and the position of that
+
+
+def _leaf(value: Any, name: _Name, *, differentiated: bool) -> Leaf:
+    aval = abstract(value)
+    return Leaf(*name, aval, is_array=True, differentiated=differentiated and is_inexact(aval))
+
+
+class _FirstCall:
+    """Watches for the first function of the user's own that is called, which is the one that is differentiated.
+
+    It knows by what names the user calls the values that go in, whichever library called it.
+    """
+
+    def __init__(self) -> None:
+        self.who: Identity | None = None
+        self.static: tuple[Leaf, ...] = ()
+        self._code: CodeType | None = None
+        self._names: dict[int, _Name] = {}
+        self._values: list[Any] = []  # kept alive, so that their identity stays their own
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = sys.getprofile()
+        sys.setprofile(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        if self._code is None:
+            sys.setprofile(self._before)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not is_user_file(code.co_filename) or code.co_name in _NOT_THE_FUNCTION:
+            return
+        sys.setprofile(self._before)
+        self._code = code
+        self.who = (_name_of(frame), code.co_filename, code.co_firstlineno)
+        with contextlib.suppress(Exception):  # a container of the user's own that cannot be flattened has no names
+            self._take_names(frame)
+
+    def _take_names(self, frame: FrameType) -> None:
+        code, local = frame.f_code, frame.f_locals
+        count = code.co_argcount + code.co_kwonlyargcount
+        count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
+        parameters = code.co_varnames[:count]
+        static: list[Leaf] = []
+        for position, name in enumerate(parameters):
+            for leaf_name, value in _paths(name, local.get(name)):
+                if isinstance(value, Tracer) or abstract(value) is not None:
+                    self._names.setdefault(id(value), (leaf_name, name, position))
+                    self._values.append(value)
+                elif not callable(value):
+                    static.append(Leaf(leaf_name, name, position, value, is_array=False, differentiated=False))
+        self.static = tuple(static)
+        # What the function closes over, and what the functions around it call what they give it.
+        around: FrameType | None = frame
+        while around is not None:
+            if is_user_file(around.f_code.co_filename):
+                for name, container in list(around.f_locals.items()):
+                    for leaf_name, value in _paths(name, container) if name not in parameters else ():
+                        if isinstance(value, Tracer):
+                            self._names.setdefault(id(value), (leaf_name, name, None))
+                            self._values.append(value)
+            around = around.f_back
+
+    def names(self, values: Sequence[Any], paths: Sequence[Any] = ()) -> list[_Name]:
+        """What the user calls each value; ``paths`` to them say where nobody calls it anything."""
+        told: list[_Name] = []
+        for number, value in enumerate(values):
+            path = keystr(paths[number]) if paths else f"[{number}]"
+            word = "differentiated" if paths else "closed_over"
+            told.append(self._names.get(id(value)) or (f"{word}{path}", word, None))
+        return told
+
+
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
+_NOT_THE_FUNCTION = frozenset({"tree_unflatten", "__init__", "__new__", "__post_init__", "__hash__", "__eq__"})
+
+
+def _paths(name: str, container: Any) -> Iterator[tuple[str, Any]]:
+    with contextlib.suppress(Exception):
+        for path, value in tree_flatten_with_path(container)[0]:
+            yield name + keystr(path), value
+
+
+def _name_of(frame: FrameType) -> str:
+    code = frame.f_code
+    if code.co_name == "__call__":  # of a model's class: the class is what the user knows it by
+        return code.co_qualname.split(".")[-2] if "." in code.co_qualname else code.co_name
+    return code.co_name
