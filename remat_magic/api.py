@@ -60,8 +60,8 @@ def trace(
 ) -> Trace:
     """Trace ``fun(*args, **kwargs)`` for inspection. Nothing runs on a device or is allocated there.
 
-    The Python code of ``fun`` runs exactly once. If ``fun`` has parameters named ``wrt``, ``has_aux`` or ``gradient``,
-    pass a ``functools.partial``.
+    The Python code of ``fun`` runs exactly once, or twice where it takes gradients inside and is differentiated itself.
+    If ``fun`` has parameters named ``wrt``, ``has_aux`` or ``gradient``, pass a ``functools.partial``.
 
     A training step takes a gradient by itself (``jax.grad``, ``value_and_grad``, ``vjp``, ``linearize``, or what flax,
     equinox and optax make of these): the trace is then of that gradient, and ``Trace.function`` gives the step back.

@@ -20,6 +20,7 @@ class FakeTrace:
         self.fun, self.args, self.kwargs, self.wrt, self.has_aux = fun, args, kwargs, wrt, has_aux
         self.function_name = getattr(fun, "__name__", "?")
         self.names, self.stale, self.notes = ("a", "b", "attn_out"), (), ()
+        self.gradients, self.gradient = (), None
         self.sites = (Site(key="block:3", function="block", times=2, policy="none"),)
         self.previews = []
 
@@ -70,7 +71,7 @@ class FakeEngine:
         self.runs = True
         self.raises = None
 
-    def trace(self, fun, /, *args, wrt=None, has_aux=False, **kwargs):
+    def trace(self, fun, /, *args, wrt=None, has_aux=False, gradient=None, **kwargs):
         if self.raises is not None:
             raise self.raises
         if self.runs:

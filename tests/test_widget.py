@@ -32,6 +32,7 @@ class FakeTrace:
 
     function_name, signature, wrt, default_at = "loss", "loss(x f32[4]) -> f32[]", ("x",), "function"
     names, stale, notes = ("a", "b"), (), ()
+    gradients, gradient = (), None
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
 
     def __init__(self, slow=0.0, failing=()):

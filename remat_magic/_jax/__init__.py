@@ -20,12 +20,13 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.formulas import shards_kept
-from remat_magic._jax.gradients import holding
+from remat_magic._jax.gradients import holding, is_staged
 from remat_magic._jax.jaxprs import (
     as_function,
     consts_of,
     fresh_var,
     function_name,
+    has_effects,
     is_dropped,
     is_jaxpr,
     is_literal,
@@ -88,6 +89,7 @@ __all__ = [
     "default_device",
     "fresh_var",
     "function_name",
+    "has_effects",
     "high_params",
     "holding",
     "is_barrier",
@@ -109,6 +111,7 @@ __all__ = [
     "is_rounding",
     "is_scan",
     "is_shard_map",
+    "is_staged",
     "is_tested",
     "is_transparent",
     "is_while",

@@ -14,9 +14,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from remat_magic._jax.private import courtesy
 
-__all__ = ["Hold", "holding"]
+__all__ = ["Hold", "holding", "is_staged"]
 
 Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
 """Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
@@ -78,3 +80,8 @@ def _within_backward_pass() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_staged(value: Any) -> bool:
+    """Whether a value is one of a jaxpr that is being made, or of no trace at all; under ``vmap`` and the like not."""
+    return not isinstance(value, jax.core.Tracer) or type(value).__name__ == "DynamicJaxprTracer"

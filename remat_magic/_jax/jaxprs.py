@@ -43,6 +43,11 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
     return make(items)
 
 
+def has_effects(jaxpr: Any) -> bool:
+    """Whether running it does more than to compute its outputs."""
+    return bool(open_jaxpr(jaxpr).effects)
+
+
 def replace_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None = None) -> Any:
     """An open jaxpr with other equations (and outputs)."""
     jaxpr = open_jaxpr(jaxpr)

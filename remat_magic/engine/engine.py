@@ -42,11 +42,16 @@ class Engine:
             raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
         self.lock = threading.RLock()
         self._fun = fun
-        given = Primal(fun, Signature(fun, args, kwargs, wrt), has_aux)
-        self._given = given
+        signature = Signature(fun, args, kwargs, wrt)
+        self._given = given = Primal(fun, signature, has_aux)
         self._gradients = inner_gradients(given)
         self._gradient = choose(given, self._gradients, gradient, wrt is not None or has_aux)
-        self._primal = given if self._gradient is None else self._gradient.primal
+        if self._gradient is not None:
+            self._primal = self._gradient.primal
+        elif not self._gradients:
+            self._primal = given
+        else:  # its own derivative is that of the program without the calls that stand for its gradients
+            self._primal = self._given = Primal(fun, signature, has_aux, look_inside=False)
         self._primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self._primal.provenances, fun)
@@ -107,6 +112,11 @@ class Engine:
     def gradient_inside(self) -> GradientCall | None:
         """The one of them that the trace is of; None where it is of the function's own derivative."""
         return None if self._gradient is None else self._gradient.call
+
+    @property
+    def whole(self) -> Any:
+        """The closed jaxpr of the function as it was given; calls stand there for the gradients that a step takes."""
+        return self._given.closed
 
     @property
     def stale(self) -> tuple[str, ...]:

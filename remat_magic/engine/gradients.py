@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer, eval_jaxpr
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
@@ -23,9 +24,9 @@ from remat_magic.engine.signature import Inputs, Leaf
 from remat_magic.engine.sites import Identity
 from remat_magic.jaxprs.spans import is_user_file
 from remat_magic.jaxprs.values import abstract, is_inexact
-from remat_magic.records import RematError
+from remat_magic.records import Half, RematError
 
-__all__ = ["Differentiated", "InnerInputs", "find_gradients", "under_policy"]
+__all__ = ["Differentiated", "InnerInputs", "find_gradients", "half_of", "is_half", "under_policy"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,7 @@ class Differentiated:
         static: leaves of its arguments that are no arrays.
         outputs: how many outputs it has.
         auxiliary: how many auxiliary ones that are arrays, which follow.
+        depth: how many functions it stands inside of that are differentiated too.
     """
 
     who: Identity
@@ -49,6 +51,7 @@ class Differentiated:
     static: tuple[Leaf, ...]
     outputs: int
     auxiliary: int
+    depth: int
 
     def evaluate(self, *values: Any) -> tuple[list[Any], list[Any]]:
         """The outputs and the auxiliary outputs, from the values closed over and then those differentiated."""
@@ -106,13 +109,18 @@ class InnerInputs(Inputs):
 def find_gradients(trace: Callable[[], Any]) -> tuple[Any, tuple[Differentiated, ...]]:
     """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first."""
     functions: list[Differentiated] = []
+    depth = 0
 
     def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        nonlocal depth
         place = len(functions)
-        call = _Call(traceable, args, has_aux)
-        if call.inner is not None:
-            functions.insert(place, call.inner)  # before those that it differentiates itself
-        return call.instead(None)
+        depth += 1
+        try:
+            call = _Call(traceable, args, has_aux, depth - 1)
+        finally:
+            depth -= 1
+        functions.insert(place, call.inner)  # before those that it differentiates itself
+        return call.instead() if depth else call.as_calls(place)
 
     with _jax.holding(hold):
         result = trace()
@@ -131,8 +139,8 @@ def under_policy(
 
     def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
         call = _Call(traceable, args, has_aux)
-        if call.inner is None or call.inner.who != who:
-            return call.instead(None)
+        if call.inner.who != who:
+            return call.instead()
         return call.instead(rewrite(call.inner.closed))
 
     return _jax.holding(hold)
@@ -141,11 +149,9 @@ def under_policy(
 class _Call:
     """One call of a function that JAX is about to differentiate, traced."""
 
-    def __init__(self, traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> None:
-        self._traceable = traceable
+    def __init__(self, traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, depth: int = 0) -> None:
         leaves, tree = tree_flatten(args)
-        self.inner: Differentiated | None = None
-        self._closed: Any = None
+        self._leaves = leaves
         self._tree: Any = None
         self._others: list[Any] = []  # what it returns that is no array
         self._is_array: list[bool] = []
@@ -164,12 +170,7 @@ class _Call:
             counts.append(len(tree_leaves(out[0])) if pair else len(results))
             return [item for item, yes in zip(results, self._is_array, strict=True) if yes]
 
-        try:
-            self._closed = jax.make_jaxpr(flat)(*leaves)
-        except jax.errors.ConcretizationTypeError:
-            if any(isinstance(leaf, Tracer) for leaf in leaves):
-                raise
-            return  # it looks at the numbers that it is given: left to JAX as it is
+        self._closed = jax.make_jaxpr(flat)(*leaves)
         outputs = min(counts[0], sum(self._is_array))
         primals = watch.names(named, [path for path, _ in tree_flatten_with_path(args)[0]])
         constants = watch.names(list(_jax.consts_of(self._closed)))
@@ -185,16 +186,15 @@ class _Call:
             watch.static,
             outputs,
             sum(self._is_array) - outputs,
+            depth,
         )
 
-    def instead(self, function: Callable[..., Any] | None) -> Callable[..., Any]:
+    def instead(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """The function to differentiate: of the same arguments, and with the same results.
 
         Args:
             function: what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
         """
-        if self._closed is None:
-            return self._traceable
         evaluate = function or _jax.as_function(self._closed)
 
         def again(*args: Any) -> Any:
@@ -202,6 +202,78 @@ class _Call:
             return tree_unflatten(self._tree, [next(results) if yes else next(others) for yes in self._is_array])
 
         return again
+
+    def as_calls(self, number: int) -> Callable[..., Any]:
+        """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.
+
+        Where a call may not stand for it (under ``vmap``, or with effects), the gradient stands there by itself.
+
+        Args:
+            number: what ``half_of`` tells of these calls.
+        """
+        inner = self.inner
+        if _jax.has_effects(inner.closed):
+            return self.instead()
+        outer = [_jax.consts_of(inner.closed)[index] for index in inner.constants]
+        if not all(map(_jax.is_staged, (*outer, *self._leaves))):
+            return self.instead()
+        call = _as_calls(inner, number)
+        return self.instead(lambda *leaves: call(*outer, *leaves))
+
+
+def _as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
+    """A flat function of all inputs, whose halves under differentiation are calls of functions with known names."""
+    count, differentiated = len(inner.constants), [leaf.differentiated for leaf in inner.primals]
+
+    def forward(*values: Any) -> list[Any]:
+        outputs, auxiliary = inner.evaluate(*values)
+        return [*outputs, *auxiliary, jnp.zeros((), "int32")]  # the last links it with its backward half
+
+    def backward(link: Any, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        del link
+
+        def of_primals(*primals: Any) -> list[Any]:
+            return inner.evaluate(*values[:count], *primals)[0]
+
+        _, vjp = jax.vjp(of_primals, *values[count:])
+        return [gradient for gradient, yes in zip(vjp(list(cotangents)), differentiated, strict=True) if yes]
+
+    forward.__name__, backward.__name__ = f"{_FORWARD}{number}", f"{_BACKWARD}{number}"
+    forward_call, backward_call = jax.jit(forward), jax.jit(backward)
+
+    @jax.custom_vjp
+    def call(*values: Any) -> list[Any]:
+        return forward(*values)[:-1]
+
+    def forward_rule(*values: Any) -> tuple[list[Any], Any]:
+        *results, link = forward_call(*values)
+        return results, (link, values)
+
+    def backward_rule(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        link, values = saved
+        gradients = iter(backward_call(link, values, cotangents[: inner.outputs]))
+        return (*[None] * count, *(next(gradients) if yes else None for yes in differentiated))
+
+    call.defvjp(forward_rule, backward_rule)
+    return call
+
+
+_FORWARD, _BACKWARD = "remat_magic_forward_", "remat_magic_backward_"
+
+
+def is_half(label: str) -> bool:
+    """Whether a call of that name stands for a half."""
+    return label.startswith((_FORWARD, _BACKWARD))
+
+
+def half_of(eqn: Any) -> tuple[Half, int] | None:
+    """Which half an equation is the call of, and the number of the function in the order of ``find_gradients``."""
+    if _jax.is_jit(eqn):
+        name = _jax.label_of(eqn)
+        for half, prefix in (("forward", _FORWARD), ("backward", _BACKWARD)):
+            if name.startswith(prefix):
+                return half, int(name.removeprefix(prefix))
+    return None
 
 
 _Name = tuple[str, str, int | None]  # of a leaf, of its argument, and the position of that

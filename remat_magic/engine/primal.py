@@ -26,6 +26,7 @@ class Primal:
         fun: the function.
         signature: its arguments.
         has_aux: whether it returns a pair of output and auxiliary data.
+        look_inside: whether to look for the gradients that it takes; calls then stand for these in its jaxpr.
 
     Attributes:
         closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
@@ -42,7 +43,9 @@ class Primal:
         Exception: whatever ``fun`` itself raises.
     """
 
-    def __init__(self, fun: Callable[..., Any], signature: Signature | InnerInputs, has_aux: bool) -> None:
+    def __init__(
+        self, fun: Callable[..., Any], signature: Signature | InnerInputs, has_aux: bool, look_inside: bool = True
+    ) -> None:
         self.signature = signature
         _jax.require()
         self.remat3 = _jax.remat3()
@@ -55,9 +58,12 @@ class Primal:
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
-        self.gradients: tuple[Differentiated, ...]
+        self.gradients: tuple[Differentiated, ...] = ()
         with self.tracing():
-            self.closed, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
+            if look_inside:
+                self.closed, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
+            else:
+                self.closed = signature.jaxpr(fun, self._flat)
         self.stale = tuple(dict.fromkeys(name for _, name in _jax.stale_traces(self._generation, fun, self.closed)))
         self.function = _jax.as_function(self.closed)
 

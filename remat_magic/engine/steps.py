@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.engine.gradients import Differentiated, InnerInputs
+from remat_magic.engine.gradients import Differentiated, InnerInputs, is_half
 from remat_magic.engine.halves import forward_half
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
@@ -35,7 +35,7 @@ class InnerGradient:
     @functools.cached_property
     def primal(self) -> Primal:
         """The function that is differentiated, as a program of its own."""
-        return Primal(self.function.evaluate, InnerInputs(self.function), True)
+        return Primal(self.function.evaluate, InnerInputs(self.function), True, look_inside=False)
 
     @functools.cached_property
     def saved_bytes(self) -> int:
@@ -52,7 +52,11 @@ class InnerGradient:
 
 
 def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
-    """The gradients that a program takes inside, the dearest first; calls of one function are one gradient."""
+    """The gradients that a program takes inside; calls of one function are one gradient.
+
+    The dearest come first, and those that stand inside the function of another one after it: what they save is part of
+    what that one saves.
+    """
     first: dict[Identity, Differentiated] = {}
     places: dict[int, tuple[Identity, int]] = {}  # by the identity of a traceback
     for number, inner in enumerate(primal.gradients):
@@ -66,7 +70,7 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
         who, number = places.get(id(_jax.traceback_of(eqn)), (None, -1))
         if who is not None and number not in counted:
             counted.add(number)
-            paths.setdefault(who, scope.nesting[0])
+            paths.setdefault(who, tuple(label for label in scope.nesting[0] if not is_half(label)))
             before = times.get(who, 0)
             times[who] = None if before is None or scope.times is None else before + scope.times
     keys = keys_of(tuple(first))
@@ -77,7 +81,7 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
         for who, inner in first.items()
     ]
     if len(gradients) > 1:
-        gradients.sort(key=lambda gradient: -gradient.saved_bytes)
+        gradients.sort(key=lambda gradient: (gradient.function.depth, -gradient.saved_bytes))
     return tuple(gradients)
 
 
@@ -114,13 +118,13 @@ def _is_step(primal: Primal) -> bool:
 
     A step gives back something like what it differentiates (new parameters, or the gradient), or its outputs do not
     depend on the gradient at all (flax's nnx updates a model in place). A loss of which a gradient is a part, such as a
-    penalty or a physics-informed residual, does neither.
+    penalty or a physics-informed residual, does neither; what returns one number of which a gradient is a part is one.
     """
     alive = LiveEquations(_jax.open_jaxpr(primal.closed))
     if not any(alive(eqn) and "transpose(" in _jax.name_stack(eqn) for _, eqn in walk(primal.closed, once=True)):
         return True
     returned = [_kind(aval) for aval in primal.closed.out_avals]
-    return any(
+    return [shape for shape, _ in returned] != [()] and any(
         all(returned.count(kind) >= wanted.count(kind) for kind in wanted)
         for inner in primal.gradients
         if (wanted := [_kind(leaf.value) for leaf in inner.primals if leaf.differentiated])

@@ -86,6 +86,8 @@ def _candidates(
             return names if re.search(r"[=,]$", value) else {*names, *(f"{kind}=" for kind in NAME_KINDS)}
         case "at":
             return ("function", "sites", *session.sites)
+        case "gradient":
+            return ("none", *session.gradients)
         case _:
             return ()
 

@@ -22,7 +22,7 @@ from remat_magic.wording import one_line, printable, text_of
 __all__ = ["Inspection", "inspected", "traced"]
 
 # What rm.trace has parameters of, so that a function's own of these names are given to it beforehand.
-_TAKEN = ("wrt", "has_aux")
+_TAKEN = ("wrt", "has_aux", "gradient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Inspection:
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
 
 
-def traced(callee: Callee, wrt: tuple[int | str, ...] | None) -> api.Trace:
-    """The trace of a callee, by the arguments that ``--wrt`` asks for, if it asks for any.
+def traced(callee: Callee, wrt: tuple[int | str, ...] | None, gradient: str | None = None) -> api.Trace:
+    """The trace of a callee, by the arguments that ``--wrt`` asks for, or of the ``--gradient`` inside, if any.
 
     An exception of the inspected function itself is raised as it is, with the frames of the user's own code.
 
@@ -54,7 +54,7 @@ def traced(callee: Callee, wrt: tuple[int | str, ...] | None) -> api.Trace:
         fun = functools.partial(fun, **taken)
     positions = callee.wrt if wrt is None else _positions(callee, wrt)
     try:
-        return api.trace(fun, *callee.args, wrt=positions, has_aux=callee.has_aux, **kwargs)
+        return api.trace(fun, *callee.args, wrt=positions, has_aux=callee.has_aux, gradient=gradient, **kwargs)
     except RematError:
         raise
     except Exception as error:  # noqa: BLE001  (any exception of the user's function)
@@ -77,7 +77,8 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     wanted = _by_name(options, trace) if options.names else options.policy or "as_written"
     policy = policies.resolve(wanted, trace.names, namespace, trace.function_name)
     trace.preview(policy.key, options.at, namespace)
-    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), _with_values(callee))
+    inputs = None if trace.gradient else _with_values(callee)  # what a gradient inside is given is computed on the way
+    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs)
 
 
 def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, ...]:

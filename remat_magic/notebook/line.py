@@ -40,6 +40,7 @@ class Options:
     policy: str | None = None
     at: str | None = None
     wrt: tuple[int | str, ...] | None = None
+    gradient: str | None = None
     names: tuple[tuple[NameKind, tuple[str, ...]], ...] = ()
     args: str | None = None
     output: str | None = None
@@ -71,6 +72,7 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
         policy=values.policy,
         at=values.at,
         wrt=_wrt(values.wrt),
+        gradient=values.gradient,
         names=_names(values.names or []),
         args=values.args,
         output=values.output,

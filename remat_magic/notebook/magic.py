@@ -82,6 +82,12 @@ class RematMagics(Magics):
         jax.vjp in the call says, else every floating-point leaf.""",
     )
     @argument(
+        "--gradient",
+        metavar="KEY",
+        help="""Of a function that takes gradients inside, which of them: its key, or none for the derivative of the
+        function itself. Default: of a training step the gradient that saves most.""",
+    )
+    @argument(
         "--names",
         action="append",
         metavar="NAMES",
@@ -259,7 +265,7 @@ class RematMagics(Magics):
         session = self.session
         try:
             rebinding = self._rebinding(callee, options)
-            trace = traced(callee, options.wrt)
+            trace = traced(callee, options.wrt, options.gradient)
             session.remember(trace)
             return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
         except KeyboardInterrupt as interrupt:

@@ -24,8 +24,8 @@ __all__ = ["Session"]
 class Session:
     """What one shell remembers and shows.
 
-    ``names``, ``sites`` and ``policies`` are those of the function inspected last, for completion; the trace itself is
-    not kept.
+    ``names``, ``sites``, ``policies`` and ``gradients`` are those of the function inspected last, for completion; the
+    trace itself is not kept.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -33,6 +33,7 @@ class Session:
         self.names: tuple[str, ...] = ()
         self.sites: tuple[str, ...] = ()
         self.policies: tuple[str, ...] = ()
+        self.gradients: tuple[str, ...] = ()
         self._cell_id: str | None = None
 
     @property
@@ -54,6 +55,7 @@ class Session:
         """Keep what completion can offer next time."""
         self.names = tuple(trace.names)
         self.sites = tuple(site.key for site in trace.sites)
+        self.gradients = tuple(gradient.key for gradient in trace.gradients)
         self.policies = tuple(choice.key for choice in trace.choices())
 
     def show(self, inspection: Inspection, options: Options, rebinding: Rebinding | None) -> RematWidget | None:

@@ -1,0 +1,264 @@
+"""A training step is inspected by the gradient that it takes inside, and comes back with a policy in it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax._src.ad_checkpoint import saved_residuals  # the list that JAX itself prints
+from jax.ad_checkpoint import checkpoint_name
+
+import remat_magic as rm
+from remat_magic.engine.whole_steps import Filling, Halves
+
+RATE = 0.1
+
+
+def layer(w, x):
+    return checkpoint_name(jnp.tanh(x @ w), "hidden")
+
+
+def loss(params, x, y):
+    for w in params:
+        x = layer(w, x)
+    return ((x - y) ** 2).mean()
+
+
+def loss_and_accuracy(params, batch):
+    value = loss(params, *batch)
+    return value, {"accuracy": value > 0, "text": "no array"}
+
+
+def updated(params, gradients):
+    return jax.tree.map(lambda w, g: w - RATE * g, params, gradients)
+
+
+def step_of_value_and_grad(params, x, y):
+    value, gradients = jax.value_and_grad(loss)(params, x, y)
+    return updated(params, gradients), value
+
+
+def step_of_grad(params, x, y):
+    return updated(params, jax.grad(loss)(params, x, y))
+
+
+def step_of_vjp(params, x, y):
+    value, pull_back = jax.vjp(lambda p: loss(p, x, y), params)
+    return updated(params, *pull_back(jnp.ones_like(value))), value
+
+
+def step_of_linearize(params, x, y):
+    value, push_forward = jax.linearize(lambda p: loss(p, x, y), params)
+    return updated(params, jax.linear_transpose(push_forward, params)(jnp.ones_like(value))[0]), value
+
+
+def step_with_aux(params, x, y):
+    (value, _), gradients = jax.value_and_grad(loss_and_accuracy, has_aux=True)(params, (x, y))
+    return updated(params, gradients), value
+
+
+def step_of_microbatches(params, x, y):
+    def body(total, batch):
+        return jax.tree.map(jnp.add, total, jax.grad(loss)(params, *batch)), None
+
+    batches = (x.reshape(2, -1, x.shape[-1]), y.reshape(2, -1, y.shape[-1]))
+    return updated(params, lax.scan(body, jax.tree.map(jnp.zeros_like, params), batches)[0])
+
+
+STEPS = [
+    step_of_value_and_grad,
+    step_of_grad,
+    step_of_vjp,
+    step_of_linearize,
+    step_with_aux,
+    step_of_microbatches,
+]
+
+
+def arguments(size=8, batch=6):
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = [jax.random.normal(key, (size, size)) / 4 for key in keys[:3]]
+    return params, jax.random.normal(keys[3], (batch, size)), jax.random.normal(keys[4], (batch, size))
+
+
+def saved_types(fun, *args):
+    """Dtype and shape of what JAX says it saves, arguments and constants left out."""
+    short = {"float32": "f32", "bool": "bool", "int32": "i32"}
+    return sorted(
+        (short[str(aval.dtype)], aval.shape)
+        for aval, why in saved_residuals(fun, *args)
+        if "from the argument" not in why and "constant" not in why
+    )
+
+
+def made(report):
+    """The same of a report."""
+    return sorted((row.dtype, row.shape) for row in report.residuals if row.kind == "intermediate")
+
+
+def agree(one, other):
+    return jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.allclose(a, b, rtol=1e-5, atol=1e-6)), one, other))
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["as it is", "jitted"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_of_its_gradient_inside_and_comes_back_with_the_policy(step, jitted):
+    params, x, y = arguments()
+    step = jax.jit(step) if jitted else step
+    trace = rm.trace(step, params, x, y)
+    (gradient,) = trace.gradients
+    assert trace.gradient == gradient
+    assert gradient.times == (2 if step.__name__ == "step_of_microbatches" else 1)
+    of_one = [array[: x.shape[0] // gradient.times] for array in (x, y)]
+    report = trace.report()
+    # JAX's own list for the loss alone, of which the parameters are what is differentiated.
+    expected = saved_types(lambda p: loss(p, *of_one), params)
+    assert made(report) == expected
+    for policy in ("nothing_saveable", "save_only_these_names('hidden')", trace.plan("50%")):
+        under = trace.function(policy)
+        assert trace.report(policy).saved_bytes < report.saved_bytes
+        assert str(jax.make_jaxpr(under)(params, x, y)).count("prevent_cse") == 1
+        assert agree(under(params, x, y), step(params, x, y))
+        assert agree(jax.jit(under)(params, x, y), step(params, x, y))
+    assert "prevent_cse" not in str(jax.make_jaxpr(step)(params, x, y))  # the user's own is as it was
+
+
+def test_the_signature_is_the_loss_s_own():
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
+    trace = rm.trace(jax.jit(step_of_value_and_grad), *shapes)
+    assert trace.signature == "loss(params: 3 leaves 768 B, x f32[6,8], y f32[6,8]) -> f32[]"
+    assert trace.wrt == ("params",)
+    assert {residual.argument for residual in trace.report().residuals} >= {"x", "params[1]", "params[2]"}
+    assert trace.gradient.source.line == loss.__code__.co_firstlineno
+    (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
+    assert "step_of_value_and_grad takes the gradient of loss" in note
+
+
+def test_each_policy_of_a_jitted_step_is_compiled_for_itself():
+    """JAX keeps compiled functions by the function: it must not take one policy's for another's, or for the user's."""
+    asked = []
+
+    def policy_called(name):
+        def policy(*_, **__):
+            asked.append(name)
+            return False
+
+        return policy
+
+    step, (params, x, y) = jax.jit(step_of_grad), arguments()
+    step(params, x, y)
+    trace = rm.trace(step, params, x, y)
+    one, other = trace.function(policy_called("one")), trace.function(policy_called("other"))
+    asked.clear()
+    one(params, x, y)
+    assert set(asked) == {"one"}
+    asked.clear()
+    other(params, x, y)
+    assert set(asked) == {"other"}
+    asked.clear()
+    one(params, x, y), other(params, x, y), step(params, x, y)
+    assert asked == []  # all three stand compiled
+
+
+def test_a_step_that_donates_donates_under_a_policy_too():
+    step, (params, x, y) = jax.jit(step_of_value_and_grad, donate_argnums=0), arguments()
+    expected = jax.jit(step_of_value_and_grad)(params, x, y)
+    under = rm.trace(step, params, x, y).function("nothing_saveable")
+    assert agree(under(params, x, y), expected)
+    assert all(leaf.is_deleted() for leaf in params)
+
+
+def test_several_gradients_are_listed_the_dearest_first():
+    def generator_loss(generator, x):
+        return jnp.tanh(jnp.sin(x @ generator)).sum()
+
+    def critic_loss(critic, x):
+        return jnp.sin(x[:1] @ critic).sum()
+
+    def step(generator, critic, x):
+        critic = critic - jax.grad(critic_loss)(critic, x)
+        return generator - jax.grad(generator_loss)(generator, x), critic
+
+    (generator, critic, _), x, _ = arguments()
+    trace = rm.trace(step, generator, critic, x)
+    assert [gradient.key for gradient in trace.gradients] == ["generator_loss", "critic_loss"]
+    assert trace.function_name == "generator_loss"
+    other = rm.trace(step, generator, critic, x, gradient="critic_loss")
+    assert other.function_name == "critic_loss"
+    with pytest.raises(
+        rm.RematError, match="takes no gradient 'loss' inside: it takes 'generator_loss', 'critic_loss'"
+    ):
+        rm.trace(step, generator, critic, x, gradient="loss")
+
+
+def penalised(w, x):
+    slope = jax.grad(lambda x: jnp.tanh(x @ w).sum())(x)
+    return (slope**2).sum()
+
+
+def test_a_loss_that_takes_a_gradient_inside_is_differentiated_itself():
+    (w, *_), x, _ = arguments()
+    trace = rm.trace(penalised, w, x)
+    assert trace.gradient is None
+    assert trace.function_name == "penalised"
+    made = [
+        (residual.dtype, residual.shape) for residual in trace.report().residuals if residual.kind == "intermediate"
+    ]
+    assert sorted(made) == saved_types(penalised, w, x)
+    (note,) = (note for note in trace.notes if note.kind == "gradient-inside")
+    assert f"gradient={trace.gradients[0].key!r}" in note
+    turned = rm.trace(penalised, w, x, gradient=trace.gradients[0].key)
+    assert turned.wrt == ("x",)
+    assert rm.trace(step_of_grad, [w], x, x, gradient="none").function_name == "step_of_grad"
+
+
+def test_a_physics_informed_loss_is_differentiated_itself_and_its_step_is_of_it():
+    def residual(params, t):
+        network = lambda t: jnp.tanh(jnp.tanh(t * params[0]) @ params[1]).sum()  # noqa: E731
+        return jax.grad(jax.grad(network))(t) + network(t)
+
+    def physics_loss(params, times):
+        return (jax.vmap(residual, (None, 0))(params, times) ** 2).mean()
+
+    @jax.jit
+    def step(params, times):
+        return updated(params, jax.grad(physics_loss)(params, times))
+
+    (first, second, _), x, _ = arguments()
+    params, times = [first[0], second], x[:, 0]
+    assert rm.trace(physics_loss, params, times).function_name == "physics_loss"
+    trace = rm.trace(step, params, times)
+    assert trace.function_name == "physics_loss"
+    assert made(trace.report()) == saved_types(lambda p: physics_loss(p, times), params)
+    assert agree(trace.function("nothing_saveable")(params, times), step(params, times))
+
+
+def test_a_policy_of_a_site_inside_the_loss_goes_there():
+    def checkpointed_loss(params, x, y):
+        for w in params:
+            x = jax.checkpoint(layer)(w, x)
+        return ((x - y) ** 2).mean()
+
+    @jax.jit
+    def step(params, x, y):
+        return updated(params, jax.grad(checkpointed_loss)(params, x, y))
+
+    params, x, y = arguments()
+    trace = rm.trace(step, params, x, y)
+    assert [(site.key, site.times) for site in trace.sites] == [("layer", 3)]
+    under = trace.function("save_only_these_names('hidden')", at="layer")
+    assert agree(under(params, x, y), step(params, x, y))
+    assert "hidden" in str(jax.make_jaxpr(under)(params, x, y).jaxpr)
+
+
+@pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
+@pytest.mark.parametrize("step", [step_of_value_and_grad, step_with_aux, step_of_microbatches])
+def test_the_whole_step_under_a_policy_computes_the_same(step, policy):
+    params, x, y = arguments()
+    engine = rm.trace(jax.jit(step), params, x, y).engine
+    if engine.remat3:
+        pytest.skip("a jaxpr of jax_remat3 is not evaluated by itself")
+    selection = engine.select(policy, None)
+    filling = Filling({0: Halves(engine.half(selection), engine.backward_of(selection))})
+    program = jax.extend.core.jaxpr_as_fun(filling(engine.whole))
+    assert agree(program(*params, x, y), jax.tree.leaves(step(params, x, y)))
+    assert "remat_magic" not in str(filling(engine.whole))
