@@ -404,8 +404,8 @@ def _notes_of_gradients(
     if chosen is None:
         yield Note(
             "gradient-inside",
-            f"{function} takes the gradient of {first.function}{place} inside, and this report is of differentiating "
-            f"{function} itself, once more: gradient={first.key!r} shows what the gradient inside saves.",
+            f"{function} takes a gradient inside, that of {first.function}{place}, and this report is of "
+            f"differentiating {function} itself, once more: gradient={first.key!r} shows what the one inside saves.",
             (function,),
         )
         return
