@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic import _jax
+from remat_magic import _jax, units
 from remat_magic.records import PlannedValue, RematError
+from remat_magic.views import display
+from remat_magic.views.edit import edit_html
 from tests.benchmarks import models, named_models
 from tests.programs import PROGRAMS, f32
 from tests.test_models import library
@@ -1130,3 +1132,25 @@ def test_programs(name):
         edit = holds(trace, plan)
         assert edit.verified or name in PARTLY or nested(trace, plan)
     assert before == PROGRAMS
+
+
+def test_what_an_edit_keeps_beside_its_budget_is_said(module):
+    """One expression of a loop names all of its layers, of which the plan saves some."""
+    loop = module("""
+        def loss(ws, x):
+            for w in ws:
+                x = jnp.sin(jnp.tanh(x @ w))
+            return x.sum()
+    """)
+    trace = rm.trace(loop.loss, [f32(8, 8)] * 4, f32(8, 8))
+    plan = trace.plan(3 * 256, "function")
+    edit = trace.edit(plan)
+    assert (edit.budget_bytes, edit.saved_bytes > 768) == (768, True)
+    assert edit.excess_bytes == edit.saved_bytes - 768
+    alone = dataclasses.replace(edit, closest=None)
+    for text in (display.text(alone), edit_html(alone)):
+        assert f"exceeds that by {units.nbytes(edit.excess_bytes)}" in " ".join(text.split())
+    kept_to = trace.edit(trace.plan(4 * 256, "function"))
+    assert kept_to.excess_bytes == 0
+    assert "it keeps to it" in " ".join(display.text(kept_to).split())
+    assert trace.edit("dots_saveable").budget_bytes is None  # none was asked for

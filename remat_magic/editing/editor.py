@@ -233,6 +233,8 @@ class _Editor:
             planned_bytes=plan.saved_bytes,
             planned_flops=plan.recomputed_flops,
             label=plan.label,
+            budget_bytes=plan.budget_bytes if plan.status else None,
+            of=plan.of,
         )
         expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:
@@ -245,6 +247,7 @@ class _Editor:
             verified=not differences,
             differences=tuple(differences + (_besides(chosen, names) if differences else [])),
             saved_bytes=traced.saved_bytes,
+            peak_bytes=traced.peak_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
 

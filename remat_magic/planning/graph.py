@@ -327,7 +327,7 @@ class _Copies:
         inside = _jax.bodies(eqn)
         rule = self._rules.get(id(eqn)) if counting else None
         if rule is not None:  # after its own operands it has tangents, which are no values of the program
-            own = read[-len(_jax.rule_inputs(eqn)) :]
+            own = read[len(read) - len(_jax.rule_inputs(eqn)) :]
             more = [everything] * (len(rule.invars) - len(own))
             self.visit(rule, [*own, *more], depth, counting=True)
         if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):

@@ -65,7 +65,8 @@ class Edit(Displayed, Labelled):
     ``saved_bytes`` and ``recomputed_flops`` are of the edited text, None where it could not be traced; the ``planned``
     ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
     plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
-    there is none.
+    there is none. ``budget_bytes`` is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, None
+    where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it.
     """
 
     function: str
@@ -82,6 +83,15 @@ class Edit(Displayed, Labelled):
     planned_flops: int = 0
     closest: Edit | None = None
     label: str = ""
+    budget_bytes: int | None = None
+    of: str = "saved"
+    peak_bytes: int | None = None
+
+    @property
+    def excess_bytes(self) -> int | None:
+        """How many bytes more than the plan's budget the edited text takes; None where one of the two is not known."""
+        taken = self.peak_bytes if self.of == "peak" else self.saved_bytes
+        return None if self.budget_bytes is None or taken is None else max(0, taken - self.budget_bytes)
 
     def diff(self) -> str:
         """The unified diffs of all files and cells, one after another."""
