@@ -14,9 +14,10 @@ import remat_magic as rm
 from remat_magic.devices import Device
 from remat_magic.records import Measurement
 from remat_magic.units import parse_bytes, parse_flops
+from remat_magic.views.pareto import pareto_svg
 from tests.benchmarks.models import transformer
 from tests.cost_helpers import S
-from tests.programs import PROGRAMS
+from tests.programs import PROGRAMS, f32
 
 DEVICE = "A100 80GB SXM"
 
@@ -193,6 +194,36 @@ def test_offloading_is_not_free(blocks):
     saved, moved = found.rows
     assert moved.offloaded_bytes == saved.saved_bytes - moved.saved_bytes
     assert moved.times.extra > saved.times.extra
+
+
+def test_what_xla_does_not_offload_is_not_ranked(remat3):
+    """Most of what unrolled code offloads stays on the device, and all of it on a CPU, which has one memory."""
+
+    def layer(x, w):
+        return jnp.sin(checkpoint_name(jnp.tanh(x @ w), "h"))
+
+    def unrolled(ws, x):
+        for w in ws:
+            x = layer(x, w)
+        return x.sum()
+
+    def scanned(ws, x):
+        return jax.lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0].sum()
+
+    moved, kept = "names(offload=['h'])", "save_only_these_names('h')"
+    for fun, ws, states in (
+        (unrolled, [f32(16, 16)] * 3, {DEVICE: "kept", "this CPU": "kept"}),
+        (scanned, f32(3, 16, 16), {DEVICE: "moved", "this CPU": "kept"}),
+    ):
+        trace = rm.trace(fun, ws, f32(8, 16))
+        for device, state in states.items():
+            found = trace.compare([moved, kept], "function", device=device)
+            assert [row.offloading for row in found.rows] == [state, ""]
+            assert found.row(kept).pareto
+            unranked = [note for note in found.notes if note.startswith("Not ranked: names(offload=['h'])")]
+            assert len(unranked) == (state == "kept")
+            assert not (state == "kept" and found.row(moved).pareto)
+            assert (f'data-policy="{html.escape(moved)}"' in pareto_svg(found.rows)) == (state == "moved")
 
 
 def test_best(blocks):

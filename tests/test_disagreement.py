@@ -6,6 +6,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic.facts.contractions import in_program
@@ -305,3 +306,19 @@ def test_a_whole_function_checkpoint_of_a_scan_gains_nothing(remat3):
     assert nothing.findings[-1].kind == "no-gain"
     assert "no-gain" not in [note.kind for note in none.findings]
     assert not any("gains nothing here" in sentence for sentence in none.findings)
+
+
+def test_what_stays_on_the_device_though_it_is_offloaded_is_told():
+    """A CPU has one memory: the compiled program has nothing of it on the host."""
+
+    def fun(ws, x):
+        for w in ws:
+            x = jnp.sin(checkpoint_name(jnp.tanh(x @ w), "h"))
+        return x.sum()
+
+    trace = rm.trace(fun, [jax.ShapeDtypeStruct((16, 16), "float32")] * 2, jax.ShapeDtypeStruct((8, 16), "float32"))
+    for key, told in (("names(offload=['h'])", True), ("save_only_these_names('h')", False)):
+        assert ("offload-kept" in [note.kind for note in trace.measure(key, "function").findings]) == told
+    plan = trace.plan("40%", "function", device="A100 80GB SXM", offload=1e15)
+    assert plan.offloaded_bytes
+    assert "on the device" in plan.status

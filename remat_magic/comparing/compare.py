@@ -8,7 +8,7 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
-from remat_magic.facts.times import times
+from remat_magic.facts.times import offloading, times
 from remat_magic.policies import OWN
 from remat_magic.records import Comparison, ComparisonRow, Measurement, Plan, RematError, Report
 
@@ -113,6 +113,7 @@ def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
         recomputed_flops=report.recomputed_flops,
         peak_bytes=report.peak_bytes,
         times=None if device is None else times(report, device),
+        offloading=offloading(report, device),
         complete=all(kernel.known for kernel in (*report.forward_kernels, *report.backward_kernels)),
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from remat_magic.devices import Device, get
-from remat_magic.records import Kernel, Report, Times
+from remat_magic.devices import THIS_CPU, Device, get
+from remat_magic.records import Kernel, Offloading, Report, Times
 
-__all__ = ["seconds", "times"]
+__all__ = ["offloading", "seconds", "times"]
 
 
 def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
@@ -28,6 +28,23 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
         complete = complete and kernel.known and not (peak is None and kernel.unit == "matmul" and kernel.flops)
         total += kernel.runs * max(arithmetic, kernel.bytes / device.memory_bandwidth)
     return total, complete
+
+
+def offloading(report: Report, device: Device | None) -> Offloading:
+    """Whether XLA moves to the host what a report's policy offloads; empty where it offloads nothing.
+
+    A CPU has one memory. Compiled for accelerators, a scan moved just what its policy said, while of unrolled code most
+    stayed on the device; of other programs, and devices, nothing is known.
+    """
+    offloaded = [row for row in report.residuals if row.kind == "offloaded" and row.nbytes]
+    in_loops = [any(label.startswith("scan") for label in row.path) for row in offloaded]
+    if not in_loops:
+        return ""
+    if device is not None and device.name == THIS_CPU:
+        return "kept"
+    if not any(in_loops):
+        return "kept"
+    return "moved" if all(in_loops) and device is not None else "unknown"
 
 
 def times(report: Report, device: Device | str) -> Times:

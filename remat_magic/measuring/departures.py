@@ -28,7 +28,16 @@ from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Measurement, Note, Report
 
-__all__ = ["contractions", "departures", "forward_is_dead", "kept_less", "recomputation_of", "undone", "without_effect"]
+__all__ = [
+    "contractions",
+    "departures",
+    "forward_is_dead",
+    "kept_less",
+    "offload_kept",
+    "recomputation_of",
+    "undone",
+    "without_effect",
+]
 
 # A saving has to be this large a part of the memory without the checkpoint to be missed, and the temporary bytes have
 # to have fallen by less than this part of it, for the sentence that it does not show.
@@ -46,11 +55,23 @@ def departures(gradient: Gradient, text: str | None, measured: Measurement, save
     """
     recomputation = recomputation_of(gradient)
     notes = (
+        Note("offload-kept", offload_kept(gradient, text) if text else ""),
         Note("checkpoint-undone", undone(gradient, recomputation, text) if text and measured.devices == 1 else ""),
         Note("forward-dropped", forward_is_dead(gradient, recomputation)),
         Note("kept-less", kept_less(measured, saved_bytes)),
     )
     return tuple(note for note in notes if note)
+
+
+def offload_kept(gradient: Gradient, text: str) -> str:
+    """Whether nothing that the policy offloads is in the host's memory in the compiled program."""
+    moved = sum(_jax.nbytes(aval) for aval in gradient.forward.residual_types if _jax.memory_space(aval))
+    if not moved or _HOST in text:
+        return ""
+    return (
+        f"XLA keeps on the device what the policy offloads: nothing of its {units.nbytes(moved)} is in the host's "
+        "memory in the compiled program, so that they take as much as if they were saved."
+    )
 
 
 def recomputation_of(gradient: Gradient) -> Recomputation:
@@ -189,6 +210,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LIBRARY = re.compile(r"gemm|matmul|conv", re.IGNORECASE)  # cuBLAS, cuDNN, oneDNN
+_HOST = "S(5)"  # the memory space of a layout that is on the host
 _MARK = "rematted_computation"  # the name that JAX puts on what a checkpoint makes run again
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
+from remat_magic.facts.times import offloading
 from remat_magic.planning.costs import Objective, budget_bytes, objective
 from remat_magic.planning.planner import Planner, planner
 from remat_magic.planning.problem import Problem, Solution
@@ -29,6 +30,7 @@ _BUILT_IN = (
 )
 _BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reaches
 _ATTEMPTS = 4
+_OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ def plan(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
             "already; raise the budget, or plan for at='function'."
         )
+    if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
+        best = replace(best, status=f"{best.status} {_OFFLOADED}")
     inside = " or ".join(choices.parts.naming.unreached)
     more = f" Values inside {inside} are not among the choices." if inside else ""
     return replace(best, status=best.status + more, unreached=choices.unreached)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
-from remat_magic.records.comparison import Comparison, ComparisonRow, Difference
+from remat_magic.records.comparison import Comparison, ComparisonRow, Difference, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
@@ -73,6 +73,7 @@ __all__ = [
     "Nesting",
     "Note",
     "NoteKind",
+    "Offloading",
     "Origin",
     "Parameter",
     "Plan",

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
@@ -15,12 +15,15 @@ from remat_magic.records.measurement import Times
 from remat_magic.records.report import Equation, Report, Residual
 from remat_magic.units import parse_bytes
 
-__all__ = ["Comparison", "ComparisonRow", "Difference"]
+__all__ = ["Comparison", "ComparisonRow", "Difference", "Offloading"]
 
 _T = TypeVar("_T")
 
 # Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
 _TOO_CLOSE = 0.05
+
+
+Offloading = Literal["", "moved", "kept", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class ComparisonRow(Labelled):
     people call them. ``peak_bytes`` and ``times`` are
     estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
     are sentences on where the compiled program departs from the report. ``pareto`` tells
-    that no other row is better in one of peak and cost without being worse in the other.
+    that no other row is better in one of peak and cost without being worse in the other. ``offloading`` tells whether
+    XLA moves to the host what the policy offloads: "moved", "kept" on the device, or "unknown", and only what is moved
+    is ranked; it is empty where nothing is offloaded.
     """
 
     policy: str
@@ -59,6 +64,7 @@ class ComparisonRow(Labelled):
     error: str = ""
     label: str = ""
     same_labels: tuple[str, ...] = ()
+    offloading: Offloading = ""
 
     def __post_init__(self) -> None:
         """Use keys for what is called by no other name."""
@@ -158,12 +164,21 @@ class Comparison(Displayed):
             for (less, lower), (more, higher) in itertools.pairwise(peaks)
             if less < more and more - less < _TOO_CLOSE * more
         ]
-        if not close:
-            return ()
-        return (
-            f"Too close for the estimate of peak memory to tell apart: {'; '.join(close)}. Measure them, or choose by "
-            "what they recompute.",
-        )
+        sentences = list[str]()
+        if close:
+            sentences.append(
+                f"Too close for the estimate of peak memory to tell apart: {'; '.join(close)}. Measure them, or choose "
+                "by what they recompute."
+            )
+        for state, why in (
+            ("kept", "XLA keeps on the device what they offload (a CPU has one memory; of code that is not in a scan "
+             "most stays)"),
+            ("unknown", "whether XLA moves what they offload is not known"),
+        ):  # fmt: skip
+            unranked = ", ".join(row.label for row in self.rows if row.offloading == state)
+            if unranked:
+                sentences.append(f"Not ranked: {unranked}; {why}.")
+        return tuple(sentences)
 
     def best(self, peak_bytes: int | str) -> ComparisonRow:
         """The policy that adds least (seconds by estimate, else FLOPs) with a peak of at most so many bytes.
@@ -249,7 +264,7 @@ class Comparison(Displayed):
 
 def _point(row: ComparisonRow) -> tuple[float, float] | None:
     """Where a row stands: its peak, and what its policy adds; None where either is unknown."""
-    if row.peak_bytes is None or row.recomputed_flops is None:
+    if row.peak_bytes is None or row.recomputed_flops is None or row.offloading in ("kept", "unknown"):
         return None
     if row.times is None:
         return row.peak_bytes, row.recomputed_flops

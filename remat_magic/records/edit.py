@@ -65,8 +65,8 @@ class Edit(Displayed, Labelled):
     ``saved_bytes`` and ``recomputed_flops`` are of the edited text, None where it could not be traced; the ``planned``
     ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
     plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
-    there is none. ``budget_bytes`` is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, None
-    where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it.
+    there is none. ``budget_bytes`` is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says,
+    None where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it.
     """
 
     function: str

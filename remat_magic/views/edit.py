@@ -38,12 +38,10 @@ def edit_sentences(edit: Edit) -> list[str]:
         )
     if best.budget_bytes is not None:
         what = "estimated peak" if best.of == "peak" else "saved bytes"
-        excess = "" if best.excess_bytes is None else "it keeps to it"
+        excess = "whether it keeps to it is not known" if best.excess_bytes is None else "it keeps to it"
         if best.excess_bytes:
             excess = f"it exceeds that by {fmt.nbytes(best.excess_bytes)}"
-        sentences.append(
-            f"The budget was {fmt.nbytes(best.budget_bytes)} of {what}: {excess or 'whether it keeps to it is not known'}."
-        )
+        sentences.append(f"The budget was {fmt.nbytes(best.budget_bytes)} of {what}: {excess}.")
     return sentences + list(best.differences)
 
 

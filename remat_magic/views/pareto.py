@@ -50,6 +50,8 @@ def same_text(row: ComparisonRow) -> str:
 
 
 def _cost(row: ComparisonRow, timed: bool) -> float | None:
+    if row.offloading in ("kept", "unknown"):  # its peak is not what it seems
+        return None
     if not timed:
         return row.recomputed_flops
     return None if row.times is None or row.times.offload is None else row.times.extra
