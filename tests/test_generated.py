@@ -270,9 +270,8 @@ def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files
     aux = trace.engine._primal.auxiliary
     residuals = residuals[total + aux :]
     # Every byte is of one kind.
-    assert report.saved_bytes + report.argument_bytes + report.constant_bytes + report.offloaded_bytes == sum(
-        row.nbytes for row in report.residuals
-    )
+    kinds = (report.saved_bytes, report.argument_bytes, report.constant_bytes, report.offloaded_bytes)
+    assert sum(kinds) + report.unread_bytes == sum(row.nbytes for row in report.residuals)
     files = {generated.__file__, generated_operations.__file__, __file__, *files}
     for row in report.residuals:
         assert row.nbytes >= 0

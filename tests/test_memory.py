@@ -7,8 +7,10 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.facts.memory import Peak, peak, timeline
+from remat_magic.views import text as text_views
 from tests.cost_helpers import REMATS, under
 
 policies = jax.checkpoint_policies
@@ -297,3 +299,38 @@ def test_growth_from_policy_to_policy_is_that_of_xla(remat):
     growth = 0.15 if _jax.JAX_VERSION >= (0, 12) else 0.25  # the step to dots is 22% off there
     assert np.diff(ours) == pytest.approx(np.diff(theirs), rel=growth)
     assert ours == pytest.approx(theirs, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------------------- beside what is saved
+
+
+def relu_net(params, x):
+    for w in params:
+        x = jax.nn.relu(jax.nn.relu(x @ w))
+    return jnp.sum(x)
+
+
+def scanned_relu_net(params, x):
+    return jnp.sum(lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), x, params)[0])
+
+
+def two_views(params, x):
+    """The sine is saved in two shapes, the broadcast sum for all that it shows."""
+    y = jnp.sin(x)
+    wide = checkpoint_name(jnp.broadcast_to(jnp.sum(y), (4, 4, 512)), "wide")
+    return jnp.sum(jnp.cos(y.reshape(-1)) * y.T.reshape(-1)) * jnp.sum(jnp.cos(y.reshape(4, -1))) + jnp.sum(wide**2)
+
+
+@pytest.mark.parametrize("fun", [relu_net, scanned_relu_net, two_views])
+def test_saved_is_never_above_the_peak(remat, fun):
+    """Zeros that nothing reads are in neither: XLA drops them, though JAX lists them."""
+    trace = rm.trace(fun, jax.ShapeDtypeStruct((6, 16, 16), "float32"), jax.ShapeDtypeStruct((512, 16), "float32"))
+    for policy in ("none", "nothing_saveable", "dots_saveable", "everything_saveable"):
+        report = trace.report(policy, "function")
+        assert report.saved_bytes + report.argument_bytes <= report.peak_bytes
+        assert max(moment.residuals for moment in trace.timeline(policy, "function").moments) == report.saved_bytes
+        zeros = [row for row in report.residuals if row.primitive == "broadcast_in_dim" and not row.needed_by]
+        assert report.unread_bytes == sum(row.nbytes for row in zeros)
+        assert all(row.unread and row.source.file == __file__ for row in zeros)
+        if zeros:
+            assert "nothing reads it: dropped when compiled" in text_views.plain(report)

@@ -44,7 +44,8 @@ def too_wide(case: Case) -> Iterator[Advice]:
     halves = sum(size for kind, size in sizes.items() if kind in _HALF)
     if not halves or 2 * halves < sum(sizes.values()):
         return
-    wide = [row for row in case.report.residuals if row.kind == "intermediate" and row.dtype in ("f32", "f64")]
+    kept = [row for row in case.report.residuals if row.kind == "intermediate" and row.kept]
+    wide = [row for row in kept if row.dtype in ("f32", "f64")]
     total = sum(row.nbytes for row in wide)
     if not wide or total < _WIDE_PART * case.report.saved_bytes:
         return

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
+from remat_magic import _jax
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.selection import Selection
 from remat_magic.facts import reports
+from remat_magic.facts.residuals import saved_values
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import Equation, Program, RematError, Report, Timeline
 
 __all__ = ["Facts", "Traced"]
@@ -81,6 +85,27 @@ class Facts:
                 self._reports[selection.report_key] = report
                 self._previews.pop(selection.report_key, None)
             return report
+
+    def saved_bytes(self, policy: Any = "as_written", at: Any = None) -> int:
+        """What a policy saves, as in its report, without the rest of one; all of it where there is no backward half.
+
+        Raises:
+            RematError: as ``report``.
+        """
+        with self.lock:
+            engine = self.engine
+            selection = engine.select(policy, at)
+            if selection.report_key in self._reports:
+                return self._reports[selection.report_key].saved_bytes
+            first, half = self.preview(policy, at), engine.half(selection)
+            try:
+                live = LiveEquations(_jax.open_jaxpr(engine.backward_of(selection)))
+            except RematError as error:
+                if is_passing(error):
+                    raise
+                return first.saved_bytes
+            saved = saved_values(half.closed, half.outputs)
+            return replace(first, residuals=reports.read(first, saved, live)).saved_bytes
 
     def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
         """What a policy recomputes, as in its report, without the rest of one: no text is laid out, no peak found.

@@ -4,7 +4,8 @@ The live equations are gone through in the order of the jaxprs, and every value 
 to the last one that reads it:
 
 * Arguments and constants are held throughout; residuals from where they are made to their last reader in the backward
-  pass; the function's outputs and the gradients to the end. What is an argument already is not counted again.
+  pass; the function's outputs and the gradients to the end. What is an argument already is not counted again. A
+  residual that nothing reads is not made; one that is a view of another one takes memory of its own.
 * Views (``reshape``, names, barriers) and broadcasts need no memory of their own, but hold what they show.
 * An elementwise operation, an indexed update and a loop's carry write over an operand of the same size that dies there,
   as XLA's buffer assignment has it. This also stands for fusion, which keeps the steps of a chain in registers.
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_FIRST
+from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import Half, Moment
@@ -98,17 +100,27 @@ def _both_halves(
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
-    ahead, back = lines or (StraightLines(LiveEquations(first)), StraightLines(LiveEquations(second)))
+    ahead, back = lines or live_lines(first, outputs, LiveEquations(second))
     schedule = _Schedule()
     arguments = [schedule.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
     results = schedule.run(ahead, forward, arguments, "forward")
-    saved = results[outputs:]
+    saved = schedule.own_buffers(forward, outputs, results)
     cotangents = [schedule.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
     schedule.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
+    read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * residuals
+    schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
     schedule.kept = {*results[:outputs], *gradients}
-    schedule.saved = set(saved)
     return schedule
+
+
+def live_lines(first: Any, outputs: int, live: LiveEquations) -> tuple[StraightLines, StraightLines]:
+    """The straight lines of both halves, given the live code of the backward one, by which that of the other goes.
+
+    A residual that nothing reads is not made.
+    """
+    wanted = [True] * outputs + live.inputs[: len(first.outvars) - outputs]
+    return StraightLines(LiveEquations(first, wanted)), StraightLines(live)
 
 
 class _Step(NamedTuple):  # thousands are made for each report, and a frozen dataclass takes thrice as long
@@ -148,6 +160,7 @@ class _Schedule:
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
+        self._order: list[_Step] | None = None
 
     # ------------------------------------------------------------------------------------------------------- buffers
 
@@ -170,6 +183,27 @@ class _Schedule:
         if key not in self._constants:
             self._constants[key] = self.permanent(aval, Held(0, aval, constant=True))
         return self._constants[key]
+
+    def own_buffers(self, forward: Any, outputs: int, results: Sequence[int]) -> list[int]:
+        """The buffers of the residuals, given those of all results of the forward half.
+
+        What is saved as several values is held as several: a view of another residual, or what a broadcast shows.
+        """
+        jaxpr = _jax.open_jaxpr(forward)
+        buffers = [*results[outputs:]]
+        taken: set[int] = set()
+        makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        for value in saved_values(forward, outputs):
+            shown = buffers[value.leaves[0]]
+            if _jax.is_literal(value.atom) or value.atom not in makers:
+                continue
+            if shown in taken or self._sizes[shown] < _device_bytes(value.atom.aval):
+                own = self.buffer(value.atom.aval, Held(0, value.atom.aval, eqn=makers[value.atom]))
+                self.steps.append(_Step(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
+                for leaf in value.leaves:
+                    buffers[leaf] = own
+            taken.add(shown)
+        return buffers
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -232,7 +266,7 @@ class _Schedule:
     def sweep(self) -> Iterator[_Held]:
         """Go through the steps and yield what is held during each."""
         sizes, lasting = self._sizes, self.kept | self._permanent
-        steps = _put_off(self.steps, self.kept)
+        steps = self._ordered()
         dying_at: dict[int, list[int]] = {}
         for number, index in _last_uses(steps).items():
             if number not in lasting:
@@ -253,10 +287,22 @@ class _Schedule:
                 if number in saved:
                     held_residuals -= sizes[number]
 
+    def _ordered(self) -> list[_Step]:
+        """The steps in the order in which they are taken to run."""
+        if self._order is None:
+            read = {number for step in self.steps for number in step.reads} | self.kept
+            for step in self.steps:
+                if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
+                    for number in step.makes:
+                        self._sizes[number] *= number in read
+            put_off = _put_off(self.steps, self.kept)
+            self._order = _brought_forward(put_off, self.kept | self._permanent, self._sizes)
+        return self._order
+
     def held(self, at: int) -> list[Held]:
         """What is held during the step at a position of the sweep."""
         lasting = self.kept | self._permanent
-        steps = _put_off(self.steps, self.kept)
+        steps = self._ordered()
         last = _last_uses(steps)
         alive = {
             number
@@ -313,6 +359,54 @@ def _put_off(steps: Sequence[_Step], wanted: set[int]) -> list[_Step]:
             if due.get(number, key) >= key:
                 due[number] = key
     return [steps[index] for index in sorted(range(len(steps)), key=keys.__getitem__)]
+
+
+def _brought_forward(steps: list[_Step], lasting: set[int], sizes: Sequence[int]) -> list[_Step]:
+    """The steps, those of the backward half that free more than they make run as soon as they can.
+
+    Such is the product that is a weight's gradient: JAX writes it, or the sum that it is part of, where the gradient is
+    done with, and its operands would be held until then.
+    """
+    first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
+    readers: dict[int, list[int]] = {}  # of each buffer, of the steps that did not run yet
+    for index in range(first, len(steps)):
+        for number in {*steps[index].reads}:
+            readers.setdefault(number, []).append(index)
+    left = {number: len(reading) for number, reading in readers.items()}
+    waiting = [0] * len(steps)  # for how many buffers that are not made yet
+    for index in range(first, len(steps)):
+        for number in steps[index].makes:
+            for reader in readers.get(number, ()):
+                waiting[reader] += 1
+    done = [index < first for index in range(len(steps))]
+    order = steps[:first]
+
+    def shrinks(step: _Step) -> bool:
+        freed = sum(sizes[number] for number in {*step.reads} if left[number] == 1 and number not in lasting)
+        return freed > sum(sizes[number] for number in step.makes) + step.inside
+
+    for index in range(first, len(steps)):
+        if done[index]:
+            continue
+        todo = [index]
+        while todo:
+            here = todo.pop()
+            if done[here]:
+                continue
+            done[here] = True
+            step = steps[here]
+            order.append(step)
+            able: list[int] = []
+            for number in {*step.reads}:
+                left[number] -= 1
+                if left[number] == 1:
+                    able += readers[number]
+            for number in step.makes:
+                for reader in readers.get(number, ()):
+                    waiting[reader] -= 1
+                    able.append(reader)
+            todo += [other for other in able if not done[other] and not waiting[other] and shrinks(steps[other])]
+    return order
 
 
 def _device_bytes(aval: Any) -> int:

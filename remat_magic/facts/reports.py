@@ -11,11 +11,10 @@ from remat_magic import _jax
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.facts.memory import Held, held_at_peak, peak
+from remat_magic.facts.memory import Held, held_at_peak, live_lines, peak
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
-from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import makers
 from remat_magic.jaxprs.provenance import Provenances
@@ -53,16 +52,26 @@ def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[
     return Recomputation(half.closed, backward, provenances, len(half.residual_types)).records(equation_cost)
 
 
+def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Residual, ...]:
+    """The residuals, those marked on which no output of the backward half depends, whose ``live`` code this is."""
+    return tuple(
+        replace(row, unread=not any(live.inputs[leaf] for leaf in value.leaves))
+        for row, value in zip(first.residuals, saved, strict=True)
+    )
+
+
 def full(first: Report, half: Forward, backward: Any, provenances: Provenances) -> Report:
     """The report of both halves."""
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
     readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
-    rows = tuple(replace(row, needed_by=who) for row, who in zip(first.residuals, readers, strict=True))
-    alive = LiveEquations(_jax.open_jaxpr(half.closed))
-    lines = StraightLines(alive), StraightLines(recomputation.live)
+    rows = tuple(
+        replace(row, needed_by=who) for row, who in zip(read(first, saved, recomputation.live), readers, strict=True)
+    )
+    lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live)
+    all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
     ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, recomputation.live)
-    ahead_kernels, _ = kernels_of(half.closed, lines[0] if alive.everything else None)
+    ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else None)
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}

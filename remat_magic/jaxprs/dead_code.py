@@ -11,17 +11,17 @@ __all__ = ["LiveEquations"]
 
 
 class LiveEquations:
-    """The equations of a jaxpr, at any depth, that its outputs depend on.
+    """The equations of a jaxpr, at any depth, that its outputs, or those ``wanted`` of them, depend on.
 
     Needed because jax_remat3 leaves dead code in backward jaxprs: its ``PrimalLeftTangentRight`` takes the recomputed
     value as a second operand that nothing reads.
     """
 
-    def __init__(self, jaxpr: Any) -> None:
+    def __init__(self, jaxpr: Any, wanted: Sequence[bool] | None = None) -> None:
         self.everything = True  # whether no equation was found to be dead
         self._live: set[int] = set()
         self._marked: dict[tuple[int, tuple[bool, ...]], list[bool]] = {}  # bodies that several calls share
-        self._mark(jaxpr, [True] * len(jaxpr.outvars))
+        self.inputs = self._mark(jaxpr, wanted or [True] * len(jaxpr.outvars))  # those that the outputs depend on
 
     def __call__(self, eqn: Any) -> bool:
         """Whether the outputs depend on an equation."""

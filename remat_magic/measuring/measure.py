@@ -94,7 +94,7 @@ def measure_on(
         seconds = time.perf_counter() - start
         unless_stopped()
         measured = replace(_numbers(measured, compiled), compile_seconds=seconds)
-        saved_bytes = facts.preview(policy, at, namespace).saved_bytes
+        saved_bytes = facts.report(policy, at, namespace).saved_bytes
         measured = replace(measured, findings=departures(gradient, _or_none(compiled.as_text), measured, saved_bytes))
         if arrays is not None:
             doing = "run"

@@ -149,10 +149,6 @@ class _Builder:
         self.graph.operations.append(())
         self.graph.needed.append(True)
         self._connect(top, top.jaxpr.outvars)
-        # JAX keeps some residuals that nothing reads.
-        unread = {first: size for first, size in self._paid.values() if first not in self.graph.leaf_bytes}
-        self.graph.leaf_bytes.update(unread)
-        self.graph.leaves[-1] += tuple(unread)
 
     # ------------------------------------------------------------------------------------------------------------ nodes
 

@@ -73,7 +73,7 @@ def plan(
     else:
         best = _within(choices, request, limit, seconds, gap)
     if best is None:
-        few, keeps = units.apart(limit, facts.preview("nothing_saveable", choices.at).saved_bytes)
+        few, keeps = units.apart(limit, facts.saved_bytes("nothing_saveable", choices.at))
         raise RematError(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
             "already; raise the budget, or plan for at='function'."
@@ -164,7 +164,7 @@ def _built_in(choices: Planner, limit: int, problem: Problem) -> tuple[list[Solu
     others: list[str] = []
     for key in _BUILT_IN:
         try:
-            saved = choices.facts.preview(key, choices.at).saved_bytes
+            saved = choices.facts.saved_bytes(key, choices.at)
         except RematError:  # complex values, which this JAX cannot save
             continue
         if saved > limit:

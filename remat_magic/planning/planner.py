@@ -201,7 +201,7 @@ def planner(facts: Facts, at: str | None, separately: bool, together: bool = Fal
             cached = facts.memo[key] = plain.grouped(group)
         if cached is None:
             parts = facts.engine.dissect(at, separately)
-            most = facts.preview("none", at).saved_bytes
+            most = facts.saved_bytes("none", at)
             cached = facts.memo[key] = Planner(facts, parts, build(parts), separately, most)
         return cached
 

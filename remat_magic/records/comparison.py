@@ -217,7 +217,7 @@ class Comparison(Displayed):
         first, second = (self._report(policy, at) for policy in (a, b))
 
         def residuals(report: Report) -> list[Residual]:
-            return [replace(residual, needed_by=()) for residual in report.residuals]
+            return [replace(residual, needed_by=(), unread=False) for residual in report.residuals]
 
         only_a, only_b = _set_off(residuals(first), residuals(second))
         again, later = _set_off(first.recomputed, second.recomputed)

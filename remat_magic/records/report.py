@@ -133,7 +133,8 @@ class Residual:
     ``dtype`` is JAX's short form ("f32", "bf16", "key<fry>"), ``shape`` the residual's own shape, so that a value
     stacked by a scan has its leading length. ``primitive``, ``source``, ``library``, ``path`` and ``times`` are those
     of the first origin.
-    ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host").
+    ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host"). ``unread``: JAX lists it, and
+    no gradient depends on it (the zeros of a relu), so that a compiled program drops it.
     """
 
     dtype: str
@@ -150,6 +151,17 @@ class Residual:
     origins: tuple[Origin, ...] = ()
     memory_space: str = ""
     library: SourceSpan | None = None
+    unread: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is an intermediate that takes memory for the backward pass, the device's or another."""
+        return self.kind in ("intermediate", "offloaded") and not self.unread
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it is an intermediate that nothing reads."""
+        return self.kind in ("intermediate", "offloaded") and self.unread
 
     @property
     def type(self) -> str:
@@ -411,12 +423,21 @@ class Report(Displayed, Labelled):
         write(path, registered("display").page_html(self, others))
 
     def _bytes_of(self, *kinds: Kind) -> int:
-        return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds)
+        return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds and not residual.dropped)
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of intermediates kept on the device: the memory that the policy costs."""
+        """Bytes of intermediates kept on the device: the memory that the policy costs.
+
+        What nothing reads is not kept once the program is compiled. A report of the forward half alone cannot tell,
+        and counts it.
+        """
         return self._bytes_of("intermediate")
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of intermediates that JAX lists and nothing reads: in no memory, nor in ``peak_bytes``."""
+        return sum(residual.nbytes for residual in self.residuals if residual.dropped)
 
     @property
     def argument_bytes(self) -> int:

@@ -82,7 +82,7 @@ def _counted(kinds: Iterable[str]) -> str:
 
 
 def _kept(report: Report) -> list[Residual]:
-    return [residual for residual in report.residuals if residual.kind in ("intermediate", "offloaded")]
+    return [residual for residual in report.residuals if residual.kept]
 
 
 def line_rows(report: Report) -> list[LineRow]:

@@ -13,7 +13,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
 from remat_magic.views.listing import listing_html
-from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals, uncounted
+from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals, uncounted, unread
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
 __all__ = ["jaxprs", "page_html", "report_html", "style"]
@@ -77,7 +77,7 @@ def notes_html(report: Report) -> str:
 
 def _needed(row: ResidualRow, complete: bool) -> str:
     if not row.needed_by:
-        return "nothing reads it" if complete else "…"
+        return unread(row, complete) or "…"
     readers = [escape(reader) for reader in row.needed_by]
     shown = "".join(f'<div class="remat-reader">{reader}</div>' for reader in readers[:2])
     if len(readers) <= 2:

@@ -23,6 +23,7 @@ __all__ = [
     "residual_words",
     "totals",
     "uncounted",
+    "unread",
 ]
 
 # Above this many rows, values that differ by the numbers in their names alone ("layer3_out", "params[7]") are one row.
@@ -73,6 +74,7 @@ class ResidualRow:
     indices: tuple[int, ...]
     sources: tuple[SourceSpan, ...]
     library: SourceSpan | None
+    dropped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
         indices=tuple(index for index, _ in group),
         sources=tuple(origin.source for origin in (first, *first.origins) if origin.source is not None),
         library=first.library,
+        dropped=first.dropped,
     )
 
 
@@ -181,14 +184,14 @@ def residual_rows(report: Report) -> list[ResidualRow]:
         residual = item[1]
         names = (alike(residual.name), alike(residual.argument))
         return (residual.type, residual.kind, residual.memory_space, residual.primitive, *names, residual.source,
-                residual.library, residual.path, residual.origins[1:])  # fmt: skip
+                residual.library, residual.path, residual.origins[1:], residual.dropped)  # fmt: skip
 
     ordered = sorted(enumerate(report.residuals), key=lambda item: _KINDS[item[1].kind])
     groups = _group(ordered, key)
     if len(groups) > FOLD_ALIKE_ABOVE:
         groups = _group(ordered, lambda item: key(item, _alike))
     rows = [_residual_row(group) for group in groups]
-    return sorted(rows, key=lambda row: (_KINDS[row.kind.split()[0]], -row.nbytes))
+    return sorted(rows, key=lambda row: (_KINDS[row.kind.split()[0]], row.dropped, -row.nbytes))
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -270,7 +273,8 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
     """The headline's numbers; offloaded bytes and constants only where this report or ``compare`` has any."""
 
     def values(*kinds: str) -> str:
-        return fmt.count(sum(residual.kind in kinds for residual in report.residuals), "value")
+        counted = [row for row in report.residuals if row.kind in kinds and not row.dropped]
+        return fmt.count(len(counted), "value")
 
     def matters(*kinds: str) -> bool:
         residuals = (*report.residuals, *(compare.residuals if compare else ()))
@@ -283,6 +287,10 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
     headline.append(_bytes_total("argument", "arguments", report, compare, alive))
     if matters("constant", "literal"):
         headline.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))
+    dropped = [sum(row.dropped for row in each.residuals) for each in (report, *filter(None, [compare]))]
+    if any(dropped):
+        detail = f"{fmt.count(dropped[0], 'value')}, dropped when compiled"
+        headline.append(_bytes_total("unread", "unread", report, compare, detail))
     headline += [_work_total("repeated", report, compare), _work_total("deferred", report, compare)]
     if report.peak_bytes is not None:
         change = ""
@@ -293,6 +301,11 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
         peak = report.peak_bytes
         headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
     return headline
+
+
+def unread(row: ResidualRow, complete: bool) -> str:
+    """What becomes of a residual that no operation reads; nothing where that is not known yet."""
+    return f"nothing reads it{': dropped when compiled' if row.dropped else ''}" if complete else ""
 
 
 def uncounted(report: Report) -> list[str]:

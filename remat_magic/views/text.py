@@ -22,6 +22,7 @@ from remat_magic.views.rows import (
     residual_words,
     totals,
     uncounted,
+    unread,
 )
 from remat_magic.wording import printable
 
@@ -162,9 +163,10 @@ def _source(row: ResidualRow | RecomputedRow) -> Sequence[str]:
     return (" ".join(filter(None, [row.place, row.expression])), made_by(row.library), path)
 
 
-def _readers(readers: Sequence[str], complete: bool) -> str:
+def _readers(row: ResidualRow, complete: bool) -> str:
+    readers = row.needed_by
     if not readers:
-        return "nothing reads it" if complete else ""
+        return unread(row, complete)
     more = f", and {len(readers) - 2} more" if len(readers) > 2 else ""
     return "; ".join(readers[:2]) + more
 
@@ -176,7 +178,7 @@ def _residuals(report: Report, wide: bool) -> Table:
         type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
         what = [_what(row.label, row.name), *(f"or {other}" for other in row.also)]
         source = _source(row)
-        readers = _readers(row.needed_by, report.complete)
+        readers = _readers(row, report.complete)
         if wide:
             table.add_row(size, _cell(type_), _cell(row.kind), _cell(*what), _cell(*source), _cell(readers))
         else:
