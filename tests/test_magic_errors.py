@@ -54,7 +54,11 @@ def test_mistakes_in_the_line_stop_before_the_cell_runs(user, line, mend):
         ("", "loss(n)", "no argument of loss can be differentiated (x is int)"),
         ("", "loss()", "loss was called without arguments: nothing to differentiate."),
         ("", "loss(x, x)", "cannot be called so"),
-        ("", "jax.jit(lambda x, rate: x * rate, static_argnames='rate')(x, rate=0.5)", "say what is, such as --wrt x."),
+        (
+            "--wrt rate",
+            "jax.jit(lambda x, rate: x * rate, static_argnames='rate')(x, rate=0.5)",
+            "say what is, such as --wrt x.",
+        ),
         ("", "print(x)", "end the cell with the call to inspect"),
         ("", "(lambda x: x > 0)(x)", "cannot be differentiated: it returns bool[3]"),
         ("", "(lambda x: 'no')(x)", "returns a str, which is not an array"),

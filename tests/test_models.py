@@ -290,6 +290,28 @@ def test_equinox():
     assert {"arrays.layers[0].weight", "arrays.layers[2].bias"} <= argument_names(trace)
 
 
+def test_equinox_models_with_numbers():
+    """``Dropout.p`` is a Python float that equinox asks for as such; every attention has one."""
+    eqx = library("equinox")
+    model = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
+    x = jnp.ones((3, 4))
+
+    def loss(model, x):
+        return (model(x, x, x) ** 2).sum()
+
+    arrays, static = eqx.partition(model, eqx.is_array)
+    plain = rm.trace(lambda arrays, x: loss(eqx.combine(arrays, static), x), arrays, x)
+    for wrt in (None, "model"):
+        trace = rm.trace(loss, model, x, wrt=wrt)
+        assert trace.wrt == ("model", "x")[: 1 if wrt else 2]
+        assert not trace.notes
+        if wrt is None:
+            assert types_of_ours(trace.report()) == types_of_ours(plain.report())
+    gradient = eqx.filter_jit(eqx.filter_grad(trace.function("dots_saveable")))(model, x)
+    expected = eqx.filter_jit(eqx.filter_grad(loss))(model, x)
+    np.testing.assert_allclose(gradient.output_proj.weight, expected.output_proj.weight, rtol=1e-5)
+
+
 def test_equinox_checkpoint():
     eqx = library("equinox")
     arrays, static = eqx.partition(eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0)), eqx.is_array)

@@ -118,6 +118,58 @@ def test_wrt_picks_leaves():
     assert arguments(trace.report()) == ["p['b']"]  # d/da of a*b reads b alone
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Settings:
+    """As configs are: a class of the user's that is a pytree of Python numbers."""
+
+    rate: float
+    layers: int
+    scale: object = 1.0
+
+
+def test_numbers_in_objects_are_settings_unless_asked_for():
+    def loss(w, settings):
+        return jnp.sum(w * settings.rate * (0.5 if settings.scale == 1.0 else settings.scale))
+
+    w = f32(3)
+    trace = rm.trace(loss, w, Settings(0.1, 2))
+    assert trace.wrt == ("w",)
+    assert [leaf.value for leaf in trace.engine.leaves if not leaf.is_array] == [0.1, 2, 1.0]
+    assert rm.trace(loss, w, Settings(0.1, 2), wrt="settings.rate").wrt == ("settings.rate",)
+    both = rm.trace(lambda w, s: jnp.sum(w * s.rate * s.scale), w, Settings(0.1, 2), wrt=(0, 1))  # as jax.grad would
+    assert both.wrt == ("w", "s")
+    assert rm.trace(lambda s: jnp.sin(s.rate) * s.scale, Settings(0.1, 2)).wrt == ("s",)  # there is nothing else
+    arrays = rm.trace(lambda w, s: jnp.sum(w * s.rate * s.scale), w, Settings(0.1, 2, scale=f32(3)))
+    assert arrays.wrt == ("w", "s")
+    again = arrays.engine.retraced(arrays.engine.traced)
+    assert (again.wrt, len(again.arguments)) == (arrays.wrt, 2)
+
+
+def test_a_number_that_is_needed_as_a_number_stays_one_and_it_is_said():
+    def loss(w, rates, depth=2.0):
+        for _ in range(int(depth)):
+            w = jnp.sin(w) * rates["rate"] if rates["rate"] > 0.2 else w
+        return jnp.sum(w)
+
+    trace = rm.trace(loss, f32(3), {"rate": 0.5}, depth=3.0)
+    assert trace.wrt == ("w",)
+    (note,) = trace.report().notes
+    assert note.startswith(
+        "rates['rate'], depth are Python numbers that the function needs as such, not differentiated:"
+    )
+    assert jnp.isfinite(trace.function("nothing_saveable")(jnp.ones(3), {"rate": 0.5}, depth=3.0))
+    jitted = jax.jit(lambda x, rate: x * rate, static_argnames="rate")
+    assert rm.trace(jitted, f32(3), rate=0.5).report().notes[0].startswith("rate is a Python number that")
+    for wrt in (("rates",), ("w", "rates['rate']")):  # as jax.grad would raise
+        with pytest.raises(jax.errors.TracerBoolConversionError):
+            rm.trace(loss, f32(3), {"rate": 0.5}, depth=3.0, wrt=wrt)
+    ran = []
+    with pytest.raises(KeyError, match="own"):
+        rm.trace(lambda w, rate: ran.append(rate) or {}["own"], f32(3), 0.5)
+    assert ran[1] == 0.5
+
+
 def test_floats_are_differentiated_unless_wrt_says_otherwise():
     def fun(x, y):
         return x * (y if isinstance(y, float) and y > 1 else jnp.sin(y))

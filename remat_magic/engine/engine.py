@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,8 +43,8 @@ class Engine:
             raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
         self.lock = threading.RLock()
         self._fun = fun
-        signature = Signature(fun, args, kwargs, wrt)
-        self._given = given = Primal(fun, signature, has_aux)
+        self._given, self._settings = _traced(fun, args, kwargs, wrt, has_aux)
+        given = self._given
         self._gradients = inner_gradients(given)
         self._gradient = choose(given, self._gradients, gradient, wrt is not None or has_aux)
         if self._gradient is not None:
@@ -51,7 +52,7 @@ class Engine:
         elif not self._gradients:
             self._primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
-            self._primal = self._given = Primal(fun, signature, has_aux, look_inside=False)
+            self._primal = self._given = Primal(fun, given.signature, has_aux, look_inside=False)
         self._primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self._primal.provenances, fun)
@@ -179,6 +180,7 @@ class Engine:
         return (
             *_notes(self.stale, hidden),
             *_notes_of_gradients(self._given.name, self.gradient_inside, self.gradients),
+            *_settings_notes(self._settings),
         )
 
     def choices(self) -> tuple[Choice, ...]:
@@ -350,7 +352,8 @@ class Engine:
         given = self._given
         arrays = [_of_type(leaf.value, leaf.sharding) for leaf in given.signature.arrays]
         args, kwargs = given.signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
-        wrt = self.wrt if self._gradient is None else None
+        differentiated = tuple(leaf.name for leaf in given.signature.arrays if leaf.differentiated)
+        wrt = differentiated if self._gradient is None else None
         gradient = ITSELF if self._gradient is None else self._gradient.call.key
         with given.tracing():
             return Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
@@ -359,6 +362,23 @@ class Engine:
         """Drop every retrace."""
         with self.lock:
             self._retraces.clear()
+
+
+def _traced(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, has_aux: bool
+) -> tuple[Primal, tuple[str, ...]]:
+    """The primal program, and the Python numbers that had to stay numbers, since the function needs them as such."""
+    signature = Signature(fun, args, kwargs, wrt)
+    try:
+        return Primal(fun, signature, has_aux), ()
+    except (RematError, MemoryError, RecursionError):
+        raise
+    except Exception:
+        if not signature.numbers:
+            raise
+        with contextlib.suppress(Exception):  # else it is another matter, which the first error tells
+            return Primal(fun, Signature(fun, args, kwargs, wrt, numbers=False), has_aux), signature.numbers
+        raise
 
 
 def _of_type(aval: Any, sharding: Any) -> Any:
@@ -416,6 +436,17 @@ def _notes_of_gradients(
         f"for the derivative of {function} itself{more}.",
         (function, first.key),
     )
+
+
+def _settings_notes(settings: Sequence[str]) -> Iterator[Note]:
+    if settings:
+        what = "are Python numbers" if len(settings) > 1 else "is a Python number"
+        yield Note(
+            "number-not-differentiated",
+            f"{', '.join(settings)} {what} that the function needs as such, not differentiated: pass arrays where "
+            "derivatives are wanted.",
+            tuple(settings),
+        )
 
 
 def _asked_little(policy: str) -> Note:

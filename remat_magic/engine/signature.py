@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,7 +24,8 @@ class Leaf:
 
     ``name`` is ``params['w']``; ``argument`` the parameter it belongs to; ``value`` the Python value of a static leaf
     or the abstract value of an array; ``differentiated`` leaves are arrays. ``sharding`` says on which devices an
-    array lay that was committed to some (None: to none), or a ``ShapeDtypeStruct`` is to lie.
+    array lay that was committed to some (None: to none), or a ``ShapeDtypeStruct`` is to lie. ``is_number``: a Python
+    number, traced as an array.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Leaf:
     is_array: bool
     differentiated: bool
     sharding: Any = None
+    is_number: bool = False
 
 
 def function_name(fun: Any) -> str:
@@ -43,6 +46,21 @@ def function_name(fun: Any) -> str:
     if name == "__call__":  # of a model's class: the class is what the user knows it by
         return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:-1]) or name
     return name
+
+
+def argument_names(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, str]:
+    """What a function calls the arguments of a call, by their numbers and keywords."""
+    names: dict[int | str, str] = {key: key for key in kwargs}
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # builtins and some callables have no signature
+        parameters = []
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    for number in range(len(args)):
+        inside = number < len(positional)
+        names[number] = positional[number].name if inside else f"{rest}[{number - len(positional)}]"
+    return names
 
 
 class Inputs:
@@ -69,10 +87,12 @@ class Inputs:
     @functools.cached_property
     def wrt(self) -> tuple[str, ...]:
         """What is differentiated: whole arguments by name where all their inexact leaves are, else leaves."""
+        with_numbers = {leaf.argument for leaf in self.leaves if leaf.is_number}
         left_out = {
             leaf.argument
             for leaf in self.leaves
-            if leaf.is_array and not leaf.differentiated and is_inexact(leaf.value)
+            if not leaf.differentiated
+            and (is_inexact(leaf.value) if leaf.is_array else leaf.argument in with_numbers and _is_number(leaf.value))
         }
         chosen = (leaf for leaf in self.leaves if leaf.differentiated)
         return tuple(dict.fromkeys(leaf.name if leaf.argument in left_out else leaf.argument for leaf in chosen))
@@ -94,26 +114,36 @@ class Signature(Inputs):
         args: positional arguments.
         kwargs: keyword arguments.
         wrt: argument numbers or names to differentiate, None for every inexact leaf.
+        numbers: whether Python numbers are differentiated where they may be: as arguments or in lists, tuples and
+            dicts, as ``jax.grad`` does. In an object of a class (a config, a model) they are settings, and stay what
+            they are unless ``wrt`` asks for its argument, or there is nothing else. In a model of equinox they do so
+            unless it asks for the number itself: for equinox they are static.
 
     Raises:
         RematError: an argument that ``wrt`` asks for does not exist or cannot be differentiated.
     """
 
-    def __init__(self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any) -> None:
+    def __init__(
+        self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, numbers: bool = True
+    ) -> None:
         self.function = function_name(fun)
-        names = self._argument_names(fun, args, kwargs)
+        names = argument_names(fun, args, kwargs)
         paths, self._tree = tree_flatten_with_path((args, kwargs))
         wanted = self._wanted(wrt, args, names)
         leaves: list[Leaf] = []
-        for path, value in paths:
+        owners = _owners((args, kwargs))
+        others = (value for (_, value), owner in zip(paths, owners, strict=True) if not (owner and _is_number(value)))
+        has_others = any(is_inexact(abstract(value)) for value in others)
+        for (path, value), owner in zip(paths, owners, strict=True):
             position = path[1].idx if path[0].idx == 0 else None
             key = path[1].idx if position is not None else path[1].key
             name = names[key] + keystr(path[2:])
             aval = abstract(value)
-            chosen = wanted is None or key in wanted or any(_within(name, text) for text in wanted)
-            python = isinstance(value, (float, complex)) and not isinstance(value, np.generic)
-            if python and not chosen:  # as under jax.grad: what is not differentiated stays a Python value
-                aval = None
+            chosen = wanted is None or key in wanted or not wanted.isdisjoint(_prefixes(name))
+            if _is_number(value) and name not in (wanted or ()):
+                setting = owner is not None and (_is_of_equinox(owner) or (wanted is None and has_others))
+                if setting or not chosen or not numbers:  # what is not differentiated stays a Python value
+                    aval = None
             differentiated = chosen and aval is not None and is_inexact(aval)
             leaves.append(
                 Leaf(
@@ -124,24 +154,11 @@ class Signature(Inputs):
                     aval is not None,
                     differentiated,
                     None if aval is None else sharding_of(value),
+                    aval is not None and _is_number(value),
                 )
             )
         self.leaves = tuple(leaves)
         self._check(wanted, names)
-
-    @staticmethod
-    def _argument_names(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, str]:
-        names: dict[int | str, str] = {key: key for key in kwargs}
-        try:
-            parameters = list(inspect.signature(fun).parameters.values())
-        except (TypeError, ValueError):  # builtins and some callables have no signature
-            parameters = []
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-        for number in range(len(args)):
-            inside = number < len(positional)
-            names[number] = positional[number].name if inside else f"{rest}[{number - len(positional)}]"
-        return names
 
     def _wanted(self, wrt: Any, args: tuple[Any, ...], names: Mapping[int | str, str]) -> set[int | str] | None:
         """The keys of the arguments to differentiate, and leaf names such as ``params['w']`` as they are."""
@@ -159,10 +176,9 @@ class Signature(Inputs):
                     )
                 wanted.add(number)
             elif isinstance(item, str):
-                head = item.split("[")[0].split(".")[0]
                 if item in by_name:
                     wanted.add(by_name[item])
-                elif head in by_name:
+                elif not by_name.keys().isdisjoint(_prefixes(item)):
                     wanted.add(item)
                 else:
                     has = ", ".join(map(repr, by_name)) or "no arguments"
@@ -206,6 +222,11 @@ class Signature(Inputs):
                 f"no argument of {self.function} can be differentiated ({kinds}): pass a floating-point array or a "
                 "jax.ShapeDtypeStruct."
             )
+
+    @functools.cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The Python numbers that are traced."""
+        return tuple(leaf.name for leaf in self.leaves if leaf.is_number)
 
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """The closed jaxpr of ``flat`` of what a call of ``fun`` returns, with the array leaves as its inputs.
@@ -278,8 +299,30 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
     return f"{name}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'} {units.nbytes(size)}"
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (float, complex)) and not isinstance(value, np.generic)
+
+
+def _owners(tree: Any) -> list[type | None]:
+    """For each leaf the class of the outermost object around it that is no list, tuple or dict."""
+    owners: list[type | None] = []
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: not isinstance(node, (list, tuple, dict, type(None)))):
+        leaves = jax.tree.leaves(node)
+        owners += [None if leaf is node else type(node) for leaf in leaves]
+    return owners
+
+
+def _is_of_equinox(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "equinox" for base in kind.__mro__)
+
+
+def _prefixes(name: str) -> list[str]:
+    """``params['w'].b``, ``params['w']`` and ``params``: the leaf and what it is in."""
+    return [name, *(name[: part.start()] for part in re.finditer(r"[\[.]", name))]
+
+
 def _within(name: str, prefix: int | str) -> bool:
-    return isinstance(prefix, str) and (name == prefix or name.startswith((f"{prefix}[", f"{prefix}.")))
+    return prefix in _prefixes(name)
 
 
 @dataclass(frozen=True, slots=True)

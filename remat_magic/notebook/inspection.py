@@ -119,6 +119,8 @@ def _misfit(callee: Callee, raised: BaseException) -> str:
             f"`{callee.name}` is jitted with a static argument that is a float here, and floats are differentiated: "
             "say what is, such as --wrt x."
         )
+    if not callee.args and not callee.kwargs:
+        return f"{callee.name} was called without arguments: nothing to differentiate."
     return f"`{callee.name}` cannot be called so: {text.removesuffix('.')}."
 
 
