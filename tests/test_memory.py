@@ -301,6 +301,52 @@ def test_growth_from_policy_to_policy_is_that_of_xla(remat):
     assert ours == pytest.approx(theirs, rel=0.1)
 
 
+@pytest.mark.parametrize("weights", ["shared", "stacked"])
+@pytest.mark.parametrize("policy", [policies.nothing_saveable, policies.dots_saveable])
+def test_gradients_that_are_summed_at_the_end_hold_no_operands(remat, weights, policy):
+    """JAX writes the sum of a weight's gradients last; each product runs where its operands are ready, as in XLA."""
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w), policy=policy)
+
+    def f(w, x):
+        for i in range(6):
+            x = layer(w if weights == "shared" else w[i], x)
+        return jnp.mean(x**2)
+
+    w, x = jax.ShapeDtypeStruct((64, 64) if weights == "shared" else (6, 64, 64), "float32"), (2048, 64)
+    x = jax.ShapeDtypeStruct(x, "float32")
+    options = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    memory = jax.jit(jax.value_and_grad(f, (0, 1))).lower(w, x).compile(compiler_options=options).memory_analysis()
+    compiled = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert peak(*halves(f, w, x)).bytes == pytest.approx(compiled, rel=0.1)
+
+
+def scan_of_layers(params, x):
+    def layer(x, w):
+        a = jnp.tanh(x @ w)
+        return jnp.sin(a), None
+
+    return jnp.sum(lax.scan(layer, x, params)[0])
+
+
+def test_what_a_scan_holds_is_told_by_the_lines_that_make_it(remat):
+    """Stacked residuals, what one iteration holds, and gradients, none of them an output of scan."""
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((6, 16, 16), (512, 16))]
+    trace = rm.trace(scan_of_layers, *shapes)
+    for policy in ("none", "nothing_saveable"):
+        for checkpoint in (False, True):
+            body = jax.checkpoint(scan_of_layers) if checkpoint else scan_of_layers
+            trace = rm.trace(body, *shapes)
+            timeline = trace.timeline(policy, "function")
+            values = [value for value in timeline.alive if value.kind in ("residual", "temporary") and value.source]
+            assert not [value for value in timeline.alive if value.primitive == "scan" or not value.type]
+            assert {value.source.function for value in values} & {"layer", "scan_of_layers.<locals>.layer"}
+            report = trace.report(policy, "function")
+            kept = sorted((row.type, row.primitive, row.source) for row in report.residuals if row.kept)
+            held = sorted((v.type, v.primitive, v.source) for v in timeline.alive if v.kind == "residual")
+            assert set(held) <= set(kept)
+            assert sum(value.nbytes for value in timeline.alive) == timeline.peak_bytes == report.peak_bytes
+
+
 # ---------------------------------------------------------------------------------------------- beside what is saved
 
 

@@ -46,13 +46,15 @@ class Peak:
 class Held:
     """A buffer that is held at the peak: its type and what makes it.
 
-    ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise ``eqn`` makes the value
-    (None: a cotangent). Without an ``aval`` it is what the bodies of ``eqn`` need inside.
+    ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise it is ``var``, which
+    ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent). Without an ``aval`` it is what a branch of
+    ``eqn`` needs inside.
     """
 
     bytes: int
     aval: Any = None
     eqn: Any = None
+    var: Any = None
     argument: int | None = None
     constant: bool = False
     residual: bool = False
@@ -104,10 +106,10 @@ def _both_halves(
     schedule = _Schedule()
     arguments = [schedule.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
     results = schedule.run(ahead, forward, arguments, "forward")
-    saved = schedule.own_buffers(forward, outputs, results)
+    read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * len(second.invars)
+    saved = schedule.own_buffers(forward, outputs, results, read)
     cotangents = [schedule.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
     schedule.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
-    read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * residuals
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
     schedule.kept = {*results[:outputs], *gradients}
@@ -160,6 +162,7 @@ class _Schedule:
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
+        self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
         self._order: list[_Step] | None = None
 
     # ------------------------------------------------------------------------------------------------------- buffers
@@ -184,8 +187,8 @@ class _Schedule:
             self._constants[key] = self.permanent(aval, Held(0, aval, constant=True))
         return self._constants[key]
 
-    def own_buffers(self, forward: Any, outputs: int, results: Sequence[int]) -> list[int]:
-        """The buffers of the residuals, given those of all results of the forward half.
+    def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:
+        """The buffers of the residuals, given those of all results of the forward half, and which residuals are read.
 
         What is saved as several values is held as several: a view of another residual, or what a broadcast shows.
         """
@@ -195,10 +198,10 @@ class _Schedule:
         makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         for value in saved_values(forward, outputs):
             shown = buffers[value.leaves[0]]
-            if _jax.is_literal(value.atom) or value.atom not in makers:
+            if _jax.is_literal(value.atom) or value.atom not in makers or not any(read[leaf] for leaf in value.leaves):
                 continue
             if shown in taken or self._sizes[shown] < _device_bytes(value.atom.aval):
-                own = self.buffer(value.atom.aval, Held(0, value.atom.aval, eqn=makers[value.atom]))
+                own = self.buffer(value.atom.aval, Held(0, value.atom.aval, makers[value.atom], value.atom))
                 self.steps.append(_Step(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
                 for leaf in value.leaves:
                     buffers[leaf] = own
@@ -239,27 +242,30 @@ class _Schedule:
         if needs is None:
             sizes = [_device_bytes(var.aval) for var in eqn.outvars]
             inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
+            self._around[id(eqn)] = lines, operation
             if operation.bodies and operation.bodies[0].kind != "loop":
                 inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
             needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
         return needs
 
     def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
-        """The most that one run of a body needs on top of its operands, which are held outside.
+        """The most that one run of a body needs on top of its operands, which are held outside."""
+        key = (id(body.jaxpr), _first_slice(eqn, body))
+        if key not in self._inner_peaks:
+            self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
+        return self._inner_peaks[key]
+
+    def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> _Schedule:
+        """One run of a body.
 
         The slices that a scan hands to an iteration are copies; carries live in the loop's own buffers.
         """
         slices = _first_slice(eqn, body)
-        key = (id(body.jaxpr), slices)
-        if key not in self._inner_peaks:
-            schedule = _Schedule(self._inner_peaks)
-            sliced = [schedule.buffer(var.aval) for var in body.jaxpr.invars[slices:]]
-            schedule.steps.append(_Step(("backward", 0), (), tuple(sliced)))
-            schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
-            self._inner_peaks[key] = max(
-                held.arguments + held.residuals + held.temporaries for held in schedule.sweep()
-            )
-        return self._inner_peaks[key]
+        schedule = _Schedule(self._inner_peaks)
+        sliced = [schedule.buffer(var.aval, Held(0, var.aval, eqn, var)) for var in body.jaxpr.invars[slices:]]
+        schedule.steps.append(_Step(("backward", 0), (), tuple(sliced)))
+        schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
+        return schedule
 
     # --------------------------------------------------------------------------------------------------------- sweep
 
@@ -287,6 +293,12 @@ class _Schedule:
                 if number in saved:
                     held_residuals -= sizes[number]
 
+    def highest(self) -> tuple[int, int]:
+        """The most bytes that are held at once, and the position of the first step that holds them."""
+        totals = [held.arguments + held.residuals + held.temporaries for held in self.sweep()]
+        most = max(totals)
+        return most, totals.index(most)
+
     def _ordered(self) -> list[_Step]:
         """The steps in the order in which they are taken to run."""
         if self._order is None:
@@ -299,8 +311,8 @@ class _Schedule:
             self._order = _brought_forward(put_off, self.kept | self._permanent, self._sizes)
         return self._order
 
-    def held(self, at: int) -> list[Held]:
-        """What is held during the step at a position of the sweep."""
+    def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
+        """What is held during the step at a position of the sweep, some buffers left out."""
         lasting = self.kept | self._permanent
         steps = self._ordered()
         last = _last_uses(steps)
@@ -311,10 +323,10 @@ class _Schedule:
             if number in lasting or last[number] >= at or number in steps[at].makes
         }
         dying = {number for number in steps[at].reads if last[number] == at} - lasting
-        alive = (alive | self._permanent) - {*_reused(steps[at], dying, self._sizes), _NOTHING}
+        alive = (alive | self._permanent) - {*_reused(steps[at], dying, self._sizes), _NOTHING, *besides}
         saved = self.saved - self._permanent
         origins = {
-            number: (var.aval, step.eqn)
+            number: (var.aval, step.eqn, var)
             for step in steps
             if step.eqn is not None
             for number, var in zip(step.makes, step.eqn.outvars, strict=True)
@@ -327,8 +339,15 @@ class _Schedule:
             )
             for number in sorted(alive)
         ]
-        inside = steps[at].inside
-        return [*values, Held(inside, eqn=steps[at].eqn)] if inside else values
+        return values + self._held_inside(steps[at]) if steps[at].inside else values
+
+    def _held_inside(self, step: _Step) -> list[Held]:
+        """What the body that needs most holds at most; one sum where it is not all known."""
+        lines, operation = self._around[id(step.eqn)]
+        body = max(operation.bodies, key=lambda body: self._inner_peak(lines, step.eqn, body))
+        schedule = self._inside(lines, step.eqn, body)
+        held = schedule.held(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
+        return held if sum(value.bytes for value in held) == step.inside else [Held(step.inside, eqn=step.eqn)]
 
 
 def _last_uses(steps: Sequence[_Step]) -> dict[int, int]:

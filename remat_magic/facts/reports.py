@@ -14,11 +14,11 @@ from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import Held, held_at_peak, live_lines, peak
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
-from remat_magic.facts.residuals import Saved, needed_by, residuals, saved_values
+from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.flow import makers
+from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.walk import Scope
+from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
     Equation,
     LiveValue,
@@ -138,15 +138,38 @@ def over_time(
         place = None if eqn is None else provenances.of(eqn)
         return place.source if place else provenances.spans.of(_jax.traceback_of(eqn)) if eqn is not None else None
 
+    ahead, back = Scope(_jax.open_jaxpr(half.closed)), Scope(_jax.open_jaxpr(backward))
+    residual_atoms = ahead.jaxpr.outvars[half.outputs :]
+    scopes = {id(eqn): scope for top in (ahead, back) for scope, eqn in walk(top, once=True)}
+
+    def maker(buffer: Held) -> tuple[str, str | None, SourceSpan | None]:
+        """The operation that made a value, in a loop's body too, the argument that it is (a slice of), and its line."""
+        if buffer.argument is not None:
+            return "", arguments[buffer.argument], None
+        if buffer.eqn is None:
+            return "", None, None
+        first: tuple[str, str | None, SourceSpan | None] | None = None
+        for made in _makers_inside(scopes[id(buffer.eqn)], buffer):
+            if made.argument is not None and made.scope is not ahead and made.argument < len(residual_atoms):
+                made = next(iter(makers(ahead, residual_atoms[made.argument])))
+            if made.eqn is not None:
+                return _jax.primitive_name(made.eqn), None, locate(provenances, made.scope, made.eqn).source
+            if made.argument is not None and first is None:
+                first = "", arguments[made.argument] if made.scope is ahead else None, None
+        return first or (_jax.primitive_name(buffer.eqn), None, source(buffer.eqn))
+
     def value(buffer: Held) -> LiveValue:
         kind = "constant" if buffer.constant else "residual" if buffer.residual else "temporary"
+        primitive, argument, line = (
+            ("", arguments[buffer.argument], None) if buffer.argument is not None else maker(buffer)
+        )
         return LiveValue(
             _jax.type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
             kind if buffer.argument is None else "argument",
-            _jax.primitive_name(buffer.eqn) if buffer.eqn is not None else "",
-            None if buffer.argument is None else arguments[buffer.argument],
-            source(buffer.eqn),
+            primitive,
+            argument,
+            line,
         )
 
     return Timeline(
@@ -161,6 +184,14 @@ def over_time(
         tuple(sorted((value(buffer) for buffer in held if buffer.bytes), key=lambda live: -live.nbytes)),
         blank.label,
     )
+
+
+def _makers_inside(scope: Scope, buffer: Held) -> list[Maker]:
+    """What can have made a value that an equation of a scope makes, or hands to a body of its own."""
+    if buffer.var is None:
+        return []
+    inner = (inner for inner in scope.inner(buffer.eqn) if buffer.var in inner.inputs)
+    return makers(scope if buffer.var in buffer.eqn.outvars else next(inner, scope), buffer.var)
 
 
 def without_backward(first: Report, half: Forward, provenances: Provenances, error: str) -> Report:

@@ -80,8 +80,9 @@ class Moment:
 class LiveValue:
     """A value that is held at the peak.
 
-    ``type`` is as JAX writes it, empty for what a loop or a branch needs inside, whose ``primitive`` then tells which.
-    ``argument`` is the name of an argument, ``source`` the line that makes the value.
+    ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
+    ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes, ``source`` the line
+    that makes the value, in a loop's body too.
     """
 
     type: str
