@@ -301,6 +301,7 @@ def test_growth_from_policy_to_policy_is_that_of_xla(remat):
     assert ours == pytest.approx(theirs, rel=0.1)
 
 
+@pytest.mark.skipif(_jax.JAX_VERSION < (0, 12), reason="XLA for CPU undoes checkpoints of unrolled code before")
 @pytest.mark.parametrize("weights", ["shared", "stacked"])
 @pytest.mark.parametrize("policy", [policies.nothing_saveable, policies.dots_saveable])
 def test_gradients_that_are_summed_at_the_end_hold_no_operands(remat, weights, policy):

@@ -81,8 +81,8 @@ class LiveValue:
     """A value that is held at the peak.
 
     ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
-    ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes, ``source`` the line
-    that makes the value, in a loop's body too.
+    ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes; ``source`` is the
+    line that makes the value, in a loop's body too.
     """
 
     type: str
