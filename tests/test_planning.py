@@ -1,6 +1,7 @@
 """The Plan panel's answers: what is shown is what the trace itself says of plans, single values, loops and edits."""
 
 import dataclasses
+import itertools
 import re
 import threading
 
@@ -10,9 +11,9 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import units
-from remat_magic.records import FrontierPoint, Plan, Report
+from remat_magic.records import Equation, FrontierPoint, Plan, Report, Residual
 from remat_magic.views.edit import edit_html
-from remat_magic.views.plan import beyond_text, frontier_svg, plan_html, plan_meaning, point_text
+from remat_magic.views.plan import beyond_text, frontier_svg, known_points, plan_html, plan_meaning, point_text
 from remat_magic.views.what_if import flip_key, loops_html, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
@@ -258,6 +259,86 @@ def test_nothing_between_two_budgets_is_said_to_be_impossible_that_is_not():
     assert len(heights) == len(points) - 1
     assert all(height >= stop for height, stop in zip(heights, stops[1:], strict=True))  # downwards in a picture
     assert "Nothing to show" in frontier_svg([])
+
+
+def drawn(page, name):
+    """The corners of a path, in pixels."""
+    (path,) = re.findall(rf'<path d="([^"]*)" class="{name}"', page)
+    x, y, corners = 0.0, 0.0, []
+    for command, first, second in re.findall(r"([MHV])([\d.]+)(?:,([\d.]+))?", path):
+        x = float(first) if command in "MH" else x
+        y = float(second) if command == "M" else float(first) if command == "V" else y
+        corners.append((x, y))
+    return corners
+
+
+def test_what_is_known_is_on_the_staircase_and_nothing_in_the_shade():
+    """A policy of JAX's that does better than was sampled, one beyond all names, and one that offloads."""
+    points = [FrontierPoint(1000 * i, 1000 * i, 900 - 100 * i, 800 - 100 * i) for i in range(9)]
+
+    def report(key, saved, flops, offloaded=0):
+        kinds = ("intermediate", saved), ("offloaded", offloaded)
+        return Report(
+            key,
+            "function",
+            residuals=tuple(Residual("f32", (size // 4,), size, kind) for kind, size in kinds if size),
+            recomputed=(Equation("dot_general", ("f32[1]",), flops, 0, 1, None),),
+        )
+
+    better, beyond = report("better", 2400, 620), report("beyond", 4400, 100)
+    offloads, worse = report("offloads", 1000, 90, 5000), report("worse", 5200, 800)
+    known = [better, beyond, offloads, worse]
+    improved = known_points(points, known)
+    assert [point.recomputed_flops for point in improved[:6]] == [900, 800, 700, 600, 500, 100]
+    assert all(point.bound <= point.recomputed_flops for point in improved)
+    page = frontier_svg(points, known)
+    stairs, shade = drawn(page, "remat-plans"), drawn(page, "remat-bound")
+    right, bottom = max(x for x, _ in shade), max(y for _, y in shade)
+    scale_x, scale_y = (right - shade[0][0]) / 8000, (bottom - stairs[0][1]) / 900
+
+    def at(saved, flops):
+        return shade[0][0] + saved * scale_x, bottom - flops * scale_y
+
+    for what in (better, beyond):
+        assert any(
+            abs(x - at(what.saved_bytes, 0)[0]) < 0.2 and abs(y - at(0, what.recomputed_flops)[1]) < 0.2
+            for x, y in stairs
+        )
+    heights = [y for _, y in stairs]
+    assert heights == sorted(heights)  # down to the right
+    for saved, flops in ((2400, 620), (4400, 100), (6000, 90), (5200, 800)):
+        x, y = at(saved, flops)
+        tops = [top for (left, top), (end, same) in itertools.pairwise(shade) if left < x - 0.2 < end and top == same]
+        assert all(y <= top + 0.2 for top in tops), (saved, flops)
+    assert "offloads, both memories together" in page
+    assert "5.00 kB moved to the host" in page
+
+
+def test_slider_dot_and_sentence_are_of_one_plan(planning, browser, trace):
+    """After a typed budget as after a release of the slider: the report's own figures, where the budget is."""
+    ask(planning, "frontier")
+    browser.of("frontier")
+    for number, (budget, of) in enumerate((("37%", "saved"), (3000, "saved"), ("100%", "peak"))):
+        browser.messages.clear()
+        ask(planning, "plan", budget=budget, of=of, serial=number)
+        answer = browser.of("plan")
+        assert "error" not in answer, answer
+        plan = browser.chosen[-1][0]
+        report = trace.report(plan)
+        again = units.flops(report.recomputed_flops)
+        assert f": {again} again" in answer["text"]
+        assert f"recomputes {again}" in answer["html"]
+        budgets = [stop["budget"] for stop in answer["stops"]]
+        below = int(answer["place"])
+        where = plan.budget_bytes if of == "saved" else plan.saved_bytes
+        if where < budgets[-1]:
+            between = budgets[below] + (answer["place"] - below) * (budgets[below + 1] - budgets[below])
+            assert between == pytest.approx(where)
+        (dot,) = re.findall(r'class="remat-chosen" data-plan="([^"]*)"', answer["picture"])
+        assert dot == plan.policy
+        # No stop beside it promises less than the plan has shown to be possible.
+        for stop, point in zip(answer["stops"], known_points(trace.frontier(at="function"), [plan]), strict=True):
+            assert stop["text"].startswith(f"{units.nbytes(point.budget_bytes)}: {units.flops(point.recomputed_flops)}")
 
 
 def test_a_point_in_words():

@@ -109,6 +109,8 @@ class _Editor:
         keys: set[str] = set()
         for key, value in naming.values.items():
             shape = tuple(value.aval.shape)
+            if value.in_rule:
+                continue  # what no expression of the function itself has
             if row.dtype == _jax.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape:
                 planned = self._planned(key, naming)
                 if (planned.primitive, planned.source) in origins:
@@ -151,7 +153,8 @@ class _Editor:
 
     def _naming(self, at: str, separately: bool = False) -> NamedProgram:
         with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
-            return name_everything(self._engine.provenances.closed, self._within(self._facts, at), separately)
+            closed, within = self._engine.provenances.closed, self._within(self._facts, at)
+            return name_everything(closed, within, separately, rules=not self._engine.remat3)
 
     def _named(self, naming: NamedProgram, at: str) -> Skeleton:
         return Skeleton.of(naming.closed, self._within(self._facts, at), is_given)
@@ -202,6 +205,12 @@ class _Editor:
             self._why_unnamed(self._planned(value.key, naming), program, options, as_before)
             for value in plan.names
             if missing & program.names.get(value.key, {}).keys()
+        ]
+        why += [
+            f"{value.primitive} {value.type}{f', {value.source.place},' if value.source else ''} is made in the rule "
+            "of a custom derivative, where no edit reaches."
+            for value in plan.names
+            if naming.values[value.key].in_rule
         ]
         edited = self._written(plan, chosen, [*sentences, *why])
         return edited if edited.verified else replace(edited, closest=self._closest(plan, options))

@@ -24,13 +24,14 @@ class NamedValue:
     """A value that was given a name: the primal equation that makes it, with the output's index.
 
     A value that a loop carries in has no ``output``; its equation is the first of the loop's body. ``name`` is the name
-    that the program itself gives it.
+    that the program itself gives it; ``in_rule`` tells that only the rule of a custom derivative makes it.
     """
 
     eqn: Any
     output: int | None
     aval: Any
     name: str | None = None
+    in_rule: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +85,14 @@ class _Namer:
         self.digest = hashlib.sha256()
         self.rules: dict[int, Any] = {}
         self.unreached: set[str] = set()
-        self._next = 0
+        self._next, self._in_rule = 0, False
         self._within, self._separately, self._rules = within, separately, rules
         self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
 
     def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
         name = f"{PREFIX}{self._next}"
         self._next += 1
-        self.values.setdefault(name, NamedValue(like, output, var.aval, own))
+        self.values.setdefault(name, NamedValue(like, output, var.aval, own, self._in_rule))
         named = _jax.fresh_var(var)
         return named, _jax.name_equation(like, var, named, name)
 
@@ -165,7 +166,7 @@ class _Namer:
     def _rule(self, eqn: Any) -> Any:
         """The call of a custom derivative, whose rule is differentiated no further: those inside it are plain calls."""
         where = "the rules of custom derivatives"
-        if not self._rules:
+        if self._in_rule or not self._rules:
             self._pass_by(eqn, where)
             return eqn
         first, jaxprs = self._next, list[Any]()
@@ -173,12 +174,12 @@ class _Namer:
         def named(rule: Any, inputs: int) -> Any:
             # Asked again for other tangents, the same values get the same names.
             after, done = self._next, self._done
-            self._next, self._done, self._rules = first, {}, False
+            self._next, self._done, self._in_rule = first, {}, True
             try:
                 jaxprs.append(self.jaxpr(rule, (), True, rule.invars[inputs:]))
                 return jaxprs[-1]
             finally:
-                self._next, self._done, self._rules = max(after, self._next), done, True
+                self._next, self._done, self._in_rule = max(after, self._next), done, False
 
         try:
             eqn = _jax.map_rule(eqn, named)

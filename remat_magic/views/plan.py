@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_magic.records import FrontierPoint, Plan, PlannedValue, Report
 from remat_magic.views import format as fmt
@@ -14,12 +16,15 @@ from remat_magic.views.tables import planned_cells, table, td
 __all__ = [
     "UNPASTED",
     "beyond_text",
+    "chosen_text",
     "frontier_svg",
+    "known_points",
     "plan_html",
     "plan_meaning",
     "plan_rows",
     "plan_sentences",
     "point_text",
+    "slider_place",
 ]
 
 UNPASTED = "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it"
@@ -54,32 +59,96 @@ def _never_less(point: FrontierPoint) -> str:
     return "no choice of names has less than" if point.unreached else "never less than"
 
 
+def known_points(points: Sequence[FrontierPoint], known: Sequence[Report | Plan]) -> list[FrontierPoint]:
+    """The points, with what is known to do better in their place: policies of JAX's, and plans that were made."""
+    better = [(what.recomputed_flops, *_held(what)) for what in known]
+    points = list(points)
+    for number, point in enumerate(points):
+        fits = [choice for choice in better if choice[1] <= point.budget_bytes]
+        flops, saved, moved = min(fits, default=(point.recomputed_flops, point.saved_bytes, 0))
+        if flops < point.recomputed_flops and not moved:
+            points[number] = replace(point, saved_bytes=saved, recomputed_flops=flops)
+        points[number] = replace(points[number], bound=min(point.bound, flops))
+    return points
+
+
+def _held(what: Report | Plan) -> tuple[int, int]:
+    """The bytes that are kept, on the device and off it, and those off it."""
+    return what.saved_bytes + what.offloaded_bytes, what.offloaded_bytes
+
+
+def slider_place(points: Sequence[FrontierPoint], plan: Plan) -> float:
+    """Where a plan's budget is among those of the points: 2.5 is in the middle between the third and the fourth."""
+    budgets = [point.budget_bytes for point in points]
+    budget = min(max(_budget(plan), budgets[0]), budgets[-1])
+    above = bisect.bisect_left(budgets, budget)
+    if budgets[above] == budget:
+        return float(above)
+    return above - 1 + (budget - budgets[above - 1]) / (budgets[above] - budgets[above - 1])
+
+
+def _budget(plan: Plan) -> int:
+    """What a plan is drawn at: its budget of saved bytes; what it saves, where the budget is of something else."""
+    return plan.saved_bytes + plan.offloaded_bytes if plan.of == "peak" or plan.offloaded_bytes else plan.budget_bytes
+
+
+def chosen_text(plan: Plan) -> str:
+    """What a chosen plan comes to, as a stop of the slider says it."""
+    point = FrontierPoint(plan.budget_bytes, plan.saved_bytes, plan.recomputed_flops, int(plan.bound), plan.unreached)
+    text = point_text(point, plan.forward_flops)
+    return text.replace(": ", " of peak: ", 1) if plan.of == "peak" else text
+
+
 def frontier_svg(
-    points: Sequence[FrontierPoint], policies: Sequence[Report] = (), width: int = 680, *, together: bool = False
+    points: Sequence[FrontierPoint],
+    policies: Sequence[Report] = (),
+    width: int = 680,
+    *,
+    together: bool = False,
+    chosen: Plan | None = None,
 ) -> str:
     """The least recomputation for each budget, with the policies that are known already.
+
+    What is moved to the host is drawn where it would be if it were kept on the device: so it can be compared, and is
+    marked as of another kind.
 
     Args:
         points: by budget, as reckoned.
         policies: complete reports at the same place.
         width: in pixels.
         together: whether the points are of choices that are the same in equal layers.
+        chosen: the plan that is chosen, to be marked.
     """
     height = 260
+    by_names = any(point.unreached for point in points)
     shaded = "shaded: nothing is possible" + (" with equal layers together" if together else "")
+    shaded += ", by names" if by_names else ""
     title = "Budget of saved bytes against recomputed FLOPs"
     if not points:
         words = [text(12, 24, "There is nothing to choose here.", class_="remat-axis")]
         return picture(identifier(title), width, 40, title, "Nothing to show.", words, "")
-    most_x = max(*(point.budget_bytes for point in points), *(report.saved_bytes for report in policies), 1)
-    most_y = max(*(point.recomputed_flops for point in points), *(report.recomputed_flops for report in policies), 1)
+    known = [*policies, *([chosen] if chosen else [])]
+    points = known_points(points, known)
+    places = sorted({(_held(what)[0], what.recomputed_flops) for what in known})
+    stairs = [(point.budget_bytes, point.recomputed_flops) for point in points]
+    stairs = sorted({*stairs, *((_held(what)[0], what.recomputed_flops) for what in known if not what.offloaded_bytes)})
+    most_x = max(*(point.budget_bytes for point in points), *(x for x, _ in places), 1)
+    most_y = max(*(point.recomputed_flops for point in points), *(y for _, y in places), 1)
     across, upward = ticks(most_x), ticks(most_y)
     frame = Frame(84, 34, width - 26, height - 46, across[-1], upward[-1])
-    places = [(frame.x(point.budget_bytes), frame.y(point.recomputed_flops)) for point in points]
     # In steps: a budget between two has the plan of the smaller one at least, and the bound of the larger one at most.
-    plans = f"M{places[0][0]:.1f},{places[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in places[1:])
-    bounds = f"M{places[0][0]:.1f},{frame.bottom:.1f}" + "".join(
-        f"V{frame.y(point.bound):.1f}H{x:.1f}" for point, (x, _) in zip(points[1:], places[1:], strict=True)
+    least = itertools.accumulate((flops for _, flops in stairs), min)
+    steps = [(frame.x(x), frame.y(flops)) for (x, _), flops in zip(stairs, least, strict=True)]
+    plans = f"M{steps[0][0]:.1f},{steps[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in steps[1:])
+    first, last = points[0].budget_bytes, points[-1].budget_bytes
+    edges = sorted({*(point.budget_bytes for point in points), *(x for x, _ in places if first < x < last)})
+    bounds = f"M{frame.x(first):.1f},{frame.bottom:.1f}"
+    for left, right in itertools.pairwise(edges):
+        bound = next(point.bound for point in points if point.budget_bytes >= right)
+        bound = min([bound, *(flops for x, flops in places if x <= left)])  # what is there is possible
+        bounds += f"V{frame.y(bound):.1f}H{frame.x(right):.1f}"
+    moved = "\N{WHITE UP-POINTING TRIANGLE} offloads, both memories together   " * any(
+        report.offloaded_bytes for report in policies
     )
     parts = [
         frame.vertical_axis(upward, "recomputed FLOPs", lambda mark: fmt.flops(round(mark))),
@@ -87,14 +156,22 @@ def frontier_svg(
         element("path", d=f"{bounds}V{frame.bottom:.1f}z", class_="remat-bound"),
         element("path", d=plans, class_="remat-plans"),
         *(
-            element("circle", cx=x, cy=y, r=4, class_="remat-stop", data_stop=number)
-            for number, (x, y) in enumerate(places)
+            element(
+                "circle",
+                cx=frame.x(point.budget_bytes),
+                cy=frame.y(point.recomputed_flops),
+                r=4,
+                class_="remat-stop",
+                data_stop=number,
+            )
+            for number, point in enumerate(points)
         ),
         *_policy_marks(policies, frame),
+        _chosen_mark(chosen, frame) if chosen else "",
         text(
             frame.right,
             frame.top - 16,
-            f"○ a plan   \N{MULTIPLICATION SIGN} a policy   {shaded}",
+            f"○ a plan   \N{MULTIPLICATION SIGN} a policy   {moved}{shaded}",
             text_anchor="end",
             class_="remat-axis",
             aria_hidden="true",
@@ -106,18 +183,25 @@ def frontier_svg(
     return picture(identifier(title, points), width, height, title, description, parts, _STYLE)
 
 
+def _chosen_mark(plan: Plan, frame: Frame) -> str:
+    """The dot of the chosen plan."""
+    x, y = min(frame.x(_budget(plan)), frame.right), frame.y(plan.recomputed_flops)
+    inside = element("title", escape(f"{plan.label}: {chosen_text(plan)}"))
+    inside += element("circle", cx=x, cy=y, r=5, class_="remat-stop remat-at")
+    return element("g", inside, class_="remat-chosen", data_plan=plan.policy)
+
+
 def _policy_marks(policies: Sequence[Report], frame: Frame) -> list[str]:
     """A cross and a label for each policy; of those at one place only the first."""
     parts, taken = list[str](), list[tuple[float, float]]()
     for report in policies:
-        x, y = frame.x(report.saved_bytes), frame.y(report.recomputed_flops)
-        inside = element(
-            "title",
-            escape(
-                f"{report.label}: {fmt.nbytes(report.saved_bytes)} saved, {fmt.flops(report.recomputed_flops)} again"
-            ),
-        )
-        inside += element("path", d=f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", class_="remat-known")
+        held, moved = _held(report)
+        x, y = frame.x(held), frame.y(report.recomputed_flops)
+        off = f", {fmt.nbytes(moved)} moved to the host" if moved else ""
+        told = f"{fmt.nbytes(report.saved_bytes)} saved{off}, {fmt.flops(report.recomputed_flops)} again"
+        inside = element("title", escape(f"{report.label}: {told}"))
+        cross, triangle = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", f"M{x - 5:.1f},{y + 4:.1f}l5,-9l5,9z"
+        inside += element("path", d=triangle if moved else cross, class_="remat-known", fill="none")
         if all(abs(x - other) > 60 or abs(y - above) > 12 for other, above in taken):
             end = x > (frame.left + frame.right) / 2
             label = truncate(report.label, 34)

@@ -345,6 +345,34 @@ def test_choices_are_undone_and_done_again(widget: Widget) -> None:
 # ---------------------------------------------------------------------------------------------------- a budget
 
 
+def agree(widget: Widget) -> None:
+    """The slider, the dot, the sentence and the headline are of one plan."""
+    expect(widget.part("frontier").locator(".remat-chosen:visible")).to_have_count(1)
+    expect(widget.part("frontier").locator(".remat-stop.remat-at:visible")).to_have_count(1)
+    sentence = widget.part("stop").inner_text()
+    again = re.search(r": (.*?) again", sentence)
+    assert again is not None
+    expect(widget.part("planned")).to_contain_text(f"recomputes {again[1]}")
+    saves = re.search(r"Saves (\S+ \S+) of", widget.part("planned").inner_text())
+    assert saves is not None
+    expect(widget.part("totals")).to_contain_text(f"saved {saves[1]}")
+    slider = widget.root.get_by_role("slider", name="Budget")
+    expect(slider).to_have_attribute("aria-valuetext", sentence)
+
+
+def test_slider_dot_and_headline_follow_a_typed_budget(widget: Widget) -> None:
+    widget.tab("Plan").click()
+    slider = widget.root.get_by_role("slider", name="Budget")
+    expect(slider).to_be_enabled(timeout=60_000)
+    before = slider.input_value()
+    widget.root.get_by_label("or", exact=True).fill("12%")
+    action(widget, "Plan").click()
+    expect(widget.policy).to_have_value(re.compile("plan|saveable"))
+    expect(widget.part("frontier").locator(".remat-chosen")).to_have_count(1)
+    assert float(slider.input_value()) < float(before)
+    agree(widget)
+
+
 def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
     page = widget.notebook.page
     widget.tab("Plan").click()
@@ -358,6 +386,7 @@ def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
     expect(widget.part("stop")).not_to_have_text(before)
     expect(widget.policy).to_have_value(re.compile("plan|saveable"))
     expect(widget.part("planned")).to_contain_text("Saves ")
+    agree(widget)  # after a release of the slider
     # The plan is in every pane like any other policy, and so in the history.
     policy = widget.policy.input_value()
     widget.tab("Residuals").click()

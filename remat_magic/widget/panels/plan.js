@@ -11,9 +11,34 @@ export function panel(widget, key) {
   /** The budgets of the slider at the place that is shown. @type {{budget: number, text: string, beyond: string}[]} */
   let stops = [];
   let asked = "";
+  /** Whether the slider is held, so that no answer moves it. */
+  let moving = false;
 
   /** How equal layers are decided: "together", "separately", or as the function shares them. */
   const layers = () => one('[data-control="layers"]').value;
+
+  /** The slider, the picture and the sentence below it, of one plan where one is chosen. @param {any} message */
+  function placeAll({ picture, stops: budgets, place, text }) {
+    if (!picture) return;
+    stops = budgets;
+    slider.disabled = !stops.length;
+    slider.max = String(Math.max(0, stops.length - 1));
+    slider.value = String(place ?? Math.floor(stops.length / 2));
+    widget.place("frontier", picture);
+    if (text) tell(text, -1);
+    else tellStop();
+  }
+
+  /** @param {string} text @param {number} number of the stop to mark */
+  function tell(text, number) {
+    part("stop").textContent = text;
+    slider.setAttribute("aria-valuetext", text);
+    for (const mark of part("frontier").querySelectorAll("[data-stop]")) {
+      mark.classList.toggle("remat-at", Number(mark.dataset.stop) === number);
+    }
+    // The dot of a plan is of what is chosen, not of where the slider is moved to.
+    for (const dot of part("frontier").querySelectorAll("[data-plan]")) dot.style.display = number < 0 ? "" : "none";
+  }
 
   /** What the slider moves over. */
   function fill() {
@@ -24,7 +49,7 @@ export function panel(widget, key) {
     asked = what;
     slider.disabled = true;
     part("stop").textContent = "Working out the frontier…";
-    widget.send({ type: "frontier", at: shown.at, layers: layers() });
+    widget.send({ type: "frontier", at: shown.at, policy: shown.policy, layers: layers() });
   }
 
   /** The bytes that the slider is at: between two stops in proportion. */
@@ -40,11 +65,7 @@ export function panel(widget, key) {
     const number = Math.floor(place);
     const stop = stops[number];
     const text = !stop ? "" : place === number ? stop.text : `${quantity(budgetAt(), "bytes")}: ${stop.beyond}`;
-    part("stop").textContent = text;
-    slider.setAttribute("aria-valuetext", text);
-    for (const mark of part("frontier").querySelectorAll("[data-stop]")) {
-      mark.classList.toggle("remat-at", Number(mark.dataset.stop) === number);
-    }
+    tell(text, number);
   }
 
   /** @param {number | string} budget */
@@ -80,7 +101,10 @@ export function panel(widget, key) {
     say(error, true);
   }
 
-  slider.addEventListener("input", tellStop);
+  slider.addEventListener("input", () => {
+    moving = true;
+    tellStop();
+  });
   widget.panel(key).addEventListener("click", ({ target }) => {
     const button = /** @type {HTMLElement} */ (target).closest("button");
     const flip = button?.dataset.flip;
@@ -99,20 +123,17 @@ export function panel(widget, key) {
     messages: {
       frontier(message) {
         if (asked !== keyOf(message.layers, message.at)) return;
-        stops = message.stops ?? [];
-        slider.disabled = !stops.length;
-        slider.max = String(Math.max(0, stops.length - 1));
-        slider.value = String(Math.floor(stops.length / 2));
-        widget.place("frontier", message.html ?? "");
-        tellStop();
+        placeAll({ ...message, picture: message.html });
         if (message.error) {
           asked = "";
           say(message.error, true);
         }
       },
       plan(message) {
+        if (message.serial < widget.store.clock) return; // of an older wish, which is not shown
         part("planned").classList.remove("remat-stale");
         if (message.html) widget.place("planned", message.html);
+        if (!moving && asked === keyOf(message.layers, message.at)) placeAll(message);
         showFailure(message);
       },
       flip: showFailure,
@@ -121,7 +142,10 @@ export function panel(widget, key) {
       edit: showAlternatives,
     },
     controls: {
-      budget: () => plan(budgetAt()),
+      budget() {
+        moving = false;
+        plan(budgetAt());
+      },
       layers: fill,
     },
     actions: {

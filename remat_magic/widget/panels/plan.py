@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from remat_magic.records import FrontierPoint, RematError, WhatIf
 from remat_magic.records import Plan as PlanRecord
-from remat_magic.records import RematError, WhatIf
 from remat_magic.views import plan as views
 from remat_magic.views.edit import edit_html
 from remat_magic.views.tables import KEYS
@@ -28,6 +28,7 @@ class Plan(Panel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._flips: dict[str, WhatIf] = {}
+        self._points: dict[tuple[str, str], list[FrontierPoint]] = {}  # by place, and how equal layers are decided
 
     def tools(self) -> str:
         """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
@@ -48,7 +49,7 @@ class Plan(Panel):
     def close(self) -> None:
         """Let go of the plans of single values."""
         super().close()
-        self._flips = {}
+        self._flips, self._points = {}, {}
 
     def answer(self, request: Request) -> dict[str, Any] | None:
         """What is asked for, as HTML; the frontier with the stops of the slider."""
@@ -59,7 +60,7 @@ class Plan(Panel):
             case "plan":
                 plan = self._plan(request)
                 self._choose(plan, request.serial)
-                return {"html": views.plan_html(plan)}
+                return {"html": views.plan_html(plan), "key": plan.policy, **self._picture(request, plan)}
             case "flip":
                 self._flip(request)
                 return None
@@ -93,12 +94,29 @@ class Plan(Panel):
     def _frontier(self, request: Request) -> dict[str, Any]:
         trace, at = self._live.trace, request.at
         trace.report("none", at)  # at one end of the frontier, and what shares of the forward pass are of
-        points = trace.frontier(at=at, **_deciding(request))
+        self._points[at, request.text("layers")] = trace.frontier(at=at, **_deciding(request))
+        policy = self._live.arguments(request.policy, at)[0] if request.policy else None
+        answer = self._picture(request, policy if isinstance(policy, PlanRecord) else None)
+        return {"html": answer.pop("picture"), **answer}
+
+    def _picture(self, request: Request, chosen: PlanRecord | None) -> dict[str, Any]:
+        """The frontier with what is known by now, its stops, and where among them the chosen plan is."""
+        trace, at = self._live.trace, request.at
+        points = self._points.get((at, request.text("layers")))
+        if points is None:
+            return {}
         cached = [trace.cached(choice.key, at) for choice in trace.choices()]
         reports = [report for report in cached if report is not None and report.complete and not report.backward_error]
         forward = next((report.forward_flops for report in reports), None)
+        together = request.text("layers") == "together"
+        svg = views.frontier_svg(points, reports, together=together, chosen=chosen)
+        points = views.known_points(points, [*reports, *([chosen] if chosen else [])])
+        where = (
+            {} if chosen is None else {"place": views.slider_place(points, chosen), "text": views.chosen_text(chosen)}
+        )
         return {
-            "html": views.frontier_svg(points, reports, together=request.text("layers") == "together"),
+            "picture": svg,
+            **where,
             "stops": [
                 {
                     "budget": point.budget_bytes,
