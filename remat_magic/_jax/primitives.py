@@ -6,7 +6,7 @@ parameter. Sets of names are for what is looked up by name; what is asked of one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 
@@ -204,6 +204,16 @@ def same_params(eqn: Any, other: Any) -> bool:
         return all(bool(value is other_params[key] or value == other_params[key]) for key, value in params.items())
     except Exception:  # noqa: BLE001 - parameters that hold arrays do not compare; their text does
         return str(params) == str(other_params)
+
+
+def params_key(eqn: Any) -> Hashable:
+    """The parameters of an equation as a key that is equal for equal ones: by their text where they have no hash."""
+    try:
+        key = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+        hash(key)
+    except TypeError:
+        return str(eqn.params)
+    return key
 
 
 def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:

@@ -34,14 +34,14 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
     ground, report = case.ground, case.report
     if ground is None or not ground.exact or not report.recomputed_flops or report.offloaded_bytes:
         return
-    base, spare = ground.outcomes.base, ground.planner.most - report.saved_bytes
-    usual = report.recomputed_flops / spare if spare > 0 else 0.0
+    base, spare, work = ground.outcomes.base, ground.planner.most - report.saved_bytes, report.recomputed_flops
+    usual = work / spare if spare > 0 else 0.0
 
     def worth(before: Outcome, after: Outcome) -> float:
         """FLOPs spared for each byte, 0 where that is not clear."""
         spared, taken = before.recomputed_flops - after.recomputed_flops, after.saved_bytes - before.saved_bytes
         price = spared / max(taken, 1)
-        return price if spared >= _PART * report.recomputed_flops and price >= max(_DEAR, _BETTER * usual) else 0.0
+        return price if spared >= _PART * work and price >= max(_DEAR, _BETTER * usual) else 0.0
 
     groups = ground.nameable(ground.outcomes.recomputed)
     tried = sorted(groups, key=lambda group: (group.first.primitive not in _jax.MATMULS, -group.nbytes))[:_TRIED]
@@ -56,7 +56,7 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
         yield Advice(
             "cheap-to-keep",
             f"{chosen.text}{_what(chosen)} would take {size} to keep, and spare {units.flops(spared)} of what is "
-            f"recomputed, {units.percent(spared, report.recomputed_flops)} of it{_time(case, ground, chosen)}"
+            f"recomputed, {units.percent(spared, work)} of it{_time(case, ground, chosen)}"
             f"{sampled}.",
             f"{_naming(chosen, name)}{with_name(case.policy_in_force, name)}.",
             spared,
@@ -68,31 +68,32 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
 def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     """Kept values that take many bytes for the FLOPs that they spare."""
     ground, report = case.ground, case.report
-    if ground is None or not report.saved_bytes or report.offloaded_bytes:
+    saved, work = report.saved_bytes, report.recomputed_flops
+    if ground is None or not saved or report.offloaded_bytes:
         return
     # Without a checkpoint autodiff keeps other values than a policy can: then it is compared with what JAX reports.
     exact, graph = ground.exact, ground.planner.graph
     least, all_again = graph.predict(())
-    spare = report.saved_bytes - least
-    usual = (all_again - report.recomputed_flops) / spare if spare > 0 else 0.0
+    spare = saved - least
+    usual = (all_again - work) / spare if spare > 0 else 0.0
 
     def worth(before: Outcome, after: Outcome) -> float:
         """Bytes freed for each FLOP, 0 where that is not clear."""
         freed, again = before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops
-        freed_of_report, more = report.saved_bytes - after.saved_bytes, after.recomputed_flops - report.recomputed_flops
+        freed_of_report, more = saved - after.saved_bytes, after.recomputed_flops - work
         least = min(freed, freed if exact else freed_of_report)
         most = max(again, again if exact else more)
-        clear = least >= _PART * report.saved_bytes and most <= min(_CHEAP, usual / _BETTER) * least
+        clear = least >= _PART * saved and most <= min(_CHEAP, usual / _BETTER) * least
         return least / max(most, 1) if clear else 0.0
 
     base = ground.outcomes.base
-    groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * report.saved_bytes]
+    groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * saved]
     for chosen, after in _best(ground, groups, worth):
         before = base if exact else report
         freed, again = before.saved_bytes - after.saved_bytes, max(0, after.recomputed_flops - before.recomputed_flops)
         yield Advice(
             "cheap-to-recompute",
-            f"{chosen.text}{_what(chosen)} keeps {units.nbytes(freed)}, {units.percent(freed, report.saved_bytes)} of "
+            f"{chosen.text}{_what(chosen)} keeps {units.nbytes(freed)}, {units.percent(freed, saved)} of "
             f"what is saved, that would take {units.flops(again)} to compute again{_time(case, ground, chosen)}.",
             _again(case, chosen),
             freed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +97,15 @@ def keys_of(identities: tuple[Identity, ...]) -> dict[Identity, str]:
         lambda who: f"{who[0]}:{who[2]}:{os.path.basename(who[1])}",
         lambda who: f"{who[0]}:{who[2]}:{who[1]}",
     ]
+    counts = [Counter(map(shape, identities)) for shape in shapes]
     keys: dict[Identity, str] = {}
-    shape = shapes[-1]
     for who in identities:
-        for shape in shapes:  # the last one tried is taken
-            if shape(who) not in _RESERVED and sum(shape(other) == shape(who) for other in identities) == 1:
+        key = ""
+        for shape, count in zip(shapes, counts, strict=True):  # the last one tried is taken
+            key = shape(who)
+            if key not in _RESERVED and count[key] == 1:
                 break
-        keys[who] = shape(who)
+        keys[who] = key
     return keys
 
 

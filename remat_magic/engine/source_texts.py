@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import functools
 import linecache
 import sys
@@ -126,8 +127,9 @@ def _merged(parts: Iterable[_Part], apart: int = 1) -> list[_Part]:
 
 def _around(parts: Sequence[_Part], span: SourceSpan) -> _Part:
     """The part that a span stands in; its own lines where it stands between parts."""
-    enclosing = next((part for part in parts if part.first <= span.line <= part.last), None)
-    return enclosing or _Part(span.line, max(span.line, span.end_line), "")
+    number = bisect.bisect(parts, span.line, key=lambda part: part.first) - 1
+    inside = number >= 0 and span.line <= parts[number].last
+    return parts[number] if inside else _Part(span.line, max(span.line, span.end_line), "")
 
 
 @lru_cache(maxsize=64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class Recomputation:
         for scope, eqn in walk(forward, once=True):
             if not scope.inner(eqn):
                 self._forward.setdefault(id(_jax.traceback_of(eqn)), {})[id(eqn)] = (scope, eqn)
+        self._told_apart: set[int] = set()
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
         self._surroundings = {id(self.top): Surroundings()}
@@ -120,7 +121,13 @@ class Recomputation:
         return (id(scope), id(eqn)) in self._tainted
 
     def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
-        candidates = self._forward.get(id(_jax.traceback_of(eqn)), {})
+        traceback = id(_jax.traceback_of(eqn))
+        candidates = self._forward.get(traceback, {})
+        if len(candidates) > _FEW and traceback not in self._told_apart:
+            # Of a body that JAX inlined for each of its calls there are as many copies, of which one will do.
+            self._told_apart.add(traceback)
+            distinct = {_signature(*candidate): candidate for candidate in candidates.values()}
+            candidates = self._forward[traceback] = {id(other): (there, other) for there, other in distinct.values()}
         return any(_same_operation(scope, eqn, there, other) for there, other in candidates.values())
 
     def records(self, cost: Any = None) -> tuple[Equation, ...]:
@@ -247,6 +254,24 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
         if not _same_operation(scope, maker[0], there, other_maker[0]):
             return False
     return True
+
+
+_FEW = 4
+
+
+def _signature(scope: Scope, eqn: Any) -> Hashable:
+    """All of an equation that another is compared with by ``_same_operation``."""
+    traceback = _jax.traceback_of(eqn)
+    operands: list[Hashable] = []
+    for operand in eqn.invars:
+        maker = None if _jax.is_literal(operand) else scope.makers.get(operand)
+        if _jax.is_literal(operand):
+            operands.append(str(operand))
+        elif maker is None or _jax.traceback_of(maker[0]) is not traceback:
+            operands.append(None)
+        else:
+            operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0])))
+    return eqn.primitive, tuple(var.aval for var in eqn.outvars), _jax.params_key(eqn), tuple(operands)
 
 
 def _name_given(scope: Scope, eqn: Any) -> str | None:

@@ -75,6 +75,7 @@ class Provenances:
         self.closed = closed
         self.spans = Spans()
         self._by_traceback: dict[int, list[Provenance]] = {}
+        self._marks: dict[int, tuple[int, int]] = {}
         self._under: dict[tuple[int, int], list[Provenance]] = {}  # by traceback and that of an enclosing equation
         self._add(_jax.open_jaxpr(closed), (), 1, (), Frames(), function, 0)
         self._lend_sources()
@@ -102,6 +103,8 @@ class Provenances:
             names = _jax.primitive_name(eqn), _jax.label_of(eqn)
             provenance = Provenance(*names, frames, path, times, chain, here, number)
             provenances.append(provenance)
+            fewest, most = self._marks.get(id(traceback), (here, here))
+            self._marks[id(traceback)] = min(fewest, here), max(most, here)
             for link in chain:
                 self._under.setdefault((id(traceback), link), []).append(provenance)
             for body in inside:
@@ -151,8 +154,7 @@ class Provenances:
 
     def marks(self, eqn: Any) -> tuple[int, int]:
         """The fewest and the most marks of the primal equations that an equation can be derived from."""
-        counts = [provenance.marks for provenance in self._by_traceback.get(id(_jax.traceback_of(eqn)), ())]
-        return (min(counts), max(counts)) if counts else (0, 0)
+        return self._marks.get(id(_jax.traceback_of(eqn)), (0, 0))
 
 
 def _subsequence(links: list[int], chain: tuple[int, ...]) -> bool:

@@ -84,10 +84,16 @@ def _characters(line: str, byte_column: int | None) -> int:
     return len(line.encode()[:byte_column].decode(errors="replace"))
 
 
+@lru_cache(maxsize=128)
+def _positions(code: CodeType, _file: str) -> list[tuple[int | None, int | None, int | None, int | None]]:
+    """Where each instruction stands; a function of thousands of lines has a list of tens of thousands."""
+    return list(code.co_positions())
+
+
 @lru_cache(maxsize=65536)
 def _span(file: str, code: CodeType, lasti: int, cell: int | None) -> SourceSpan:
     # The file is part of the key, since code of two files that is the same is equal, and so is the cell, which changes.
-    positions = list(code.co_positions())
+    positions = _positions(code, file)
     line, end_line, column, end_column = positions[lasti // 2] if lasti // 2 < len(positions) else (None,) * 4
     line = line or code.co_firstlineno
     end_line = end_line or line

@@ -228,8 +228,9 @@ _Around = tuple[tuple[str, Any], ...]  # the checkpoints around an operation, ou
 def _answered(facts: Facts, parts: Dissection, resolved: Resolved, is_meant: Callable[[Any], bool]) -> frozenset[str]:
     """The names of the values for which a policy gives an answer that is meant."""
     policy, values = resolved.policy, parts.naming.values
+    asked: dict[tuple[int, int], Any] = {}  # once about an equation, however many values it makes
     if policy is not AS_WRITTEN and policy is not NO_CHECKPOINT:
-        return frozenset(name for name, value in values.items() if _says(policy, value, is_meant))
+        return frozenset(name for name, value in values.items() if _says(policy, value, is_meant, asked))
     taken_off = frozenset[str]()
     if policy is NO_CHECKPOINT:
         own = own_checkpoint(facts.engine.provenances.closed)
@@ -242,7 +243,7 @@ def _answered(facts: Facts, parts: Dissection, resolved: Resolved, is_meant: Cal
         sites = around.get(id(_jax.traceback_of(value.eqn)), ())
         written = [policy for key, policy in sites if key not in taken_off]
         # Without jax_remat3 the outermost checkpoint decides for those inside.
-        if _says(written[0], value, is_meant) if written else is_meant(True):
+        if _says(written[0], value, is_meant, asked) if written else is_meant(True):
             names.add(name)
     return frozenset(names)
 
@@ -264,10 +265,13 @@ def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
     return checkpoints
 
 
-def _says(policy: Any, value: NamedValue, is_meant: Callable[[Any], bool]) -> bool:
+def _says(policy: Any, value: NamedValue, is_meant: Callable[[Any], bool], asked: dict[tuple[int, int], Any]) -> bool:
     """Whether a policy's answer is meant, of a value's operation or of the name that the program gives it."""
     if policy is None or value.output is None:
         return False
-    if is_meant(_jax.policy_says(policy, value.eqn)):
+    key = (id(policy), id(value.eqn))
+    if key not in asked:
+        asked[key] = _jax.policy_says(policy, value.eqn)
+    if is_meant(asked[key]):
         return True
     return value.name is not None and is_meant(_jax.policy_says_of_name(policy, value.aval, value.name))

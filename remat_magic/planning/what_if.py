@@ -227,7 +227,11 @@ class Outcomes:
         for name in self.chosen & self._gates.keys():
             self._set(name, True)
         reached = self._reached()
+        # Other outcomes differ from the choice itself by few names of thousands.
+        self._base_used, self._used_in_base = frozenset[str](), np.zeros(len(self._names), bool)
         self.base = self._outcome(reached)
+        self._base_used = self.base.used
+        self._used_in_base = np.array([name in self._base_used for name in self._names], bool)
         passing = self._name[reached[~self._closed[reached]]]
         self.recomputed = frozenset(self._names[i] for i in np.unique(passing[passing >= 0]))
 
@@ -249,7 +253,8 @@ class Outcomes:
         times = np.bincount(self._name[held], self._passed[held], len(self._names)).astype(np.int64)
         saved = int((np.minimum(times, self._copies) * self._bytes).sum() + self._leaf[reached].sum())
         flops, seconds = int(self._flops[again].sum()), int(self._picoseconds[again].sum()) * 1e-12
-        return Outcome(saved, flops, seconds, frozenset(self._names[i] for i in np.flatnonzero(times)))
+        changed = np.flatnonzero((times > 0) != self._used_in_base)
+        return Outcome(saved, flops, seconds, self._base_used.symmetric_difference(self._names[i] for i in changed))
 
     def toggled(self, *names: str) -> Outcome:
         """The choice without those of some names that are in it, and with those that are not."""

@@ -36,7 +36,7 @@ def split_lines(text: str) -> list[str]:
     return re.split(r"\r\n|\r|\n", text)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=1024)
 def words(text: str) -> tuple[tuple[Word, ...], ...]:
     """For each line of ``split_lines(text)`` what is to be coloured, in order and disjoint; nothing of magics."""
     lines = split_lines(text)

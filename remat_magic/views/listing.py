@@ -22,6 +22,7 @@ from remat_magic.views.tables import KEYS
 __all__ = ["listing_html"]
 
 _Line = tuple[str, int | None, int]  # file, cell, number
+_Attributions = dict[_Line, list[Attribution]]  # by the lines that they begin on
 
 _DEFINED = re.compile(r"\s*(async\s+)?def\b")
 
@@ -74,7 +75,10 @@ def listing_html(report: Report, live: bool = False) -> str:
         live,
     )
     rows_by_line = _by_line(rows)
-    attributions = expressions(report)
+    attributions: _Attributions = {}
+    for attribution in expressions(report):
+        if attribution.source is not None:
+            attributions.setdefault(_line_of(attribution.source), []).append(attribution)
     folds = list[str]()
     for section in _sections(report, rows):
         # A line counts once, should it stand in two texts.
@@ -133,7 +137,7 @@ def _listed(text: SourceText) -> tuple[Listed, ...]:
     return tuple((number, line, words_of_line) for number, (line, words_of_line) in enumerate(both, text.line))
 
 
-def _called(report: Report, attributions: Sequence[Attribution], scale: _Scale) -> list[str]:
+def _called(report: Report, attributions: _Attributions, scale: _Scale) -> list[str]:
     """The functions of libraries that save or recompute anything, by their first lines and those with costs."""
     rows_by_line = {
         _line_of(row.attribution.source): row for row in library_rows(report) if row.attribution.source is not None
@@ -156,15 +160,9 @@ def _called(report: Report, attributions: Sequence[Attribution], scale: _Scale) 
     return folds
 
 
-def _fold(
-    section: _Section, rows: dict[int, LineRow | None], attributions: Sequence[Attribution], scale: _Scale
-) -> str:
-    inside = [
-        attribution
-        for attribution in attributions
-        if attribution.source is not None
-        and (attribution.source.file, attribution.source.cell) == (section.file, section.cell)
-    ]
+def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Attributions, scale: _Scale) -> str:
+    places = ((section.file, section.cell, number) for number, _, _ in section.lines)
+    inside = [attribution for place in places for attribution in attributions.get(place, ())]
     marks = marks_by_line(section.lines, inside, scale.live, library=section.library)
     body = list[str]()
     before = section.lines[0][0] - 1 if section.lines else 0
