@@ -8,7 +8,6 @@ from jax._src.ad_checkpoint import saved_residuals  # the list that JAX itself p
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic.engine.whole_steps import Filling, Halves
 
 RATE = 0.1
 
@@ -248,17 +247,3 @@ def test_a_policy_of_a_site_inside_the_loss_goes_there():
     under = trace.function("save_only_these_names('hidden')", at="layer")
     assert agree(under(params, x, y), step(params, x, y))
     assert "hidden" in str(jax.make_jaxpr(under)(params, x, y).jaxpr)
-
-
-@pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
-@pytest.mark.parametrize("step", [step_of_value_and_grad, step_with_aux, step_of_microbatches])
-def test_the_whole_step_under_a_policy_computes_the_same(step, policy):
-    params, x, y = arguments()
-    engine = rm.trace(jax.jit(step), params, x, y).engine
-    if engine.remat3:
-        pytest.skip("a jaxpr of jax_remat3 is not evaluated by itself")
-    selection = engine.select(policy, None)
-    filling = Filling({0: Halves(engine.half(selection), engine.backward_of(selection))})
-    program = jax.extend.core.jaxpr_as_fun(filling(engine.whole))
-    assert agree(program(*params, x, y), jax.tree.leaves(step(params, x, y)))
-    assert "remat_magic" not in str(filling(engine.whole))

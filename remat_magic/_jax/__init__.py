@@ -44,6 +44,7 @@ from remat_magic._jax.jaxprs import (
 from remat_magic._jax.primitives import (
     MATMULS,
     carried_operands,
+    donated,
     high_params,
     is_barrier,
     is_broadcast,
@@ -88,6 +89,7 @@ __all__ = [
     "checkpoint_policy",
     "consts_of",
     "default_device",
+    "donated",
     "fresh_var",
     "function_name",
     "has_effects",

@@ -145,6 +145,12 @@ def is_cond(eqn: Any) -> bool:
     return eqn.primitive.name == "cond"
 
 
+def donated(eqn: Any) -> list[Any]:
+    """The operands of a jitted call that the caller gives away."""
+    flags = eqn.params.get("donated_invars", ()) if is_jit(eqn) else ()
+    return [atom for atom, yes in zip(eqn.invars, flags, strict=False) if yes]
+
+
 def is_jit(eqn: Any) -> bool:
     """Whether an equation calls a function under ``jax.jit``."""
     return eqn.primitive.name in ("jit", "pjit")

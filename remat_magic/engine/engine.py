@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.source_texts import source_texts
-from remat_magic.engine.steps import ITSELF, choose, inner_gradients
+from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, step_of
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
@@ -61,6 +62,7 @@ class Engine:
         )
         self._retraces = Retraces(self._primal, self._selector)
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
+        self._calls: dict[int, InnerGradient] = {}  # those of a step that the trace is not of
         self._known_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
     # -------------------------------------------------------------------------------------------------- what it is of
@@ -114,10 +116,35 @@ class Engine:
         """The one of them that the trace is of; None where it is of the function's own derivative."""
         return None if self._gradient is None else self._gradient.call
 
-    @property
-    def whole(self) -> Any:
-        """The closed jaxpr of the function as it was given; calls stand there for the gradients that a step takes."""
-        return self._given.closed
+    @functools.cached_property
+    def step(self) -> Step | None:
+        """The training step that the gradient is taken in; None where there is none, or where it is not known.
+
+        It is not known where the gradient is taken under ``vmap``, has effects, or is part of another one.
+        """
+        return None if self._gradient is None else step_of(self._given, self._gradient)
+
+    def halves_in_step(self, selection: Selection) -> dict[int, tuple[Forward, Any]]:
+        """For each call of ``step`` that stands for a gradient both halves, the backward one closed, by its number.
+
+        Other gradients than the one that the trace is of are as they are written.
+
+        Raises:
+            RematError: one of them has no backward half.
+        """
+        assert self._gradient is not None
+        chosen, halves = self._gradient.function, dict[int, tuple[Forward, Any]]()
+        with self.lock:
+            for number, function in enumerate(self._given.gradients):
+                if function is chosen:
+                    halves[number] = self.half(selection), self.backward_of(selection)
+                elif not function.depth:
+                    inner = self._calls.setdefault(number, InnerGradient(self._gradient.call, function))
+                    own = function.who == chosen.who
+                    halves[number] = (
+                        self._retraces.halves_of(inner.primal, selection) if own else (inner.half, inner.backward)
+                    )
+        return halves
 
     @property
     def stale(self) -> tuple[str, ...]:

@@ -115,13 +115,25 @@ class Retraces:
         forward = self._forwards.get(selection.identity)
         if forward is None:
             with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
-                forward = self._half(self.program(selection))
+                forward = _half_of(self._primal, self.program(selection))
             self._forwards[selection.identity] = forward
         return forward
 
-    def _half(self, function: Callable[..., Sequence[Any]]) -> Forward:
-        primal = self._primal
-        return forward_half(function, primal.types, primal.signature.differentiated, primal.outputs, primal.auxiliary)
+    def halves_of(self, other: Primal, selection: Selection) -> tuple[Forward, Any]:
+        """Both halves, the backward one closed, of the same function called with arguments of other types.
+
+        Raises:
+            RematError: the selection is a plan's, and the function does other operations for these.
+        """
+        with other.tracing(), without_gc(), failures(other.name, selection.policy):
+            closed = self.named_again(selection, other.closed)
+            if selection.at_sites:
+                closed = Rewriter(self.chooser(selection, Spans()))(closed)
+            function = _jax.as_function(closed)
+            if selection.whole is not None:
+                function = jax.checkpoint(function, policy=selection.whole)
+            half = _half_of(other, function)
+            return half, backward_half(half)
 
     def backward(self, selection: Selection) -> Any:
         """The closed jaxpr of the backward half.
@@ -166,6 +178,10 @@ class Retraces:
             naming = self._plan_values.program(selection.at, separately, primal.remat3)
         with primal.tracing(remat3=False), without_gc(), failures(primal.name, selection.policy):
             closed = self._plan_values.program(selection.at, separately, False).closed
-            half = self._half(self._with_policies(selection, closed))
+            half = _half_of(primal, self._with_policies(selection, closed))
             backward = backward_half(half)
         return Dissection(selection.at, naming, half, backward, primal.provenances, primal.arguments)
+
+
+def _half_of(primal: Primal, function: Callable[..., Sequence[Any]]) -> Forward:
+    return forward_half(function, primal.types, primal.signature.differentiated, primal.outputs, primal.auxiliary)

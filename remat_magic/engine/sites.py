@@ -6,7 +6,7 @@ import linecache
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,7 @@ class Rewriter:
         for eqn in old.eqns:
             other = self._instead(eqn)
             if renamed and any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
-                eqn = eqn.replace(invars=[renamed_atom(renamed, atom) for atom in eqn.invars])
+                eqn = eqn.replace(invars=[_rename(renamed, atom) for atom in eqn.invars])
             if other is not None:
                 _splice(eqn, other, eqns, renamed)
                 continue
@@ -184,27 +184,23 @@ class Rewriter:
         same = same and all(a is b for a, b in zip(eqns, old.eqns, strict=True))
         new = jaxpr
         if not same:
-            outvars = [renamed_atom(renamed, atom) for atom in old.outvars]
+            outvars = [_rename(renamed, atom) for atom in old.outvars]
             new = _jax.with_body(jaxpr, _jax.replace_eqns(old, eqns, outvars))
         self._done[id(jaxpr)] = (jaxpr, new)  # keeps the old one alive, so that its identity stays its own
         return new
 
 
-def renamed_atom(renamed: Mapping[Any, Any], atom: Any) -> Any:
-    """What stands for an operand."""
+def _rename(renamed: Mapping[Any, Any], atom: Any) -> Any:
     return atom if _jax.is_literal(atom) else renamed.get(atom, atom)
 
 
 def _splice(eqn: Any, body: Any, eqns: list[Any], renamed: dict[Any, Any]) -> None:
-    """Put a checkpoint's body in place of its equation."""
-    renamed.update(zip(eqn.outvars, inlined(_jax.open_jaxpr(body), eqn.invars, eqns), strict=True))
-
-
-def inlined(jaxpr: Any, operands: Sequence[Any], eqns: list[Any]) -> list[Any]:
-    """Append a jaxpr's equations, with fresh variables, for these operands; its outputs there."""
-    inside: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    """Put a checkpoint's body in place of its equation, with fresh variables."""
+    jaxpr = _jax.open_jaxpr(body)
+    inside: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
     for inner in jaxpr.eqns:
         fresh = [var if _jax.is_dropped(var) else _jax.fresh_var(var) for var in inner.outvars]
-        eqns.append(inner.replace(invars=[renamed_atom(inside, atom) for atom in inner.invars], outvars=fresh))
+        eqns.append(inner.replace(invars=[_rename(inside, atom) for atom in inner.invars], outvars=fresh))
         inside.update(zip(inner.outvars, fresh, strict=True))
-    return [renamed_atom(inside, atom) for atom in jaxpr.outvars]
+    for outer, atom in zip(eqn.outvars, jaxpr.outvars, strict=True):
+        renamed[outer] = _rename(inside, atom)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.engine.gradients import Differentiated, InnerInputs, is_half
-from remat_magic.engine.halves import forward_half
+from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
+from remat_magic.engine.halves import Forward, backward_half, forward_half
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.walk import walk
-from remat_magic.records import GradientCall, RematError
+from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.records import ArgumentRole, GradientCall, RematError
 
-__all__ = ["ITSELF", "InnerGradient", "choose", "inner_gradients"]
+__all__ = ["ITSELF", "InnerGradient", "Step", "choose", "inner_gradients", "step_of"]
 
 ITSELF = "none"
 """The key that asks for the derivative of the function itself."""
@@ -38,16 +40,26 @@ class InnerGradient:
         return Primal(self.function.evaluate, InnerInputs(self.function), True, look_inside=False)
 
     @functools.cached_property
-    def saved_bytes(self) -> int:
-        """The bytes that the gradient saves as it is written, arguments left out."""
+    def half(self) -> Forward:
+        """Its forward half as it is written."""
         primal = self.primal
         with primal.tracing():
-            half = forward_half(
+            return forward_half(
                 primal.function, primal.types, primal.signature.differentiated, primal.outputs, primal.auxiliary
             )
-        jaxpr = _jax.open_jaxpr(half.closed)
+
+    @functools.cached_property
+    def backward(self) -> Any:
+        """Its backward half as it is written, closed."""
+        with self.primal.tracing():
+            return backward_half(self.half)
+
+    @property
+    def saved_bytes(self) -> int:
+        """The bytes that the gradient saves as it is written, arguments left out."""
+        jaxpr = _jax.open_jaxpr(self.half.closed)
         made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
-        saved = {var for var in jaxpr.outvars[half.outputs :] if not _jax.is_literal(var)}
+        saved = {var for var in jaxpr.outvars[self.half.outputs :] if not _jax.is_literal(var)}
         return sum(_jax.nbytes(var.aval) for var in made & saved)
 
 
@@ -111,6 +123,80 @@ def choose(
         f"{primal.name} takes no gradient {key!r} inside: "
         + (f"it takes {has}, and {ITSELF!r} is for its own." if has else "it takes none.")
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A training step around a gradient.
+
+    Attributes:
+        function: its name.
+        closed: its closed jaxpr, in which calls stand for the halves of the gradients that it takes
+            (``gradients.half_of`` knows them).
+        arguments: the names of its inputs.
+        roles: what each input is to the gradient.
+        donated: for each input whether its memory may be written over.
+        provenances: where its operations stand.
+    """
+
+    function: str
+    closed: Any
+    arguments: tuple[str, ...]
+    roles: tuple[ArgumentRole, ...]
+    donated: tuple[bool, ...]
+    provenances: Provenances
+
+
+def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
+    """The step that takes a gradient; None where no calls stand for it there."""
+    number = given.gradients.index(gradient.function)
+    call = next(
+        ((scope, eqn) for scope, eqn in walk(given.closed, once=True) if half_of(eqn) == ("forward", number)), None
+    )
+    if call is None:
+        return None
+    scope, eqn = call
+    primals = len(gradient.function.primals)
+    operands = eqn.invars[len(eqn.invars) - primals - len(gradient.function.constants) :]
+    parameters = _inputs_behind(scope, operands[len(operands) - primals :])
+    batch = _inputs_behind(scope, operands[: len(operands) - primals])
+    count = len(given.types)
+    roles: list[ArgumentRole] = [
+        "parameter" if index in parameters else "batch" if index in batch else "state" for index in range(count)
+    ]
+    jaxpr = _jax.open_jaxpr(given.closed)
+    donated = {var for eqn in jaxpr.eqns for var in _jax.donated(eqn)}
+    return Step(
+        given.name,
+        given.closed,
+        given.arguments,
+        tuple(roles),
+        tuple(var in donated for var in jaxpr.invars),
+        given.provenances,
+    )
+
+
+def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:
+    """The inputs of the whole program that values depend on; what a loop carries round is left out."""
+    inputs: set[int] = set()
+    seen: set[tuple[int, int]] = set()
+    todo = [(scope, atom) for atom in atoms]
+    while todo:
+        here, atom = todo.pop()
+        if _jax.is_literal(atom) or (id(here), id(atom)) in seen:
+            continue
+        seen.add((id(here), id(atom)))
+        made = here.makers.get(atom)
+        index = here.inputs.get(atom)
+        if made is not None:
+            todo += [(here, operand) for operand in made[0].invars]
+        elif index is not None and here.parent is None:
+            inputs.add(index)
+        elif index is not None and here.parent is not None and here.body is not None:
+            operand = here.body.operands[index]
+            if operand is not None:
+                todo.append((here.parent, here.eqn.invars[operand]))
+    return inputs
 
 
 def _is_step(primal: Primal) -> bool:

@@ -15,12 +15,15 @@ from remat_magic.records.comparison import Comparison, ComparisonRow, Difference
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
+    ArgumentRole,
     GradientDifference,
     Half,
     LiveValue,
     Measurement,
     Moment,
+    Phase,
     Progress,
+    StepMemory,
     Timeline,
     Times,
 )
@@ -49,6 +52,7 @@ from remat_magic.records.suggestions import Advice, FrontierPoint, Loop, Nesting
 
 __all__ = [
     "Advice",
+    "ArgumentRole",
     "Choice",
     "Comparison",
     "ComparisonRow",
@@ -76,6 +80,7 @@ __all__ = [
     "Offloading",
     "Origin",
     "Parameter",
+    "Phase",
     "Plan",
     "PlannedValue",
     "Program",
@@ -89,6 +94,7 @@ __all__ = [
     "Site",
     "SourceSpan",
     "SourceText",
+    "StepMemory",
     "Timeline",
     "Times",
     "Unit",

@@ -10,17 +10,26 @@ from remat_magic.records.report import Note
 from remat_magic.records.source import SourceSpan
 
 __all__ = [
+    "ArgumentRole",
     "GradientDifference",
     "Half",
     "LiveValue",
     "Measurement",
     "Moment",
+    "Phase",
     "Progress",
+    "StepMemory",
     "Timeline",
     "Times",
 ]
 
 Half = Literal["forward", "backward"]
+Phase = Literal["forward", "backward", "update"]
+"""A half of the gradient, or what a training step does after it."""
+
+ArgumentRole = Literal["parameter", "state", "batch"]
+"""What an argument of a training step is to the gradient that it takes: what it differentiates, what it does not read
+(an optimizer's state), or what it reads besides."""
 
 
 # -------------------------------------------------------------------------------------------------- time and the peak
@@ -59,10 +68,11 @@ class Moment:
 
     ``index`` counts the equations of the half's jaxpr, calls and loops as one; a call has several moments.
     ``arguments`` includes constants, ``residuals`` only those that are no arguments. ``primitive`` and ``source`` are
-    the equation's, empty where values merely arrive.
+    the equation's, empty where values merely arrive. In a training step ``half`` is "update" after the gradient, and
+    ``index`` counts the step's own equations where they are not the gradient's.
     """
 
-    half: Half
+    half: Phase
     index: int
     arguments: int
     residuals: int
@@ -82,12 +92,13 @@ class LiveValue:
 
     ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
     ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes; ``source`` is the
-    line that makes the value, in a loop's body too.
+    line that makes the value, in a loop's body too. In a training step the
+    arguments are told apart by their role, and the gradients from other temporaries.
     """
 
     type: str
     nbytes: int
-    kind: Literal["argument", "constant", "residual", "temporary"]
+    kind: Literal["argument", "constant", "residual", "temporary", "gradient"] | ArgumentRole
     primitive: str = ""
     argument: str | None = None
     source: SourceSpan | None = None
@@ -97,7 +108,8 @@ class LiveValue:
 class Timeline(Displayed, Labelled):
     """The estimated device memory from the first equation of the forward half to the last of the backward one.
 
-    ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first.
+    ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first. ``step`` is the
+    name of the training step that it is of, from its first equation to its last; empty where it is of a gradient alone.
     """
 
     policy: str
@@ -107,11 +119,66 @@ class Timeline(Displayed, Labelled):
     peak: int
     alive: tuple[LiveValue, ...]
     label: str = ""
+    step: str = ""
 
     @property
     def peak_bytes(self) -> int:
         """The most that is held at once."""
         return self.moments[self.peak].bytes
+
+    def alive_bytes(self, kind: str) -> int:
+        """What is held at the peak of one kind."""
+        return sum(value.nbytes for value in self.alive if value.kind == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What a training step holds at the peak of its memory, by estimate, in bytes.
+
+    The gradient's own report tells what of it is saved for the backward pass, and why.
+
+    Attributes:
+        function: the step's name.
+        timeline: from its first equation to its last.
+    """
+
+    function: str
+    timeline: Timeline
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at once."""
+        return self.timeline.peak_bytes
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of what is differentiated, as it came in."""
+        return self.timeline.alive_bytes("parameter")
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Of arguments that the gradient does not read, such as an optimizer's state."""
+        return self.timeline.alive_bytes("state")
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of arguments that the gradient reads and does not differentiate."""
+        return self.timeline.alive_bytes("batch")
+
+    @property
+    def saved_bytes(self) -> int:
+        """Saved for the backward pass, and still needed at the peak."""
+        return self.timeline.alive_bytes("residual")
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of gradients."""
+        return self.timeline.alive_bytes("gradient")
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Of everything else: what is computed on the way, new parameters and captured constants."""
+        return self.timeline.alive_bytes("temporary") + self.timeline.alive_bytes("constant")
 
 
 # -------------------------------------------------------------------------------------------------------- measurements
