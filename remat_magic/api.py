@@ -26,6 +26,7 @@ from remat_magic.records import (
     Residual,
     Site,
     SourceText,
+    StepMemory,
     Timeline,
     WhatIf,
 )
@@ -225,7 +226,7 @@ class Trace:
     ) -> Timeline:
         """The estimated device memory in bytes from equation to equation, its peak, and what is held there.
 
-        Its highest moment is the report's ``peak_bytes``.
+        Its highest moment is the report's ``peak_bytes``. Of a training step it goes through the update to the end.
 
         Args:
             policy: as for ``report``.
@@ -236,6 +237,29 @@ class Trace:
             RematError: as ``report``, or the function has no backward half.
         """
         return self.facts.timeline(policy, at, namespace)
+
+    @property
+    def step(self) -> StepMemory | None:
+        """What the training step that takes the gradient holds at its peak, as it is written; see ``step_under``."""
+        return self.facts.step()
+
+    def step_under(
+        self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
+    ) -> StepMemory | None:
+        """What the whole training step holds at the peak of its memory under a policy, by estimate, in bytes.
+
+        None where the trace is of a function itself, and where the step is not known: the gradient is taken under
+        ``vmap``, has effects, or is part of another one.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+            namespace: as for ``report``.
+
+        Raises:
+            RematError: as ``report``, or a gradient of the step has no backward half.
+        """
+        return self.facts.step(policy, at, namespace)
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out.

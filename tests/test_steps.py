@@ -181,7 +181,10 @@ def test_several_gradients_are_listed_the_dearest_first():
     trace = rm.trace(step, generator, critic, x)
     assert [gradient.key for gradient in trace.gradients] == ["generator_loss", "critic_loss"]
     assert trace.function_name == "generator_loss"
+    alive = {value.argument or value.source.text.strip() for value in trace.timeline().alive if value.nbytes > 64}
+    assert alive >= {"generator", "critic"}
     other = rm.trace(step, generator, critic, x, gradient="critic_loss")
+    assert other.step.peak_bytes == trace.step.peak_bytes  # it is one step, whichever gradient is looked at
     assert other.function_name == "critic_loss"
     with pytest.raises(
         rm.RematError, match="takes no gradient 'loss' inside: it takes 'generator_loss', 'critic_loss'"
@@ -247,3 +250,90 @@ def test_a_policy_of_a_site_inside_the_loss_goes_there():
     under = trace.function("save_only_these_names('hidden')", at="layer")
     assert agree(under(params, x, y), step(params, x, y))
     assert "hidden" in str(jax.make_jaxpr(under)(params, x, y).jaxpr)
+
+
+def loss_of_checkpointed_layers(params, x, y):
+    for w in params:
+        x = jax.checkpoint(layer)(w, x)
+    return ((x - y) ** 2).mean()
+
+
+def with_momentum(state, batch):
+    params, momentum = state
+    value, gradients = jax.value_and_grad(loss_of_checkpointed_layers)(params, *batch)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+    return (updated(params, momentum), momentum), value
+
+
+def xla_bytes(step, donated, *args):
+    """Arguments, outputs and temporaries of the compiled step, what is written over counted once."""
+    compiled = jax.jit(step, donate_argnums=donated).lower(*args)
+    memory = compiled.compile(
+        compiler_options={"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    ).memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return total - memory.alias_size_in_bytes
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+def test_the_memory_of_a_step_is_what_xla_takes(donated):
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(size=64, batch=512))
+    params, *batch = shapes
+    state = (params, params)
+    trace = rm.trace(jax.jit(with_momentum, donate_argnums=donated), state, tuple(batch))
+    for policy in ("as_written", "nothing_saveable", "save_only_these_names('hidden')"):
+        memory = trace.step_under(policy)
+        under = trace.function(policy)
+        measured = xla_bytes(lambda state, batch, under=under: under(state, batch), donated, state, tuple(batch))
+        assert memory.peak_bytes == pytest.approx(measured, rel=0.25)
+        assert memory.peak_bytes == trace.report(policy).peak_bytes == trace.timeline(policy).peak_bytes
+        # Everything at the peak is of one of the kinds, and the arguments are what they are.
+        kinds = (memory.parameter_bytes, memory.optimizer_bytes, memory.batch_bytes)
+        rest = memory.saved_bytes + memory.gradient_bytes + memory.temporary_bytes
+        assert sum(kinds) + rest == memory.peak_bytes
+        assert memory.batch_bytes == 2 * 512 * 64 * 4
+        if not donated:
+            assert memory.parameter_bytes == memory.optimizer_bytes == 3 * 64 * 64 * 4
+    assert trace.step_under("none").saved_bytes > trace.step.saved_bytes
+
+
+def test_the_timeline_of_a_step_runs_through_its_update():
+    params, x, y = arguments()
+    trace = rm.trace(with_momentum, (params, params), (x, y))
+    timeline = trace.timeline()
+    assert timeline.step == "with_momentum"
+    assert list(dict.fromkeys(moment.half for moment in timeline.moments))[:2] == ["forward", "backward"]
+    assert {moment.half for moment in timeline.moments} == {"forward", "backward", "update"}
+    assert rm.trace(loss, params, x, y).step is None
+
+
+def test_donated_parameters_are_written_over():
+    params, *batch = arguments(size=64)
+    kept = rm.trace(jax.jit(with_momentum), (params, params), batch).step
+    donated = rm.trace(jax.jit(with_momentum, donate_argnums=0), (params, params), batch).step
+    # The new parameters and the new momentum take the memory of the old ones.
+    assert kept.peak_bytes - donated.peak_bytes > 64 * 64 * 4
+
+
+def test_the_gradients_of_microbatches_are_held_inside_their_loop():
+    params, x, y = arguments(size=16, batch=512)
+    trace = rm.trace(step_of_microbatches, params, x, y)
+    saved = trace.report().saved_bytes
+    assert 0 < trace.step.saved_bytes <= saved
+    assert trace.step.peak_bytes >= saved
+    assert trace.step.parameter_bytes == 3 * 16 * 16 * 4
+
+
+def test_what_is_not_known_of_a_step_is_not_told():
+    """Per example, a gradient is of one example, and the step holds as many as there are."""
+    params, x, y = arguments()
+
+    @jax.jit
+    def step(params, x, y):
+        each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x[:, None], y[:, None])
+        return updated(params, jax.tree.map(lambda g: g.mean(0), each))
+
+    trace = rm.trace(step, params, x, y)
+    assert trace.function_name == "loss"
+    assert trace.step is None
+    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))

@@ -20,7 +20,7 @@ from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.source_texts import source_texts
-from remat_magic.engine.steps import ITSELF, InnerGradient, Step, choose, inner_gradients, step_of
+from remat_magic.engine.steps import ITSELF, Halves, InnerGradient, Step, choose, inner_gradients, step_of
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
@@ -124,8 +124,8 @@ class Engine:
         """
         return None if self._gradient is None else step_of(self._given, self._gradient)
 
-    def halves_in_step(self, selection: Selection) -> dict[int, tuple[Forward, Any]]:
-        """For each call of ``step`` that stands for a gradient both halves, the backward one closed, by its number.
+    def halves_in_step(self, selection: Selection) -> dict[int, Halves]:
+        """For each call of ``step`` that stands for a gradient both its halves, by its number.
 
         Other gradients than the one that the trace is of are as they are written.
 
@@ -133,17 +133,19 @@ class Engine:
             RematError: one of them has no backward half.
         """
         assert self._gradient is not None
-        chosen, halves = self._gradient.function, dict[int, tuple[Forward, Any]]()
+        chosen, halves = self._gradient.function, dict[int, Halves]()
         with self.lock:
             for number, function in enumerate(self._given.gradients):
                 if function is chosen:
-                    halves[number] = self.half(selection), self.backward_of(selection)
-                elif not function.depth:
+                    both, primal = (self.half(selection), self.backward_of(selection)), self._primal
+                elif function.depth:
+                    continue
+                else:
                     inner = self._calls.setdefault(number, InnerGradient(self._gradient.call, function))
+                    primal = inner.primal
                     own = function.who == chosen.who
-                    halves[number] = (
-                        self._retraces.halves_of(inner.primal, selection) if own else (inner.half, inner.backward)
-                    )
+                    both = self._retraces.halves_of(primal, selection) if own else (inner.half, inner.backward)
+                halves[number] = Halves(*both, primal.provenances, primal.arguments)
         return halves
 
     @property

@@ -230,13 +230,12 @@ def _as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
         return [*outputs, *auxiliary, jnp.zeros((), "int32")]  # the last links it with its backward half
 
     def backward(link: Any, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        del link
-
         def of_primals(*primals: Any) -> list[Any]:
             return inner.evaluate(*values[:count], *primals)[0]
 
         _, vjp = jax.vjp(of_primals, *values[count:])
-        return [gradient for gradient, yes in zip(vjp(list(cotangents)), differentiated, strict=True) if yes]
+        gradients = [gradient for gradient, yes in zip(vjp(list(cotangents)), differentiated, strict=True) if yes]
+        return [gradient + link.astype(gradient.dtype) for gradient in gradients]  # so that each half needs the other
 
     forward.__name__, backward.__name__ = f"{_FORWARD}{number}", f"{_BACKWARD}{number}"
     forward_call, backward_call = jax.jit(forward), jax.jit(backward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
@@ -17,7 +17,7 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import ArgumentRole, GradientCall, RematError
 
-__all__ = ["ITSELF", "InnerGradient", "Step", "choose", "inner_gradients", "step_of"]
+__all__ = ["ITSELF", "Halves", "InnerGradient", "Step", "choose", "inner_gradients", "step_of"]
 
 ITSELF = "none"
 """The key that asks for the derivative of the function itself."""
@@ -145,6 +145,15 @@ class Step:
     roles: tuple[ArgumentRole, ...]
     donated: tuple[bool, ...]
     provenances: Provenances
+
+
+class Halves(NamedTuple):
+    """Both halves of a gradient in a step, the backward one closed, with where its operations stand and its inputs."""
+
+    forward: Forward
+    backward: Any
+    provenances: Provenances
+    arguments: tuple[str, ...]
 
 
 def step_of(given: Primal, gradient: InnerGradient) -> Step | None:

@@ -12,9 +12,11 @@ from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.selection import Selection
 from remat_magic.facts import reports
+from remat_magic.facts.memory import Schedule, both_halves
 from remat_magic.facts.residuals import saved_values
+from remat_magic.facts.step_memory import step_schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.records import Equation, Program, RematError, Report, Timeline
+from remat_magic.records import Equation, Program, RematError, Report, StepMemory, Timeline
 
 __all__ = ["Facts", "Traced"]
 
@@ -81,7 +83,7 @@ class Facts:
                         raise
                     report = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    report = reports.full(first, half, backward, engine.provenances)
+                    report = reports.full(first, half, backward, engine.provenances, self._step_schedule(selection))
                 self._reports[selection.report_key] = report
                 self._previews.pop(selection.report_key, None)
             return report
@@ -143,8 +145,32 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            half, backward = engine.half(selection), engine.backward_of(selection)
-            return reports.over_time(self._blank(selection), half, backward, engine.provenances, engine.argument_names)
+            programs, half = reports.Programs(), engine.half(selection)
+            programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.argument_names)
+            blank, step, schedule = self._blank(selection), engine.step, self._step_schedule(selection)
+            if step is None or schedule is None:
+                schedule = both_halves(half.closed, engine.backward_of(selection), half.outputs)
+                return reports.over_time(blank, schedule, programs, engine.argument_names)
+            for halves in engine.halves_in_step(selection).values():
+                programs.add_halves(*halves)
+            programs.add(step.closed, step.provenances, step.arguments)
+            return reports.over_time(blank, schedule, programs, step.arguments, step.function, step.roles)
+
+    def step(
+        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+    ) -> StepMemory | None:
+        """What the training step holds that the gradient is taken in; None where there is none, or it is not known.
+
+        Raises:
+            RematError: as ``timeline``.
+        """
+        if self.engine.step is None:
+            return None
+        return StepMemory(self.engine.step.function, self.timeline(policy, at, namespace))
+
+    def _step_schedule(self, selection: Selection) -> Schedule | None:
+        step = self.engine.step
+        return None if step is None else step_schedule(step, self.engine.halves_in_step(selection))
 
     def _blank(self, selection: Selection) -> Report:
         engine = self.engine

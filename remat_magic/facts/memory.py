@@ -31,9 +31,9 @@ from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.records import Half, Moment
+from remat_magic.records import Half, Moment, Phase
 
-__all__ = ["Held", "Moment", "Peak", "held_at_peak", "peak", "timeline"]
+__all__ = ["Held", "Moment", "Peak", "Schedule", "both_halves", "live_lines", "peak", "timeline"]
 
 _NOTHING = 0  # the buffer of what takes no memory: literals
 
@@ -43,7 +43,7 @@ class Peak:
     """The most that is held at once, in bytes, and the (first) equation that holds it: its half and its index there."""
 
     bytes: int
-    where: tuple[Half, int]
+    where: tuple[Phase, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +62,7 @@ class Held:
     argument: int | None = None
     constant: bool = False
     residual: bool = False
+    gradient: bool = False
 
 
 def peak(forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None) -> Peak:
@@ -76,44 +77,30 @@ def peak(forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, 
     Raises:
         ValueError: ``backward`` takes fewer inputs than there are residuals.
     """
-    schedule = _both_halves(forward, backward, outputs, lines)
-    highest = max(schedule.sweep(), key=lambda held: held.arguments + held.residuals + held.temporaries)
-    return Peak(highest.arguments + highest.residuals + highest.temporaries, highest.step.where)
+    return both_halves(forward, backward, outputs, lines).peak()
 
 
 def timeline(forward: Any, backward: Any, outputs: int) -> tuple[Moment, ...]:
     """What is held while each equation runs, in order; arguments and errors are those of ``peak``."""
-    return tuple(map(_moment, _both_halves(forward, backward, outputs).sweep()))
+    return tuple(map(_moment, both_halves(forward, backward, outputs).sweep()))
 
 
-def held_at_peak(forward: Any, backward: Any, outputs: int) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[Held]]:
-    """The timeline, the equation of each moment (None where values merely arrive), and what is held at the peak.
-
-    What a result is written over is left out, so that the bytes of what is held add up to the moment's.
-    """
-    schedule = _both_halves(forward, backward, outputs)
-    swept = list(schedule.sweep())
-    moments = tuple(map(_moment, swept))
-    at = max(range(len(moments)), key=lambda index: moments[index].bytes)
-    return moments, tuple(held.step.eqn for held in swept), schedule.held(at)
-
-
-def _both_halves(
+def both_halves(
     forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None
-) -> _Schedule:
-    """The schedule of both halves."""
+) -> Schedule:
+    """The schedule of both halves; arguments and errors are those of ``peak``."""
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
     ahead, back = lines or live_lines(first, outputs, LiveEquations(second))
-    schedule = _Schedule()
+    schedule = Schedule()
     arguments = [schedule.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
     results = schedule.run(ahead, forward, arguments, "forward")
     read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * len(second.invars)
     saved = schedule.own_buffers(forward, outputs, results, read)
     cotangents = [schedule.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
-    schedule.steps.append(_Step(("backward", 0), (), tuple(cotangents)))
+    schedule.arrive("backward", cotangents)
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
     schedule.kept = {*results[:outputs], *gradients}
@@ -132,7 +119,7 @@ def live_lines(first: Any, outputs: int, live: LiveEquations) -> tuple[StraightL
 class _Step(NamedTuple):  # thousands are made for each report, and a frozen dataclass takes thrice as long
     """Something that happens at once: what it reads and makes, what may be written over, and what it needs inside."""
 
-    where: tuple[Half, int]
+    where: tuple[Phase, int]
     reads: Sequence[int]
     makes: Sequence[int]
     over: Sequence[int] = ()
@@ -153,13 +140,22 @@ def _moment(held: _Held) -> Moment:
     return Moment(*held.step.where, held.arguments, held.residuals, held.temporaries)
 
 
-class _Schedule:
-    """Steps on numbered buffers; ``kept`` are not freed after their last reader, ``saved`` are the residuals."""
+class Schedule:
+    """Steps on numbered buffers.
+
+    Attributes:
+        kept: the buffers that are not freed after their last reader.
+        saved: those of residuals.
+        gradients: those of gradients that something reads later on.
+        donated: those of arguments that may be written over.
+    """
 
     def __init__(self, inner_peaks: dict[tuple[int, int], int] | None = None) -> None:
         self.steps: list[_Step] = []
         self.kept: set[int] = set()
         self.saved: set[int] = set()
+        self.gradients: set[int] = set()
+        self.donated: set[int] = set()
         self._sizes: list[int] = [0]
         self._what: dict[int, Held] = {}
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
@@ -184,6 +180,10 @@ class _Schedule:
         number = self.buffer(aval, what)
         self._permanent.add(number)
         return number
+
+    def arrive(self, phase: Phase, buffers: Sequence[int]) -> None:
+        """Append a step that makes buffers of nothing."""
+        self.steps.append(_Step((phase, 0), (), tuple(buffers)))
 
     def _constant(self, key: int, aval: Any) -> int:
         """The one buffer of a constant, wherever it is met."""
@@ -224,20 +224,25 @@ class _Schedule:
             buffers[number] = self._constant(key, flat.types[number])
         begin = 0
         for index, end in enumerate(flat.ends):
-            where = (half, index)
             for operation, reads, makes in flat.lines[begin:end]:
                 operands = [buffers[number] for number in reads]
                 if operation.name in MADE_ANEW and not operation.leaves:
                     buffers[makes[0]] = operands[0] if operands else _NOTHING
                     continue
-                sizes, over, need = self._needs(lines, operation)
-                results = range(len(self._sizes), len(self._sizes) + len(sizes))
-                self._sizes += sizes
-                for number, result in zip(makes, results, strict=True):
+                for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
                     buffers[number] = result
-                self.steps.append(_Step(where, operands, results, operands[over], need, operation.eqn))
             begin = end
         return [buffers[number] for number in flat.outputs]
+
+    def add(
+        self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
+    ) -> Sequence[int]:
+        """Append an operation; the buffers of its results."""
+        sizes, over, need = self._needs(lines, operation)
+        results = range(len(self._sizes), len(self._sizes) + len(sizes))
+        self._sizes += sizes
+        self.steps.append(_Step(where, operands, results, operands[over], need, operation.eqn))
+        return results
 
     def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
@@ -259,19 +264,41 @@ class _Schedule:
             self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
         return self._inner_peaks[key]
 
-    def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> _Schedule:
+    def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
         """One run of a body.
 
         The slices that a scan hands to an iteration are copies; carries live in the loop's own buffers.
         """
         slices = _first_slice(eqn, body)
-        schedule = _Schedule(self._inner_peaks)
+        schedule = self.new()
         sliced = [schedule.buffer(var.aval, Held(0, var.aval, eqn, var)) for var in body.jaxpr.invars[slices:]]
-        schedule.steps.append(_Step(("backward", 0), (), tuple(sliced)))
+        schedule.arrive("backward", sliced)
         schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
         return schedule
 
+    def new(self) -> Schedule:
+        """An empty one for a body, which knows the peaks inside that this one knows."""
+        return Schedule(self._inner_peaks)
+
+    def saved_inside(self, eqn: Any) -> int:
+        """The bytes of residuals among what an equation needs inside."""
+        del eqn
+        return 0
+
     # --------------------------------------------------------------------------------------------------------- sweep
+
+    def peak(self) -> Peak:
+        """The most that is held at once."""
+        most, at = self.highest()
+        return Peak(most, self._ordered()[at].where)
+
+    def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[Held]]:
+        """The timeline, the equation of each moment (None where values merely arrive), and what is held at the peak.
+
+        What a result is written over is left out, so that the bytes of what is held add up to the moment's.
+        """
+        swept = list(self.sweep())
+        return tuple(map(_moment, swept)), tuple(held.step.eqn for held in swept), self.held(self.highest()[1])
 
     def sweep(self) -> Iterator[_Held]:
         """Go through the steps and yield what is held during each."""
@@ -286,13 +313,21 @@ class _Schedule:
         held = held_residuals = 0
         for index, step in enumerate(steps):
             for number in step.makes:
+                if number in self.donated:
+                    arguments += sizes[number]
+                    continue
                 held += sizes[number]
                 if number in saved:
                     held_residuals += sizes[number]
             dying = dying_at.get(index, ())
             reused = sum(sizes[number] for number in _reused(step, dying, sizes)) if dying and step.over else 0
-            yield _Held(step, arguments, held_residuals, held - held_residuals - reused + step.inside)
+            inside = self.saved_inside(step.eqn) if step.inside else 0
+            temporaries = held - held_residuals - reused + step.inside - inside
+            yield _Held(step, arguments, held_residuals + inside, temporaries)
             for number in dying:
+                if number in self.donated:
+                    arguments -= sizes[number]
+                    continue
                 held -= sizes[number]
                 if number in saved:
                     held_residuals -= sizes[number]
@@ -311,7 +346,7 @@ class _Schedule:
                 if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
                     for number in step.makes:
                         self._sizes[number] *= number in read
-            put_off = _put_off(self.steps, self.kept)
+            put_off = _put_off(self.steps, self.kept | self.gradients)
             self._order = _brought_forward(put_off, self.kept | self._permanent, self._sizes)
         return self._order
 
@@ -340,18 +375,20 @@ class _Schedule:
                 self._what.get(number) or Held(0, *origins.get(number, ())),
                 bytes=self._sizes[number],
                 residual=number in saved,
+                gradient=number in self.gradients,
             )
             for number in sorted(alive)
         ]
-        return values + self._held_inside(steps[at]) if steps[at].inside else values
+        return values + self.held_inside(steps[at].eqn) if steps[at].inside else values
 
-    def _held_inside(self, step: _Step) -> list[Held]:
-        """What the body that needs most holds at most; one sum where it is not all known."""
-        lines, operation = self._around[id(step.eqn)]
-        body = max(operation.bodies, key=lambda body: self._inner_peak(lines, step.eqn, body))
-        schedule = self._inside(lines, step.eqn, body)
+    def held_inside(self, eqn: Any) -> list[Held]:
+        """What the body of an equation that needs most holds at most; one sum where it is not all known."""
+        lines, operation = self._around[id(eqn)]
+        body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
+        schedule = self._inside(lines, eqn, body)
         held = schedule.held(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
-        return held if sum(value.bytes for value in held) == step.inside else [Held(step.inside, eqn=step.eqn)]
+        _, _, needed = self._needs(lines, operation)
+        return held if sum(value.bytes for value in held) == needed else [Held(needed, eqn=eqn)]
 
 
 def _last_uses(steps: Sequence[_Step]) -> dict[int, int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.facts.memory import Held, held_at_peak, live_lines, peak
+from remat_magic.facts.memory import Held, Schedule, both_halves, live_lines
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
@@ -20,7 +20,9 @@ from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
+    ArgumentRole,
     Equation,
+    LiveKind,
     LiveValue,
     Note,
     Program,
@@ -60,8 +62,10 @@ def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Re
     )
 
 
-def full(first: Report, half: Forward, backward: Any, provenances: Provenances) -> Report:
-    """The report of both halves."""
+def full(
+    first: Report, half: Forward, backward: Any, provenances: Provenances, of_step: Schedule | None = None
+) -> Report:
+    """The report of both halves; the peak is that of the step that they are part of, if they are part of one."""
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
     readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
@@ -86,7 +90,7 @@ def full(first: Report, half: Forward, backward: Any, provenances: Provenances) 
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
-        peak_bytes=peak(half.closed, backward, half.outputs, lines).bytes,
+        peak_bytes=(of_step or both_halves(half.closed, backward, half.outputs, lines)).peak().bytes,
         complete=True,
         forward_kernels=ahead_kernels,
         backward_kernels=back_kernels,
@@ -128,45 +132,96 @@ def _saved_in_vain(
     return list(notes)
 
 
-def over_time(
-    blank: Report, half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]
-) -> Timeline:
-    """The memory held from equation to equation, and what is held at the peak."""
-    moments, equations, held = held_at_peak(half.closed, backward, half.outputs)
+class Programs:
+    """The jaxprs that a timeline is of, and where each equation at any depth stands in them."""
 
-    def source(eqn: Any) -> SourceSpan | None:
-        place = None if eqn is None else provenances.of(eqn)
-        return place.source if place else provenances.spans.of(_jax.traceback_of(eqn)) if eqn is not None else None
+    def __init__(self) -> None:
+        self._contexts: dict[int, tuple[Scope, _Context]] = {}  # by the identity of the equation
 
-    ahead, back = Scope(_jax.open_jaxpr(half.closed)), Scope(_jax.open_jaxpr(backward))
-    residual_atoms = ahead.jaxpr.outvars[half.outputs :]
-    scopes = {id(eqn): scope for top in (ahead, back) for scope, eqn in walk(top, once=True)}
+    def add_halves(self, half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]) -> None:
+        """Add both halves of a gradient; ``arguments`` are the names of its inputs."""
+        ahead = Scope(_jax.open_jaxpr(half.closed))
+        context = _Context(ahead, ahead.jaxpr.outvars[half.outputs :], provenances, arguments)
+        self._add(ahead, context)
+        self._add(Scope(_jax.open_jaxpr(backward)), context)
 
-    def maker(buffer: Held) -> tuple[str, str | None, SourceSpan | None]:
+    def add(self, closed: Any, provenances: Provenances, arguments: Sequence[str]) -> None:
+        """Add a program around gradients."""
+        top = Scope(_jax.open_jaxpr(closed))
+        self._add(top, _Context(top, (), provenances, arguments))
+
+    def _add(self, top: Scope, context: _Context) -> None:
+        for scope, eqn in walk(top, once=True):
+            self._contexts.setdefault(id(eqn), (scope, context))
+
+    def source(self, eqn: Any) -> SourceSpan | None:
+        """The line that an equation comes from."""
+        if eqn is None:
+            return None
+        provenances = self._contexts[id(eqn)][1].provenances
+        place = provenances.of(eqn)
+        return place.source if place else provenances.spans.of(_jax.traceback_of(eqn))
+
+    def maker(self, buffer: Held) -> tuple[str, str | None, SourceSpan | None]:
         """The operation that made a value, in a loop's body too, the argument that it is (a slice of), and its line."""
-        if buffer.argument is not None:
-            return "", arguments[buffer.argument], None
         if buffer.eqn is None:
             return "", None, None
+        scope, (ahead, residuals, provenances, arguments) = self._contexts[id(buffer.eqn)]
         first: tuple[str, str | None, SourceSpan | None] | None = None
-        for made in _makers_inside(scopes[id(buffer.eqn)], buffer):
-            if made.argument is not None and made.scope is not ahead and made.argument < len(residual_atoms):
-                made = next(iter(makers(ahead, residual_atoms[made.argument])))
+        for made in _makers_inside(scope, buffer):
+            if made.argument is not None and made.scope is not ahead and made.argument < len(residuals):
+                made = next(iter(makers(ahead, residuals[made.argument])))
             if made.eqn is not None:
                 return _jax.primitive_name(made.eqn), None, locate(provenances, made.scope, made.eqn).source
             if made.argument is not None and first is None:
                 first = "", arguments[made.argument] if made.scope is ahead else None, None
-        return first or (_jax.primitive_name(buffer.eqn), None, source(buffer.eqn))
+        return first or (_jax.primitive_name(buffer.eqn), None, self.source(buffer.eqn))
+
+
+class _Context(NamedTuple):
+    """What a value leads back to: a jaxpr, the residuals that it makes, provenances, and the names of its inputs."""
+
+    ahead: Scope
+    residuals: Sequence[Any]
+    provenances: Provenances
+    arguments: Sequence[str]
+
+
+def over_time(
+    blank: Report,
+    schedule: Schedule,
+    programs: Programs,
+    arguments: Sequence[str],
+    step: str = "",
+    roles: Sequence[ArgumentRole] = (),
+) -> Timeline:
+    """The memory held from equation to equation, and what is held at the peak.
+
+    Args:
+        blank: what the timeline is of.
+        schedule: of both halves, or of a step.
+        programs: what the schedule is of.
+        arguments: the names of the inputs.
+        step: the name of the step.
+        roles: what the step's inputs are.
+    """
+    moments, equations, held = schedule.over_time()
+
+    def kind(buffer: Held) -> LiveKind:
+        if buffer.argument is not None:
+            return roles[buffer.argument] if roles else "argument"
+        if buffer.constant:
+            return "constant"
+        return "residual" if buffer.residual else "gradient" if buffer.gradient else "temporary"
 
     def value(buffer: Held) -> LiveValue:
-        kind = "constant" if buffer.constant else "residual" if buffer.residual else "temporary"
         primitive, argument, line = (
-            ("", arguments[buffer.argument], None) if buffer.argument is not None else maker(buffer)
+            programs.maker(buffer) if buffer.argument is None else ("", arguments[buffer.argument], None)
         )
         return LiveValue(
             _jax.type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
-            kind if buffer.argument is None else "argument",
+            kind(buffer),
             primitive,
             argument,
             line,
@@ -177,12 +232,13 @@ def over_time(
         blank.at,
         blank.function,
         tuple(
-            replace(moment, primitive=_jax.primitive_name(eqn) if eqn is not None else "", source=source(eqn))
+            replace(moment, primitive=_jax.primitive_name(eqn) if eqn is not None else "", source=programs.source(eqn))
             for moment, eqn in zip(moments, equations, strict=True)
         ),
         max(range(len(moments)), key=lambda number: moments[number].bytes),
         tuple(sorted((value(buffer) for buffer in held if buffer.bytes), key=lambda live: -live.nbytes)),
         blank.label,
+        step,
     )
 
 

@@ -91,10 +91,14 @@ class StraightLines:
 
     Args:
         live: tells an equation that matters from dead code; all do if None.
+        whole: tells a call that is one step, and not taken in.
     """
 
-    def __init__(self, live: Callable[[Any], bool] | None = None) -> None:
+    def __init__(
+        self, live: Callable[[Any], bool] | None = None, whole: Callable[[Any], bool] = lambda _: False
+    ) -> None:
         self.live = live
+        self._whole = whole
         self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
 
     def __call__(self, jaxpr: Any) -> StraightLine:
@@ -133,7 +137,7 @@ class StraightLines:
             for index, var in enumerate(eqn.outvars):
                 numbers[var] = number(eqn.invars[index if paired else 0] if eqn.invars else var)
             return
-        inside = () if is_operation(eqn) else _jax.bodies(eqn)
+        inside = () if is_operation(eqn) or self._whole(eqn) else _jax.bodies(eqn)
         if len(inside) == 1 and inside[0].inlines:
             (body,) = inside
             called = self(body.jaxpr)

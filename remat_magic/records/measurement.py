@@ -13,6 +13,7 @@ __all__ = [
     "ArgumentRole",
     "GradientDifference",
     "Half",
+    "LiveKind",
     "LiveValue",
     "Measurement",
     "Moment",
@@ -30,6 +31,8 @@ Phase = Literal["forward", "backward", "update"]
 ArgumentRole = Literal["parameter", "state", "batch"]
 """What an argument of a training step is to the gradient that it takes: what it differentiates, what it does not read
 (an optimizer's state), or what it reads besides."""
+
+LiveKind = Literal["argument", "constant", "residual", "temporary", "gradient"] | ArgumentRole
 
 
 # -------------------------------------------------------------------------------------------------- time and the peak
@@ -98,7 +101,7 @@ class LiveValue:
 
     type: str
     nbytes: int
-    kind: Literal["argument", "constant", "residual", "temporary", "gradient"] | ArgumentRole
+    kind: LiveKind
     primitive: str = ""
     argument: str | None = None
     source: SourceSpan | None = None

@@ -38,14 +38,17 @@ def _thinned(moments: Sequence[Moment], most: int) -> list[tuple[int, Moment]]:
 
 
 def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str:
-    """What is held from the first operation of the forward pass to the last of the backward one, and the peak."""
+    """What is held from the first operation of the forward pass to the last of the backward one, and the peak.
+
+    Of a training step, to the end of its update.
+    """
     moments = timeline.moments
-    title = f"Estimated memory over the forward and backward pass under {timeline.policy}"
+    over = f"the whole of {timeline.step}" if timeline.step else "the forward and backward pass"
+    title = f"Estimated memory over {over} under {timeline.policy}"
     name = identifier(title, timeline.at, timeline.function, len(moments), timeline.peak_bytes)
     upward = ticks(timeline.peak_bytes)
     frame = Frame(64, 52, width - 14, height - 34, max(len(moments), 1), upward[-1])
     shown = _thinned(moments, _BARS)
-    forward = sum(moment.half == "forward" for moment in moments)
     parts = [_patterns(name), frame.vertical_axis(upward, "estimated memory", lambda mark: fmt.nbytes(round(mark)))]
     starts = [frame.x(place) for place, _ in shown[1:]]
     edges = [frame.left, *starts, frame.right]
@@ -61,12 +64,14 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str
                 parts.append(element("use", href=f"#{outline}", fill=f"url(#{name}-{kind})"))
         below = above
     parts.append(frame.horizontal_axis((), "", str))
-    parts.append(_halves(frame, forward, len(moments)))
+    phases = _phases(moments)
+    parts.append(_phase_labels(frame, phases))
     parts.append(_peak(frame, timeline))
     parts.append(_timeline_legend(name, frame))
     peak = moments[timeline.peak]
+    lengths = ", ".join(f"{fmt.count(end - start, 'moment')} {phase}" for phase, start, end in phases)
     description = (
-        f"{fmt.count(forward, 'moment')} forward, {fmt.count(len(moments) - forward, 'moment')} backward. "
+        f"{lengths}. "
         f"{_peak_words(timeline)}: arguments {fmt.nbytes(peak.arguments)}, residuals {fmt.nbytes(peak.residuals)}, "
         f"temporaries {fmt.nbytes(peak.temporaries)}."
     )
@@ -91,11 +96,24 @@ def _patterns(name: str) -> str:
     )
 
 
-def _halves(frame: Frame, forward: int, moments: int) -> str:
-    middle = frame.x(forward)
-    parts = [element("line", x1=middle, x2=middle, y1=frame.top, y2=frame.bottom, class_="remat-halves")]
-    for word, start, end in (("forward", 0, forward), ("backward", forward, moments)):
-        if end > start:
+def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
+    """The forward and the backward pass, and the update of a training step: each with its first moment and its end."""
+    phases: list[tuple[str, int, int]] = []
+    start = 0
+    for phase, stretch in itertools.groupby(moments, key=lambda moment: moment.half):
+        end = start + len(list(stretch))
+        phases.append((phase, start, end))
+        start = end
+    return phases
+
+
+def _phase_labels(frame: Frame, phases: Sequence[tuple[str, int, int]]) -> str:
+    parts = [
+        element("line", x1=frame.x(start), x2=frame.x(start), y1=frame.top, y2=frame.bottom, class_="remat-halves")
+        for _, start, _ in phases[1:]
+    ]
+    for word, start, end in phases:
+        if frame.x(end) - frame.x(start) > text_width(word):
             centre = frame.x((start + end) / 2)
             parts.append(text(centre, frame.bottom + 17, word, text_anchor="middle", class_="remat-axis"))
     return "".join(parts)
@@ -183,7 +201,8 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680) -> str:
         f'<th scope="col" class="remat-{kind}">{head}</th>'
         for head, kind in (("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"))
     )
-    caption = f"Held at the peak, {fmt.nbytes(timeline.peak_bytes)} by estimate"
+    of_step = f" of {timeline.step}" if timeline.step else ""
+    caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate"
     return (
         f'{timeline_svg(timeline, width)}<table class="remat-table remat-stacks">'
         f'<caption style="text-align:left">{escape(caption)}</caption>'
