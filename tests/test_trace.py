@@ -599,3 +599,20 @@ def test_equal_layers_are_looked_at_once(monkeypatch, request, jitted):
         return len(flattened), len(priced) - top
 
     assert looked_at(3) == looked_at(9)
+
+
+def test_equations_are_counted_before_the_text_is_laid_out():
+    """As many as are printed: of a body that several calls share once, and what is not run is printed too."""
+    programs = [PROGRAMS[name] for name in ("three_layers", "scanned_checkpoint", "binary8")]
+    layer = jax.jit(lambda x: jnp.sin(jnp.sin(x)))
+    programs.append((lambda x: layer(layer(jax.lax.cond(x[0] > 0, layer, jnp.cos, x))).sum(), (f32(4),)))
+    solve = lambda matvec, b: b / matvec(jnp.ones(4))  # noqa: E731
+    solved = lambda x: jax.lax.custom_linear_solve(lambda y: y * x, x, solve, solve).sum()  # noqa: E731
+    for fun, args in [*programs, (solved, (f32(4),))]:
+        report = rm.trace(fun, *args).report("nothing_saveable", "function")
+        for half in (report.forward, report.backward):
+            counted = half.equations
+            assert not half.laid_out
+            assert half.lines
+            assert half.laid_out
+            assert half.equations == counted > 0

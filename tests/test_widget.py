@@ -408,6 +408,26 @@ def test_big_programs_are_sent_on_request(browser, monkeypatch):
     assert [len(answer["bodies"][half]) for half in ("forward", "backward")] == [120, 1]
 
 
+def test_big_programs_are_not_laid_out_until_they_are_asked_for(browser):
+    laid_out = []
+
+    def later(name):
+        lines = tuple(ProgramLine(f"v{number} = sin a") for number in range(3000))
+        return Program.later(lambda: laid_out.append(name) or Program(lines, 3000), 3000)
+
+    trace = FakeTrace()
+    trace.reports["none", "function"] = small(policy="none", forward=later("forward"), backward=later("backward"))
+    widget = RematWidget(trace, "none")
+    kept = widget._rendered.kept(widget.report)
+    assert "6,000 equations are not kept in the notebook" in kept["text/html"]
+    assert "Forward jaxpr, 3,000 equations" in kept["text/plain"]
+    assert not laid_out
+    tell(widget, type="jaxprs", policy="none", at="function", serial=0)
+    (answer,) = messages(widget, "jaxprs")
+    assert [len(answer["bodies"][half]) for half in ("forward", "backward")] == [30, 30]
+    assert laid_out == ["forward", "backward"]
+
+
 def test_the_next_message_may_come_on_any_subshell(widget):
     widget.policy = "none"
     widget._worker.join()

@@ -197,17 +197,21 @@ def program_later(
     repeated: Mapping[int, bool] = MappingProxyType({}),
 ) -> Program:
     """The text of a jaxpr, laid out when it is first looked into; arguments are those of ``program``."""
-    _read_lines(_jax.open_jaxpr(closed), provenances, set())  # now: files and cells may have changed by then
-    return Program.later(lambda: program(closed, provenances, residuals, repeated))
+    seen: set[int] = set()
 
+    def read_lines(jaxpr: Any) -> int:
+        """Read the source now, since files and cells may have changed by then; counts the equations of the text."""
+        seen.add(id(jaxpr))
+        count = len(jaxpr.eqns)
+        inside: list[Any] = []
+        for eqn in jaxpr.eqns:
+            provenances.spans.frames(_jax.traceback_of(eqn))
+            if _jax.bodies(eqn):  # and what else is printed beside them
+                _jax.map_jaxprs(eqn, lambda inner: inside.append(_jax.open_jaxpr(inner)) or inner)
+        return count + sum(read_lines(inner) for inner in inside if id(inner) not in seen)
 
-def _read_lines(jaxpr: Any, provenances: Provenances, seen: set[int]) -> None:
-    seen.add(id(jaxpr))
-    for eqn in jaxpr.eqns:
-        provenances.spans.frames(_jax.traceback_of(eqn))
-        for body in _jax.bodies(eqn):
-            if id(body.jaxpr) not in seen:
-                _read_lines(body.jaxpr, provenances, seen)
+    equations = read_lines(_jax.open_jaxpr(closed))
+    return Program.later(lambda: program(closed, provenances, residuals, repeated), equations)
 
 
 @without_gc()

@@ -331,18 +331,25 @@ _working_out = threading.RLock()
 class Program(_Later):
     """A jaxpr as text. ``"\\n".join(line.text for line in lines)`` is JAX's own pretty print to the byte.
 
-    Most programs are never read, so that one made with ``later`` is laid out when it is first looked into.
+    Most programs are never read, so that one made with ``later`` is laid out when its lines are first looked into. How
+    many equations it has, of bodies that several calls share once, is known before.
     """
 
     lines: tuple[ProgramLine, ...] = ()
     equations: int = 0
 
     @classmethod
-    def later(cls, lay_out: Callable[[], Program]) -> Program:
-        """The program that ``lay_out`` gives, which is called at most once to the end."""
+    def later(cls, lay_out: Callable[[], Program], equations: int) -> Program:
+        """The program of so many equations that ``lay_out`` gives, which is called at most once to the end."""
         program = cls.__new__(cls)
         object.__setattr__(program, "_work_out", lay_out)
+        object.__setattr__(program, "equations", equations)
         return program
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether the lines are there already."""
+        return not hasattr(self, "_work_out")
 
     @property
     def text(self) -> str:

@@ -163,17 +163,21 @@ def _chunked(pieces: Iterable[str]) -> str:
 
 
 def _static_jaxprs(report: Report, most: float) -> str:
-    lines = len(report.forward.lines) + len(report.backward.lines)
-    if not lines:
+    halves = (report.forward, report.backward)
+    number, noun = sum(half.equations for half in halves), "equation"
+    if number <= most or all(half.laid_out for half in halves):  # a large one is not laid out for being left out
+        number, noun = sum(len(half.lines) for half in halves), "line"
+    if not number:
         return ""
-    if lines > most:
+    size = fmt.count(number, noun)
+    if number > most:
         body = (
-            f'<p class="remat-empty">{lines:,} lines are not kept in the notebook; in Python they are '
+            f'<p class="remat-empty">{size} are not kept in the notebook; in Python they are '
             "<code>report.forward.text</code> and <code>report.backward.text</code>.</p>"
         )
     else:
         body = jaxprs(report)
-    return f"<details><summary>Forward and backward jaxprs, {fmt.count(lines, 'line')}</summary>{body}</details>"
+    return f"<details><summary>Forward and backward jaxprs, {size}</summary>{body}</details>"
 
 
 def _lines(report: Report) -> str:

@@ -30,6 +30,7 @@ __all__ = ["Text", "grid", "plain", "printed", "render"]
 
 # A terminal's scrollback is no place for twelve thousand lines.
 _JAXPR_LINES = 200
+_LAID_OUT = 500  # equations: some 20 ms
 _NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound", "Segment")
 # Below this width the columns of the tables are stacked.
 _WIDE = 110
@@ -51,13 +52,15 @@ class Text(rich.text.Text):
 class _View:
     """What ``render`` returns: it fits itself to the console that prints it."""
 
-    def __init__(self, report: Report, width: int | None, compare: Report | None, title: str) -> None:
-        self.report, self.width, self.compare, self.title = report, width, compare, title
+    def __init__(
+        self, report: Report, width: int | None, compare: Report | None, title: str, lay_out: bool = True
+    ) -> None:
+        self.report, self.width, self.compare, self.title, self.lay_out = report, width, compare, title, lay_out
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(self.width or options.max_width, options.max_width)
         title = [Text(self.title)] if self.title else []
-        for part in (*title, *_parts(self.report, self.compare, width)):
+        for part in (*title, *_parts(self.report, self.compare, width, self.lay_out)):
             yield (
                 Padding(part, (0, options.max_width - width, 0, 0), expand=False) if width < options.max_width else part
             )
@@ -75,9 +78,12 @@ def render(report: Report, width: int | None = None, compare: Report | None = No
     return _View(report, width, compare, title)
 
 
-def plain(report: Report, width: int = 100, title: str = "") -> str:
-    """The report as text without colours, no line longer than ``width`` columns."""
-    return printed(render(report, title=title), width)
+def plain(report: Report, width: int = 100, title: str = "", lay_out: bool = True) -> str:
+    """The report as text without colours, no line longer than ``width`` columns.
+
+    Without ``lay_out``, large jaxprs whose text nobody has asked for yet are counted only.
+    """
+    return printed(_View(report, None, None, title, lay_out), width)
 
 
 def printed(shown: RenderableType, width: int) -> str:
@@ -89,7 +95,7 @@ def printed(shown: RenderableType, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.text.Text | Table]:
+def _parts(report: Report, compare: Report | None, width: int, lay_out: bool) -> Iterator[rich.text.Text | Table]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
@@ -120,10 +126,14 @@ def _parts(report: Report, compare: Report | None, width: int) -> Iterator[rich.
         yield _heading(f"Checkpoint sites ({len(report.sites)})")
         yield _sites(report)
     for title, jaxpr in (("Forward", report.forward), ("Backward", report.backward)):
-        if jaxpr.lines:
+        left_out = not (lay_out or jaxpr.laid_out) and jaxpr.equations > _LAID_OUT
+        if left_out or jaxpr.lines:
             yield Text()
             yield _heading(f"{title} jaxpr, {fmt.count(jaxpr.equations, 'equation')}")
-            yield from _jaxpr(jaxpr)
+            if left_out:
+                yield Text(f"In Python it is report.{title.lower()}.text.", "dim")
+            else:
+                yield from _jaxpr(jaxpr)
 
 
 def _heading(text: str) -> Text:

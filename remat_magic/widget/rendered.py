@@ -76,7 +76,7 @@ class Rendered:
         """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle."""
         rendered, chosen, plain = self._chosen
         if rendered is not report:
-            chosen, plain = html.unfolded(report), text.plain(report, title=self._title)
+            chosen, plain = html.unfolded(report), text.plain(report, title=self._title, lay_out=False)
             self._chosen = (report, chosen, plain)
         with self._lock:
             others = [folded for key, folded in self._folded.items() if key != (report.policy, report.at)]

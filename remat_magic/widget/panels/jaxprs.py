@@ -38,7 +38,10 @@ class Jaxprs(Panel):
 
     def add(self, view: dict[str, Any], report: Report) -> None:
         """The jaxprs, if they are small."""
-        small = report.complete and len(report.forward.lines) + len(report.backward.lines) <= _SEND_LINES
+        halves = (report.forward, report.backward)
+        # A large one is not laid out for it: it has as many lines as equations, and more.
+        small = report.complete and sum(half.equations for half in halves) <= _SEND_LINES
+        small = small and sum(len(half.lines) for half in halves) <= _SEND_LINES
         view["jaxprs"] = html.jaxprs(report, bodies=False) if small else ""
         view["bodies"] = html.lazy_chunks(report) if small else None
 
