@@ -1,5 +1,7 @@
 """Where no call says what to inspect: the cell's function, and the variables of its parameters' names."""
 
+import os
+
 import pytest
 
 SETUP = ["import functools, jax, jax.numpy as jnp", "from jax import checkpoint as ckpt", "W, x, n = 2.0, 3.0, 4"]
@@ -175,3 +177,32 @@ def test_what_is_no_function(with_jax):
     assert "`W` is a float: name a function or a call" in with_jax.complaint("%remat W")
     assert "parameters of `dict` cannot be read" in with_jax.complaint("%remat dict")
     assert "write a call after %remat" in with_jax.complaint("%remat --text")
+
+
+@pytest.mark.parametrize("decorator", ["@jax.checkpoint", "@jax.jit"])
+def test_an_autoreloaded_module_shows_its_own_file_and_new_text(cells, tmp_path, monkeypatch, decorator):
+    """IPython compiles a changed function from its text alone, and the others keep their old lines."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"reloaded_{decorator[5:]}"
+    file = tmp_path / f"{name}.py"
+    text = (
+        f"import jax, jax.numpy as jnp\n\n\n{decorator}\ndef layer(x):\n    return jnp.sin(x)\n\n\n"
+        "class Model:\n    def loss(self, x):\n        return jnp.sum(layer(x) * x)\n"
+    )
+    file.write_text(text)
+    cells.ok("%load_ext autoreload", "%autoreload 2", f"import {name} as module", "x = module.jnp.ones(3)")
+    cells.ok("%remat --text module.Model().loss(x)")
+    text = text.replace("\n\n\n", "\n\n# a line more\n\n").replace("return jnp.sin(x)", "return jnp.cos(x)  # new")
+    file.write_text(text)
+    os.utime(file, (file.stat().st_atime, file.stat().st_mtime + 10))
+    cells.ok("%remat --text -p everything_saveable -o w module.Model().loss(x)")
+    lines = text.splitlines()
+    sources = [row.source for row in cells.ns["w"].report.residuals if row.source]
+    assert sources
+    for span in sources:
+        assert (span.file, span.text) == (str(file), lines[span.line - 1])
+    assert any("# new" in span.text for span in sources)
+    assert all(shown.text in text for shown in cells.ns["w"].report.sources)
+    if decorator == "@jax.checkpoint":
+        cells.ok("import remat_magic", "edit = remat_magic.trace(module.Model().loss, x).edit('dots_saveable')")
+        assert "policy=jax.checkpoint_policies.dots_saveable" in cells.ns["edit"].diff()

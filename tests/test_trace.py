@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 import pickle
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -616,3 +618,55 @@ def test_equations_are_counted_before_the_text_is_laid_out():
             assert half.lines
             assert half.laid_out
             assert half.equations == counted > 0
+
+
+def _module(folder, name, text):
+    """A module of the user's, loaded from a file."""
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LAYER = "import jax\nimport jax.numpy as jnp\n\n\n@jax.checkpoint\ndef layer(x):\n    return jnp.sin(x)  # {}\n"
+
+
+def test_the_same_code_in_two_files_is_told_apart(tmp_path):
+    one, two = (_module(tmp_path, name, LAYER.format(name)) for name in ("one", "two"))
+    assert one.layer.__wrapped__.__code__ == two.layer.__wrapped__.__code__
+    trace = rm.trace(lambda x: jnp.sum(one.layer(two.layer(x))), f32(3))
+    assert [site.key for site in trace.sites] == ["layer:5:two.py", "layer:5:one.py"]
+    assert [Path(site.source.file).stem for site in trace.sites if site.source] == ["two", "one"]
+    report = trace.report("everything_saveable", "sites")
+    cosines = [row.source for row in report.residuals if row.primitive == "cos"]
+    assert [(Path(span.file).stem, span.text.partition("# ")[2]) for span in cosines if span] in (
+        [("two", "two"), ("one", "one")],
+        [("one", "one"), ("two", "two")],
+    )
+    texts = {Path(text.file).stem: text.text.rpartition("# ")[2] for text in report.sources}
+    assert (texts["one"], texts["two"]) == ("one", "two")
+
+
+def test_a_reloaded_module_quotes_its_new_text_and_a_changed_file_the_old_until_then(tmp_path):
+    def quoted():
+        trace = rm.trace(lambda x: jnp.sum(module.layer(x)), f32(3))
+        report = trace.report("everything_saveable", "sites")
+        (source,) = {row.source for row in report.residuals if row.primitive == "cos"}
+        (text,) = [text for text in report.sources if Path(text.file).name == "changed.py"]
+        assert source is not None
+        assert source.text in text.text.splitlines()
+        return source.line, source.text.partition("# ")[2]
+
+    module = _module(tmp_path, "changed", LAYER.format("old"))
+    assert quoted() == (7, "old")
+    longer = "# a line more\n" + LAYER.format("another text")
+    (tmp_path / "changed.py").write_text(longer)
+    assert quoted() == (7, "old")  # it was not reloaded
+    module = _module(tmp_path, "changed", longer)
+    assert quoted() == (8, "another text")
+    module = _module(tmp_path, "changed", longer.replace("another", "the same code and another"))
+    assert quoted() == (8, "the same code and another text")

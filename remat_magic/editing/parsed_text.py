@@ -195,8 +195,9 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
         compiled, shift = re.sub("\r\n?", "\n", written.removeprefix("\ufeff")), 0
     try:
         tree = parse_python(compiled)
-        # IPython compiles a cell statement by statement, and Python writes other code for a name whose import it sees.
-        parts = [tree] if cell is None else [tree, *(ast.Module([statement], []) for statement in tree.body)]
+        # IPython compiles a cell, and what it reloads, statement by statement, and Python writes other code for a name
+        # whose import it sees.
+        parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
         modules = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
     except SyntaxError:
         raise RematError(f"{what} has changed since it was run: run it again, and trace the function anew.") from None

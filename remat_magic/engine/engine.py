@@ -16,6 +16,7 @@ from remat_magic.engine.applied import step_with_policy, with_policy
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.primal import Primal
+from remat_magic.engine.reloaded import restore_lines
 from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
@@ -44,6 +45,7 @@ class Engine:
             raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
         self.lock = threading.RLock()
         self._fun = fun
+        restore_lines()
         self._given, self._settings = _traced(fun, args, kwargs, wrt, has_aux)
         given = self._given
         self._gradients = inner_gradients(given)

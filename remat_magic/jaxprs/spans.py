@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
 import jax
 
+from remat_magic.parsing import parse_python
 from remat_magic.records import SourceSpan
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -38,7 +41,7 @@ def _jax_folders() -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def is_user_file(file: str) -> bool:
     """Whether a code object's file is the user's own: not the standard library, an installed package or this one."""
-    if file.startswith("<frozen"):
+    if file.startswith(("<frozen", "<generated_", "<attrs generated")):  # those of equinox, those of attrs
         return False
     if file.startswith("<"):  # <stdin>, <string>, <ipython-input-...>
         return True
@@ -84,31 +87,30 @@ def _characters(line: str, byte_column: int | None) -> int:
     return len(line.encode()[:byte_column].decode(errors="replace"))
 
 
-@lru_cache(maxsize=128)
-def _positions(code: CodeType, _file: str) -> list[tuple[int | None, int | None, int | None, int | None]]:
-    """Where each instruction stands; a function of thousands of lines has a list of tens of thousands."""
-    return list(code.co_positions())
+def codes_of(file: str, lines: Sequence[str]) -> list[CodeType]:
+    """The code objects that a text compiles to, as a whole and statement by statement; none if it does not.
+
+    For a name whose import Python sees it writes other code.
+    """
+    try:
+        tree = parse_python("".join(lines))
+        parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
+        codes = [compile(part, file, "exec", dont_inherit=True) for part in parts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    for code in codes:  # which grows
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return codes
 
 
-@lru_cache(maxsize=65536)
-def _span(file: str, code: CodeType, lasti: int, cell: int | None) -> SourceSpan:
-    # The file is part of the key, since code of two files that is the same is equal, and so is the cell, which changes.
-    positions = _positions(code, file)
-    line, end_line, column, end_column = positions[lasti // 2] if lasti // 2 < len(positions) else (None,) * 4
-    line = line or code.co_firstlineno
-    end_line = end_line or line
-    text = linecache.getline(file, line).rstrip("\n")
-    last = text if end_line == line else linecache.getline(file, end_line).rstrip("\n")
-    return SourceSpan(
-        file=file,
-        function=code.co_name,
-        line=line,
-        column=_characters(text, column),
-        end_line=end_line,
-        end_column=_characters(last, end_column),
-        cell=cell,
-        text=text,
-    )
+def _refresh(file: str, code: CodeType) -> None:
+    """Let linecache have the text that code was compiled from: of a changed file the new one, if it was reloaded."""
+    before = linecache.cache.get(file)
+    linecache.checkcache(file)
+    if before is None or len(before) == 1 or linecache.cache.get(file) is before:
+        return
+    if code not in codes_of(file, linecache.getlines(file)) and code in codes_of(file, before[2]):
+        linecache.cache[file] = before
 
 
 class Frames(NamedTuple):
@@ -136,6 +138,10 @@ class Spans:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, Frames]] = {}
+        # By identity, since code that is the same in two files, or in two texts of one, is equal. Tracebacks keep it.
+        self._positions: dict[int, list[tuple[int | None, ...]]] = {}
+        self._spans: dict[tuple[int, int], SourceSpan] = {}
+        self._files: set[str] = set()
 
     def frames(self, traceback: Any) -> Frames:
         """The frames of the user's code and of a library's that a traceback ends in."""
@@ -150,13 +156,42 @@ class Spans:
         """The innermost frame of the user's own code, or None where there is none."""
         return self.frames(traceback).source
 
-    @staticmethod
-    def _read(traceback: Any) -> Frames:
+    def _read(self, traceback: Any) -> Frames:
         codes, lastis = traceback.raw_frames()
         library: SourceSpan | None = None
         for code, lasti in zip(codes, lastis, strict=True):
             if is_user_file(code.co_filename):
-                return Frames(_span(code.co_filename, code, lasti, cell_number(code.co_filename)), library)
+                return Frames(self._span(code, lasti), library)
             if library is None and is_library_file(code.co_filename):
-                library = _span(code.co_filename, code, lasti, None)
+                library = self._span(code, lasti)
         return Frames(None, library)
+
+    def _span(self, code: CodeType, lasti: int) -> SourceSpan:
+        span = self._spans.get((id(code), lasti))
+        if span is None:
+            span = self._spans[id(code), lasti] = self._new_span(code, lasti)
+        return span
+
+    def _new_span(self, code: CodeType, lasti: int) -> SourceSpan:
+        file = code.co_filename
+        if file not in self._files:
+            self._files.add(file)
+            _refresh(file, code)
+        positions = self._positions.get(id(code))
+        if positions is None:
+            positions = self._positions[id(code)] = list(code.co_positions())
+        line, end_line, column, end_column = positions[lasti // 2] if lasti // 2 < len(positions) else (None,) * 4
+        line = line or code.co_firstlineno
+        end_line = end_line or line
+        text = linecache.getline(file, line).rstrip("\n")
+        last = text if end_line == line else linecache.getline(file, end_line).rstrip("\n")
+        return SourceSpan(
+            file=file,
+            function=code.co_name,
+            line=line,
+            column=_characters(text, column),
+            end_line=end_line,
+            end_column=_characters(last, end_column),
+            cell=cell_number(file),
+            text=text,
+        )

@@ -1,0 +1,65 @@
+"""Functions that IPython's autoreload changed, with their own lines again."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from remat_magic.jaxprs.spans import codes_of, is_user_file
+
+__all__ = ["restore_lines"]
+
+
+def restore_lines() -> None:
+    """Let functions that autoreload changed have the code that their file compiles to.
+
+    It compiles a changed function from its text alone, so that the lines count from there, and names the file of a
+    decorator where there is one; functions below it keep their old lines. Only code that does the same is exchanged.
+    """
+    if "IPython.extensions.deduperreload.deduperreload" not in sys.modules:
+        return
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
+            functions = list(_functions(module))
+            linecache.checkcache(file)
+            codes = codes_of(file, linecache.getlines(file)) if functions else []
+            for function in functions:
+                own = function.__code__
+                if not any(code is own or (code == own and own.co_filename == file) for code in codes):
+                    content = _content(own)
+                    same = [code for code in codes if code.co_name == own.co_name and _content(code) == content]
+                    if same:
+                        named = (code for code in same if code.co_qualname == function.__qualname__)
+                        function.__code__ = next(named, same[0])
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions and methods of a module, and those within their decorators."""
+    todo: list[Any] = list(vars(module).values())
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            todo += vars(value).values()
+        elif isinstance(value, property):
+            todo += [value.fget, value.fset]
+        elif not isinstance(value, type) and callable(value):
+            todo += [getattr(value, "__func__", None), getattr(value, "__wrapped__", None)]
+        if isinstance(value, FunctionType) and value.__globals__ is vars(module):
+            yield value
+
+
+def _content(code: CodeType) -> tuple[Any, ...]:
+    """What code does, wherever it stands."""
+    constants = tuple(
+        _content(value) if isinstance(value, CodeType) else (type(value), repr(value)) for value in code.co_consts
+    )
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_name, code.co_code, names, code.co_argcount, code.co_kwonlyargcount, constants
