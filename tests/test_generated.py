@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import html.parser
+import itertools
 import json
 import os
 from collections import Counter
@@ -29,7 +30,8 @@ from jax._src.core import jaxprs_in_params
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.records import Plan
+from remat_magic.planning.planner import planner
+from remat_magic.records import Plan, RematError
 from remat_magic.views import advice as advice_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
@@ -640,3 +642,39 @@ def views_agree(report: rm.Report) -> None:
         for piece in (row.primitive, row.name, row.place, row.expression, row.path, *row.outputs):
             assert any(piece in cell for cell in cells), (piece, cells)
             assert " ".join(piece.split()) in text
+
+
+@pytest.mark.remat3_is_volume
+@examples(3)
+@given(program=programs(depth=2, without=("type", "algebra", "complex")))
+def test_no_subset_of_names_beats_the_plan_within_its_bytes(remat3, program):
+    """All subsets: of the program's own names by JAX, and of up to fourteen values by the graph."""
+    trace = outcome(lambda: traced(program))
+    assume(isinstance(trace, rm.Trace))
+    choices = outcome(lambda: planner(trace.facts, "function", False))
+    assume(not isinstance(choices, Exception))
+    for count in range(len(NAMES) + 1):
+        for names in itertools.combinations(NAMES, count):
+            report = outcome(
+                lambda names=names: trace.report(jax.checkpoint_policies.save_only_these_names(*names), "function")
+            )
+            if isinstance(report, Exception) or report.backward_error:
+                continue
+            plan = outcome(lambda report=report: trace.plan(report.saved_bytes, "function", gap=0.0))
+            if isinstance(plan, Exception):
+                assert isinstance(plan, RematError), plan
+                continue
+            if plan.recomputed_flops > report.recomputed_flops:  # then it does not claim to be the best of everything
+                assert any(where.startswith("values inside") for where in plan.unreached) or "otherwise" in plan.status
+    values = sorted(choices.every_value())
+    if len(values) > 14 or trace.engine.remat3:
+        return
+    figures = [
+        choices.graph.predict(chosen)
+        for count in range(len(values) + 1)
+        for chosen in itertools.combinations(values, count)
+    ]
+    for budget in sorted({saved for saved, _ in figures})[:: max(1, len(figures) // 3)]:
+        solution = choices.problem().solve(budget, 10.0, 0.0)
+        assert solution is not None
+        assert solution.bound - 1e-6 <= min(flops for saved, flops in figures if saved <= budget) == solution.cost
