@@ -665,7 +665,8 @@ def test_no_subset_of_names_beats_the_plan_within_its_bytes(remat3, program):
                 assert isinstance(plan, RematError), plan
                 continue
             if plan.recomputed_flops > report.recomputed_flops:  # then it does not claim to be the best of everything
-                assert any(where.startswith("values inside") for where in plan.unreached) or "otherwise" in plan.status
+                inside = any(where.startswith("values inside") for where in plan.unreached)
+                assert "otherwise" in plan.status or (inside and trace.engine.remat3)
     values = sorted(choices.every_value())
     if len(values) > 14 or trace.engine.remat3:
         return

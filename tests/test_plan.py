@@ -118,6 +118,29 @@ def test_never_worse_than_a_policy_of_jax(name, at):
         assert plan.saved_bytes <= report.saved_bytes
 
 
+def test_names_in_branches_are_choices():
+    """JAX keeps them by name, where no plan names single values; of two conditionals with one name, both or none."""
+
+    def fun(p, ws, x):
+        for w in ws:
+
+            def first(x, w):
+                return jnp.tanh(checkpoint_name(jnp.sin(x @ w) @ w, "kept"))
+
+            x = jax.lax.switch(p, [first, lambda x, w: checkpoint_name(jnp.cos(x @ w), "other"), first], x, w)
+        return x.sum()
+
+    trace = rm.trace(fun, jax.ShapeDtypeStruct((), "int32"), [f32(8, 8)] * 2, f32(4, 8))
+    for names in (("kept",), ("other",), ("kept", "other")):
+        named = trace.report(f"save_only_these_names({', '.join(map(repr, names))})", "function")
+        plan = trace.plan(named.saved_bytes, "function")
+        if not _jax.remat3():
+            assert plan.recomputed_flops <= named.recomputed_flops
+        assert "values inside the branches of a conditional" in plan.unreached
+        again = Plan.from_json(plan.to_json())
+        assert trace.report(again).saved_bytes == plan.saved_bytes
+
+
 def test_values_in_branches_are_said_to_be_no_choices():
     """JAX keeps a named value of a branch, which no plan names; where that would be better, no plan claims the best."""
 

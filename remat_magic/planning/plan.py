@@ -6,6 +6,7 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ _BUILT_IN = (
 )
 _BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reaches
 _ATTEMPTS = 4
+_TRIED = 4  # names, whose subsets are tried where a policy reaches further by them
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
 
 
@@ -82,6 +84,8 @@ def plan(
         best = replace(best, status=f"{best.status} {_OFFLOADED}")
     inside = " or ".join(choices.parts.naming.unreached)
     more = f" Values inside {inside} are not among the choices." if inside else ""
+    if inside:
+        best = replace(best, status=best.status.replace("No choice of names", "No choice of the values considered"))
     return replace(best, status=best.status + more, unreached=choices.unreached)
 
 
@@ -162,12 +166,16 @@ def _built_in(choices: Planner, limit: int, problem: Problem) -> tuple[list[Solu
     """Those of JAX's own policies that stay within the limit: as choices of names, and keys of the others."""
     as_names: list[Solution] = []
     others: list[str] = []
-    for key in _BUILT_IN:
+    own_names = _own_names(choices)
+    for key in (*_BUILT_IN, *own_names):
         try:
             saved = choices.facts.saved_bytes(key, choices.at)
         except RematError:  # complex values, which this JAX cannot save
             continue
         if saved > limit:
+            continue
+        if key in own_names:
+            others.append(key)
             continue
         names = choices.saved_by(key)
         exact = names is not None and choices.graph.predict(names)[0] == saved
@@ -176,6 +184,21 @@ def _built_in(choices: Planner, limit: int, problem: Problem) -> tuple[list[Solu
         if key in _BEYOND_NAMES or not exact:
             others.append(key)
     return as_names, others
+
+
+def _own_names(choices: Planner) -> list[str]:
+    """The policies that save some of the program's own names, where these reach what a plan's names do not.
+
+    Inside the branches of a conditional JAX keeps a value by its name. Of many names only the hidden ones are tried.
+    """
+    naming, names = choices.parts.naming, choices.facts.engine.names
+    if not naming.unreached or choices.facts.engine.remat3:
+        return []
+    if len(names) > _TRIED:
+        reached = {value.name for value in naming.values.values()}
+        names = [name for name in names if name not in reached][:_TRIED]
+    subsets = (subset for count in range(1, len(names) + 1) for subset in itertools.combinations(names, count))
+    return [f"save_only_these_names({', '.join(map(repr, subset))})" for subset in subsets]
 
 
 def _applied(choices: Planner, request: _Request, solution: Solution) -> Plan:

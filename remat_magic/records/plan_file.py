@@ -26,6 +26,9 @@ _HUGE = 2**63  # no count of bytes or FLOPs is larger
 # text around: they would make a terminal, or a reader, see something else than the file says.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+# A policy of JAX's, or one that saves some of the program's own names.
+_POLICY = re.compile(r"[^\W\d]\w*(\('[^'\\]*'(, '[^'\\]*')*\))?")
+
 _T = TypeVar("_T")
 
 
@@ -111,7 +114,7 @@ def read(record: type[_T], data: Any) -> _T:
     keys = [value.key for value in plan.names]
     if len(set(keys)) < len(keys):
         raise RematError("the plan names a value twice: save it anew.")
-    if not keys and not plan.policy.isidentifier():
+    if not keys and not _POLICY.fullmatch(plan.policy):
         raise RematError(f"the plan saves no value, and {_shown(plan.policy)} is no policy of JAX's: save it anew.")
     for value in plan.names:
         if value.occurrence >= value.occurrences:

@@ -43,7 +43,7 @@ def point_text(point: FrontierPoint, forward_flops: int | None) -> str:
     """What can be had within a budget, as one line."""
     share = f", {fmt.percent(point.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
     if point.bound == point.recomputed_flops:
-        least = "; the least of all choices of names" if point.unreached else "; proven least"
+        least = f"; {_claims(point.unreached)[0]}" if point.unreached else "; proven least"
     else:
         least = f"; {_never_less(point)} {fmt.flops(point.bound)}"
     return f"{fmt.nbytes(point.budget_bytes)}: {fmt.flops(point.recomputed_flops)} again{share}{least}"
@@ -56,7 +56,13 @@ def beyond_text(below: FrontierPoint, above: FrontierPoint, forward_flops: int |
 
 
 def _never_less(point: FrontierPoint) -> str:
-    return "no choice of names has less than" if point.unreached else "never less than"
+    return f"no choice of {_claims(point.unreached)[1]} has less than" if point.unreached else "never less than"
+
+
+def _claims(unreached: Sequence[str]) -> tuple[str, str]:
+    """What may be said of a choice that none was found to be better than, and what none is better of."""
+    considered = "the values considered" if any(where.startswith("values inside") for where in unreached) else "names"
+    return f"the least of all choices of {considered}", considered
 
 
 def known_points(points: Sequence[FrontierPoint], known: Sequence[Report | Plan]) -> list[FrontierPoint]:
@@ -226,7 +232,7 @@ def plan_sentences(plan: Plan) -> list[str]:
     )
     best, possible = "proven best", "the least possible"
     if plan.unreached:
-        best = possible = "the least of all choices of names"
+        best = possible = _claims(plan.unreached)[0]
     least = f"at most {max(plan.gap, 0.0001):.2%} above {possible}" if plan.gap else best
     facts = [
         f"Saves {fmt.nbytes(plan.saved_bytes)} of {fmt.nbytes(plan.budget_bytes)}",
