@@ -48,7 +48,9 @@ def test_mistakes_in_the_line_stop_before_the_cell_runs(user, line, mend):
         ("--names nope", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
         ("--names recompute=nope", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
         ("--site nope", "loss(x)", "loss has no checkpoint site 'nope'"),
-        ("--wrt nope", "loss(x)", "wrt='nope' is not an argument of this call of loss: it has 'x'."),
+        ("--wrt nope", "loss(x)", "--wrt nope is not an argument of this call of loss: it has 'x'."),
+        ("--wrt n", "(lambda x, n: x)(x, n)", "pass floats, or leave it out of --wrt."),
+        ("--at sites", "loss(x)", "loss has no checkpoint site: use --at function."),
         ("--wrt -2", "loss(x)", "--wrt -2 asks for an argument that the call does not have: it has 1."),
         ("--wrt 3", "loss(x)", "asks for an argument that the call does not have"),
         ("", "loss(n)", "no argument of loss can be differentiated (x is int)"),
@@ -61,7 +63,12 @@ def test_mistakes_in_the_line_stop_before_the_cell_runs(user, line, mend):
         ),
         ("", "print(x)", "end the cell with the call to inspect"),
         ("", "(lambda x: x > 0)(x)", "cannot be differentiated: it returns bool[3]"),
-        ("", "(lambda x: 'no')(x)", "returns a str, which is not an array"),
+        (
+            "",
+            "(lambda x: 'no')(x)",
+            "returns a str, which is not an array: return arrays, or return it as auxiliary data and write the call as "
+            "jax.grad(f, has_aux=True)(...).",
+        ),
         ("--apply", "(lambda x: x)(x)", "has no plain name to rebind"),
     ],
 )
@@ -186,6 +193,16 @@ def test_an_undefined_name(user):
     user.ok("def broken(): return undefined")
     assert isinstance(user.run("%remat loss(broken())").error_in_exec, NameError)
     assert "----> 1 def broken(): return undefined" in user.out
+
+
+def test_the_api_speaks_of_its_own_parameters(user):
+    api = "import remat_magic as rm, functools"
+    for call, said in {
+        "rm.trace(loss, x, wrt='nope')": "wrt='nope' is not an argument of this call of loss",
+        "rm.trace(loss, x).report(at='sites')": "loss has no checkpoint site: use at='function'.",
+        "rm.trace(lambda x: 'no', x)": "or set has_aux=True and return it as auxiliary data.",
+    }.items():
+        assert said in str(user.run(api, call).error_in_exec)
 
 
 def test_errors_of_the_engine_are_sentences(user, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -337,7 +338,23 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except RematError as error:
-        raise UsageError(printable(str(error))) from None
+        raise UsageError(printable(_in_options(str(error)))) from None
+
+
+# Parameters of rm.trace in a sentence: with a value, as a word of their own, or in code's quotes.
+_PARAMETER = re.compile(r"(?<![-\w])(wrt|at|gradient)=('[^']*'|[\w-]+)|(?<![-\w`])(wrt)(?!\w)|`(wrt|at|gradient)`")
+_AUX = "set has_aux=True and return it as auxiliary data"
+
+
+def _in_options(sentence: str) -> str:
+    """What ``rm.trace`` says of its parameters, in the words of the line."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1] or match[3] or match[4], match[2] or ""
+        return f"--{name} {value if ' ' in value else value.strip(chr(39))}".rstrip()
+
+    auxiliary = "return it as auxiliary data and write the call as jax.grad(f, has_aux=True)(...)"
+    return _PARAMETER.sub(option, sentence.replace(_AUX, auxiliary))
 
 
 def load(ip: InteractiveShell) -> None:
