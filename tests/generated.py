@@ -309,17 +309,33 @@ class Machine:
         return [jax.lax.fori_loop(0, 2 + step.n % 2, lambda i, c: like(inner(c * (i + 1))[0], c), operands[0])]
 
     def _while(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
-        """A loop of a length that only running it tells: JAX cannot go backward through it."""
+        """A loop that only running ends, or that counts to a number: JAX cannot go backward through it."""
         start = operands[0] if step.n % 8 == 7 else jax.lax.stop_gradient(operands[0])
         inner = self._body(step.body)
 
         def more(carry):
-            return (carry[0] < 2) | (jnp.real(jnp.sum(carry[1])) < -1e6)
+            return carry[0] < 3 if step.n % 3 == 2 else (carry[0] < 2) | (jnp.real(jnp.sum(carry[1])) < -1e6)
 
         def layer(carry):
             return carry[0] + 1, like(inner(carry[1])[0], start)
 
         return [jax.lax.while_loop(more, layer, (0, start))[1]]
+
+    def _layers(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
+        """Layers over weights that are stacked, one for each, or that all share; scanned or written out."""
+        x, inner = ops.rows(floating(operands[0])), self._body(step.body)
+        weights = fit(floating(operands[-1]), (LAYERS, x.shape[1], x.shape[1])).astype(x.dtype)
+
+        def layer(x, weight):
+            return like(inner(x @ weight)[0], x)
+
+        if step.n % 4 == 0:
+            return [jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)[0]]
+        if step.n % 4 == 1:
+            return [jax.lax.scan(lambda x, _: (layer(x, weights[0]), None), x, length=LAYERS)[0]]
+        for number in range(LAYERS):
+            x = layer(x, weights[number if step.n % 4 == 2 else 0])
+        return [x]
 
     def _cond(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         captured = self._captured(step, values)
@@ -389,6 +405,9 @@ class Machine:
         return [jax.grad(scalar)(x)]
 
 
+LAYERS = 3
+
+
 def trips(step: Step) -> int:
     """How often a scan's body runs."""
     return (1, 2, 3, 3, 0)[step.n % 5]
@@ -425,7 +444,9 @@ def _decorated(fun: Callable[..., Any], decorator: str) -> Callable[..., Any]:
 
 _PLAIN = ("unary", "binary", "shaped", "dot", "name", "product")
 _RARE = ("convolution", "indexed", "random", "algebra", "type", "constant", "name tree", "complex", "callback")
-_NESTING = ("jit", "shared", "scope", "vmap", "scan", "map", "fori", "while", "custom_jvp", "custom_vjp", "grad")
+_CALLS = ("jit", "shared", "scope", "vmap", "custom_jvp", "custom_vjp", "grad")
+_LOOPS = ("scan", "layers", "map", "fori", "while")
+_NESTING = (*_CALLS, *_LOOPS)
 _numbers = st.integers(0, 59)
 _backwards = st.one_of(st.just(0), st.integers(0, 6))
 
@@ -506,7 +527,7 @@ def steps_in(body: Body | None, runs: int = 1) -> list[tuple[Step, int]]:
     found: list[tuple[Step, int]] = []
     for step in body.steps if body else ():
         found.append((step, runs))
-        times = {"scan": trips(step), "map": 2, "fori": 2 + step.n % 2, "shared": 2}.get(step.op, 1)
+        times = {"scan": trips(step), "map": 2, "fori": 2 + step.n % 2, "shared": 2, "layers": LAYERS}.get(step.op, 1)
         found += steps_in(step.body, runs * times)
         found += steps_in(step.other, runs)
         if step.op == "cond" and not step.n % 2:  # a switch whose third branch is the first again
