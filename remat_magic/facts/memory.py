@@ -17,7 +17,10 @@ XLA orders and fuses as it likes, so this is an estimate; it tells policies apar
 against XLA's arguments, outputs and temporaries for the CPU of JAX 0.12 on eleven models (MLPs, convolutions,
 transformers and an LSTM, unrolled and scanned), it is within 11% either way for most; 24% too low at worst where a
 checkpoint recomputes (XLA writes out more of it), and between 34% too low and 68% too high without a checkpoint, where
-XLA itself chooses what to compute again.
+XLA itself chooses what to compute again. Of 117 programs by chance with checkpointed layers it came between 12% too low
+and 59% too high, 7% off on average: too high where a long chain of elementwise operations (a gelu) is recomputed in few
+layers, which XLA keeps in registers. JAX 0.10 lets XLA for CPU undo the checkpoints of unrolled code; scanned layers
+come between 14% too low and 82% too high there.
 """
 
 from __future__ import annotations
