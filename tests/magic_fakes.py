@@ -19,7 +19,7 @@ class FakeTrace:
     def __init__(self, fun, args, kwargs, wrt, has_aux):
         self.fun, self.args, self.kwargs, self.wrt, self.has_aux = fun, args, kwargs, wrt, has_aux
         self.function_name = getattr(fun, "__name__", "?")
-        self.names, self.stale, self.notes = ("a", "b", "attn_out"), (), ()
+        self.names, self.stale, self.notes, self.gradient = ("a", "b", "attn_out"), (), (), None
         self.gradients, self.gradient = (), None
         self.sites = (Site(key="block:3", function="block", times=2, policy="none"),)
         self.previews = []

@@ -197,3 +197,10 @@ def test_plans_and_what_if_tell_it(shelf):
     flips = trace.what_if("dots_saveable")
     assert any(flip.value.library is not None for flip in flips)
     assert "by shelf.py:" in what_if_html(flips)
+
+
+def test_code_that_libraries_generate_is_not_the_users():
+    assert not is_user_file("<generated_unflatten_Linear>")  # of equinox
+    assert not is_user_file("<attrs generated init __main__.Config>")
+    assert is_user_file("<ipython-input-1-0123>")
+    assert is_user_file("<stdin>")

@@ -19,6 +19,10 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
+from remat_magic.notebook.callee import called
+from remat_magic.notebook.inspection import inspected as prepared
+from remat_magic.notebook.inspection import traced
+from remat_magic.notebook.line import Options
 from tests.programs import f32
 from tests.test_parity import types_of_ours
 
@@ -310,6 +314,72 @@ def test_equinox_models_with_numbers():
     gradient = eqx.filter_jit(eqx.filter_grad(trace.function("dots_saveable")))(model, x)
     expected = eqx.filter_jit(eqx.filter_grad(loss))(model, x)
     np.testing.assert_allclose(gradient.output_proj.weight, expected.output_proj.weight, rtol=1e-5)
+
+
+def inspected(fun, *args, **kwargs):
+    """What the magic makes of the call: its callee, the trace, and what it says of them."""
+    callee = called(fun, args, kwargs)
+    trace = traced(callee, None)
+    return trace, prepared(callee, trace, Options(), {}).title
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("spelling", ["filter_grad", "filter_value_and_grad", "has_aux", "filter_vjp"])
+def test_gradients_of_equinox_are_peeled(spelling, jitted):
+    eqx = library("equinox")
+    model, x = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0)), jnp.ones((3, 4))
+
+    def loss(model, x):
+        value = (model(x, x, x) ** 2).sum()
+        return (value, x) if spelling == "has_aux" else value
+
+    fun = eqx.filter_jit(loss) if jitted and spelling == "filter_vjp" else loss
+    if spelling == "filter_vjp":
+        trace, title = inspected(eqx.filter_vjp, fun, model, x)
+    else:
+        make = eqx.filter_grad if spelling in ("filter_grad", "has_aux") else eqx.filter_value_and_grad
+        gradient = make(loss, has_aux=spelling == "has_aux")
+        trace, title = inspected(eqx.filter_jit(gradient) if jitted else gradient, model, x)
+    expected = rm.trace(loss, model, x, wrt=None if spelling == "filter_vjp" else 0, has_aux=spelling == "has_aux")
+    assert trace.function_name == "loss"
+    assert trace.wrt == expected.wrt
+    assert types_of_ours(trace.report()) == types_of_ours(expected.report())
+    assert (title, trace.report().notes) == ("", ())
+
+
+@pytest.mark.parametrize("spelling", ["grad", "value_and_grad", "has_aux", "jit"])
+def test_gradients_of_flax_nnx_are_found(spelling):
+    nnx = library("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.into, self.norm = nnx.Linear(4, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(jnp.sin(self.into(x)))
+
+    def loss(model, x):
+        value = (model(x) ** 2).sum()
+        return (value, x) if spelling == "has_aux" else value
+
+    gradient = (nnx.value_and_grad if spelling == "value_and_grad" else nnx.grad)(loss, has_aux=spelling == "has_aux")
+    trace, title = inspected(nnx.jit(gradient) if spelling == "jit" else gradient, Net(nnx.Rngs(0)), jnp.ones((3, 4)))
+    assert trace.function_name == "loss"
+    assert {name.split(".")[-2] for name in trace.wrt} == {"kernel", "bias", "scale"}  # and no mean, no var
+    assert title == ""
+
+
+def test_the_gradient_of_an_optimizer_that_keeps_it_is_found():
+    optax = library("optax")
+    w, x = jnp.ones(4), jnp.ones((3, 4))
+
+    def loss(w, x):
+        return jnp.sin(x @ w).sum()
+
+    state = optax.lbfgs().init(w)
+    trace, _ = inspected(optax.value_and_grad_from_state(loss), w, x, state=state)
+    assert (trace.function_name, trace.wrt) == ("loss", ("w",))
+    assert types_of_ours(trace.report()) == types_of_ours(rm.trace(loss, w, x, wrt=0).report())
 
 
 def test_equinox_checkpoint():

@@ -307,7 +307,7 @@ class _FirstCall:
 
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not is_user_file(code.co_filename) or code.co_name in _NOT_THE_FUNCTION:
+        if event != "call" or not is_user_file(code.co_filename) or _is_generated(code):
             return
         sys.setprofile(self._before)
         self._code = code
@@ -351,6 +351,13 @@ class _FirstCall:
 
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
+
+
+def _is_generated(code: CodeType) -> bool:
+    """Whether code is what makes objects and pytrees; a namedtuple's own is a lambda."""
+    return code.co_name in _NOT_THE_FUNCTION or (code.co_name, code.co_varnames[:1]) == ("<lambda>", ("_cls",))
+
+
 _NOT_THE_FUNCTION = frozenset({"tree_unflatten", "__init__", "__new__", "__post_init__", "__hash__", "__eq__"})
 
 

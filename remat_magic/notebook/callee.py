@@ -33,6 +33,7 @@ __all__ = [
     "gives_result",
     "is_meant",
     "makes_a_function",
+    "notes_of_wrappers",
     "prepares",
     "with_arguments",
 ]
@@ -196,7 +197,12 @@ def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _takes_the_function(fun: Any) -> bool:
-    return any(fun is taker for taker in (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals))
+    takers = (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals)
+    return fun is not None and any(fun is taker for taker in (*takers, _filter_vjp()))
+
+
+def _filter_vjp() -> Any:
+    return getattr(sys.modules.get("equinox"), "filter_vjp", None)
 
 
 def _lowers(fun: Any) -> Any:
@@ -211,8 +217,11 @@ def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         if isinstance(fun, functools.partial):
             args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
             fun = fun.func
-        elif is_jitted(fun):
+        elif is_jitted(fun) or _is_made_by(fun, "filter_jit"):
             fun = fun.__wrapped__
+        elif _is_made_by(fun, "filter_grad", "filter_value_and_grad") and args:
+            has_aux = bool(getattr(fun, "_has_aux", False))
+            return Callee(fun.__wrapped__, args, kwargs, wrt=0, has_aux=has_aux)
         else:
             return None
     argnums = gradient.argnums if isinstance(gradient.argnums, tuple) else (gradient.argnums,)
@@ -224,6 +233,13 @@ def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     wrt = tuple(position % len(args) for position in argnums)
     one = not isinstance(gradient.argnums, tuple)
     return Callee(gradient.fun, args, kwargs, wrt=wrt[0] if one else wrt, has_aux=gradient.has_aux)
+
+
+def _is_made_by(fun: Any, *transforms: str) -> bool:
+    """Whether this very object is what one of equinox's transformations returns; nothing is imported to tell."""
+    equinox = sys.modules.get("equinox")
+    makers = [getattr(equinox, name, None) for name in transforms if equinox is not None]
+    return any(maker is not None and type(fun) is type(maker(_name)) for maker in makers)
 
 
 def _spread(callee: Callee) -> Callee:
@@ -241,7 +257,9 @@ def _spread(callee: Callee) -> Callee:
             fun = original_of(fun.__wrapped__)
         else:
             break
-    return replace(callee, fun=fun, args=args, kwargs=kwargs, bound=bound, notes=(*callee.notes, *_notes(fun)))
+    return replace(
+        callee, fun=fun, args=args, kwargs=kwargs, bound=bound, notes=(*callee.notes, *notes_of_wrappers(fun))
+    )
 
 
 def _method(fun: Any) -> tuple[Any, Any] | None:
@@ -257,7 +275,7 @@ def _method(fun: Any) -> tuple[Any, Any] | None:
     return (call.__func__, call.__self__) if hasattr(call, "__func__") else None
 
 
-def _notes(fun: Any) -> Iterator[str]:
+def notes_of_wrappers(fun: Any) -> Iterator[str]:
     """What the reader must know about a wrapper that is traced as it is."""
     name = _name(fun)
     for layer in _layers(fun):
@@ -280,7 +298,7 @@ def _computes_what_it_wraps(layer: Any) -> bool:
     Objects of other libraries are not taken for granted: equinox's gradients are such.
     """
     if not isinstance(layer, types.FunctionType):
-        return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib")
+        return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") or _is_made_by(layer, "filter_jit")
     return not _library_folders().isdisjoint(Path(layer.__code__.co_filename).parents)
 
 
