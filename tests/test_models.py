@@ -512,3 +512,155 @@ def test_diffrax(adjoint, controller):
 
     trace = agrees(loss, f32(3, 3), f32(3))
     assert argument_names(trace) == {"w", "y"}
+
+
+def _is_of_the_loss(trace, name, changed, differentiated):
+    """Hold a step's trace against JAX's list of what its loss saves, given what of it is differentiated.
+
+    Args:
+        trace: of the step.
+        name: of the loss.
+        changed: a function of the differentiated leaves alone.
+        differentiated: their types.
+    """
+    assert trace.function_name == trace.gradient.function == name
+    listed = saved_residuals(changed, *differentiated)
+    expected = collections.Counter(
+        aval.str_short(short_dtypes=True)
+        for aval, why in listed
+        if not any(source in why for source in ("from the argument", "from a constant", "from a literal"))
+    )
+    made = collections.Counter(row.type for row in trace.report().residuals if row.kind == "intermediate")
+    assert made == expected
+    assert trace.step is not None
+
+
+def test_a_training_step_of_optax():
+    optax = library("optax")
+    optimizer = optax.adamw(1e-3)
+
+    def loss(params, batch, rate):
+        x, y = batch
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return ((x - y) ** 2).mean() * rate, {"mean": x.mean(), "of": "the last layer"}
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def train_step(state, batch):
+        params, optimizer_state = state
+        (value, _), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, 0.5)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), value
+
+    params = [some(f32(8, 8)), some(f32(8, 8))]
+    batch = (some(f32(4, 8)), some(f32(4, 8)))
+    trace = rm.trace(train_step, (params, optimizer.init(params)), batch)
+    _is_of_the_loss(trace, "loss", lambda p: loss(p, batch, 0.5)[0], [params])
+    assert trace.signature == "loss(params: 2 leaves 512 B, batch: 2 leaves 256 B, rate=0.5) -> f32[]"
+    # adamw holds two numbers for each parameter, and a counter; donated, they are written over by the new ones.
+    kept = rm.trace(train_step.__wrapped__, (params, optimizer.init(params)), batch).step
+    assert kept.optimizer_bytes == 2 * kept.parameter_bytes + 4 == 2 * 512 + 4
+    assert trace.step.output_bytes + trace.step.optimizer_bytes >= 2 * 512
+    under = trace.function("nothing_saveable")
+    fresh = lambda: jax.tree.map(jnp.array, (params, optimizer.init(params)))  # noqa: E731
+    one, other = under(fresh(), batch), train_step(fresh(), batch)
+    assert jax.tree.all(jax.tree.map(lambda a, b: jnp.allclose(a, b, atol=1e-6), one, other))
+
+
+def test_a_training_step_of_equinox():
+    """Its gradient and its jit are wrappers of its own, and the model holds a number that is a setting."""
+    eqx, optax = library("equinox"), library("optax")
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    class Net(eqx.Module):
+        first: eqx.nn.Linear
+        attention: eqx.nn.MultiheadAttention
+        act: collections.abc.Callable
+
+        def __call__(self, x):
+            x = jax.vmap(self.first)(x)
+            return self.act(self.attention(x, x, x))
+
+    def loss(model, x, y):
+        return jnp.mean((model(x) - y) ** 2)
+
+    model = Net(eqx.nn.Linear(4, 4, key=keys[0]), eqx.nn.MultiheadAttention(2, 4, key=keys[1]), jax.nn.gelu)
+    optimizer = optax.sgd(0.1)
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    x, y = some(f32(3, 4)), some(f32(3, 4))
+
+    @eqx.filter_jit
+    def train_step(model, state, x, y):
+        value, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
+        updates, state = optimizer.update(gradients, state)
+        return eqx.apply_updates(model, updates), state, value
+
+    trace = rm.trace(train_step, model, state, x, y)
+    arrays, rest = eqx.partition(model, eqx.is_inexact_array)
+    _is_of_the_loss(trace, "loss", lambda arrays: loss(eqx.combine(arrays, rest), x, y), [arrays])
+    assert "model.first.weight" in {leaf.name for leaf in trace.arguments}
+    one, other = trace.function("nothing_saveable")(model, state, x, y), train_step(model, state, x, y)
+    assert jnp.allclose(one[2], other[2], atol=1e-6)
+    assert jnp.allclose(one[0].first.weight, other[0].first.weight, atol=1e-6)
+
+
+def test_a_training_step_of_flax_nnx():
+    """It changes the model that it is given: the trace must not, and the step that comes back must."""
+    nnx, optax = library("flax.nnx"), library("optax")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Linear(4, 8, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, rngs=rngs)
+            self.second = nnx.Linear(8, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.second(jax.nn.relu(self.norm(self.first(x))))
+
+    def loss(model, x, y):
+        return ((model(x) - y) ** 2).mean()
+
+    @nnx.jit
+    def train_step(model, optimizer, x, y):
+        value, gradients = nnx.value_and_grad(loss)(model, x, y)
+        optimizer.update(model, gradients)
+        return value
+
+    def fresh():
+        model = Net(nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-1), wrt=nnx.Param)
+
+    x, y = some(f32(3, 4)), some(f32(3, 4))
+    model, optimizer = fresh()
+    before = jax.tree.map(jnp.array, nnx.state(model))
+    trace = rm.trace(train_step, model, optimizer, x, y)
+    graph, params, others = nnx.split(model, nnx.Param, ...)
+    _is_of_the_loss(trace, "loss", lambda params: loss(nnx.merge(graph, params, others, copy=True), x, y), [params])
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), before, nnx.state(model)))
+    under, values = trace.function("nothing_saveable"), []
+    for step in (under, train_step):
+        model, optimizer = fresh()
+        values.append([float(step(model, optimizer, x, y)) for _ in range(3)])
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    assert values[0][0] > values[0][2]  # it learns
+
+
+def test_a_step_that_takes_the_gradient_from_the_state():
+    """The line search of optax keeps value and gradient of the step before, and takes them from there, or anew."""
+    optax = library("optax")
+    solver = optax.lbfgs()
+
+    def loss(w):
+        return jnp.sum(jnp.tanh(w) ** 2 + (w - 1) ** 4)
+
+    @jax.jit
+    def step(w, state):
+        value, gradient = optax.value_and_grad_from_state(loss)(w, state=state)
+        updates, state = solver.update(gradient, state, w, value=value, grad=gradient, value_fn=loss)
+        return optax.apply_updates(w, updates), state
+
+    w = jnp.linspace(-1.0, 1.0, 8)
+    trace = rm.trace(step, w, solver.init(w))
+    assert trace.function_name == "loss"
+    under = trace.function("nothing_saveable")
+    assert jnp.allclose(under(w, solver.init(w))[0], step(w, solver.init(w))[0], atol=1e-5)

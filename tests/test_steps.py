@@ -289,7 +289,7 @@ def test_the_memory_of_a_step_is_what_xla_takes(donated):
         assert memory.peak_bytes == trace.report(policy).peak_bytes == trace.timeline(policy).peak_bytes
         # Everything at the peak is of one of the kinds, and the arguments are what they are.
         kinds = (memory.parameter_bytes, memory.optimizer_bytes, memory.batch_bytes)
-        rest = memory.saved_bytes + memory.gradient_bytes + memory.temporary_bytes
+        rest = memory.saved_bytes + memory.gradient_bytes + memory.output_bytes + memory.temporary_bytes
         assert sum(kinds) + rest == memory.peak_bytes
         assert memory.batch_bytes == 2 * 512 * 64 * 4
         if not donated:
@@ -337,3 +337,28 @@ def test_what_is_not_known_of_a_step_is_not_told():
     assert trace.function_name == "loss"
     assert trace.step is None
     assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+
+
+def test_a_container_of_the_user_s_own_is_not_taken_for_the_function():
+    """JAX calls the container's method before it calls the loss."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        def tree_flatten(self):
+            return (self.w,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, leaves):
+            return cls(*leaves)
+
+        def loss(self, x):
+            return (jnp.tanh(x @ self.w) ** 2).mean()
+
+    def step(model, x):
+        return updated(model, jax.grad(Model.loss)(model, x))
+
+    (w, *_), x, _ = arguments()
+    assert rm.trace(jax.jit(step), Model(w), x).function_name == "loss"

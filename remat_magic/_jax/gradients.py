@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 from remat_magic._jax.private import courtesy
 
@@ -84,4 +84,4 @@ def _within_backward_pass() -> bool:
 
 def is_staged(value: Any) -> bool:
     """Whether a value is one of a jaxpr that is being made, or of no trace at all; under ``vmap`` and the like not."""
-    return not isinstance(value, jax.core.Tracer) or type(value).__name__ == "DynamicJaxprTracer"
+    return not isinstance(value, Tracer) or type(value).__name__ == "DynamicJaxprTracer"

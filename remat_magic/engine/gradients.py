@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer, eval_jaxpr
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
@@ -269,9 +270,10 @@ def half_of(eqn: Any) -> tuple[Half, int] | None:
     """Which half an equation is the call of, and the number of the function in the order of ``find_gradients``."""
     if _jax.is_jit(eqn):
         name = _jax.label_of(eqn)
-        for half, prefix in (("forward", _FORWARD), ("backward", _BACKWARD)):
-            if name.startswith(prefix):
-                return half, int(name.removeprefix(prefix))
+        if name.startswith(_FORWARD):
+            return "forward", int(name.removeprefix(_FORWARD))
+        if name.startswith(_BACKWARD):
+            return "backward", int(name.removeprefix(_BACKWARD))
     return None
 
 
@@ -307,7 +309,7 @@ class _FirstCall:
 
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not is_user_file(code.co_filename) or _is_generated(code):
+        if event != "call" or not is_user_file(code.co_filename) or _makes_a_container(frame):
             return
         sys.setprofile(self._before)
         self._code = code
@@ -323,7 +325,7 @@ class _FirstCall:
         static: list[Leaf] = []
         for position, name in enumerate(parameters):
             for leaf_name, value in _paths(name, local.get(name)):
-                if isinstance(value, Tracer) or abstract(value) is not None:
+                if isinstance(value, (Tracer, jax.Array, np.ndarray)):
                     self._names.setdefault(id(value), (leaf_name, name, position))
                     self._values.append(value)
                 elif not callable(value):
@@ -353,12 +355,15 @@ class _FirstCall:
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
 
-def _is_generated(code: CodeType) -> bool:
-    """Whether code is what makes objects and pytrees; a namedtuple's own is a lambda."""
-    return code.co_name in _NOT_THE_FUNCTION or (code.co_name, code.co_varnames[:1]) == ("<lambda>", ("_cls",))
-
-
-_NOT_THE_FUNCTION = frozenset({"tree_unflatten", "__init__", "__new__", "__post_init__", "__hash__", "__eq__"})
+def _makes_a_container(frame: FrameType) -> bool:
+    """Whether a call comes from JAX, or a library, putting a container of the user's own together again."""
+    code = frame.f_code
+    if code.co_name in ("__init__", "__new__", "__post_init__") or code.co_varnames[:1] == ("_cls",):  # of a namedtuple
+        return True
+    caller = frame.f_back
+    while caller is not None and is_user_file(caller.f_code.co_filename):
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_filename.endswith(("tree_util.py", "flattree.py"))
 
 
 def _paths(name: str, container: Any) -> Iterator[tuple[str, Any]]:

@@ -66,6 +66,7 @@ class Held:
     constant: bool = False
     residual: bool = False
     gradient: bool = False
+    output: bool = False
 
 
 def peak(forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None) -> Peak:
@@ -379,6 +380,7 @@ class Schedule:
                 bytes=self._sizes[number],
                 residual=number in saved,
                 gradient=number in self.gradients,
+                output=number in self.kept,
             )
             for number in sorted(alive)
         ]

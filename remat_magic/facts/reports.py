@@ -212,7 +212,9 @@ def over_time(
             return roles[buffer.argument] if roles else "argument"
         if buffer.constant:
             return "constant"
-        return "residual" if buffer.residual else "gradient" if buffer.gradient else "temporary"
+        if buffer.residual or buffer.gradient:
+            return "residual" if buffer.residual else "gradient"
+        return "output" if roles and buffer.output else "temporary"
 
     def value(buffer: Held) -> LiveValue:
         primitive, argument, line = (

@@ -32,7 +32,7 @@ ArgumentRole = Literal["parameter", "state", "batch"]
 """What an argument of a training step is to the gradient that it takes: what it differentiates, what it does not read
 (an optimizer's state), or what it reads besides."""
 
-LiveKind = Literal["argument", "constant", "residual", "temporary", "gradient"] | ArgumentRole
+LiveKind = Literal["argument", "constant", "residual", "temporary", "gradient", "output"] | ArgumentRole
 
 
 # -------------------------------------------------------------------------------------------------- time and the peak
@@ -179,8 +179,13 @@ class StepMemory:
         return self.timeline.alive_bytes("gradient")
 
     @property
+    def output_bytes(self) -> int:
+        """Of what the step returns: new parameters and the like, also where they are written over donated ones."""
+        return self.timeline.alive_bytes("output")
+
+    @property
     def temporary_bytes(self) -> int:
-        """Of everything else: what is computed on the way, new parameters and captured constants."""
+        """Of everything else: what is computed on the way, and captured constants."""
         return self.timeline.alive_bytes("temporary") + self.timeline.alive_bytes("constant")
 
 

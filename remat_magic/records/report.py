@@ -39,6 +39,7 @@ NoteKind = Literal[
     "stale-trace",
     "gradient-inside",
     "gradient-of-step",
+    "number-not-differentiated",
     "names-out-of-reach",
     "names-unknown",
     "names-ignored",
@@ -49,6 +50,7 @@ NoteKind = Literal[
     "forward-dropped",
     "kept-less",
     "no-gain",
+    "offload-kept",
 ]
 
 
