@@ -200,3 +200,23 @@ def test_a_terminal(root, tmp_path):
     assert ran.stdout.count("loss(x f32[4]) -> f32[]") == 1
     assert "UsageError: `nope` is not defined" in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stdout
+
+
+def test_a_training_step_is_applied_with_its_policy(notebook):
+    notebook.run("w = jnp.ones((3, 3))", "def of_layers(w, x): return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))")
+    ran = notebook.run(
+        "%%remat -o kept --apply -p nothing_saveable",
+        "@jax.jit",
+        "def train_step(w, x):",
+        "    value, gradient = jax.value_and_grad(of_layers)(w, x)",
+        "    return w - 0.1 * gradient, value",
+        "w, value = train_step(w, x)",
+    )
+    assert ran.errors == []
+    assert "`train_step` now runs under nothing_saveable" in ran.stdout
+    assert notebook.value("(kept.report.function, kept.report.saved_bytes, float(w[0, 0]))") == "('of_layers', 0, 1.0)"
+    assert notebook.value("'prevent_cse' in str(jax.make_jaxpr(train_step)(w, x))") == "True"
+    assert notebook.value("bool(jnp.allclose(train_step(w, x)[0], train_step.__wrapped__(w, x)[0]))") == "True"
+    ran = notebook.run("%remat --text --gradient none train_step(w, x)")
+    assert "train_step(w f32[3,3], x f32[3])" in ran.stdout
+    assert notebook.complete("%remat --gradient ") == ["none", "of_layers"]
