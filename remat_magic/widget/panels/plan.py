@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from remat_magic.records import FrontierPoint, RematError, WhatIf
@@ -28,7 +29,7 @@ class Plan(Panel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._flips: dict[str, WhatIf] = {}
-        self._points: dict[tuple[str, str], list[FrontierPoint]] = {}  # by place, and how equal layers are decided
+        self._points: dict[tuple[str, str], Sequence[FrontierPoint]] = {}  # by place, and how equal layers are decided
 
     def tools(self) -> str:
         """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
