@@ -433,10 +433,7 @@ def _brought_forward(steps: list[_Step], lasting: set[int], sizes: Sequence[int]
     done with, and its operands would be held until then.
     """
     first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
-    readers: dict[int, list[int]] = {}  # of each buffer, of the steps that did not run yet
-    for index in range(first, len(steps)):
-        for number in {*steps[index].reads}:
-            readers.setdefault(number, []).append(index)
+    readers = _readers(steps, first)
     left = {number: len(reading) for number, reading in readers.items()}
     waiting = [0] * len(steps)  # for how many buffers that are not made yet
     for index in range(first, len(steps)):
@@ -445,10 +442,14 @@ def _brought_forward(steps: list[_Step], lasting: set[int], sizes: Sequence[int]
                 waiting[reader] += 1
     done = [index < first for index in range(len(steps))]
     order = steps[:first]
+    shrinks_by = [-step.inside - sum([sizes[number] for number in step.makes]) for step in steps]  # if it runs next
 
-    def shrinks(step: _Step) -> bool:
-        freed = sum(sizes[number] for number in {*step.reads} if left[number] == 1 and number not in lasting)
-        return freed > sum(sizes[number] for number in step.makes) + step.inside
+    def one_is_left(number: int) -> None:
+        for reader in () if number in lasting else readers[number]:  # of which all but one have run
+            shrinks_by[reader] += sizes[number]
+
+    for number in [number for number, count in left.items() if count == 1]:
+        one_is_left(number)
 
     for index in range(first, len(steps)):
         if done[index]:
@@ -465,13 +466,23 @@ def _brought_forward(steps: list[_Step], lasting: set[int], sizes: Sequence[int]
             for number in {*step.reads}:
                 left[number] -= 1
                 if left[number] == 1:
+                    one_is_left(number)
                     able += readers[number]
             for number in step.makes:
                 for reader in readers.get(number, ()):
                     waiting[reader] -= 1
                     able.append(reader)
-            todo += [other for other in able if not done[other] and not waiting[other] and shrinks(steps[other])]
+            todo += [other for other in able if not done[other] and not waiting[other] and shrinks_by[other] > 0]
     return order
+
+
+def _readers(steps: Sequence[_Step], first: int) -> dict[int, list[int]]:
+    """For each buffer the steps that read it, from the first of some half on."""
+    readers: dict[int, list[int]] = {}
+    for index in range(first, len(steps)):
+        for number in {*steps[index].reads}:
+            readers.setdefault(number, []).append(index)
+    return readers
 
 
 def _device_bytes(aval: Any) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
+from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.graph import Graph
 from remat_magic.records import PlannedValue
 
@@ -37,12 +38,8 @@ def equal_layers(values: Iterable[PlannedValue], parts: Dissection) -> list[list
 class _Steps:
     def __init__(self, parts: Dissection) -> None:
         self._parts = parts
-        self._made_by = {
-            var: eqn
-            for jaxpr in _jaxprs(_jax.open_jaxpr(parts.naming.closed), set())
-            for eqn in jaxpr.eqns
-            for var in eqn.outvars
-        }
+        # A body that several calls share has the same equations for each of them.
+        self._made_by = {var: eqn for _, eqn in walk(parts.naming.closed, once=True) for var in eqn.outvars}
 
     def of(self, value: PlannedValue) -> Hashable:
         """Which operations of its own expression give an operation what it is given."""
@@ -63,16 +60,6 @@ class _Steps:
         primitive = _jax.primitive_name(eqn)
         # In a loop of a library one step can be given its own last value; the first one is not, and is equal.
         return "" if primitive == value.primitive else (primitive, self._given(eqn, value, depth))
-
-
-def _jaxprs(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """A jaxpr and those inside it, each once, however many calls share it."""
-    if id(jaxpr) not in seen:
-        seen.add(id(jaxpr))
-        yield jaxpr
-        for eqn in jaxpr.eqns:
-            for body in _jax.bodies(eqn):
-                yield from _jaxprs(body.jaxpr, seen)
 
 
 @dataclass(eq=False, slots=True)

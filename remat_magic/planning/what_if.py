@@ -112,6 +112,7 @@ class _Rows:
 
     def __init__(self, choices: Planner, outcomes: Outcomes, report: Report) -> None:
         self._choices, self._outcomes, self._report = choices, outcomes, report
+        self._saved, self._again = report.saved_bytes, report.recomputed_flops  # sums over all that it tells of
         self._order = {name: i for i, name in enumerate(choices.parts.naming.values)}
         self._values = choices.every_value()
         self._used = sorted(outcomes.base.used, key=self._order.__getitem__)
@@ -137,8 +138,8 @@ class _Rows:
         return WhatIf(
             "save" if saving else "recompute",
             value,
-            after.saved_bytes - self._report.saved_bytes,
-            after.recomputed_flops - self._report.recomputed_flops,
+            after.saved_bytes - self._saved,
+            after.recomputed_flops - self._again,
             None if device is None else after.seconds - base.seconds + aside,
             "" if device is None else device.name,
             # Values of one line read alike: only their names tell plans apart.
