@@ -73,7 +73,8 @@ def trace(
         fun: the function to differentiate, or a training step.
         *args: arrays, ``jax.ShapeDtypeStruct``s, pytrees of them, or static values (strings, callables, modules, None,
             bools and ints), which stay as they are.
-        wrt: the arguments to differentiate, by number or name: one or a sequence. Default: every floating-point leaf.
+        wrt: the arguments to differentiate, by number or name: one or a sequence. Default: every floating-point leaf,
+            but for Python numbers inside objects of a class (configs, models), which are settings.
         has_aux: whether ``fun`` returns a pair of output and auxiliary data, as for ``jax.grad``. Default: no.
         gradient: the key of one of ``Trace.gradients``, or ``"none"`` to differentiate ``fun`` itself. Default: of a
             training step the gradient that saves most; ``fun`` itself where ``wrt`` or ``has_aux`` is given, or where
