@@ -141,6 +141,17 @@ class Trace:
         """The one of ``gradients`` that the trace is of; None where it is of the function's own derivative."""
         return self.engine.gradient_inside
 
+    def of_gradient(self, key: str) -> Trace:
+        """The trace of another gradient that the function takes inside, or of the function's own derivative.
+
+        Args:
+            key: of one of ``gradients``, or ``"none"``.
+
+        Raises:
+            RematError: there is no such gradient, or the function itself cannot be differentiated.
+        """
+        return Trace(self.engine.of_gradient(key))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Every checkpoint name of the function, in the order of its equations, nested jaxprs included.

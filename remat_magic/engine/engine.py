@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,15 +48,19 @@ class Engine:
         self._fun = fun
         restore_lines()
         self._given, self._settings = _traced(fun, args, kwargs, wrt, has_aux)
-        given = self._given
-        self._gradients = inner_gradients(given)
-        self._gradient = choose(given, self._gradients, gradient, wrt is not None or has_aux)
+        self._gradients = inner_gradients(self._given)
+        self._begin(gradient, wrt is not None or has_aux)
+
+    def _begin(self, gradient: str | None, differentiate: bool) -> None:
+        """Choose what the trace is of, and make ready for it; arguments are those of ``choose``."""
+        fun, given = self._fun, self._given
+        self._gradient = choose(given, self._gradients, gradient, differentiate)
         if self._gradient is not None:
             self._primal = self._gradient.primal
         elif not self._gradients:
             self._primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
-            self._primal = self._given = Primal(fun, given.signature, has_aux, look_inside=False)
+            self._primal = Primal(fun, given.signature, given.has_aux, look_inside=False)
         self._primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self._primal.provenances, fun)
@@ -117,6 +122,20 @@ class Engine:
     def gradient_inside(self) -> GradientCall | None:
         """The one of them that the trace is of; None where it is of the function's own derivative."""
         return None if self._gradient is None else self._gradient.call
+
+    def of_gradient(self, key: str) -> Engine:
+        """An engine of another gradient that the function takes inside, or of the function itself.
+
+        Raises:
+            RematError: there is no such gradient, or the function itself cannot be differentiated.
+            Exception: whatever the function raises, which is traced once more where it is itself differentiated.
+        """
+        with self.lock:
+            other: Engine = copy.copy(self)
+            other.__dict__.pop("step", None)
+            other.lock = threading.RLock()
+            other._begin(key, False)
+            return other
 
     @functools.cached_property
     def step(self) -> Step | None:

@@ -14,9 +14,12 @@ __all__ = ["ID", "button", "copies", "search", "select"]
 ID = "__remat__"
 
 
-def select(key: str, label: str, options: Iterable[tuple[str, str]]) -> str:
-    """A dropdown with its label; options are pairs of value and text."""
-    items = "".join(f'<option value="{html.escape(value)}">{escape(text)}</option>' for value, text in options)
+def select(key: str, label: str, options: Iterable[tuple[str, str]], chosen: str | None = None) -> str:
+    """A dropdown with its label; options are pairs of value and text, ``chosen`` the value that it begins with."""
+    items = "".join(
+        f'<option value="{html.escape(value)}"{" selected" * (value == chosen)}>{escape(text)}</option>'
+        for value, text in options
+    )
     described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
     return (
         f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from remat_magic.api import Trace
 from remat_magic.records import Site
 from remat_magic.views.format import escape
 from remat_magic.views.html import signature_html, title_html
@@ -35,7 +36,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     at = select("at", "at", _places(trace.sites, trace.function_name)) if trace.sites else ""
     apply = button("apply", "Apply") if can_apply else ""
     return (
-        f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}"
+        f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}{_gradients(trace)}"
         f'<div class="remat-controls">{select("policy", "Policy", policies)}{at}'
         f"{select('against', 'vs', [('', 'nothing'), *policies])}"
         f"<span>{button('pin', 'Pin', title='Compare every choice with the one that is shown now')} "
@@ -52,6 +53,19 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<label class="remat-check"><input type="checkbox" data-control="beside" {KEYS}> Source beside</label></div>'
         f'<div class="remat-body">{"".join(map(_panel, panels))}</div>'
     )
+
+
+def _gradients(trace: Trace) -> str:
+    """A choice among the gradients that a function takes inside, and its own derivative; empty without any."""
+    if not trace.gradients:
+        return ""
+    options = [
+        (gradient.key, f"{gradient.function} ({gradient.place})" if gradient.place else gradient.function)
+        for gradient in trace.gradients
+    ]
+    itself = ("none", "the function itself, not a gradient in it")
+    chosen = trace.gradient.key if trace.gradient else "none"
+    return f'<div class="remat-controls">{select("gradient", "Gradient of", [*options, itself], chosen)}</div>'
 
 
 def _places(sites: Sequence[Site], function: str) -> list[tuple[str, str]]:

@@ -102,6 +102,10 @@ class Kept:
         self._behind = False
         self._updated = 0.0
 
+    def follow(self, rendered: Rendered) -> None:
+        """Be made of something else from here on."""
+        self._rendered = rendered
+
     def publish(self, shell: Any, report: Report) -> None:
         """Put it into the running cell's output."""
         self._display_id, self._updated = uuid.uuid4().hex, time.monotonic()

@@ -73,30 +73,40 @@ class RematWidget(Channel):
         inputs: Inputs | None = None,
         panels: tuple[type[Panel], ...] = PANELS,
     ) -> None:
-        live = LiveTrace(trace, namespace, inputs)
-        first = live.preview(policy, trace.default_at if at is None else at)
         self._title = title
         self._apply = apply
-        self._selection = Selection(Wish(first.policy, first.at))
-        self._good = first
-        self._panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in panels)
-        self._answering = {kind: panel for panel in self._panels for group in panel.asks for kind in group}
-        self._prefetch = Prefetch()
-        self._rendered = Rendered(title, self._panels)
+        self._panel_types = panels
+        first = self._turn_to(LiveTrace(trace, namespace, inputs), policy, at)
         self._worker = Worker[Wish](self._work)
         self._peek_worker = Worker[Wish](self._peek)
+        self._gradient_worker = Worker[str](self._work_on_gradient)
         self._kept = Kept(self._rendered)
         self._idle = idle_time(get_ipython()) if _kernel() else None
         self._esm = widget_script(panels)
-        self._live = live
-        super().__init__(
-            _frame=frame(live, self._panels, title=title, can_apply=apply is not None),
-            _view={**self._render(first), "serial": 0},
-        )
+        super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0})
         self._settle(first, self._selection.wished)
         self.on_msg(self._on_message)
         if self._idle is not None:
             self._idle.keep(self, cell_id)
+
+    def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
+        """Make ready to show a function; what is shown first of it.
+
+        Raises:
+            RematError: the policy or the place is of no use for it; nothing has changed then.
+        """
+        first = live.preview(policy, live.trace.default_at if at is None else at)
+        self._selection = Selection(Wish(first.policy, first.at))
+        self._good = first
+        self._panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
+        self._answering = {kind: panel for panel in self._panels for group in panel.asks for kind in group}
+        self._prefetch = Prefetch()
+        self._rendered = Rendered(self._title, self._panels)
+        self._live = live
+        return first
+
+    def _draw(self) -> str:
+        return frame(self._live, self._panels, title=self._title, can_apply=self._apply is not None)
 
     def __repr__(self) -> str:
         if self._live.closed:
@@ -134,6 +144,7 @@ class RematWidget(Channel):
         self._live.close()
         self._worker.post(None)
         self._peek_worker.post(None)
+        self._gradient_worker.post(None)
         for panel in self._panels:
             panel.close()
         layout = self.layout
@@ -243,6 +254,29 @@ class RematWidget(Channel):
         else:
             self._send_view({**self._render(report), "policy": wish.policy, "at": wish.at})
 
+    def _work_on_gradient(self, key: str) -> None:
+        """Turn to another gradient that the function takes inside."""
+        live, panels = self._live, self._panels
+        if live.closed:
+            return
+        try:
+            other = LiveTrace(live.trace.of_gradient(key), live.namespace, None)
+            first = self._turn_to(other, "as_written", None)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            self._say(sentence_of(error), error=True)
+            return
+        for panel in panels:
+            panel.close()
+        live.close()
+        self._kept.follow(self._rendered)
+        with self.hold_sync():
+            self._frame = self._draw()
+            self._view = {**self._render(first), "serial": 0}
+        self._settle(first, self._selection.wished)
+        self._worker.post(self._selection.wished)
+        if self._idle is not None:
+            self._idle.resume(self)
+
     def _say(self, sentence: str, *, error: bool = False) -> None:
         self.send({"type": "say", "text": sentence, "error": error, "serial": self._selection.serial})
 
@@ -272,6 +306,8 @@ class RematWidget(Channel):
                 self._peek_worker.post(Wish(request.policy, request.at))
             case "apply":
                 self._on_apply()
+            case "gradient":
+                self._gradient_worker.post(request.text("key"))
             case kind if kind in self._answering:
                 self._answering[kind].handle(request)
             case kind:

@@ -33,7 +33,28 @@ function storeOf(model) {
  * @param {{model: Model, el: HTMLElement}} context
  * @param {Record<string, (widget: Widget, key: string) => Panel>} makers of the panels, by their tabs
  */
-export function render({ model, el }, makers) {
+export function render(context, makers) {
+  const { model } = context;
+  let stop = draw(context, makers);
+  // The widget has turned to another function: nothing of what was drawn holds for it.
+  const anew = () => {
+    if (!model.get("_frame")) return;
+    stop();
+    stores.delete(model);
+    stop = draw(context, makers);
+  };
+  model.on("change:_frame", anew);
+  return () => {
+    model.off("change:_frame", anew);
+    stop();
+  };
+}
+
+/**
+ * @param {{model: Model, el: HTMLElement}} context
+ * @param {Record<string, (widget: Widget, key: string) => Panel>} makers of the panels, by their tabs
+ */
+function draw({ model, el }, makers) {
   const store = storeOf(model);
   // Random, since anywidget gives each widget a module of its own: a counter would begin anew in every one.
   const id = `remat-${Math.random().toString(36).slice(2)}-`;
@@ -68,6 +89,10 @@ export function render({ model, el }, makers) {
   const controls = {
     policy: chooseControls,
     at: chooseControls,
+    gradient({ value }) {
+      send({ type: "gradient", key: value });
+      say(TRACING);
+    },
     against: ({ value }) => widget.pinning.pin(value ? { policy: value, at: chosenAt() } : null),
     beside: ({ checked }) => root.classList.toggle("remat-beside", checked),
   };
@@ -381,5 +406,6 @@ export function render({ model, el }, makers) {
     model.off("change:_view", onView);
     model.off("msg:custom", onMessage);
     twin.restore();
+    root.remove();
   };
 }

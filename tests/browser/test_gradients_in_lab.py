@@ -1,0 +1,62 @@
+"""A training step in JupyterLab: which of its gradients is shown, and what the whole step holds."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.inspected import LOAD, Widget, write_notebook
+from tests.browser.lab import NotebookPage, Server
+
+STEP = """\
+%%remat -o kept
+import jax, jax.numpy as jnp
+
+def generator_loss(generator, x):
+    return jnp.tanh(jnp.sin(x @ generator)).sum()
+
+def critic_loss(critic, x):
+    return jnp.sin(x[:4] @ critic).sum()
+
+@jax.jit
+def train_step(generator, critic, x):
+    critic = critic - jax.grad(critic_loss)(critic, x)
+    return generator - jax.grad(generator_loss)(generator, x), critic
+
+generator = critic = jnp.ones((64, 64))
+x = jnp.ones((128, 64))
+generator, critic = train_step(generator, critic, x)
+"""
+
+
+@pytest.fixture
+def widget(notebook: NotebookPage, lab: Server) -> Widget:
+    write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)")
+    notebook.open("step.ipynb")
+    notebook.run_all()
+    assert notebook.errors() == []
+    return Widget(notebook, 1)
+
+
+def test_the_gradient_can_be_chosen(notebook: NotebookPage, widget: Widget) -> None:
+    chosen = widget.root.get_by_label("Gradient of")
+    expect(chosen).to_have_value("generator_loss")
+    expect(widget.root).to_contain_text("generator_loss(generator f32[64,64], x f32[128,64])")
+    chosen.select_option("critic_loss")
+    expect(widget.root).to_contain_text("critic_loss(critic f32[64,64], x f32[128,64])")
+    expect(widget.root.get_by_label("Gradient of")).to_have_value("critic_loss")
+    expect(widget.part("recomputed")).not_to_be_empty()
+    widget.policy.select_option("nothing_saveable")
+    expect(widget.totals).to_contain_text("0 B")
+    notebook.run(2)
+    expect(notebook.outputs(2)).to_contain_text("critic_loss True")
+    # Its own derivative, which traces the step once more.
+    widget.root.get_by_label("Gradient of").select_option("none")
+    expect(widget.root).to_contain_text("train_step(generator f32[64,64], critic f32[64,64], x f32[128,64])")
+    expect(widget.part("residuals")).not_to_be_empty()
+
+
+def test_the_memory_is_that_of_the_step(widget: Widget) -> None:
+    widget.tab("Memory").click()
+    expect(widget.root).to_contain_text("Held at the peak of train_step")
+    expect(widget.root).to_contain_text("parameter")
