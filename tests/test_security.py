@@ -29,6 +29,7 @@ from remat_magic.records import (
     Advice,
     Choice,
     FrontierPoint,
+    GradientCall,
     GradientDifference,
     Measurement,
     Plan,
@@ -209,6 +210,7 @@ def pages(attack: str):
         title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
         sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),
         function_name=attack, can_apply=True, has_inputs=True,
+        gradients=(GradientCall(attack, attack, report.residuals[1].source, (attack,), 2, (attack,)),),
     )  # fmt: skip
 
 
@@ -413,6 +415,8 @@ ALLOWED = {
     ("editing/parsed_text.py", "open"): "the user's own source, read to be edited",
     ("_jax/private.py", "importlib"): "JAX's own modules, by names that stand in this package",
     ("_jax/caches.py", "importlib"): "likewise",
+    ("_jax/gradients.py", "importlib"): "likewise",
+    ("jaxprs/spans.py", "compile"): "the text of a file, to see whether it is what runs; never run",
     ("__main__.py", "importlib"): "the versions of what is installed",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }

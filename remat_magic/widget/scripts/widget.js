@@ -30,31 +30,19 @@ function storeOf(model) {
 }
 
 /**
- * @param {{model: Model, el: HTMLElement}} context
- * @param {Record<string, (widget: Widget, key: string) => Panel>} makers of the panels, by their tabs
+ * Begin with nothing that was seen of a model.
+ *
+ * @param {Model} model
  */
-export function render(context, makers) {
-  const { model } = context;
-  let stop = draw(context, makers);
-  // The widget has turned to another function: nothing of what was drawn holds for it.
-  const anew = () => {
-    if (!model.get("_frame")) return;
-    stop();
-    stores.delete(model);
-    stop = draw(context, makers);
-  };
-  model.on("change:_frame", anew);
-  return () => {
-    model.off("change:_frame", anew);
-    stop();
-  };
+export function forget(model) {
+  stores.delete(model);
 }
 
 /**
  * @param {{model: Model, el: HTMLElement}} context
  * @param {Record<string, (widget: Widget, key: string) => Panel>} makers of the panels, by their tabs
  */
-function draw({ model, el }, makers) {
+export function draw({ model, el }, makers) {
   const store = storeOf(model);
   // Random, since anywidget gives each widget a module of its own: a counter would begin anew in every one.
   const id = `remat-${Math.random().toString(36).slice(2)}-`;
