@@ -81,7 +81,7 @@ ELEMENTS = {
 }
 VOID = frozenset(("br", "input", "meta"))
 ATTRIBUTES = re.compile(
-    r"class|id|style|title|for|name|type|value|max|min|step|role|scope|colspan|rowspan|tabindex|hidden|open|disabled|checked"
+    r"class|id|style|title|for|name|type|value|max|min|step|role|scope|colspan|rowspan|tabindex|hidden|open|disabled|selected|checked"
     r"|data-[a-z-]+|aria-[a-z]+|xmlns|viewbox|width|height|x|y|x1|x2|y1|y2|cx|cy|r|d|href|text-anchor|fill|stroke|stroke-dasharray"
     r"|patternunits|patterntransform|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
