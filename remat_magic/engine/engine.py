@@ -479,11 +479,11 @@ def _notes_of_gradients(
             (function,),
         )
         return
-    more = f", or {', '.join(f'gradient={one.key!r}' for one in others)} for its others" if others else ""
+    more = f", {', '.join(repr(one.key) for one in others)}" if others else ""
     yield Note(
         "gradient-of-step",
-        f"{function} takes the gradient of {first.function}{place}, and that is what is shown: gradient={ITSELF!r} is "
-        f"for the derivative of {function} itself{more}.",
+        f"{function} takes the gradient of {first.function}{place}, and that is what is shown; the peak is of the "
+        f"whole step. Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{more}.",
         (function, first.key),
     )
 

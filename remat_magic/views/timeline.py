@@ -13,6 +13,7 @@ from remat_magic.views.svg import Frame, colours, element, identifier, picture, 
 __all__ = ["timeline_html", "timeline_svg"]
 
 _BARS = 360  # moments drawn at most; of several in one place the highest is
+_AXIS = "estimated memory"
 _KINDS = ("arguments", "residuals", "temporaries")
 
 _TIMELINE_STYLE = (
@@ -49,7 +50,7 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str
     upward = ticks(timeline.peak_bytes)
     frame = Frame(64, 52, width - 14, height - 34, max(len(moments), 1), upward[-1])
     shown = _thinned(moments, _BARS)
-    parts = [_patterns(name), frame.vertical_axis(upward, "estimated memory", lambda mark: fmt.nbytes(round(mark)))]
+    parts = [_patterns(name), frame.vertical_axis(upward, _AXIS, lambda mark: fmt.nbytes(round(mark)))]
     starts = [frame.x(place) for place, _ in shown[1:]]
     edges = [frame.left, *starts, frame.right]
     below = [0] * len(shown)
@@ -129,11 +130,13 @@ def _peak(frame: Frame, timeline: Timeline) -> str:
     x, y = frame.x(timeline.peak + 0.5), frame.y(timeline.peak_bytes)
     words = truncate(_peak_words(timeline), 70)
     wide = text_width(words)
-    start = min(max(x - wide / 2, frame.left), frame.right - wide)
+    high = y < frame.top + 16
+    # Up there stands the title of the axis too.
+    start = min(max(x - wide / 2, frame.left + (text_width(_AXIS) - 40 if high else 0)), frame.right - wide)
     return (
         element("path", d=f"M{x:.1f},{y:.1f}l-4,-7h8z", class_="remat-peak")
         + element("line", x1=x, x2=x, y1=y, y2=frame.bottom, class_="remat-peak", stroke_dasharray="1 3")
-        + text(start, frame.top - 12 if y < frame.top + 16 else y - 12, words, class_="remat-label")
+        + text(start, frame.top - 12 if high else y - 12, words, class_="remat-label")
     )
 
 
@@ -166,6 +169,26 @@ def _what(value: LiveValue) -> str:
     if not value.type:
         return f"inside {value.primitive}" if value.primitive else "inside a loop"
     return value.primitive or ("constant" if value.kind == "constant" else "cotangent")
+
+
+_WORDS = {
+    "residual": "saved",
+    "parameter": "parameters",
+    "state": "optimizer state",
+    "batch": "batch",
+    "gradient": "gradients",
+    "output": "returned",
+    "temporary": "temporaries",
+    "constant": "constants",
+}
+
+
+def _sums(timeline: Timeline) -> str:
+    """Of a training step what each kind of value takes, the most first."""
+    if not timeline.step:
+        return ""
+    sums = sorted(((timeline.alive_bytes(kind), word) for kind, word in _WORDS.items()), reverse=True)
+    return ": " + ", ".join(f"{word} {fmt.nbytes(nbytes)}" for nbytes, word in sums if nbytes)
 
 
 def held_rows(timeline: Timeline, top: int = 10) -> list[tuple[int, LiveValue, str]]:
@@ -202,7 +225,7 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680) -> str:
         for head, kind in (("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"))
     )
     of_step = f" of {timeline.step}" if timeline.step else ""
-    caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate"
+    caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate{_sums(timeline)}"
     return (
         f'{timeline_svg(timeline, width)}<table class="remat-table remat-stacks">'
         f'<caption style="text-align:left">{escape(caption)}</caption>'
