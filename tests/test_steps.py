@@ -362,3 +362,41 @@ def test_a_container_of_the_user_s_own_is_not_taken_for_the_function():
 
     (w, *_), x, _ = arguments()
     assert rm.trace(jax.jit(step), Model(w), x).function_name == "loss"
+
+
+def test_a_step_under_a_policy_can_be_traced_again():
+    """What comes back is a step like any other: its gradient is found, under the policy that is in it."""
+    params, x, y = arguments()
+    trace = rm.trace(jax.jit(step_of_value_and_grad), params, x, y)
+    for policy in ("nothing_saveable", "save_only_these_names('hidden')"):
+        under = trace.function(policy)
+        under(params, x, y)  # it stands compiled
+        again = rm.trace(under, params, x, y)
+        assert again.signature == trace.signature
+        assert again.gradient.key == "loss"
+        report, expected = again.report("as_written"), trace.report(policy)
+        assert (report.saved_bytes, report.recomputed_flops) == (expected.saved_bytes, expected.recomputed_flops)
+        assert again.report("none", "function").saved_bytes == trace.report().saved_bytes
+
+
+def test_a_plan_is_applied_to_the_step_that_differentiates_its_function(tmp_path):
+    params, x, y = arguments()
+    step = jax.jit(step_of_value_and_grad)
+    trace = rm.trace(step, params, x, y)
+    plan = trace.plan("50%")
+    plan.save(tmp_path / "plan.json")
+    under = rm.load_plan(tmp_path / "plan.json").apply(step)
+    assert agree(under(params, x, y), step(params, x, y))
+    assert rm.trace(under, params, x, y).report("as_written").saved_bytes == plan.saved_bytes
+
+
+def test_an_edit_is_of_the_loss_where_it_is_written():
+    params, x, y = arguments()
+    trace = rm.trace(jax.jit(step_of_value_and_grad), params, x, y)
+    edit = trace.edit("nothing_saveable")
+    assert edit.verified
+    added = [line for line in edit.diff().splitlines() if line.startswith("+") and "nothing_saveable" in line]
+    (decorator,) = added
+    after = edit.diff().splitlines()[edit.diff().splitlines().index(decorator) + 1]
+    assert after == " def loss(params, x, y):"
+    assert trace.edit(trace.plan("50%")).saved_bytes <= trace.report().saved_bytes

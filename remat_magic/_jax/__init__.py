@@ -20,7 +20,7 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.formulas import shards_kept
-from remat_magic._jax.gradients import holding, is_staged
+from remat_magic._jax.gradients import holding, is_holding, is_staged
 from remat_magic._jax.jaxprs import (
     as_function,
     consts_of,
@@ -103,6 +103,7 @@ __all__ = [
     "is_custom_rule",
     "is_dropped",
     "is_high_checkpoint",
+    "is_holding",
     "is_jaxpr",
     "is_jit",
     "is_key",

@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from remat_magic._jax.private import courtesy
 
-__all__ = ["Hold", "holding", "is_staged"]
+__all__ = ["Hold", "holding", "is_holding", "is_staged"]
 
 Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
 """Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
@@ -35,19 +35,23 @@ _replaced: Any = None  # what stood in the place of _stand_in
 
 @contextlib.contextmanager
 def holding(hold: Hold) -> Iterator[None]:
-    """Have this thread's gradients taken of what ``hold`` gives back; an interrupt between any two steps undoes it."""
+    """Have this thread's gradients taken of what ``hold`` gives back; an interrupt between any two steps undoes it.
+
+    Where one holds already, it is given what ``hold`` gives back.
+    """
     if _own is None:
         yield
         return
     global _replaced
-    before = getattr(_in_thread, "hold", None)
+    before: Hold | None = getattr(_in_thread, "hold", None)
+    holds = hold if before is None else _one_after_the_other(hold, before)
     this = object()
     try:
         with _lock:
             _holding_now.add(this)
             if _ad.linearize is not _stand_in:
                 _replaced, _ad.linearize = _ad.linearize, _stand_in
-        _in_thread.hold = hold
+        _in_thread.hold = holds
         yield
     finally:
         _in_thread.hold = before
@@ -55,6 +59,19 @@ def holding(hold: Hold) -> Iterator[None]:
             _holding_now.discard(this)
             if not _holding_now and _ad.linearize is _stand_in:
                 _ad.linearize = _replaced
+
+
+def _one_after_the_other(first: Hold, second: Hold) -> Hold:
+    def both(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        holds = _in_thread.hold
+        try:
+            _in_thread.hold = first  # gradients inside this one are not the second's
+            instead = first(traceable, args, has_aux)
+        finally:
+            _in_thread.hold = holds
+        return second(instead, args, has_aux)
+
+    return both
 
 
 def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, **options: Any) -> Any:
@@ -80,6 +97,11 @@ def _within_backward_pass() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_holding() -> bool:
+    """Whether something takes hold of this thread's gradients."""
+    return getattr(_in_thread, "hold", None) is not None
 
 
 def is_staged(value: Any) -> bool:

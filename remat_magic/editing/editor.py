@@ -57,7 +57,7 @@ class _Editor:
 
     def __init__(self, facts: Facts) -> None:
         self._facts, self._engine = facts, facts.engine
-        self._code = UserCode.of(self._engine.traced, self._engine.provenances.closed)
+        self._code = UserCode.of(self._engine.traced, self._engine.whole, self._engine.provenances.closed)
 
     # --------------------------------------------------------------------------------------------------- what is asked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,11 +36,11 @@ __all__ = [
 Executed = tuple[str, CodeType]  # with its file, since code of two files that is the same is equal
 
 
-def executed_codes(closed: Any) -> set[Executed]:
-    """The code of the user's functions that ran while a program was traced and made operations of it."""
+def executed_codes(*programs: Any) -> set[Executed]:
+    """The code of the user's functions that ran while programs were traced and made operations of them."""
     codes: set[Executed] = set()
     seen: set[int] = set()
-    for _, eqn in walk(closed):
+    for _, eqn in itertools.chain.from_iterable(map(walk, programs)):
         traceback = _jax.traceback_of(eqn)
         if traceback is None or id(traceback) in seen:
             continue
@@ -79,15 +80,15 @@ class UserCode:
     namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def of(function: Any, closed: Any) -> UserCode:
-        """What ran of a function, by the program traced from it.
+    def of(function: Any, *programs: Any) -> UserCode:
+        """What ran of a function, by the programs traced from it: of a step its own, and that of its gradient.
 
         Raises:
             RematError: a text is not available, or not what the function was compiled from.
         """
         code = UserCode(function)
         by_file: dict[str, set[CodeType]] = {}
-        for file, executed in executed_codes(closed):
+        for file, executed in executed_codes(*programs):
             by_file.setdefault(file, set()).add(executed)
         if not by_file:
             raise RematError(
@@ -112,8 +113,17 @@ class UserCode:
         code = getattr(function, "__code__", None)
         return self.codes.get((code.co_filename, code)) if isinstance(code, CodeType) else None
 
-    def definition(self) -> tuple[ParsedText, Function] | None:
-        """The definition of the traced function itself, through whatever wraps it; None where it is not the user's."""
+    def definition(self, inside: tuple[str, str, int] | None) -> tuple[ParsedText, Function] | None:
+        """The definition of the traced function itself, through whatever wraps it; None where it is not the user's.
+
+        Args:
+            inside: name, file and line of the function that it differentiates inside, if that is meant.
+        """
+        if inside is not None:
+            _, file, line = inside
+            numbers = (number for (at, code), number in self.codes.items() if (at, code.co_firstlineno) == (file, line))
+            number = next(numbers, None)
+            return None if number is None else (self.texts[file], self.texts[file].functions[number])
         for layer in layers(self.function):
             function: Any = getattr(layer, "__func__", layer)
             if not hasattr(function, "__code__") and not isinstance(layer, type):

@@ -160,7 +160,7 @@ class EditedTexts:
             self._checkpoint_function(policy)
 
     def _checkpoint_function(self, policy: Any) -> None:
-        definition = self._code.definition()
+        definition = self._code.definition(self._facts.engine.differentiated_inside)
         if definition is None:
             raise RematError(
                 "the traced function is not defined in source text of yours: define a function that calls it, and "
@@ -195,8 +195,9 @@ class EditedTexts:
                 )
         # The object of a method is no argument of the call that was traced.
         function = engine.traced
-        bound = isinstance(function, MethodType) or not (
-            isinstance(function, FunctionType) or hasattr(function, "__wrapped__")
+        bound = engine.differentiated_inside is None and (
+            isinstance(function, MethodType)
+            or not (isinstance(function, FunctionType) or hasattr(function, "__wrapped__"))
         )
         return sorted({position + bound for position, _ in others if position not in arrays})
 

@@ -14,7 +14,9 @@ from remat_magic import _jax, policies
 from remat_magic.engine.failures import failures
 from remat_magic.engine.gradients import under_policy
 from remat_magic.engine.plan_values import PlanValues
+from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity, Rewriter, find_sites, identity
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.values import abstract
@@ -82,8 +84,9 @@ def step_with_policy(
 
     @functools.wraps(step)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        tracing = _jax.tracing(generation, remat3, _jax.x64())
-        with tracing, under_policy(who, rewrite), failures(who[0], selection.policy):
+        # What stands compiled takes no gradient any more that a trace of it could find.
+        apart = _jax.Generation() if _jax.is_holding() else generation
+        with _jax.tracing(apart, remat3, _jax.x64()), under_policy(who, rewrite), failures(who[0], selection.policy):
             return step(*args, **kwargs)
 
     return applied
@@ -92,7 +95,8 @@ def step_with_policy(
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     """A function like ``fun``, under a plan: what ``trace.function(plan)`` is, without a trace.
 
-    The place and the values are looked up at every call, in what the function then does.
+    The place and the values are looked up at every call, in what the function then does. Where a training step
+    differentiates the function that the plan was made for, it is put in there, and the step is like the one given.
     """
     if not callable(fun):
         raise RematError(f"a plan is applied to a function, not to {type(fun).__name__}: {fun!r}.")
@@ -115,7 +119,33 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
             closed = Rewriter(lambda eqn: chosen.get(table.keys.get(identity(eqn, spans), ""), AS_WRITTEN))(closed)
         return closed, selection.whole
 
-    return _rewritten(fun, name, plan.policy, rewrite, lambda: _jax.tracing(generation, _jax.remat3(), _jax.x64()))
+    def tracing() -> AbstractContextManager[None]:
+        apart = _jax.Generation() if _jax.is_holding() else generation
+        return _jax.tracing(apart, _jax.remat3(), _jax.x64())
+
+    whole = _rewritten(fun, name, plan.policy, rewrite, tracing)
+    if plan.function in ("", name):
+        return whole
+
+    def evaluation(closed: Any) -> Callable[..., Any]:
+        closed, policy = rewrite(closed)
+        evaluate = _jax.as_function(closed)
+        return evaluate if policy is None else jax.checkpoint(evaluate, policy=policy)
+
+    inside: list[Identity | None] = []  # what the plan is for, of the functions that `fun` differentiates
+
+    @functools.wraps(fun)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        if not inside:
+            gradients = Primal(fun, Signature(fun, args, kwargs, None), False).gradients
+            inside.append(next((inner.who for inner in gradients if inner.who[0] == plan.function), None))
+        who = inside[0]
+        if who is None:
+            return whole(*args, **kwargs)
+        with tracing(), under_policy(who, evaluation), failures(who[0], plan.policy):
+            return fun(*args, **kwargs)
+
+    return applied
 
 
 def _rewritten(

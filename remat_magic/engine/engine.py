@@ -21,6 +21,7 @@ from remat_magic.engine.reloaded import restore_lines
 from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
+from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
 from remat_magic.engine.steps import ITSELF, Halves, InnerGradient, Step, choose, inner_gradients, step_of
 from remat_magic.jaxprs.provenance import Provenances
@@ -107,6 +108,11 @@ class Engine:
             RematError: they differ in structure or type.
         """
         return self._primal.signature.arrays_of(args, kwargs)
+
+    @property
+    def whole(self) -> Any:
+        """The closed jaxpr of the function as it was given; calls stand there for the gradients that it takes."""
+        return self._given.closed
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -387,6 +393,11 @@ class Engine:
     def traced(self) -> Any:
         """The function that was traced, as it was given."""
         return self._fun
+
+    @property
+    def differentiated_inside(self) -> Identity | None:
+        """Name, file and line of what a training step differentiates; None where the function itself is."""
+        return None if self._gradient is None else self._gradient.function.who
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

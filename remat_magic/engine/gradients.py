@@ -173,6 +173,8 @@ class _Call:
 
         self._closed = jax.make_jaxpr(flat)(*leaves)
         outputs = min(counts[0], sum(self._is_array))
+        if isinstance(traceable, _Instead):
+            watch.take_from(traceable.inner, named)
         primals = watch.names(named, [path for path, _ in tree_flatten_with_path(args)[0]])
         constants = watch.names(list(_jax.consts_of(self._closed)))
         self.inner = Differentiated(
@@ -196,13 +198,12 @@ class _Call:
         Args:
             function: what to evaluate, from the flat inputs to the flat results; by default the jaxpr.
         """
-        evaluate = function or _jax.as_function(self._closed)
+        return _Instead(self, function or _jax.as_function(self._closed))
 
-        def again(*args: Any) -> Any:
-            results, others = iter(evaluate(*tree_leaves(args))), iter(self._others)
-            return tree_unflatten(self._tree, [next(results) if yes else next(others) for yes in self._is_array])
-
-        return again
+    def results(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, from the arrays in it."""
+        results, others = iter(arrays), iter(self._others)
+        return tree_unflatten(self._tree, [next(results) if yes else next(others) for yes in self._is_array])
 
     def as_calls(self, number: int) -> Callable[..., Any]:
         """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.
@@ -220,6 +221,18 @@ class _Call:
             return self.instead()
         call = _as_calls(inner, number)
         return self.instead(lambda *leaves: call(*outer, *leaves))
+
+
+class _Instead:
+    """A function to differentiate in the place of another, whose name and arguments' names it keeps."""
+
+    def __init__(self, call: _Call, evaluate: Callable[..., Any]) -> None:
+        self._call, self._evaluate = call, evaluate
+        self.inner = call.inner
+        self.__name__ = call.inner.who[0]
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call.results(self._evaluate(*tree_leaves(args)))
 
 
 def _as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
@@ -341,6 +354,15 @@ class _FirstCall:
                             self._names.setdefault(id(value), (leaf_name, name, None))
                             self._values.append(value)
             around = around.f_back
+
+    def take_from(self, inner: Differentiated, values: Sequence[Any]) -> None:
+        """Know what is known of a function in whose place another is differentiated, called with these values."""
+        self.who, self.static = inner.who, inner.static
+        constants = _jax.consts_of(inner.closed)
+        outer = [(constants[index], leaf) for index, leaf in inner.constants.items()]
+        for value, leaf in (*outer, *zip(values, inner.primals, strict=True)):
+            self._names[id(value)] = leaf.name, leaf.argument, leaf.position
+            self._values.append(value)
 
     def names(self, values: Sequence[Any], paths: Sequence[Any] = ()) -> list[_Name]:
         """What the user calls each value; ``paths`` to them say where nobody calls it anything."""
