@@ -117,6 +117,7 @@ def test_the_text_of_a_key_is_that_key(key):
 @given(COMBINED.map(Key.parse), st.text(min_size=1, max_size=5))
 @example(Key.parse("save_only_these_names('f(x)', 'w[0]')"), "h")
 @example(Key.parse("dots_saveable | save_any_names_but_these('h')"), "h")
+@example(Key.parse("everything_saveable | save_any_names_but_these()"), "h")
 def test_what_is_saved_too_can_be_left_out_again(key, name):
     """Of a key that does not speak of the name, unless it saves all names but some: then it is the other way round."""
     if name in key.names or key.has("nothing_saveable") or "save_only_these_names()" in str(key):

@@ -400,3 +400,15 @@ def test_an_edit_is_of_the_loss_where_it_is_written():
     after = edit.diff().splitlines()[edit.diff().splitlines().index(decorator) + 1]
     assert after == " def loss(params, x, y):"
     assert trace.edit(trace.plan("50%")).saved_bytes <= trace.report().saved_bytes
+
+
+def test_what_is_only_pushed_forward_is_no_gradient():
+    def along(w, x):
+        _, push_forward = jax.linearize(lambda x: jnp.tanh(x @ w), x)
+        return push_forward(jnp.ones_like(x))
+
+    (w, *_), x, _ = arguments()
+    trace = rm.trace(along, w, x[:, :8] @ w)
+    assert trace.gradients == ()
+    assert trace.function_name == "along"
+    assert made(trace.report()) == saved_types(along, w, x)

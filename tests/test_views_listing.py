@@ -376,8 +376,11 @@ def test_a_file_that_has_changed_since_shows_what_was_traced(module, tmp_path):
     (tmp_path / "a_model_of_the_users.py").write_text("# other\n" * 3)
     linecache.checkcache()
     trace = rm.trace(loaded.loss, f32(3))
-    assert [(text.line, text.text) for text in trace.sources] == [(3, "    y = jnp.sin(x)\n    return jnp.sum(y * y)")]
-    assert first.sources[0].text.startswith("def loss(x):")
+    # Whoever shows a traceback has linecache drop what it knew of the file.
+    assert [(text.line, text.text) for text in trace.sources] == [
+        (2, "def loss(x):\n    y = jnp.sin(x)\n    return jnp.sum(y * y)")
+    ]
+    assert trace.sources == first.sources
     holds(trace.report())
 
 

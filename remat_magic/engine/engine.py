@@ -58,7 +58,7 @@ class Engine:
         self._gradient = choose(given, self._gradients, gradient, differentiate)
         if self._gradient is not None:
             self._primal = self._gradient.primal
-        elif not self._gradients:
+        elif not given.gradients:
             self._primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
             self._primal = Primal(fun, given.signature, given.has_aux, look_inside=False)

@@ -69,9 +69,22 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     The dearest come first, and those that stand inside the function of another one after it: what they save is part of
     what that one saves.
     """
+    calls: dict[tuple[str, int], None] = {}
+    transposes = False
+    for _, eqn in walk(primal.closed, once=True) if primal.gradients else ():
+        half = half_of(eqn)
+        if half is not None:
+            calls[half] = None
+        transposes = transposes or "transpose(" in _jax.name_stack(eqn)
+    # What jax.linearize only pushes forward has no backward half, and is no gradient.
+    functions = {
+        number: inner
+        for number, inner in enumerate(primal.gradients)
+        if ("backward", number) in calls or (("forward", number) not in calls and transposes)
+    }
     first: dict[Identity, Differentiated] = {}
     places: dict[int, tuple[Identity, int]] = {}  # by the identity of a traceback
-    for number, inner in enumerate(primal.gradients):
+    for number, inner in functions.items():
         first.setdefault(inner.who, inner)
         for eqn in _jax.open_jaxpr(inner.closed).eqns:
             places[id(_jax.traceback_of(eqn))] = inner.who, number  # inner ones last: outer ones have their equations
@@ -112,7 +125,7 @@ def choose(
         RematError: there is none of that key.
     """
     if key is None:
-        return gradients[0] if gradients and not differentiate and _is_step(primal) else None
+        return gradients[0] if gradients and not differentiate and _is_step(primal, gradients) else None
     if key == ITSELF:
         return None
     for gradient in gradients:
@@ -208,8 +221,8 @@ def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:
     return inputs
 
 
-def _is_step(primal: Primal) -> bool:
-    """Whether a program uses gradients, as a training step does, rather than being one to differentiate.
+def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
+    """Whether a program uses gradients that it takes, as a training step does, rather than being one to differentiate.
 
     A step gives back something like what it differentiates (new parameters, or the gradient), or its outputs do not
     depend on the gradient at all (flax's nnx updates a model in place). A loss of which a gradient is a part, such as a
@@ -221,8 +234,8 @@ def _is_step(primal: Primal) -> bool:
     returned = [_kind(aval) for aval in primal.closed.out_avals]
     return [shape for shape, _ in returned] != [()] and any(
         all(returned.count(kind) >= wanted.count(kind) for kind in wanted)
-        for inner in primal.gradients
-        if (wanted := [_kind(leaf.value) for leaf in inner.primals if leaf.differentiated])
+        for gradient in gradients
+        if (wanted := [_kind(leaf.value) for leaf in gradient.function.primals if leaf.differentiated])
     )
 
 

@@ -103,14 +103,25 @@ def codes_of(file: str, lines: Sequence[str]) -> list[CodeType]:
     return codes
 
 
+_last_texts: dict[str, Any] = {}  # by file, linecache's entry when code of it was last read
+
+
 def _refresh(file: str, code: CodeType) -> None:
-    """Let linecache have the text that code was compiled from: of a changed file the new one, if it was reloaded."""
-    before = linecache.cache.get(file)
+    """Let linecache have the text that code was compiled from: of a changed file the new one, if it was reloaded.
+
+    Whoever shows a traceback has linecache drop the text of a file that has changed: it is kept here too.
+    """
+    known = [entry for entry in (linecache.cache.get(file), _last_texts.get(file)) if entry and len(entry) > 1]
     linecache.checkcache(file)
-    if before is None or len(before) == 1 or linecache.cache.get(file) is before:
-        return
-    if code not in codes_of(file, linecache.getlines(file)) and code in codes_of(file, before[2]):
-        linecache.cache[file] = before
+    lines = linecache.getlines(file)
+    others = [entry for entry in known if entry[2] != lines]
+    if others and code not in codes_of(file, lines):
+        entry = next((entry for entry in others if code in codes_of(file, entry[2])), None)
+        if entry is not None:
+            linecache.cache[file] = entry
+    now = linecache.cache.get(file)
+    if now and len(now) > 1:
+        _last_texts[file] = now
 
 
 class Frames(NamedTuple):

@@ -148,13 +148,13 @@ class Key:
         Raises:
             RematError: it offloads by what is computed, and JAX does not combine such a policy with another.
         """
-        if not names or any(_is(one, *_SAVES_ALL) for one in self.alternatives):
+        if not names:
             return self
         alternatives = [
             replace(one, names=tuple(name for name in one.names if name not in names)) if _is(one, _EXCLUDING) else one
             for one in self.alternatives
         ]
-        if any(_is(one, _EXCLUDING) for one in alternatives):
+        if any(_is(one, _EXCLUDING, *_SAVES_ALL) for one in alternatives):
             return Key(tuple(alternatives))
         for number, one in enumerate(alternatives):
             if _is(one, _SAVING, _OFFLOADING):
