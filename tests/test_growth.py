@@ -1,20 +1,13 @@
 """What can be asked of a trace grows no faster than its program, counted in steps, which no busy machine changes."""
 
-import pytest
-
 from tests.benchmarks import growth
 
 # What is shown of few values and of many differs: groups, folds, numbers with more digits. Some of it is cached.
 _SHOWN = ("page", "widget", "text", "compare")
 
 
-def programs(of, usual):
-    return [pytest.param(*program, id=name, marks=() if name == usual else pytest.mark.volume)
-            for name, program in of.items()]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "smallest"), programs(growth.LONG, "everything"))
-def test_work_grows_with_the_length_of_a_program(make, smallest):
+def test_work_grows_with_the_length_of_a_program():
+    make, smallest = growth.LONG["everything"]  # the others are counted by the benchmark
     for question, sizes in growth.counted(make, smallest).items():
         first, second, third = (of_size.total() for of_size in sizes)
         assert third < 3 * max(first, second), question
@@ -24,9 +17,9 @@ def test_work_grows_with_the_length_of_a_program(make, smallest):
             assert rate < 3, f"{question}: {function}"
 
 
-@pytest.mark.parametrize(("make", "smallest"), programs(growth.DEEP, "scans"))
-def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do(make, smallest):
+def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do():
     """These grow with the square of the depth, of which the second doubling adds four times what the first did."""
+    make, smallest = growth.DEEP["scans"]
     for question, sizes in growth.counted(make, smallest).items():
         if question not in _SHOWN or question == "text":
             assert growth.growth(*(of_size.total() for of_size in sizes)) < 4.5, question
