@@ -90,7 +90,7 @@ class _StepSchedule(Schedule):
                 residuals = len(forward.residual_types)
                 read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * residuals
                 saved = self.own_buffers(forward.closed, forward.outputs, results, read)
-                self.saved.update(buffer for buffer, yes in zip(saved, read, strict=False) if yes)
+                self.saved.update({buffer for buffer, yes in zip(saved, read, strict=False) if yes} - {*inputs})
                 link = self.buffer(operation.eqn.outvars[-1].aval)
                 self._residuals[link] = saved
                 return [*results[: forward.outputs], link]
