@@ -13,7 +13,9 @@ from remat_magic._jax.settings import set_locally, setting
 _EFFECT = "no note tells of functions that JAX still holds an older trace of"
 
 
-def stale_traces(generation: Generation, top: Callable[..., Any], closed: Any) -> list[tuple[Callable[..., Any], str]]:
+def stale_traces(
+    generation: Generation, top: Callable[..., Any], closed: Any, comparable: Callable[[Any], bool] = lambda _: True
+) -> list[tuple[Callable[..., Any], str]]:
     """The user's functions of which JAX still holds an older trace than the one made under ``generation``.
 
     No Python of the user runs: JAX's cache is asked with tracing forbidden, so that a miss raises. A courtesy: none is
@@ -23,6 +25,7 @@ def stale_traces(generation: Generation, top: Callable[..., Any], closed: Any) -
         generation: what the fresh trace was made under.
         top: the function that was traced, and
         closed: its fresh jaxpr, compared with older traces of ``top`` itself.
+        comparable: tells the fresh jaxprs that JAX would make in just the same way.
 
     Returns:
         The stale functions with their names, each once.
@@ -33,14 +36,14 @@ def stale_traces(generation: Generation, top: Callable[..., Any], closed: Any) -
     try:
         # Not JAX's own context managers, which an interrupt can leave without putting anything back.
         with set_locally([(no_tracing, True)]):
-            return _stale(generation, number, top, closed)
+            return _stale(generation, number, top, closed, comparable)
     except Exception as error:  # noqa: BLE001 - whatever a newer JAX does otherwise costs the note, not the trace
         do_without(f"the cache of traces as it was ({type(error).__name__}: {error})", _EFFECT)
         return []
 
 
 def _stale(
-    generation: Generation, number: Any, top: Callable[..., Any], closed: Any
+    generation: Generation, number: Any, top: Callable[..., Any], closed: Any, comparable: Callable[[Any], bool]
 ) -> list[tuple[Callable[..., Any], str]]:
     stale: dict[int, tuple[Callable[..., Any], str]] = {}
     for function, args, kwargs in _alive(generation.traces):
@@ -53,14 +56,14 @@ def _stale(
                 fresh = generation.traces(function, *args, **kwargs)[0]
             except Exception:  # noqa: BLE001 - made under a setting that the function itself made
                 continue
-        if _differ(fresh, old):
+        if _differ(fresh, old) and comparable(fresh):
             stale[id(function)] = (function, args[1].func_name)
     for function, args, kwargs in [key for key in _alive(user_traces) if key[0] is top]:
         try:
             old = user_traces(function, *args, **kwargs)[0]
         except Exception:  # noqa: BLE001 - made under another configuration than today's
             continue
-        if _input_types(old) == _input_types(closed) and _differ(closed, old):
+        if _input_types(old) == _input_types(closed) and _differ(closed, old) and comparable(closed):
             stale[id(function)] = (function, args[1].func_name)
     return list(stale.values())
 

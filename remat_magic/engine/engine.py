@@ -136,7 +136,7 @@ class Engine:
             RematError: there is no such gradient, or the function itself cannot be differentiated.
             Exception: whatever the function raises, which is traced once more where it is itself differentiated.
         """
-        with self.lock:
+        with self.lock, self._given.tracing():  # whichever thread asks
             other: Engine = copy.copy(self)
             other.__dict__.pop("step", None)
             other.lock = threading.RLock()
@@ -161,7 +161,7 @@ class Engine:
         """
         assert self._gradient is not None
         chosen, halves = self._gradient.function, dict[int, Halves]()
-        with self.lock:
+        with self.lock, self._given.tracing():  # whichever thread asks
             for number, function in enumerate(self._given.gradients):
                 if function is chosen:
                     both, primal = (self.half(selection), self.backward_of(selection)), self._primal

@@ -72,7 +72,6 @@ class InnerInputs(Inputs):
 
     def __init__(self, inner: Differentiated) -> None:
         self.function = inner.who[0]
-        self._inner = inner
         self.leaves = (*inner.constants.values(), *inner.primals, *inner.static)
 
     def text(self, outputs: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from remat_magic import _jax, policies
-from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients
+from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites, identity
 from remat_magic.jaxprs.provenance import Provenances
@@ -64,8 +64,15 @@ class Primal:
                 self.closed, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
             else:
                 self.closed = signature.jaxpr(fun, self._flat)
-        self.stale = tuple(dict.fromkeys(name for _, name in _jax.stale_traces(self._generation, fun, self.closed)))
+        stale = _jax.stale_traces(self._generation, fun, self.closed, self._is_as_jax_makes_it)
+        self.stale = tuple(dict.fromkeys(name for _, name in stale))
         self.function = _jax.as_function(self.closed)
+
+    def _is_as_jax_makes_it(self, jaxpr: Any) -> bool:
+        """Whether no gradient that was taken hold of stands in a jaxpr: JAX would write it in another way."""
+        return not self.gradients or not any(
+            half_of(eqn) or "jvp(" in _jax.name_stack(eqn) for _, eqn in walk(jaxpr, once=True)
+        )
 
     @functools.cached_property
     def provenances(self) -> Provenances:
