@@ -19,7 +19,7 @@ from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity, Rewriter, find_sites, identity
 from remat_magic.jaxprs.spans import Spans
-from remat_magic.jaxprs.values import abstract
+from remat_magic.jaxprs.values import Returned, abstract
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Plan, RematError
 
@@ -42,19 +42,12 @@ def with_policy(
         tracing: the settings to trace under.
         named: gives the values of a jaxpr the names that a selection's policy is of, if it is of such names.
     """
-
-    def rewrite(closed: Any) -> tuple[Any, Any]:
-        closed = named(selection, closed)
-        if selection.at_sites:
-            closed = Rewriter(chooser(selection, Spans()))(closed)
-        return closed, selection.whole
-
-    return _rewritten(fun, name, selection.policy, rewrite, tracing)
+    return _rewritten(fun, name, selection.policy, _rewriting(selection, chooser, named), tracing)
 
 
 def step_with_policy(
     step: Callable[..., Any],
-    who: Identity,
+    inside: Identity,
     selection: Selection,
     chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
     remat3: bool,
@@ -62,34 +55,66 @@ def step_with_policy(
 ) -> Callable[..., Any]:
     """A training step like ``step``, with a policy applied to a function that it differentiates inside.
 
-    The step itself is called, so that what it does besides, its ``jit`` with all options included, stays as it is. JAX
-    keeps what it compiles for this policy apart from what it compiles for the step as written.
+    The step itself is called, so that what it does besides, its ``jit`` with all options included, stays as it is.
 
     Args:
         step: the function.
-        who: the function that is differentiated, by its definition.
+        inside: the function that is differentiated, by its definition.
         selection: the policies.
         chooser: as for ``with_policy``, and so is ``named``.
         remat3: whether to trace with jax_remat3.
         named: gives the names.
     """
-    generation = _jax.Generation()
-
-    def rewrite(closed: Any) -> Callable[..., Any]:
-        closed = named(selection, closed)
-        if selection.at_sites:
-            closed = Rewriter(chooser(selection, Spans()))(closed)
-        evaluate = _jax.as_function(closed)
-        return evaluate if selection.whole is None else jax.checkpoint(evaluate, policy=selection.whole)
+    rewrite, tracing = _rewriting(selection, chooser, named), _apart(lambda: remat3)
 
     @functools.wraps(step)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        # What stands compiled takes no gradient any more that a trace of it could find.
-        apart = _jax.Generation() if _jax.is_holding() else generation
-        with _jax.tracing(apart, remat3, _jax.x64()), under_policy(who, rewrite), failures(who[0], selection.policy):
-            return step(*args, **kwargs)
+        return _differentiating(inside, rewrite, tracing, selection.policy, lambda: step(*args, **kwargs))
 
     return applied
+
+
+def _rewriting(
+    selection: Selection,
+    chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
+    named: Callable[[Selection, Any], Any],
+) -> Callable[[Any], tuple[Any, Any]]:
+    """Gives for a jaxpr another with a selection's policies in it, and the policy of one around it."""
+
+    def rewrite(closed: Any) -> tuple[Any, Any]:
+        closed = named(selection, closed)
+        if selection.at_sites:
+            closed = Rewriter(chooser(selection, Spans()))(closed)
+        return closed, selection.whole
+
+    return rewrite
+
+
+def evaluation(closed: Any, policy: Any) -> Callable[..., Any]:
+    """A flat function that evaluates a jaxpr, under a checkpoint with that policy if there is one."""
+    evaluate = _jax.as_function(closed)
+    return evaluate if policy is None else jax.checkpoint(evaluate, policy=policy)
+
+
+def _apart(remat3: Callable[[], bool]) -> Callable[[], AbstractContextManager[None]]:
+    """Traces of one policy's own: JAX keeps what it compiles for it apart from the user's, and from other policies'.
+
+    A trace that looks for gradients gets new ones: what stands compiled takes none any more.
+    """
+    generation = _jax.Generation()
+    return lambda: _jax.tracing(_jax.Generation() if _jax.is_holding() else generation, remat3(), _jax.x64())
+
+
+def _differentiating(
+    inside: Identity,
+    rewrite: Callable[[Any], tuple[Any, Any]],
+    tracing: Callable[[], AbstractContextManager[None]],
+    policy: str,
+    step: Callable[[], Any],
+) -> Any:
+    """What a step returns that differentiates what ``rewrite`` makes of a function inside."""
+    with tracing(), under_policy(inside, lambda closed: evaluation(*rewrite(closed))), failures(inside[0], policy):
+        return step()
 
 
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +126,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(fun):
         raise RematError(f"a plan is applied to a function, not to {type(fun).__name__}: {fun!r}.")
     name = getattr(fun, "__name__", "") or type(fun).__name__
-    generation = _jax.Generation()
+    tracing = _apart(_jax.remat3)
 
     def rewrite(closed: Any) -> tuple[Any, Any]:
         spans = Spans()
@@ -119,31 +144,21 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
             closed = Rewriter(lambda eqn: chosen.get(table.keys.get(identity(eqn, spans), ""), AS_WRITTEN))(closed)
         return closed, selection.whole
 
-    def tracing() -> AbstractContextManager[None]:
-        apart = _jax.Generation() if _jax.is_holding() else generation
-        return _jax.tracing(apart, _jax.remat3(), _jax.x64())
-
     whole = _rewritten(fun, name, plan.policy, rewrite, tracing)
     if plan.function in ("", name):
         return whole
 
-    def evaluation(closed: Any) -> Callable[..., Any]:
-        closed, policy = rewrite(closed)
-        evaluate = _jax.as_function(closed)
-        return evaluate if policy is None else jax.checkpoint(evaluate, policy=policy)
-
-    inside: list[Identity | None] = []  # what the plan is for, of the functions that `fun` differentiates
+    found: list[Identity | None] = []  # what the plan is for, of the functions that `fun` differentiates
 
     @functools.wraps(fun)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        if not inside:
+        if not found:
             gradients = Primal(fun, Signature(fun, args, kwargs, None), False).gradients
-            inside.append(next((inner.who for inner in gradients if inner.who[0] == plan.function), None))
-        who = inside[0]
-        if who is None:
+            found.append(next((inner.who for inner in gradients if inner.who[0] == plan.function), None))
+        (inside,) = found
+        if inside is None:
             return whole(*args, **kwargs)
-        with tracing(), under_policy(who, evaluation), failures(who[0], plan.policy):
-            return fun(*args, **kwargs)
+        return _differentiating(inside, rewrite, tracing, plan.policy, lambda: fun(*args, **kwargs))
 
     return applied
 
@@ -162,27 +177,17 @@ def _rewritten(
         leaves, tree = tree_flatten((args, kwargs))
         dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
         arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
-        static: list[Any] = []
+        returned = Returned()
 
         def flat(*values: Any) -> list[Any]:
             given = iter(values)
             filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
             inner_args, inner_kwargs = tree_unflatten(tree, filled)
-            results, out_tree = tree_flatten(fun(*inner_args, **inner_kwargs))
-            is_array = [abstract(item) is not None or isinstance(item, (bool, int)) for item in results]
-            others = [item for item, yes in zip(results, is_array, strict=True) if not yes]
-            static[:] = [out_tree, is_array, others]
-            return [item for item, yes in zip(results, is_array, strict=True) if yes]
+            return returned.arrays(fun(*inner_args, **inner_kwargs))
 
         with tracing():
-            closed, whole = rewrite(jax.make_jaxpr(flat)(*arrays))
-            evaluate = _jax.as_function(closed)
-            if whole is not None:
-                evaluate = jax.checkpoint(evaluate, policy=whole)
+            evaluate = evaluation(*rewrite(jax.make_jaxpr(flat)(*arrays)))
             with failures(name, policy):
-                results = iter(evaluate(*arrays))
-        out_tree, is_array, others = static
-        rest = iter(others)
-        return tree_unflatten(out_tree, [next(results) if yes else next(rest) for yes in is_array])
+                return returned.with_arrays(evaluate(*arrays))
 
     return applied

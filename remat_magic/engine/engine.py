@@ -410,10 +410,11 @@ class Engine:
         Raises:
             Exception: whatever ``fun`` itself raises.
         """
-        given = self._given
-        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in given.signature.arrays]
-        args, kwargs = given.signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
-        differentiated = tuple(leaf.name for leaf in given.signature.arrays if leaf.differentiated)
+        given, signature = self._given, self._given.signature
+        assert isinstance(signature, Signature)  # not that of a function inside
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
+        args, kwargs = signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self._gradient is None else None
         gradient = ITSELF if self._gradient is None else self._gradient.call.key
         with given.tracing():

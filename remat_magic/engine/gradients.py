@@ -24,7 +24,7 @@ from remat_magic import _jax
 from remat_magic.engine.signature import Inputs, Leaf
 from remat_magic.engine.sites import Identity
 from remat_magic.jaxprs.spans import is_user_file
-from remat_magic.jaxprs.values import abstract, is_inexact
+from remat_magic.jaxprs.values import Returned, abstract, can_be_output, is_inexact
 from remat_magic.records import Half, RematError
 
 __all__ = ["Differentiated", "InnerInputs", "find_gradients", "half_of", "is_half", "under_policy"]
@@ -84,10 +84,6 @@ class InnerInputs(Inputs):
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""
         return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*(leaf.value for leaf in self.arrays))
-
-    def call(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        """Call ``fun`` with these values in place of the array leaves."""
-        return fun(*arrays)
 
     def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
         """As ``Signature.arrays_of``; the arguments of the function around do not tell what the gradient is given.
@@ -152,9 +148,7 @@ class _Call:
     def __init__(self, traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, depth: int = 0) -> None:
         leaves, tree = tree_flatten(args)
         self._leaves = leaves
-        self._tree: Any = None
-        self._others: list[Any] = []  # what it returns that is no array
-        self._is_array: list[bool] = []
+        self._returned = Returned()
         watch = _FirstCall()
         named: list[Any] = []
         counts: list[int] = []
@@ -163,15 +157,13 @@ class _Call:
             with watch:
                 out = traceable(*tree_unflatten(tree, values))
             named[:] = values
-            results, self._tree = tree_flatten(out)
-            self._is_array = [abstract(item) is not None or isinstance(item, (bool, int)) for item in results]
-            self._others = [item for item, yes in zip(results, self._is_array, strict=True) if not yes]
+            arrays = self._returned.arrays(out)
             pair = has_aux and isinstance(out, (tuple, list)) and len(out) == 2
-            counts.append(len(tree_leaves(out[0])) if pair else len(results))
-            return [item for item, yes in zip(results, self._is_array, strict=True) if yes]
+            counts.append(sum(map(can_be_output, tree_leaves(out[0]))) if pair else len(arrays))
+            return arrays
 
         self._closed = jax.make_jaxpr(flat)(*leaves)
-        outputs = min(counts[0], sum(self._is_array))
+        (outputs,) = counts
         if isinstance(traceable, _Instead):
             watch.take_from(traceable.inner, named)
         primals = watch.names(named, [path for path, _ in tree_flatten_with_path(args)[0]])
@@ -187,7 +179,7 @@ class _Call:
             tuple(_leaf(value, place, differentiated=True) for value, place in zip(leaves, primals, strict=True)),
             watch.static,
             outputs,
-            sum(self._is_array) - outputs,
+            len(self._closed.out_avals) - outputs,
             depth,
         )
 
@@ -201,8 +193,7 @@ class _Call:
 
     def results(self, arrays: Sequence[Any]) -> Any:
         """What the function returns, from the arrays in it."""
-        results, others = iter(arrays), iter(self._others)
-        return tree_unflatten(self._tree, [next(results) if yes else next(others) for yes in self._is_array])
+        return self._returned.with_arrays(arrays)
 
     def as_calls(self, number: int) -> Callable[..., Any]:
         """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.

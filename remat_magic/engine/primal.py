@@ -12,7 +12,7 @@ from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradi
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites, identity
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.values import abstract, flatten_outputs, is_inexact
+from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
@@ -88,9 +88,9 @@ class Primal:
 
     def _flat(self, output: Any) -> list[Any]:
         leaves, aux = flatten_outputs(output, self.has_aux, self.name)
-        self._odd = next((leaf for leaf in leaves if not _may_be_output(leaf)), None)
-        leaves = [leaf for leaf in leaves if _may_be_output(leaf)]
-        kept = [leaf for leaf in aux if _may_be_output(leaf)]
+        self._odd = next((leaf for leaf in leaves if not can_be_output(leaf)), None)
+        leaves = [leaf for leaf in leaves if can_be_output(leaf)]
+        kept = [leaf for leaf in aux if can_be_output(leaf)]
         self.outputs, self.auxiliary = len(leaves), len(kept)
         return [*leaves, *kept]
 
@@ -153,7 +153,3 @@ class Primal:
     def has_custom_rules(self) -> bool:
         """Whether a custom derivative rule, which is Python and may hold names of its own, is called."""
         return any(_jax.is_custom_rule(eqn) for _, eqn in walk(self.closed, once=True))
-
-
-def _may_be_output(leaf: Any) -> bool:
-    return abstract(leaf) is not None or isinstance(leaf, (bool, int))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
+from remat_magic.engine.applied import evaluation
 from remat_magic.engine.failures import failures
 from remat_magic.engine.halves import (
     Forward,
@@ -129,10 +130,7 @@ class Retraces:
             closed = self.named_again(selection, other.closed)
             if selection.at_sites:
                 closed = Rewriter(self.chooser(selection, Spans()))(closed)
-            function = _jax.as_function(closed)
-            if selection.whole is not None:
-                function = jax.checkpoint(function, policy=selection.whole)
-            half = _half_of(other, function)
+            half = _half_of(other, evaluation(closed, selection.whole))
             return half, backward_half(half)
 
     def backward(self, selection: Selection) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from remat_magic.records import RematError
 
@@ -63,6 +64,33 @@ def is_inexact(aval: Any) -> bool:
     """Whether values of a type can be differentiated: real or complex floating point."""
     dtype = getattr(aval, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def can_be_output(leaf: Any) -> bool:
+    """Whether a jaxpr can have a value among its outputs; other leaves of what a function returns stay Python's."""
+    return abstract(leaf) is not None or isinstance(leaf, (bool, int))
+
+
+class Returned:
+    """What a function returned when it was traced, so that arrays can be put in the places of those in it."""
+
+    def __init__(self) -> None:
+        self._tree: Any = None
+        self._leaves: list[Any] = []  # None for an array
+        self._is_array: list[bool] = []
+
+    def arrays(self, returned: Any) -> list[Any]:
+        """The arrays in what a function returned, which is remembered without them."""
+        leaves, self._tree = tree_flatten(returned)
+        self._is_array = [can_be_output(leaf) for leaf in leaves]
+        self._leaves = [None if yes else leaf for leaf, yes in zip(leaves, self._is_array, strict=True)]
+        return [leaf for leaf, yes in zip(leaves, self._is_array, strict=True) if yes]
+
+    def with_arrays(self, arrays: Iterable[Any]) -> Any:
+        """The same with other arrays."""
+        given = iter(arrays)
+        places = zip(self._leaves, self._is_array, strict=True)
+        return tree_unflatten(self._tree, [next(given) if yes else leaf for leaf, yes in places])
 
 
 def flatten_outputs(out: Any, has_aux: bool, function: str) -> tuple[list[Any], list[Any]]:
