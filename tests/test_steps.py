@@ -430,6 +430,20 @@ def test_a_step_that_has_run_is_not_called_stale():
         assert rm.trace(step, params, x, y).stale == ()
 
 
+def test_a_loss_with_a_gradient_inside_is_called_stale_where_it_is():
+    helpers = {"activation": jnp.tanh}
+
+    @jax.jit
+    def penalty(w, x):
+        return (jax.grad(lambda x: helpers["activation"](x @ w).sum())(x) ** 2).sum()
+
+    (w, *_), x, _ = arguments()
+    penalty(w, x)
+    assert rm.trace(penalty, w, x).stale == ()
+    helpers["activation"] = jnp.sin
+    assert rm.trace(penalty, w, x).stale == ("penalty",)
+
+
 def test_another_thread_turns_to_the_step_itself_under_the_settings_of_the_trace():
     """Its Python runs once more then, and asks for the precision of whoever traced it."""
     seen = []

@@ -178,7 +178,7 @@ class Engine:
     @property
     def stale(self) -> tuple[str, ...]:
         """The functions of which JAX still holds an older trace than this one."""
-        return self._given.stale
+        return tuple(dict.fromkeys((*self._given.stale, *self._primal.stale)))
 
     @property
     def provenances(self) -> Provenances:
