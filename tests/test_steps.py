@@ -229,7 +229,10 @@ def test_a_physics_informed_loss_is_differentiated_itself_and_its_step_is_of_it(
 
     (first, second, _), x, _ = arguments()
     params, times = [first[0], second], x[:, 0]
-    assert rm.trace(physics_loss, params, times).function_name == "physics_loss"
+    itself = rm.trace(physics_loss, params, times)
+    assert itself.function_name == "physics_loss"
+    # The gradient of a gradient is of the network too, and no hash or wrapper of JAX's is taken for it.
+    assert {gradient.function for gradient in itself.gradients} == {"<lambda>"}
     trace = rm.trace(step, params, times)
     assert trace.function_name == "physics_loss"
     assert made(trace.report()) == saved_types(lambda p: physics_loss(p, times), params)

@@ -304,21 +304,24 @@ class _FirstCall:
 
     def __enter__(self) -> None:
         self._before = sys.getprofile()
-        sys.setprofile(self._called)
+        sys.setprofile(self.called)
 
     def __exit__(self, *_: object) -> None:
         if self._code is None:
             sys.setprofile(self._before)
 
-    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+    def called(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not is_user_file(code.co_filename) or _makes_a_container(frame):
+        if event != "call" or not is_user_file(code.co_filename) or _handles_a_container(frame):
             return
         sys.setprofile(self._before)
         self._code = code
         self.who = (_name_of(frame), code.co_filename, code.co_firstlineno)
         with contextlib.suppress(Exception):  # a container of the user's own that cannot be flattened has no names
             self._take_names(frame)
+        around = getattr(self._before, "__self__", None)
+        if isinstance(around, _FirstCall):  # jax.grad(jax.grad(f)): it is the first of both
+            around.called(frame, event, _)
 
     def _take_names(self, frame: FrameType) -> None:
         code, local = frame.f_code, frame.f_locals
@@ -367,10 +370,14 @@ class _FirstCall:
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
 
-def _makes_a_container(frame: FrameType) -> bool:
-    """Whether a call comes from JAX, or a library, putting a container of the user's own together again."""
+def _handles_a_container(frame: FrameType) -> bool:
+    """Whether a call comes from JAX, or a library, putting a container of the user's own together again.
+
+    Or comparing it, making its hash: no other special method than ``__call__`` is what somebody differentiates.
+    """
     code = frame.f_code
-    if code.co_name in ("__init__", "__new__", "__post_init__") or code.co_varnames[:1] == ("_cls",):  # of a namedtuple
+    special = code.co_name.startswith("__") and code.co_name != "__call__"
+    if special or code.co_varnames[:1] == ("_cls",):  # of a namedtuple
         return True
     caller = frame.f_back
     while caller is not None and is_user_file(caller.f_code.co_filename):
