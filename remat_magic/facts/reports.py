@@ -11,10 +11,11 @@ from remat_magic import _jax
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.facts.memory import Held, Schedule, both_halves, live_lines
+from remat_magic.facts.memory import both_halves, live_lines
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
+from remat_magic.facts.schedule import Held, Schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.provenance import Provenances

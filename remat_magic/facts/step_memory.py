@@ -8,7 +8,8 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.gradients import half_of
 from remat_magic.engine.steps import Halves, Step
-from remat_magic.facts.memory import Held, Schedule, live_lines
+from remat_magic.facts.memory import live_lines
+from remat_magic.facts.schedule import Held, Schedule
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.values import is_inexact
