@@ -6,13 +6,14 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 
 from remat_magic import _jax, policies
+from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import Forward, Gradient
@@ -234,9 +235,9 @@ class Engine:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
         return (
-            *_notes(self.stale, hidden),
-            *_notes_of_gradients(self._given.name, self.gradient_inside, self.gradients),
-            *_settings_notes(self._settings),
+            *notes.of_program(self.stale, hidden),
+            *notes.of_gradients(self._given.name, self.gradient_inside, self.gradients),
+            *notes.of_settings(self._settings),
         )
 
     def choices(self) -> tuple[Choice, ...]:
@@ -298,7 +299,7 @@ class Engine:
         names = () if plain else self.names
         resolved = self._selector.intern(policies.resolve(policy, names, namespace, self.function_name))
         if self.remat3 and resolved.own:
-            resolved = replace(resolved, notes=(*resolved.notes, _asked_little(resolved.key)))
+            resolved = replace(resolved, notes=(*resolved.notes, notes.asked_little(resolved.key)))
         if namespace is None and resolved.policy is policy:  # which is held anyway, so that its identity stays its own
             self._resolved[id(policy)] = policy, resolved
         return resolved
@@ -454,67 +455,3 @@ def _of_type(aval: Any, sharding: Any) -> Any:
 def _names_in(closed: Any) -> tuple[str, ...]:
     names = (_jax.checkpoint_name_of(eqn) for _, eqn in walk(closed, once=True))
     return tuple(dict.fromkeys(name for name in names if name is not None))
-
-
-def _notes(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
-    """The notes of a function, of which ``hidden`` are the names that only the rules of custom derivatives hold."""
-    if stale:
-        yield Note(
-            "stale-trace",
-            f"JAX still holds an older trace of {', '.join(stale)}, from before it or what it calls was redefined: "
-            "this report shows the new definition, but your next jit or grad may run the old one until "
-            "jax.clear_caches().",
-            stale,
-        )
-    if hidden:
-        yield Note(
-            "names-out-of-reach",
-            f"{', '.join(map(repr, hidden))} {'is' if len(hidden) == 1 else 'are'} named inside a custom derivative "
-            "rule, which is Python: checkpoint sites in there are out of reach.",
-            hidden,
-        )
-
-
-def _notes_of_gradients(
-    function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall]
-) -> Iterator[Note]:
-    """What was decided about a function that takes gradients inside, and how to turn it round."""
-    if not gradients:
-        return
-    first, *others = [chosen, *(one for one in gradients if one is not chosen)] if chosen else gradients
-    place = f" ({first.place})" if first.place else ""
-    if chosen is None:
-        yield Note(
-            "gradient-inside",
-            f"{function} takes a gradient inside, that of {first.function}{place}, and this report is of "
-            f"differentiating {function} itself, once more: gradient={first.key!r} shows what the one inside saves.",
-            (function,),
-        )
-        return
-    more = f", {', '.join(repr(one.key) for one in others)}" if others else ""
-    yield Note(
-        "gradient-of-step",
-        f"{function} takes the gradient of {first.function}{place}, and that is what is shown; the peak is of the "
-        f"whole step. Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{more}.",
-        (function, first.key),
-    )
-
-
-def _settings_notes(settings: Sequence[str]) -> Iterator[Note]:
-    if settings:
-        what = "are Python numbers" if len(settings) > 1 else "is a Python number"
-        yield Note(
-            "number-not-differentiated",
-            f"{', '.join(settings)} {what} that the function needs as such, not differentiated: pass arrays where "
-            "derivatives are wanted.",
-            tuple(settings),
-        )
-
-
-def _asked_little(policy: str) -> Note:
-    return Note(
-        "policy-asked-little",
-        f"jax_remat3 asks a policy about matmuls, convolutions and named values only: what {policy} says of other "
-        "operations has no effect.",
-        (policy,),
-    )

@@ -1,0 +1,74 @@
+"""Sentences that a reader of any report of a function must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from remat_magic.engine.steps import ITSELF
+from remat_magic.records import GradientCall, Note
+
+__all__ = ["asked_little", "of_gradients", "of_program", "of_settings"]
+
+
+def of_program(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
+    """What is to be known of a function; ``hidden`` are the names that only the rules of custom derivatives hold."""
+    if stale:
+        yield Note(
+            "stale-trace",
+            f"JAX still holds an older trace of {', '.join(stale)}, from before it or what it calls was redefined: "
+            "this report shows the new definition, but your next jit or grad may run the old one until "
+            "jax.clear_caches().",
+            stale,
+        )
+    if hidden:
+        yield Note(
+            "names-out-of-reach",
+            f"{', '.join(map(repr, hidden))} {'is' if len(hidden) == 1 else 'are'} named inside a custom derivative "
+            "rule, which is Python: checkpoint sites in there are out of reach.",
+            hidden,
+        )
+
+
+def of_gradients(function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall]) -> Iterator[Note]:
+    """What was decided about a function that takes gradients inside, and how to turn it round."""
+    if not gradients:
+        return
+    first, *others = [chosen, *(one for one in gradients if one is not chosen)] if chosen else gradients
+    place = f" ({first.place})" if first.place else ""
+    if chosen is None:
+        yield Note(
+            "gradient-inside",
+            f"{function} takes a gradient inside, that of {first.function}{place}, and this report is of "
+            f"differentiating {function} itself, once more: gradient={first.key!r} shows what the one inside saves.",
+            (function,),
+        )
+        return
+    more = f", {', '.join(repr(one.key) for one in others)}" if others else ""
+    yield Note(
+        "gradient-of-step",
+        f"{function} takes the gradient of {first.function}{place}, and that is what is shown; the peak is of the "
+        f"whole step. Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{more}.",
+        (function, first.key),
+    )
+
+
+def of_settings(settings: Sequence[str]) -> Iterator[Note]:
+    """What is to be known of Python numbers that had to stay numbers."""
+    if settings:
+        what = "are Python numbers" if len(settings) > 1 else "is a Python number"
+        yield Note(
+            "number-not-differentiated",
+            f"{', '.join(settings)} {what} that the function needs as such, not differentiated: pass arrays where "
+            "derivatives are wanted.",
+            tuple(settings),
+        )
+
+
+def asked_little(policy: str) -> Note:
+    """How little jax_remat3 asks a policy."""
+    return Note(
+        "policy-asked-little",
+        f"jax_remat3 asks a policy about matmuls, convolutions and named values only: what {policy} says of other "
+        "operations has no effect.",
+        (policy,),
+    )
