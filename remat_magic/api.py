@@ -363,12 +363,12 @@ class Trace:
     ) -> Plan:
         """What to save within a budget so that recomputation costs least.
 
-        Every intermediate value gets a checkpoint name, in the rules of custom derivatives and in ``shard_map`` too,
-        and an integer program chooses among the names. The choice is
-        then applied and traced, so that what the plan says is what JAX does. Where one of JAX's own policies fits the
-        budget and costs less (it can keep what no name reaches, such as the cosine of a sine), the plan is that policy.
-        Inside the branches of a ``lax.cond`` only names of your own are tried; ``Plan.unreached`` and ``Plan.status``
-        tell what else a policy may keep and is no choice here. Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
+        Every intermediate value gets a checkpoint name, in the rules of custom derivatives and in ``shard_map`` too, and
+        an integer program chooses among the names. The choice is then applied and traced, so that what the plan says is
+        what JAX does. Where one of JAX's own policies fits the budget and costs less (it can keep what no name reaches,
+        such as the cosine of a sine), the plan is that policy. Inside the branches of a ``lax.cond`` only names of your
+        own are tried; ``Plan.unreached`` and ``Plan.status`` tell what else a policy may keep and is no choice here.
+        Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
 
         Args:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
