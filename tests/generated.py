@@ -52,8 +52,15 @@ NO_CHECKPOINT = "none"  # instead of a step's policy: nothing is put around its 
 ON_DEVICE = tuple(key for key in POLICIES if "offload" not in key)  # what can run on the CPU's one memory
 
 
+class _Printed:
+    """Hypothesis' own text of a value that it drew doubles its work at each level of nesting: minutes, here."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
 @dataclasses.dataclass(frozen=True)
-class Step:
+class Step(_Printed):
     """One operation: ``operands`` count back over the values so far, ``n`` is whatever the operation makes of it."""
 
     op: str
@@ -72,7 +79,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Body:
+class Body(_Printed):
     """Steps and the values that they give back, which may be inputs, or the same value twice."""
 
     steps: tuple[Step, ...]
@@ -80,7 +87,7 @@ class Body:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Program(_Printed):
     """A function: the types of its arguments, how they and its results are packed, and what it does.
 
     ``x64`` tells whether it is for 64-bit types, ``static`` whether it also takes arguments that are no arrays.
@@ -533,7 +540,7 @@ MIXES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Layers:
+class Layers(_Printed):
     """Checkpointed layers large enough for their values to be all that matters in memory."""
 
     mixes: tuple[str, ...]

@@ -122,12 +122,14 @@ def types_of_jax(fun, args, kwargs) -> Counter[str]:
     return Counter(aval.str_short(short_dtypes=True) for aval, source in listed if source != "from a literal")
 
 
-def traced(program: Program) -> rm.Trace:
-    """Its trace; no program for a test where JAX itself cannot trace it."""
+def traced(program: Program, gradient: str | None = "none") -> rm.Trace:
+    """Its trace, of the program itself unless told otherwise; no program for a test where JAX cannot trace it."""
     args, kwargs = program.shapes()
     with program.settings():
         trace = outcome(
-            lambda: rm.trace(program.function(), *args, has_aux=program.has_aux, **kwargs, **program.statics())
+            lambda: rm.trace(
+                program.function(), *args, has_aux=program.has_aux, gradient=gradient, **kwargs, **program.statics()
+            )
         )
         if isinstance(trace, Exception):
             assume(not isinstance(outcome(lambda: jax.eval_shape(output_of(program), *args, **kwargs)), Exception))
@@ -532,7 +534,7 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
     args, kwargs = program.values()
     fun = output_of(program)
     assume(not any("offload" in step.policy for step, _ in steps_in(program.body)))  # one memory on this machine
-    trace = traced(program)
+    trace = traced(program, gradient=None)  # of a gradient in it, where it is a step
     policy = data.draw(st.sampled_from(["none", "as_written", *ON_DEVICE]))
     at = data.draw(st.sampled_from(["function", *(("sites",) if trace.sites else ())]))
     applied = output_of(program, trace.function(POLICIES.get(policy, policy), at))
@@ -645,7 +647,7 @@ class _Rows(html.parser.HTMLParser):
 @examples(3)
 @given(program=programs(depth=3), policy=_POLICY)
 def test_everything_that_can_be_asked_is_answered(remat3, program, policy):
-    trace = traced(program)
+    trace = traced(program, gradient=None)
     comparison = trace.compare(besides=[POLICIES[policy]])
     assert [row for row in comparison.rows if row.error and not is_sentence(Exception(row.error))] == []
     json.dumps(comparison.to_dict(), allow_nan=False)

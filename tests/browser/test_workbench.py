@@ -257,16 +257,15 @@ def test_the_panes_scroll_together(widget: Widget) -> None:
     widget.tab("Jaxprs").click()
     left, right = widget.part("jaxprs").locator("pre").all()
     left.hover()
-    before = right.evaluate("pane => pane.scrollTop")
     # To the forward program's end, which is the backward one's beginning, and then to its middle.
     left.evaluate("pane => pane.scrollTo(0, pane.scrollHeight)")
     page.wait_for_timeout(200)
     left.evaluate("pane => pane.scrollTo(0, pane.scrollHeight / 2)")
-    page.wait_for_function("([pane, before]) => pane.scrollTop !== before", arg=[right.element_handle(), before])
-    at = "pane => { const b = pane.getBoundingClientRect();"
-    at += " return [...pane.querySelectorAll('[data-o]')].filter(l => { const r = l.getBoundingClientRect();"
-    at += " return r.bottom > b.top && r.top < b.bottom }).map(l => l.dataset.o) }"
-    assert set(left.evaluate(at)) & set(right.evaluate(at))  # an operation that both show
+    shown = "pane => { const b = pane.getBoundingClientRect();"
+    shown += " return [...pane.querySelectorAll('[data-o]')].filter(l => { const r = l.getBoundingClientRect();"
+    shown += " return r.bottom > b.top && r.top < b.bottom }).map(l => l.dataset.o) }"
+    both = f"(panes) => {{ const [left, right] = panes.map({shown}); return left.some(o => right.includes(o)) }}"
+    page.wait_for_function(both, arg=[left.element_handle(), right.element_handle()])  # an operation that both show
     widget.root.get_by_label("Scroll together").uncheck()
     stays = -1
     while stays != (stays := right.evaluate("pane => pane.scrollTop")):  # it may be on its way still
