@@ -363,7 +363,7 @@ class Trace:
     ) -> Plan:
         """What to save within a budget so that recomputation costs least.
 
-        Every intermediate value gets a checkpoint name, in the rules of custom derivatives and in ``shard_map`` too, and
+        Every intermediate value gets a checkpoint name, in the rules of custom derivatives and in ``shard_map`` too;
         an integer program chooses among the names. The choice is then applied and traced, so that what the plan says is
         what JAX does. Where one of JAX's own policies fits the budget and costs less (it can keep what no name reaches,
         such as the cosine of a sine), the plan is that policy. Inside the branches of a ``lax.cond`` only names of your
