@@ -15,12 +15,13 @@ PACKAGE = package_folder()
 
 # A layer is a top-level module or subpackage, named by where it stands in the way from the user's cell to the browser;
 # it may import those that are listed for it, in functions and for type checkers too, and these third-party packages.
-LEAVES = {"errors", "units", "parsing", "wording"}
+LEAVES = {"errors", "units", "parsing", "wording", "user_files"}
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "units": ({"errors"}, set()),
     "parsing": (set(), set()),
     "wording": (set(), set()),
+    "user_files": (set(), {"jax"}),
     "records": (LEAVES, set()),
     "devices": ({"errors"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),

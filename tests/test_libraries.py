@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.jaxprs.spans import is_library_file, is_user_file
+from remat_magic.user_files import is_library_file, is_user_file
 from remat_magic.views.attribution import library_rows, line_rows
 from remat_magic.views.listing import listing_html
 from remat_magic.views.rows import recomputed_rows, residual_rows

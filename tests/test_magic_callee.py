@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from remat_magic._jax.wrappers import is_checkpoint
-from remat_magic.notebook.callee import called
+from remat_magic.notebook.callee import called, prepares
 from remat_magic.notebook.rebinding import applied
 from remat_magic.records import RematError
 
@@ -219,3 +219,19 @@ def test_checkpoints_are_told_from_other_wrappers():
     assert is_checkpoint(jax.checkpoint(f))
     assert is_checkpoint(jax.remat(f, policy=jax.checkpoint_policies.dots_saveable))
     assert not any(map(is_checkpoint, (f, jax.jit(f), jax.vmap(f), jax.grad(f), jax.jit(jax.checkpoint(f)))))
+
+
+@pytest.mark.parametrize(
+    ("file", "prepared"),
+    [
+        ("/elsewhere/site-packages/library/init.py", True),
+        ("<generated_library>", True),
+        ("<ipython-input-1-0123>", False),
+        ("/home/me/model.py", False),
+    ],
+)
+def test_whose_a_function_is_goes_by_its_file_as_everywhere(file, prepared):
+    """Installed packages of another environment, and code that libraries generate, are not the user's."""
+    namespace = {}
+    exec(compile("def fun(x): return x", file, "exec"), namespace)
+    assert prepares(namespace["fun"]) == prepared

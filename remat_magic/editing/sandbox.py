@@ -16,7 +16,7 @@ from typing import Any
 from remat_magic.editing.parsed_text import ParsedText, first_line
 from remat_magic.editing.remaking import DERIVATIVES, Namespaces, Remaking
 from remat_magic.editing.user_code import EditedCall, UserCode, is_users, names_of, referent
-from remat_magic.jaxprs.spans import is_user_file
+from remat_magic.user_files import is_user_file
 
 __all__ = ["executed"]
 

@@ -16,9 +16,9 @@ from remat_magic import _jax
 from remat_magic.editing.parsed_text import Function, ParsedText, number_of, parsed_text
 from remat_magic.engine import signature
 from remat_magic.engine.signature import function_name
-from remat_magic.jaxprs.spans import is_user_file
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError, Site, SourceSpan
+from remat_magic.user_files import is_user_file
 
 __all__ = [
     "EditedCall",

@@ -23,9 +23,9 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_lea
 from remat_magic import _jax
 from remat_magic.engine.signature import Inputs, Leaf
 from remat_magic.engine.sites import Identity
-from remat_magic.jaxprs.spans import is_user_file
 from remat_magic.jaxprs.values import Returned, abstract, can_be_output, is_inexact
 from remat_magic.records import Half, RematError
+from remat_magic.user_files import is_user_file
 
 __all__ = ["Differentiated", "InnerInputs", "find_gradients", "half_of", "is_half", "under_policy"]
 

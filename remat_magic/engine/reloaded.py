@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from remat_magic.jaxprs.spans import codes_of, is_user_file
+from remat_magic.jaxprs.spans import codes_of
+from remat_magic.user_files import is_user_file
 
 __all__ = ["restore_lines"]
 

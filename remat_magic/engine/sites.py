@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.jaxprs.spans import Spans, cell_number, is_user_file
+from remat_magic.jaxprs.spans import Spans, cell_number
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
 from remat_magic.records import Site, SourceSpan
+from remat_magic.user_files import is_user_file
 
 Identity = tuple[str, str, int]  # function name, file, line
 

@@ -4,67 +4,14 @@ from __future__ import annotations
 
 import ast
 import linecache
-import os
 import sys
-import sysconfig
 from collections.abc import Sequence
-from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
-import jax
-
 from remat_magic.parsing import parse_python
 from remat_magic.records import SourceSpan
-
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-@lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
-    """Folders whose code is not the user's: the standard library, installed packages, this package."""
-    paths = sysconfig.get_paths()
-    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
-    # A standard library reached through a symbolic link names its files by either path.
-    folders |= {os.path.realpath(folder) for folder in folders}
-    folders.add(os.path.dirname(os.path.realpath(os.__file__)))
-    return (*(folder.rstrip(os.sep) + os.sep for folder in sorted(folders)), *_jax_folders(), _OWN)
-
-
-@lru_cache(maxsize=1)
-def _jax_folders() -> tuple[str, ...]:
-    """Where JAX is, which a developer of JAX has outside of the installed packages."""
-    folder = os.path.dirname(os.path.abspath(jax.__file__))
-    return (os.path.join(folder, ""), os.path.join(os.path.dirname(folder), "jaxlib", ""))
-
-
-@lru_cache(maxsize=4096)
-def is_user_file(file: str) -> bool:
-    """Whether a code object's file is the user's own: not the standard library, an installed package or this one."""
-    if file.startswith(("<frozen", "<generated_", "<attrs generated")):  # those of equinox, those of attrs
-        return False
-    if file.startswith("<"):  # <stdin>, <string>, <ipython-input-...>
-        return True
-    if any(part in file for part in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")):
-        return False
-    return not os.path.abspath(file).startswith(_library_folders())
-
-
-@lru_cache(maxsize=4096)
-def is_library_file(file: str) -> bool:
-    """Whether a file is one of an installed package other than JAX itself, the standard library and this one.
-
-    JAX's own frames say how an operation is made, not what for: its name and the line that calls it tell more.
-    """
-    if is_user_file(file) or file.startswith("<") or file.startswith((*_jax_folders(), _OWN)):
-        return False
-    return "site-packages" in file or "dist-packages" in file or os.path.abspath(file).startswith(_package_folders())
-
-
-@lru_cache(maxsize=1)
-def _package_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(os.path.join(paths[key], "") for key in ("purelib", "platlib") if key in paths)
+from remat_magic.user_files import is_library_file, is_user_file
 
 
 def cell_number(file: str) -> int | None:

@@ -10,11 +10,9 @@ import functools
 import inspect
 import itertools
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +22,7 @@ from jax.ad_checkpoint import print_saved_residuals
 from remat_magic._jax.wrappers import gradient_in, is_checkpoint, is_forward_derivative, is_jitted
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
+from remat_magic.user_files import is_user_file
 
 __all__ = [
     "Callee",
@@ -176,11 +175,10 @@ def _is_users(fun: Any) -> bool:
     """Whether a function, or the class of an object, is the user's own."""
     code = getattr(getattr(fun, "__func__", fun), "__code__", None)
     if code is not None:
-        return _library_folders().isdisjoint(Path(code.co_filename).parents)
+        return is_user_file(code.co_filename)
     module = sys.modules.get(type(fun).__module__)
-    if module is builtins:
-        return False
-    return _library_folders().isdisjoint(Path(getattr(module, "__file__", None) or "").parents)
+    file = getattr(module, "__file__", None)
+    return module is not builtins and (not file or is_user_file(file))
 
 
 def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
@@ -299,13 +297,7 @@ def _computes_what_it_wraps(layer: Any) -> bool:
     """
     if not isinstance(layer, types.FunctionType):
         return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") or _is_made_by(layer, "filter_jit")
-    return not _library_folders().isdisjoint(Path(layer.__code__.co_filename).parents)
-
-
-@functools.cache
-def _library_folders() -> frozenset[Path]:
-    installed = (Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))
-    return frozenset((Path(jax.__file__).parent, Path(__file__).parents[1], *installed))
+    return not is_user_file(layer.__code__.co_filename)
 
 
 def _name(fun: Any) -> str:
