@@ -585,7 +585,9 @@ class Trace:
         """Compile the value and the gradients under a policy, and run them if there are inputs.
 
         What is compiled is made from the jaxpr that the report is of, so your Python code does not run again. The
-        cotangent of every output is one. Your arrays are neither donated nor kept. On CPU it is compiled with
+        cotangent of every output is one. Where ``step`` is known it is the whole training step that is compiled, which
+        is traced once more for that, and that donates what yours does. Your arrays are neither donated nor kept. On CPU
+        it is compiled with
         ``xla_cpu_enable_concurrency_optimized_scheduler=False``, so that temporary memory follows the policy as far as
         XLA lets it: on jax 0.10.2 only under ``lax.scan``.
 
@@ -646,7 +648,8 @@ class Trace:
         """Run the value and the gradients under each policy on the same inputs, and compare them with policy "none".
 
         Both are compiled, so differences in the last bits are usual: XLA fuses them differently. The cotangent of every
-        output is one.
+        output is one. Where ``step`` is known and ``inputs`` are a call's, all that the training step returns is
+        compared; random numbers are given to the gradient alone.
 
         Args:
             policies: the policies, as for ``report``.

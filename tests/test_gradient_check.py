@@ -1,5 +1,7 @@
 """Values and gradients under each policy beside those without: alike, or told by how much and where."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,26 @@ def turning(wrong):
         return False
 
     return lambda w, x: (w * f(x)).sum(), (jnp.array([1.0, 2.0, 4.0]), jnp.array([0.0, 0.5, 3.0])), policy
+
+
+def test_what_a_step_returns_is_compared_on_what_it_is_called_with(remat2):
+    fun, args, policy = turning(1.5)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(w, x):
+        loss, gradient = jax.value_and_grad(fun, 1)(w, x)
+        return w, x - gradient, loss
+
+    trace = rm.trace(step, *args)
+    right, wrong = rm.check_gradients(trace, ["nothing_saveable", policy], inputs=(args, {}))
+    # w * cos(x) is wrong by half in its second element, and that element stands in the new x, the second output.
+    assert wrong.error == ""
+    assert (wrong.where, wrong.index) == ("output 1", (1,))
+    assert np.isclose(wrong.absolute, 0.5 * 2 * np.cos(0.5))
+    assert right.absolute == 0
+    (alone,) = rm.check_gradients(rm.trace(step, *args), ["nothing_saveable"])  # an optimizer's state is no random one
+    assert alone.error == ""
+    assert not any(array.is_deleted() for array in args)
 
 
 def test_a_difference_is_told_with_its_place(remat2):

@@ -313,6 +313,27 @@ def test_the_timeline_of_a_step_runs_through_its_update():
     assert rm.trace(loss, params, x, y).step is None
 
 
+def test_what_a_step_puts_into_its_arguments_is_held_as_what_it_returns():
+    """As flax's nnx does with a model: the memory is that of the same step which returns the new parameters."""
+
+    def in_place(state, x, y):
+        value, gradients = jax.value_and_grad(loss)(state["params"], x, y)
+        state["params"] = updated(state["params"], gradients)
+        return value
+
+    def returning(state, x, y):
+        value, gradients = jax.value_and_grad(loss)(state["params"], x, y)
+        return value, updated(state["params"], gradients)
+
+    params, x, y = arguments(64, 4)
+    peaks = {rm.trace(step, {"params": params}, x, y).step.peak_bytes for step in (in_place, returning)}
+    assert len(peaks) == 1
+    assert min(peaks) > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))  # those given, and new ones
+    trace = rm.trace(in_place, {"params": params}, x, y)
+    measured = trace.measure(inputs=(({"params": params}, x, y), {}), runs=1)
+    assert measured.output_bytes > sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
 def test_donated_parameters_are_written_over():
     params, *batch = arguments(size=64)
     kept = rm.trace(jax.jit(with_momentum), (params, params), batch).step

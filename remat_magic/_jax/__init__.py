@@ -20,7 +20,7 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.formulas import shards_kept
-from remat_magic._jax.gradients import holding, is_holding, is_staged
+from remat_magic._jax.gradients import holding, is_holding, is_staged, of_one_trace
 from remat_magic._jax.jaxprs import (
     as_function,
     consts_of,
@@ -39,6 +39,7 @@ from remat_magic._jax.jaxprs import (
     telling_var,
     traceback_of,
     with_body,
+    with_outputs,
     with_traceback,
 )
 from remat_magic._jax.primitives import (
@@ -129,6 +130,7 @@ __all__ = [
     "name_equation",
     "name_stack",
     "nbytes",
+    "of_one_trace",
     "old_checkpoint",
     "open_jaxpr",
     "params_key",
@@ -158,6 +160,7 @@ __all__ = [
     "trip_count",
     "type_text",
     "with_body",
+    "with_outputs",
     "with_traceback",
     "x64",
     "zero_keys",

@@ -104,6 +104,12 @@ def is_holding() -> bool:
     return getattr(_in_thread, "hold", None) is not None
 
 
+def of_one_trace(value: Any, other: Any) -> bool:
+    """Whether two values are tracers of one trace."""
+    both = isinstance(value, Tracer) and isinstance(other, Tracer)
+    return both and getattr(value, "_trace", value) is getattr(other, "_trace", other)
+
+
 def is_staged(value: Any) -> bool:
     """Whether a value is one of a jaxpr that is being made, or of no trace at all; under ``vmap`` and the like not."""
     return not isinstance(value, Tracer) or type(value).__name__ == "DynamicJaxprTracer"

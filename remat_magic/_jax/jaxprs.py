@@ -57,6 +57,15 @@ def replace_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None 
     return jaxpr.replace(**changes)
 
 
+def with_outputs(closed: Any, count: int) -> Any:
+    """A closed jaxpr with the first ``count`` of its outputs, itself where it has no more."""
+    jaxpr = open_jaxpr(closed)
+    if len(jaxpr.outvars) == count:
+        return closed
+    changes: dict[str, Any] = {"outvars": jaxpr.outvars[:count], "debug_info": jaxpr.debug_info.with_unknown_names()}
+    return with_body(closed, jaxpr.replace(**changes))
+
+
 def name_stack(eqn: Any) -> str:
     """The name stack of an equation, as text."""
     return str(eqn.source_info.name_stack)

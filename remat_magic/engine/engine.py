@@ -15,7 +15,8 @@ import jax
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
-from remat_magic.engine.failures import is_passing
+from remat_magic.engine.failures import failures, is_passing
+from remat_magic.engine.gradients import InnerInputs
 from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.reloaded import restore_lines
@@ -24,7 +25,16 @@ from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
-from remat_magic.engine.steps import ITSELF, Halves, InnerGradient, Step, choose, inner_gradients, step_of
+from remat_magic.engine.steps import (
+    ITSELF,
+    Halves,
+    InnerGradient,
+    Step,
+    choose,
+    inner_gradients,
+    lowered_step,
+    step_of,
+)
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
@@ -102,13 +112,13 @@ class Engine:
         """What the user knows the array leaves by."""
         return self._primal.arguments
 
-    def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The array leaves of arguments like those traced.
+    def inputs(self, *, alone: bool = False) -> Signature | InnerInputs:
+        """The arguments of what ``gradient`` gives: of the training step where it is known, else of the function.
 
-        Raises:
-            RematError: they differ in structure or type.
+        Args:
+            alone: of the gradient without the step.
         """
-        return self._primal.signature.arrays_of(args, kwargs)
+        return self._primal.signature if alone or self.step is None else self._given.signature
 
     @property
     def whole(self) -> Any:
@@ -338,23 +348,37 @@ class Engine:
         at: Any = None,
         namespace: Mapping[str, Any] | None = None,
         shardings: Sequence[Any] | None = None,
+        *,
+        alone: bool = False,
     ) -> Gradient:
         """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
+
+        Where they are taken in a training step that is known, the step as one program: its Python runs once more.
 
         Args:
             policy: as for ``report``, and so are ``at`` and ``namespace``.
             at: where.
             namespace: of the policy's identifiers.
-            shardings: one for each array leaf, None where it is on no particular device; by default those that the
-                arguments had when traced.
+            shardings: one for each array leaf of ``inputs``, None where it is on no particular device; by default those
+                that the arguments had when traced.
+            alone: leave the step out.
 
         Raises:
             RematError: as ``report``, or the function has no backward half.
         """
         if shardings is None:
-            shardings = [leaf.sharding for leaf in self.arguments]
+            shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
         with self.lock:
-            return self._retraces.gradient(self.select(policy, at, namespace), shardings)
+            selection = self.select(policy, at, namespace)
+            if alone or self.step is None:
+                return self._retraces.gradient(selection, shardings)
+            half, backward, primal = self._retraces.forward(selection), self._retraces.backward(selection), self._primal
+            with self._given.tracing(), failures(primal.name, selection.policy):  # whichever thread asks
+                jaxpr, lowered, donated = lowered_step(self._given, self.step, self._applied(selection), shardings)
+        counted = primal.outputs + primal.auxiliary
+        return Gradient(
+            selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances, donated
+        )
 
     # ----------------------------------------------------------------------------------------------------- the function
 
@@ -367,7 +391,9 @@ class Engine:
         ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
         """
         with self.lock:
-            selection = self.select(policy, at, namespace)
+            return self._applied(self.select(policy, at, namespace))
+
+    def _applied(self, selection: Selection) -> Callable[..., Any]:
         if selection.whole is None and not selection.at_sites:
             return self._fun
         retraces, tracing = self._retraces, self._primal.tracing_again

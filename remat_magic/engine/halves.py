@@ -121,9 +121,10 @@ def backward_half(half: Forward) -> Any:
 class Gradient:
     """A program that takes a trace's array leaves and returns its outputs, auxiliary outputs and gradients, flat.
 
+    Or the training step around it, which takes the step's array leaves and returns what the step does, flat.
     ``policy`` and ``at`` are those of the report; ``jaxpr`` is what was lowered, ``lowered`` is ready to compile.
-    ``forward`` and ``backward`` are the halves that the report is of. ``outputs`` counts the outputs and auxiliary
-    outputs, which come before the gradients.
+    ``forward`` and ``backward`` are the halves that the report is of. ``outputs`` counts the gradient's outputs and
+    auxiliary outputs. ``donated`` are the positions of the arguments that it may write over.
     """
 
     policy: str
@@ -134,6 +135,7 @@ class Gradient:
     backward: Any
     outputs: int
     provenances: Provenances
+    donated: tuple[int, ...] = ()
 
 
 def value_and_gradients(
@@ -161,9 +163,11 @@ def input_type(aval: Any, sharding: Any = None) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
 
 
-def lower(function: Callable[..., Any], types: Sequence[Any]) -> tuple[Any, jax.stages.Lowered]:
-    """The jaxpr of a flat function and the same lowered."""
-    traced = jax.jit(function).trace(*types)
+def lower(
+    function: Callable[..., Any], types: Sequence[Any], donated: Sequence[int] = ()
+) -> tuple[Any, jax.stages.Lowered]:
+    """The jaxpr of a flat function and the same lowered; ``donated`` are the positions of arguments to write over."""
+    traced = jax.jit(function, donate_argnums=tuple(donated)).trace(*types)
     return _jax.open_jaxpr(traced.jaxpr), traced.lower()
 
 

@@ -30,6 +30,7 @@ class Primal:
 
     Attributes:
         closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
+        updating: the same with what the function puts into its arguments as further outputs.
         outputs: how many outputs it has.
         auxiliary: how many auxiliary ones.
         types: the types of the array leaves.
@@ -61,9 +62,10 @@ class Primal:
         self.gradients: tuple[Differentiated, ...] = ()
         with self.tracing():
             if look_inside:
-                self.closed, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
+                self.updating, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
             else:
-                self.closed = signature.jaxpr(fun, self._flat)
+                self.updating = signature.jaxpr(fun, self._flat)
+        self.closed = _jax.with_outputs(self.updating, self.outputs + self.auxiliary)
         stale = _jax.stale_traces(self._generation, fun, self.closed, self._is_as_jax_makes_it)
         self.stale = tuple(dict.fromkeys(name for _, name in stale))
         self.function = _jax.as_function(self.closed)

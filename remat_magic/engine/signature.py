@@ -231,12 +231,20 @@ class Signature(Inputs):
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """The closed jaxpr of ``flat`` of what a call of ``fun`` returns, with the array leaves as its inputs.
 
+        Values that the call puts into its arguments, as flax's nnx does and whoever assigns to an item of a dictionary,
+        are further outputs.
+
         JAX takes it for ``fun`` itself: where it says which function and argument a tracer belongs to, those are the
         user's.
         """
 
         def called(*args: _Arrays, **kwargs: _Arrays) -> Any:
-            return flat(self.call(fun, jax.tree.leaves((args, kwargs))))
+            arrays = jax.tree.leaves((args, kwargs))
+            own_args, own_kwargs = self._arguments(arrays)
+            results = flat(fun(*own_args, **own_kwargs))
+            before = {*map(id, arrays)}
+            after = [leaf for leaf in jax.tree.leaves((own_args, own_kwargs)) if id(leaf) not in before]
+            return [*results, *(leaf for leaf in after if _jax.of_one_trace(leaf, arrays[0]))]
 
         cast("Any", called).__wrapped__ = fun
         called.__name__ = self.function
@@ -261,10 +269,13 @@ class Signature(Inputs):
 
     def call(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """Call ``fun`` with these values in place of the array leaves."""
+        args, kwargs = self._arguments(arrays)
+        return fun(*args, **kwargs)
+
+    def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = iter(arrays)
         leaves = [next(values) if leaf.is_array else leaf.value for leaf in self.leaves]
-        args, kwargs = tree_unflatten(self._tree, leaves)
-        return fun(*args, **kwargs)
+        return tree_unflatten(self._tree, leaves)
 
     def arrays_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The array leaves of another call with arguments of the same types.

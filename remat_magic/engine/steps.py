@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+
 from remat_magic import _jax
 from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
-from remat_magic.engine.halves import Forward, backward_half, forward_half
+from remat_magic.engine.halves import Forward, backward_half, forward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
@@ -17,7 +20,7 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import ArgumentRole, GradientCall, RematError
 
-__all__ = ["ITSELF", "Halves", "InnerGradient", "Step", "choose", "inner_gradients", "step_of"]
+__all__ = ["ITSELF", "Halves", "InnerGradient", "Step", "choose", "inner_gradients", "lowered_step", "step_of"]
 
 ITSELF = "none"
 """The key that asks for the derivative of the function itself."""
@@ -173,7 +176,7 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     """The step that takes a gradient; None where no calls stand for it there."""
     number = given.gradients.index(gradient.function)
     call = next(
-        ((scope, eqn) for scope, eqn in walk(given.closed, once=True) if half_of(eqn) == ("forward", number)), None
+        ((scope, eqn) for scope, eqn in walk(given.updating, once=True) if half_of(eqn) == ("forward", number)), None
     )
     if call is None:
         return None
@@ -186,16 +189,39 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     roles: list[ArgumentRole] = [
         "parameter" if index in parameters else "batch" if index in batch else "state" for index in range(count)
     ]
-    jaxpr = _jax.open_jaxpr(given.closed)
+    jaxpr = _jax.open_jaxpr(given.updating)
     donated = {var for eqn in jaxpr.eqns for var in _jax.donated(eqn)}
     return Step(
         given.name,
-        given.closed,
+        given.updating,
         given.arguments,
         tuple(roles),
         tuple(var in donated for var in jaxpr.invars),
         given.provenances,
     )
+
+
+def lowered_step(
+    given: Primal, step: Step, applied: Callable[..., Any], shardings: Sequence[Any]
+) -> tuple[Any, jax.stages.Lowered, tuple[int, ...]]:
+    """The jaxpr of a step under a policy, the same lowered, and the positions of the arguments that it writes over.
+
+    Args:
+        given: the step as it was traced.
+        step: what is known of it.
+        applied: the step with the policy in it.
+        shardings: one for each input, None for none.
+    """
+    whole = Primal(applied, given.signature, given.has_aux, look_inside=False)
+    room = Counter(map(_kind, whole.updating.out_avals))
+    donated = list[int]()  # those only that an output fits into, as JAX does: it warns of others
+    for number, aval in enumerate(whole.types):
+        if step.donated[number] and room[_kind(aval)]:
+            room[_kind(aval)] -= 1
+            donated.append(number)
+    types = [input_type(aval, sharding) for aval, sharding in zip(whole.types, shardings, strict=True)]
+    with whole.tracing(), without_gc():
+        return *lower(_jax.as_function(whole.updating), types, donated), tuple(donated)
 
 
 def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:

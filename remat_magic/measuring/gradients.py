@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from remat_magic import _jax
@@ -27,7 +28,8 @@ def check_gradients(
     """Run the value and the gradients under each policy on the same inputs, and compare them with policy "none".
 
     Both are compiled, so that differences in the last bits are usual: XLA fuses them differently. The cotangent of each
-    output is one everywhere.
+    output is one everywhere. Of a training step, given what it is called with, all that it returns is compared; random
+    numbers are given to the gradient alone, since an optimizer's state is none.
 
     Args:
         traced: what ``remat_magic.trace`` gave.
@@ -48,18 +50,19 @@ def check_gradients(
         raise RematError("gradients are compared on values: pass inputs='random' or the pair (args, kwargs).")
     wanted = list(policies)
     place = place_of(facts, at)
+    alone = isinstance(inputs, str)
     try:
-        arrays = arrays_for(facts, inputs) or []
+        arrays = arrays_for(facts, inputs, alone=alone) or []
         plain = dict.fromkeys(at, "none") if isinstance(at, Mapping) else at
-        reference = _run(facts, "none", plain, namespace, arrays)[1]
+        reference = _run(facts, "none", plain, namespace, arrays, alone)[1]
     except Exception as error:  # noqa: BLE001 - said for each policy
         sentence = failure(f"run {facts.engine.function_name} without the checkpoint", error)
         return tuple(GradientDifference(text_of(policy), place, error=sentence) for policy in wanted)
     differences = []
     for policy in wanted:
         try:
-            (name, where), values = _run(facts, policy, at, namespace, arrays)
-            differences.append(_difference(name, where, _names(facts, len(values)), values, reference))
+            (name, where), values = _run(facts, policy, at, namespace, arrays, alone)
+            differences.append(_difference(name, where, _names(facts, len(values), alone), values, reference))
         except Exception as error:  # noqa: BLE001 - whatever the policy or XLA raises is the answer
             sentence = failure(f"run {facts.engine.function_name} under {text_of(policy)}", error)
             differences.append(GradientDifference(text_of(policy), place, error=sentence))
@@ -67,11 +70,12 @@ def check_gradients(
 
 
 def _run(
-    facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None, arrays: Sequence[Any]
+    facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None, arrays: Sequence[Any], alone: bool
 ) -> tuple[tuple[str, str], list[np.ndarray[Any, Any]]]:
     """Policy and place as a report has them, and all that the program returns, on the host."""
-    gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays))
-    results = gradient.lowered.compile()(*arrays)
+    gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays), alone=alone)
+    given = [jnp.copy(array) if number in gradient.donated else array for number, array in enumerate(arrays)]
+    results = gradient.lowered.compile()(*given)
     return (gradient.policy, gradient.at), [_on_host(result) for result in results]
 
 
@@ -83,8 +87,10 @@ def _on_host(result: Any) -> np.ndarray[Any, Any]:
     return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
 
 
-def _names(facts: Facts, count: int) -> list[str]:
-    gradients = [f"the gradient of {leaf.name}" for leaf in facts.engine.arguments if leaf.differentiated]
+def _names(facts: Facts, count: int, alone: bool) -> list[str]:
+    inputs = facts.engine.inputs(alone=alone).arrays
+    of_gradient = alone or facts.engine.step is None
+    gradients = [f"the gradient of {leaf.name}" for leaf in inputs if leaf.differentiated and of_gradient]
     outputs = count - len(gradients)
     return [*("the output" if outputs == 1 else f"output {number}" for number in range(outputs)), *gradients]
 

@@ -98,7 +98,7 @@ def measure_on(
         measured = replace(measured, findings=departures(gradient, _or_none(compiled.as_text), measured, saved_bytes))
         if arrays is not None:
             doing = "run"
-            times = _timed(compiled, arrays, runs, unless_stopped)
+            times = _timed(compiled, arrays, gradient.donated, runs, unless_stopped)
             measured = replace(measured, run_seconds=statistics.median(times), runs=runs)
     except Stopped:
         raise
@@ -116,7 +116,7 @@ def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages
 
 def _platform(facts: Facts, arrays: Sequence[Any] | None) -> str:
     """Where it will run: where an argument stays, else where JAX puts what stays nowhere."""
-    shardings = shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.arguments]
+    shardings = shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.inputs().arrays]
     for sharding in shardings:
         for device in getattr(sharding, "device_set", ()):
             return device.platform
@@ -140,6 +140,7 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         temp_bytes=getattr(memory, "temp_size_in_bytes", None),
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
+        aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
         flops=int(flops) if flops is not None and flops >= 0 else None,  # XLA writes -1 for unknown
     )
 
@@ -157,17 +158,27 @@ def _devices(compiled: jax.stages.Compiled) -> set[Any]:
 
 
 def _timed(
-    compiled: jax.stages.Compiled, arrays: Sequence[Any], runs: int, unless_stopped: Callable[[], None]
+    compiled: jax.stages.Compiled,
+    arrays: Sequence[Any],
+    donated: Sequence[int],
+    runs: int,
+    unless_stopped: Callable[[], None],
 ) -> list[float]:
-    """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is held."""
-    jax.block_until_ready(compiled(*arrays))
+    """Seconds of each run, after one that is not timed; results are dropped at once, so that one set is held.
+
+    What a step writes over are copies, so that the user's arrays stay.
+    """
     times = []
-    for _ in range(runs):
+    for _ in range(1 + runs):
+        given = list(arrays)
+        for position in donated:
+            given[position] = jnp.copy(given[position])
+        jax.block_until_ready(given)
         unless_stopped()
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*arrays))
+        jax.block_until_ready(compiled(*given))
         times.append(time.perf_counter() - start)
-    return times
+    return times[1:]
 
 
 def text_of(policy: Any) -> str:
@@ -210,13 +221,14 @@ def check_inputs(inputs: Any) -> None:
         )
 
 
-def arrays_for(facts: Facts, inputs: Any) -> list[Any] | None:
+def arrays_for(facts: Facts, inputs: Any, *, alone: bool = False) -> list[Any] | None:
     """One array for each array leaf of the traced arguments; None where ``inputs`` is None.
 
     Args:
         facts: of the traced function.
         inputs: ``"random"`` for made-up arrays, or a pair of positional and keyword arguments, of which the array
             leaves are taken as they are.
+        alone: for the gradient without the training step around it.
 
     Raises:
         RematError: the inputs differ in structure or type from the traced arguments.
@@ -225,9 +237,11 @@ def arrays_for(facts: Facts, inputs: Any) -> list[Any] | None:
         return None
     if isinstance(inputs, str):
         generator = np.random.default_rng(0)
-        return [_random(leaf.value, leaf.sharding, generator) for leaf in facts.engine.arguments]
-    given = facts.engine.arrays_of(*inputs)
-    for leaf, value in zip(facts.engine.arguments, given, strict=True):
+        leaves = facts.engine.inputs(alone=alone).arrays
+        return [_random(leaf.value, leaf.sharding, generator) for leaf in leaves]
+    wanted = facts.engine.inputs(alone=alone)
+    given = wanted.arrays_of(*inputs)
+    for leaf, value in zip(wanted.arrays, given, strict=True):
         if isinstance(value, jax.ShapeDtypeStruct):
             raise RematError(f"the input {leaf.name} is a ShapeDtypeStruct, which has no values: pass inputs='random'.")
     return given

@@ -77,7 +77,8 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     wanted = _by_name(options, trace) if options.names else options.policy or "as_written"
     policy = policies.resolve(wanted, trace.names, namespace, trace.function_name)
     trace.preview(policy.key, options.at, namespace)
-    inputs = None if trace.gradient else _with_values(callee)  # what a gradient inside is given is computed on the way
+    # What a gradient inside is given is computed on the way; a step is given what the call gives it.
+    inputs = _with_values(callee) if trace.gradient is None or trace.step is not None else None
     return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs)
 
 

@@ -194,10 +194,10 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What XLA says of the compiled value and gradients under one policy.
+    """What XLA says of the compiled value and gradients, or training step, under one policy.
 
-    ``temp_bytes``, ``argument_bytes`` and ``output_bytes`` are bytes on each device, from XLA's own
-    ``memory_analysis()``; None where the backend does not say. ``device`` is platform and kind, ``devices`` how many
+    ``temp_bytes``, ``argument_bytes``, ``output_bytes`` and ``aliased_bytes`` (outputs that lie where donated arguments
+    did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not say. ``device`` is platform and kind, ``devices`` how many
     run the program. ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of
     ``runs`` timed runs, None where it was not run. ``flops`` is XLA's ``cost_analysis()`` of the compiled program,
     which counts the body of a loop once. ``error`` is one sentence where a step failed; what was measured before
@@ -211,6 +211,7 @@ class Measurement:
     temp_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None
+    aliased_bytes: int | None = None
     compile_seconds: float | None = None
     run_seconds: float | None = None
     runs: int = 0
@@ -220,10 +221,10 @@ class Measurement:
 
     @property
     def total_bytes(self) -> int | None:
-        """Arguments, outputs and temporaries together: what the program needs on each device."""
+        """Arguments, outputs and temporaries together: what the program needs on each device. Donated memory once."""
         if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
             return None
-        return self.argument_bytes + self.output_bytes + self.temp_bytes
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.aliased_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)
