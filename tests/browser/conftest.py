@@ -55,9 +55,9 @@ def notebook7(_chromium: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(_chromium: None) -> Iterator[Browser]:
-    """One Chromium a module: Playwright's event loop must not outlive the browser tests of this process."""
+    """One Chromium for this folder: Playwright's event loop must not outlive the browser tests of this process."""
     with browse() as browser:
         yield browser
 

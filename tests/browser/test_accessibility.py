@@ -62,7 +62,10 @@ def widget(opened: NotebookPage) -> Widget:
     return Widget(opened, 1)
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
+_VOLUME = [pytest.param(theme, marks=pytest.mark.volume) for theme in ("Dark", "Light High Contrast")]
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark High Contrast", *_VOLUME])
 def test_every_panel(widget: Widget, theme: str) -> None:
     widget.notebook.set_theme(f"JupyterLab {theme}")
     for name in TABS:

@@ -40,18 +40,17 @@ def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server
     assert widget.totals.inner_text() != before
 
 
-def test_run_all_in_the_menu(notebook: NotebookPage, lab: Server) -> None:
-    write_notebook(lab.folder / "menu.ipynb", LOAD, LAYERS)
-    notebook.open("menu.ipynb")
-    notebook.run_all_by_menu()
-    Widget(notebook, 1).shows("as_written")
-
-
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "theme.ipynb", LOAD, LAYERS)
     page_of_module.open("theme.ipynb")
     return page_of_module
+
+
+# The first in this notebook, whose cells have no outputs yet.
+def test_run_all_in_the_menu(opened: NotebookPage) -> None:
+    opened.run_all_by_menu()
+    Widget(opened, 1).shows("as_written")
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])

@@ -29,16 +29,22 @@ generator, critic = train_step(generator, critic, x)
 """
 
 
-@pytest.fixture
-def widget(notebook: NotebookPage, lab: Server) -> Widget:
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)")
-    notebook.open("step.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    return Widget(notebook, 1)
+    page_of_module.open("step.ipynb")
+    return page_of_module
 
 
-def test_the_gradient_can_be_chosen(notebook: NotebookPage, widget: Widget) -> None:
+@pytest.fixture
+def widget(opened: NotebookPage) -> Widget:
+    opened.run_all()
+    assert opened.errors() == []
+    return Widget(opened, 1)
+
+
+def test_the_gradient_can_be_chosen(widget: Widget) -> None:
+    notebook = widget.notebook
     chosen = widget.root.get_by_label("Gradient of")
     expect(chosen).to_have_value("generator_loss")
     expect(widget.root).to_contain_text("generator_loss(generator f32[64,64], x f32[128,64])")

@@ -12,7 +12,6 @@ from playwright.sync_api import expect
 from tests.browser.inspected import LAYERS, LOAD, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
-MANY = 50
 ONE_MORE = "%remat -p dots_saveable layers(*(jax.ShapeDtypeStruct(s, f32) for s in [(5, 4), (6, 5), (7, 6), (4,)]))"
 # What is open and held in the kernel. Of each widget there are two channels: its own and its layout's.
 COUNT = """\
@@ -29,30 +28,38 @@ def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
     return int(text[0]), int(text[1])
 
 
-def test_fifty_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server) -> None:
-    write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (MANY - 1)))
+@pytest.mark.parametrize("many", [15, pytest.param(50, marks=pytest.mark.volume)])
+def test_many_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server, many: int) -> None:
+    write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (many - 1)))
     notebook.open("many.ipynb")
     notebook.leave_out_unseen_cells()
     notebook.run_all()
     assert notebook.errors() == []
-    expect(notebook.page.locator(".remat-widget")).to_have_count(MANY)
+    expect(notebook.page.locator(".remat-widget")).to_have_count(many)
     channels, traces = _counted(notebook, 2)
-    assert (channels, traces) == (2 * MANY, MANY)
+    assert (channels, traces) == (2 * many, many)
     notebook.run_all()  # every cell's widget is replaced by its next
-    expect(notebook.page.locator(".remat-widget")).to_have_count(MANY)
-    assert _counted(notebook, 2) == (2 * MANY, MANY)
-    last = Widget(notebook, MANY + 1)
+    expect(notebook.page.locator(".remat-widget")).to_have_count(many)
+    assert _counted(notebook, 2) == (2 * many, many)
+    last = Widget(notebook, many + 1)
     last.shows("dots_saveable")
     last.policy.select_option("nothing_saveable")
     last.shows("nothing_saveable")
     assert notebook.errors() == []
 
 
-@pytest.fixture
-def opened(notebook: NotebookPage, lab: Server) -> NotebookPage:
-    """A notebook whose widget has shown two policies; its last cell tells the kernel's process."""
+@pytest.fixture(scope="module")
+def loaded(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
+    """Its last cell tells the kernel's process."""
     write_notebook(lab.folder / "restarted.ipynb", LOAD, LAYERS, "import os\nprint(os.getpid())")
-    notebook.open("restarted.ipynb")
+    page_of_module.open("restarted.ipynb")
+    return page_of_module
+
+
+@pytest.fixture
+def opened(loaded: NotebookPage) -> NotebookPage:
+    """A notebook whose widget has shown two policies."""
+    notebook = loaded
     notebook.run_all()
     assert notebook.errors() == []
     widget = Widget(notebook, 1)
@@ -64,6 +71,12 @@ def opened(notebook: NotebookPage, lab: Server) -> NotebookPage:
 
 AGAIN = re.compile("run this cell again")
 SOON = 40_000  # ms: the widget waits for an answer first, since no widget is told
+# Ten seconds, which are one here.
+IMPATIENT = """() => {
+    const wait = window.setTimeout;
+    window.setTimeout = (act, ms, ...more) => wait(act, ms === 10_000 ? 1_000 : ms, ...more);
+    window.rematPatient = () => { window.setTimeout = wait };
+}"""
 
 
 def _says_that_it_is_cut_off(notebook: NotebookPage) -> None:
@@ -72,8 +85,10 @@ def _says_that_it_is_cut_off(notebook: NotebookPage) -> None:
     for policy in ("dots_saveable", "as_written"):
         widget.policy.select_option(policy)
         widget.shows(policy)  # from what the page holds itself
+    notebook.page.evaluate(IMPATIENT)
     widget.tab("Compare").click()  # for which it has to ask
     expect(widget.status).to_contain_text(AGAIN, timeout=SOON)
+    notebook.page.evaluate("() => window.rematPatient()")
     widget.policy.select_option("dots_saveable")
     widget.shows("dots_saveable")
 
@@ -121,8 +136,10 @@ def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
     opened.wait_idle()
     _says_that_it_is_cut_off(opened)
     _comes_back(opened)
+    opened.page.remove_locator_handler(told)
 
 
+# The last: no kernel comes back by itself.
 def test_the_kernel_is_shut_down_under_a_widget(opened: NotebookPage, lab: Server) -> None:
     (session,) = lab.api("sessions")
     lab.api(f"kernels/{session['kernel']['id']}", "DELETE")

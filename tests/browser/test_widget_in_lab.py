@@ -1,6 +1,8 @@
 """The widget in JupyterLab, used with the mouse, with the keyboard alone and from Python."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -8,16 +10,38 @@ from playwright.sync_api import expect
 from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
+# How many values JAX itself saves for the name's present meaning.
+COUNT_RESIDUALS = """\
+arguments = [jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), (4,)]]
+saved = len(jax.tree.leaves(jax.eval_shape(lambda *args: jax.vjp(layers, *args)[1], *arguments)))
+f"{saved} saved"
+"""
+# It runs until there is a file.
+WAIT = """\
+import pathlib, time
+while not pathlib.Path("go-on").exists():
+    time.sleep(0.05)
+"""
+# What a test runs besides.
+CHOOSE, TELL, RUNNING, COUNT, CLOSE = range(2, 7)
+MORE = ("w.policy = 'dots_saveable'", "w.report.saved_bytes", WAIT, COUNT_RESIDUALS, "w.close()")
+
+
+@pytest.fixture(scope="module")
+def loaded(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
+    write_notebook(lab.folder / "layers.ipynb", LOAD, LAYERS, *MORE)
+    page_of_module.open("layers.ipynb")
+    page_of_module.run(0)
+    return page_of_module
+
 
 @pytest.fixture
-def opened(notebook: NotebookPage, lab: Server, request: pytest.FixtureRequest) -> NotebookPage:
-    """The notebook with the layers, run; further cells come from the test's ``cells`` mark."""
-    more = getattr(request, "param", [])
-    write_notebook(lab.folder / "layers.ipynb", LOAD, LAYERS, *more)
-    notebook.open("layers.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    return notebook
+def opened(loaded: NotebookPage) -> NotebookPage:
+    """The notebook with a widget that nobody has touched."""
+    loaded.page.mouse.move(0, 0)
+    loaded.run(1)
+    assert loaded.errors() == []
+    return loaded
 
 
 def test_the_mouse_switches_policies(opened: NotebookPage) -> None:
@@ -95,43 +119,45 @@ def test_keys_typed_in_the_widget_do_not_delete_the_cell(opened: NotebookPage, t
     expect(widget.root).to_be_visible()
 
 
-@pytest.mark.parametrize("opened", [["w.policy = 'dots_saveable'\nw.report.saved_bytes"]], indirect=True)
 def test_python_does_what_the_dropdown_does(opened: NotebookPage) -> None:
+    opened.run(CHOOSE)
     Widget(opened, 1).shows("dots_saveable")
-    expect(opened.outputs(2)).to_contain_text("72")
+    opened.run(TELL)
+    expect(opened.outputs(TELL)).to_contain_text("72")
 
 
-@pytest.mark.parametrize("opened", [["w.policy = 'dots_saveable'", "import time; time.sleep(8)"]], indirect=True)
-def test_a_running_cell_does_not_hold_up_the_widget(opened: NotebookPage) -> None:
+def test_a_running_cell_does_not_hold_up_the_widget(opened: NotebookPage, go_on: Path) -> None:
     widget, page = Widget(opened, 1), opened.page
+    opened.run(CHOOSE)
     widget.shows("dots_saveable")  # published from a cell, after which ipykernel would queue what the widget sends
-    opened.start(3)
+    opened.start(RUNNING)
     widget.policy.select_option("nothing_saveable")
     widget.shows("nothing_saveable")
-    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.content.widgets[3].model.executionState") == (
-        "running"
-    )
+    state = "cell => window.jupyterapp.shell.currentWidget.content.widgets[cell].model.executionState"
+    assert page.evaluate(state, RUNNING) == "running"
+    go_on.touch()
     opened.wait_idle()
 
 
-# How many values JAX itself saves for the name's present meaning.
-COUNT_RESIDUALS = """\
-arguments = [jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), (4,)]]
-saved = len(jax.tree.leaves(jax.eval_shape(lambda *args: jax.vjp(layers, *args)[1], *arguments)))
-f"{saved} saved"
-"""
+@pytest.fixture
+def go_on(lab: Server) -> Iterator[Path]:
+    """The file that ends the running cell, whatever becomes of the test."""
+    file = lab.folder / "go-on"
+    file.unlink(missing_ok=True)
+    yield file
+    file.touch()
 
 
-@pytest.mark.parametrize("opened", [[COUNT_RESIDUALS]], indirect=True)
 def test_apply_binds_the_name(opened: NotebookPage) -> None:
-    expect(opened.outputs(2)).to_contain_text("9 saved")
+    opened.run(COUNT)
+    expect(opened.outputs(COUNT)).to_contain_text("9 saved")
     widget = Widget(opened, 1)
     widget.policy.select_option("nothing_saveable")
     widget.shows("nothing_saveable")
     widget.root.get_by_role("button", name="Apply").click()
     expect(widget.status).to_contain_text("under nothing_saveable")
-    opened.run(2)
-    expect(opened.outputs(2)).to_contain_text("4 saved")  # the arguments
+    opened.run(COUNT)
+    expect(opened.outputs(COUNT)).to_contain_text("4 saved")  # the arguments
 
 
 def test_running_the_cell_again_leaves_one_widget(opened: NotebookPage) -> None:
@@ -140,7 +166,6 @@ def test_running_the_cell_again_leaves_one_widget(opened: NotebookPage) -> None:
     Widget(opened, 1).shows("as_written")
 
 
-@pytest.mark.parametrize("opened", [["if 'ran' in globals(): w.close()\nran = True"]], indirect=True)
 def test_only_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
     expect(opened.cell(1).locator(".remat-static")).to_have_count(1)
     expect(opened.cell(1).locator(".remat-static")).to_be_hidden()
@@ -149,7 +174,7 @@ def test_only_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
     Widget(opened, 1).policy.select_option("nothing_saveable")  # for which the hidden output is replaced
     opened.page.wait_for_function("() => document.querySelectorAll('.remat-static .remat-choice').length > 2")
     _styled(opened, False)
-    opened.run(2)
+    opened.run(CLOSE)
     expect(opened.cell(1).locator(".remat-widget")).to_have_count(0)
     expect(opened.cell(1).locator(".remat-static")).to_be_visible()
     _styled(opened, True)

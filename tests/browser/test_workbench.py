@@ -44,26 +44,76 @@ def told(report):
 print(json.dumps({key: told(w._live.trace.report(key)) for key in ("as_written", "dots_saveable", "nothing_saveable")}))
 """
 
+NAMES_CELL = """\
+%%remat
+import jax, jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+def many(x):
+    for kind in ("attn", "mlp"):
+        for number in range(5):
+            x = checkpoint_name(jnp.sin(x), f"{kind}_{number}")
+    return jnp.sum(x)
+
+many(jax.ShapeDtypeStruct((8,), "float32"))
+"""
+
+# A library's function is folded under the lines of one's own, and leads to what it makes just as they do.
+LIBRARY_CELL = """\
+%%remat
+import sys
+sys.path.insert(0, "site-packages")
+import shelf
+import jax, jax.numpy as jnp
+
+def loss(W, x):
+    return jnp.sum(shelf.dense(W, shelf.dense(W, x)) * jnp.cos(x))
+
+loss(jax.ShapeDtypeStruct((16, 16), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
+"""
+
+# More lines than are sent with a choice: its programs are asked for when they are to be seen.
+LARGE_CELL = """\
+%%remat --policy nothing_saveable
+import jax, jax.numpy as jnp
+
+def loss(W, x):
+    for _ in range(150):
+        x = jnp.sin(x @ W)
+    return jnp.sum(x)
+
+loss(jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((2, 4), "float32"))
+"""
+# What a test runs besides.
+NAMES, LIBRARY, LARGE = 3, 4, 5
+
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL)
+    write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL, NAMES_CELL, LIBRARY_CELL, LARGE_CELL)
     page_of_module.open("bench.ipynb")
+    page_of_module.run(0)
     return page_of_module
+
+
+def inspection(opened: NotebookPage, cell: int) -> Widget:
+    """The new widget of a cell."""
+    opened.page.mouse.move(0, 0)
+    opened.run(cell)
+    assert opened.errors() == []
+    return Widget(opened, cell)
 
 
 @pytest.fixture
 def widget(opened: NotebookPage) -> Widget:
     """A widget that nobody has touched."""
-    opened.page.mouse.move(0, 0)
-    opened.run_all()
-    assert opened.errors() == []
-    return Widget(opened, 1)
+    return inspection(opened, 1)
 
 
 @pytest.fixture
 def reports(widget: Widget) -> dict[str, Any]:
     """The reports as Python has them."""
+    widget.notebook.run(2)
     return json.loads(widget.notebook.outputs(2).inner_text())
 
 
@@ -428,26 +478,9 @@ def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- many names
 
-MANY = """\
-%%remat
-import jax, jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
-def many(x):
-    for kind in ("attn", "mlp"):
-        for number in range(5):
-            x = checkpoint_name(jnp.sin(x), f"{kind}_{number}")
-    return jnp.sum(x)
-
-many(jax.ShapeDtypeStruct((8,), "float32"))
-"""
-
-
-def test_many_names_are_set_together(notebook: NotebookPage, lab: Server) -> None:
-    write_notebook(lab.folder / "names.ipynb", LOAD, MANY)
-    notebook.open("names.ipynb")
-    notebook.run_all()
-    widget = Widget(notebook, 1)
+def test_many_names_are_set_together(opened: NotebookPage) -> None:
+    widget = inspection(opened, NAMES)
     names = widget.root.locator(".remat-name:visible")
     expect(names).to_have_count(10)
     widget.root.get_by_label("Names", exact=True).fill("attn_*")
@@ -477,30 +510,11 @@ def test_the_browser_writes_numbers_as_python_does(browser: Browser) -> None:
     page.close()
 
 
-# A library's function is folded under the lines of one's own, and leads to what it makes just as they do.
-LIBRARY_CELL = """\
-%%remat
-import sys
-sys.path.insert(0, "site-packages")
-import shelf
-import jax, jax.numpy as jnp
-
-def loss(W, x):
-    return jnp.sum(shelf.dense(W, shelf.dense(W, x)) * jnp.cos(x))
-
-loss(jax.ShapeDtypeStruct((16, 16), "float32"), jax.ShapeDtypeStruct((8, 16), "float32"))
-"""
-
-
-def test_lines_of_libraries(notebook: NotebookPage, lab: Server) -> None:
+def test_lines_of_libraries(opened: NotebookPage, lab: Server) -> None:
     folder = lab.folder / "site-packages"
     folder.mkdir(exist_ok=True)
     (folder / "shelf.py").write_text("import jax.numpy as jnp\n\n\ndef dense(W, x):\n    return jnp.sin(x @ W)\n")
-    write_notebook(lab.folder / "library.ipynb", LOAD, LIBRARY_CELL)
-    notebook.open("library.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    widget = Widget(notebook, 1)
+    widget = inspection(opened, LIBRARY)
     rows = widget.part("residuals").locator("tr.remat-row")
     everything, made = rows.count(), rows.filter(has_text="by shelf.py:5").count()
     assert 0 < made < everything
@@ -522,26 +536,8 @@ def test_lines_of_libraries(notebook: NotebookPage, lab: Server) -> None:
     assert picked.filter(has_text="reduce_sum").count() == 0  # that of one's own line
 
 
-# More lines than are sent with a choice: its programs are asked for when they are to be seen.
-LARGE_CELL = """\
-%%remat --policy nothing_saveable
-import jax, jax.numpy as jnp
-
-def loss(W, x):
-    for _ in range(150):
-        x = jnp.sin(x @ W)
-    return jnp.sum(x)
-
-loss(jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((2, 4), "float32"))
-"""
-
-
-def test_large_programs_follow_every_choice(notebook: NotebookPage, lab: Server) -> None:
-    write_notebook(lab.folder / "large.ipynb", LOAD, LARGE_CELL)
-    notebook.open("large.ipynb")
-    notebook.run_all()
-    assert notebook.errors() == []
-    widget = Widget(notebook, 1)
+def test_large_programs_follow_every_choice(opened: NotebookPage) -> None:
+    widget = inspection(opened, LARGE)
     widget.tab("Jaxprs").click()
     heading = widget.part("jaxprs").get_by_role("heading", name="Backward")
     expect(heading).to_be_visible(timeout=60_000)
@@ -554,4 +550,4 @@ def test_large_programs_follow_every_choice(notebook: NotebookPage, lab: Server)
         expect(heading).to_have_text(nothing)
         widget.policy.select_option("everything_saveable")
         expect(heading).to_have_text(everything)
-    assert notebook.errors() == []
+    assert opened.errors() == []
