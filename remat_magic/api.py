@@ -298,7 +298,11 @@ class Trace:
         return self.engine.backward(policy, at)
 
     def function(
-        self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        of: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
         """A callable like the traced function, with a policy applied.
 
@@ -309,11 +313,13 @@ class Trace:
             policy: as for ``report``.
             at: as for ``report``.
             namespace: as for ``report``.
+            of: the function to apply it to instead, such as the loss itself where the trace is of a training step.
+                Default: the one that was traced.
 
         Raises:
             RematError: as ``report``.
         """
-        return self.engine.function(policy, at, namespace)
+        return self.engine.function(policy, at, namespace, of)
 
     # ------------------------------------------------------------------------------------------------------- comparing
 

@@ -25,9 +25,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "records": (LEAVES, set()),
     "devices": ({"errors"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
+    "libraries": ({"_jax"}, {"jax"}),
     "policies": ({"records", "_jax"}, {"jax"}),
     "jaxprs": ({"records", "_jax"}, {"jax", "numpy"}),
-    "engine": ({"records", "_jax", "policies", "jaxprs"}, {"jax", "numpy"}),
+    "engine": ({"records", "_jax", "libraries", "policies", "jaxprs"}, {"jax", "numpy"}),
     "facts": ({"records", "_jax", "jaxprs", "engine", "devices"}, {"jax", "numpy"}),
     "planning": (
         {"records", "_jax", "policies", "jaxprs", "engine", "facts", "devices"},
@@ -47,7 +48,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"_jax", "api"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
-    "notebook": ({"records", "_jax", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),
+    "notebook": ({"records", "_jax", "libraries", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),
     # What `import remat_magic` offers.
     "__init__": ({"records", "policies", "devices", "measuring", "comparing", "api", "notebook"}, {"IPython"}),
 }

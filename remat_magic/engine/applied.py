@@ -20,6 +20,7 @@ from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity, Rewriter, find_sites, identity
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.values import Returned, abstract
+from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Plan, RematError
 
@@ -172,7 +173,26 @@ def _rewritten(
 ) -> Callable[..., Any]:
     """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it."""
 
+    def transform(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return _rewritten_pure(fun, name, policy, rewrite, tracing)
+
     @functools.wraps(fun)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        with_modules = lifted(transform, fun, args, kwargs)
+        return (with_modules or transform(fun))(*args, **kwargs)
+
+    return applied
+
+
+def _rewritten_pure(
+    fun: Callable[..., Any],
+    name: str,
+    policy: str,
+    rewrite: Callable[[Any], tuple[Any, Any]],
+    tracing: Callable[[], AbstractContextManager[None]],
+) -> Callable[..., Any]:
+    """The same for arguments that are pytrees of arrays and static values."""
+
     def applied(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
         dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]

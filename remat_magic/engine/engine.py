@@ -37,6 +37,7 @@ from remat_magic.engine.steps import (
 )
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
+from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
 
 __all__ = ["Dissection", "Engine"]
@@ -246,7 +247,7 @@ class Engine:
         _, hidden = self._names()
         return (
             *notes.of_program(self.stale, hidden),
-            *notes.of_gradients(self._given.name, self.gradient_inside, self.gradients),
+            *notes.of_gradients(self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun)),
             *notes.of_settings(self._settings),
         )
 
@@ -383,25 +384,30 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------- the function
 
     def function(
-        self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
+        self,
+        policy: Any = "as_written",
+        at: Any = None,
+        namespace: Mapping[str, Any] | None = None,
+        of: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
-        """A callable like the traced function, with a policy applied.
+        """A callable like the traced function, or like ``of``, with a policy applied.
 
         It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
         ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
         """
         with self.lock:
-            return self._applied(self.select(policy, at, namespace))
+            return self._applied(self.select(policy, at, namespace), of)
 
-    def _applied(self, selection: Selection) -> Callable[..., Any]:
+    def _applied(self, selection: Selection, of: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        fun = self._fun if of is None else of
         if selection.whole is None and not selection.at_sites:
-            return self._fun
+            return fun
         retraces, tracing = self._retraces, self._primal.tracing_again
-        if self._gradient is not None:
+        if self._gradient is not None and of is None:
             return step_with_policy(
                 self._fun, self._gradient.function.who, selection, retraces.chooser, self.remat3, retraces.named_again
             )
-        return with_policy(self._fun, self.function_name, selection, retraces.chooser, tracing, retraces.named_again)
+        return with_policy(fun, self.function_name, selection, retraces.chooser, tracing, retraces.named_again)
 
     def variant(self, change: Callable[[Any], Any]) -> Engine:
         """An engine of a changed program; ``change`` gives another of the same arguments and outputs."""

@@ -29,8 +29,17 @@ def of_program(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
         )
 
 
-def of_gradients(function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall]) -> Iterator[Note]:
-    """What was decided about a function that takes gradients inside, and how to turn it round."""
+def of_gradients(
+    function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall], bare: bool
+) -> Iterator[Note]:
+    """What was decided about a function that takes gradients inside, and how to turn it round.
+
+    Args:
+        function: its name.
+        chosen: the gradient that is shown; None for the function's own derivative.
+        gradients: those that it takes.
+        bare: whether the function is what a library made to take the gradient, and nothing else.
+    """
     if not gradients:
         return
     first, *others = [chosen, *(one for one in gradients if one is not chosen)] if chosen else gradients
@@ -44,6 +53,14 @@ def of_gradients(function: str, chosen: GradientCall | None, gradients: Sequence
         )
         return
     more = f", {', '.join(repr(one.key) for one in others)}" if others else ""
+    if bare:
+        yield Note(
+            "gradient-called",
+            f"The gradient of {first.function}{place} is what is shown. Other choices for gradient= and --gradient: "
+            f"{ITSELF!r}, for differentiating that gradient once more{more}.",
+            (function, first.key),
+        )
+        return
     yield Note(
         "gradient-of-step",
         f"{function} takes the gradient of {first.function}{place}, and that is what is shown; the peak is of the "

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
 
+from remat_magic import libraries
 from remat_magic._jax.wrappers import gradient_in, is_checkpoint, is_forward_derivative, is_jitted
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
@@ -47,7 +48,8 @@ class Callee:
     """A function and the arguments of its call, as ``rm.trace`` takes them.
 
     ``wrt`` are positions in ``args`` (None: every inexact leaf). ``bound`` of the ``args`` come first without standing
-    in the call: what a partial or a method holds. ``notes`` are sentences for the reader.
+    in the call: what a partial or a method holds. ``notes`` are sentences for the reader. Where ``fun`` is a gradient
+    that is traced as it is, ``loss`` is what it is of; where it was taken off, ``gradient`` is the call as it stood.
     """
 
     fun: Callable[..., Any]
@@ -57,6 +59,8 @@ class Callee:
     has_aux: bool = False
     bound: int = 0
     notes: tuple[str, ...] = ()
+    loss: Callable[..., Any] | None = None
+    gradient: Callee | None = None
 
     @property
     def name(self) -> str:
@@ -70,6 +74,10 @@ class Callee:
     def layers(self) -> Iterator[Any]:
         """The function and what it wraps, outermost first, as far as wrappers tell."""
         return _layers(self.fun)
+
+    def layers_of_loss(self) -> Iterator[Any]:
+        """The same of ``loss``."""
+        return _layers(self.loss)
 
 
 # ------------------------------------------------------------------------------------------------------ from a call
@@ -94,9 +102,11 @@ def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee
         )
     if inspect.iscoroutinefunction(fun):
         raise RematError(f"`{_name(fun)}` is a coroutine, which JAX cannot trace: call the function that it awaits.")
-    fun = fun if (lowered := _lowers(fun)) is None else lowered
+    fun = original_of(fun if (lowered := _lowers(fun)) is None else lowered)
     differentiated = _in_function_taker(fun, args, kwargs) or _in_gradient(fun, args, kwargs)
     callee = _spread(differentiated or Callee(fun, args, kwargs))
+    if libraries.is_gradient(fun) and callee.loss is None:
+        callee = replace(callee, gradient=Callee(fun, args, kwargs, loss=callee.fun))
     match callee.wrt:  # which counted from the arguments of the call
         case None:
             return callee
@@ -210,16 +220,24 @@ def _lowers(fun: Any) -> Any:
 
 
 def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
-    """``jax.grad(f)(...)``, ``jit(value_and_grad(f))(...)`` and their like, stored ones too."""
+    """``jax.grad(f)(...)``, ``jit(value_and_grad(f))(...)`` and their like, stored ones and libraries' too."""
+    given = fun, args, kwargs
     while (gradient := gradient_in(fun)) is None:
         if isinstance(fun, functools.partial):
             args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
             fun = fun.func
-        elif is_jitted(fun) or _is_made_by(fun, "filter_jit"):
+        elif is_jitted(fun) or libraries.is_jitted(fun):
             fun = fun.__wrapped__
-        elif _is_made_by(fun, "filter_grad", "filter_value_and_grad") and args:
-            has_aux = bool(getattr(fun, "_has_aux", False))
-            return Callee(fun.__wrapped__, args, kwargs, wrt=0, has_aux=has_aux)
+        elif args and (loss := libraries.loss_of_equinox(fun)) is not None:
+            return Callee(loss, args, kwargs, wrt=0, has_aux=bool(getattr(fun, "_has_aux", False)))
+        elif args and (loss := libraries.loss_of_optax(fun)) is not None:
+            return Callee(loss, args, {name: value for name, value in kwargs.items() if name != "state"}, wrt=0)
+        elif (of_modules := libraries.loss_of_nnx(fun)) is not None:
+            loss = original_of(of_modules.loss)
+            # What nnx differentiates of a module only nnx knows: its gradient is traced, and the loss found in there.
+            if loss is of_modules.loss:
+                return Callee(*given, loss=loss)
+            return Callee(of_modules.of(loss), args, kwargs, loss=loss)
         else:
             return None
     argnums = gradient.argnums if isinstance(gradient.argnums, tuple) else (gradient.argnums,)
@@ -231,13 +249,6 @@ def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     wrt = tuple(position % len(args) for position in argnums)
     one = not isinstance(gradient.argnums, tuple)
     return Callee(gradient.fun, args, kwargs, wrt=wrt[0] if one else wrt, has_aux=gradient.has_aux)
-
-
-def _is_made_by(fun: Any, *transforms: str) -> bool:
-    """Whether this very object is what one of equinox's transformations returns; nothing is imported to tell."""
-    equinox = sys.modules.get("equinox")
-    makers = [getattr(equinox, name, None) for name in transforms if equinox is not None]
-    return any(maker is not None and type(fun) is type(maker(_name)) for maker in makers)
 
 
 def _spread(callee: Callee) -> Callee:
@@ -296,7 +307,7 @@ def _computes_what_it_wraps(layer: Any) -> bool:
     Objects of other libraries are not taken for granted: equinox's gradients are such.
     """
     if not isinstance(layer, types.FunctionType):
-        return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") or _is_made_by(layer, "filter_jit")
+        return type(layer).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") or libraries.is_jitted(layer)
     return not is_user_file(layer.__code__.co_filename)
 
 

@@ -29,7 +29,8 @@ _TAKEN = ("wrt", "has_aux", "gradient")
 class Inspection:
     """A traced function under the policy that a line asks for.
 
-    ``inputs`` are the arguments of the call, or None if some of them have no values to run on.
+    ``inputs`` are the arguments of the call, or None if some of them have no values to run on. ``loss`` is what the
+    call differentiates, if the trace is of the call as it is.
     """
 
     trace: api.Trace
@@ -37,6 +38,7 @@ class Inspection:
     at: str | None
     title: str
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    loss: Any = None
 
 
 def traced(callee: Callee, wrt: tuple[int | str, ...] | None, gradient: str | None = None) -> api.Trace:
@@ -79,7 +81,7 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     trace.preview(policy.key, options.at, namespace)
     # What a gradient inside is given is computed on the way; a step is given what the call gives it.
     inputs = _with_values(callee) if trace.gradient is None or trace.step is not None else None
-    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs)
+    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs, callee.loss)
 
 
 def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, ...]:

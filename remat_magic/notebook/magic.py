@@ -265,7 +265,7 @@ class RematMagics(Magics):
 
         session = self.session
         try:
-            rebinding = self._rebinding(callee, options)
+            callee, rebinding = self._rebinding(callee, options)
             trace = traced(callee, options.wrt, options.gradient)
             session.remember(trace)
             return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
@@ -275,14 +275,22 @@ class RematMagics(Magics):
             traceback.clear_frames(interrupt.__traceback__)
             raise UsageError("tracing was interrupted, and nothing was inspected: run the cell again.") from None
 
-    def _rebinding(self, callee: Callee, options: Options) -> Rebinding | None:
-        """Where Apply binds its function, or None where the function has no plain name and none is asked for."""
+    def _rebinding(self, callee: Callee, options: Options) -> tuple[Callee, Rebinding | None]:
+        """What to trace, and where Apply binds its function; None where nothing has a plain name and none is asked for.
+
+        Where only the gradient of a function has a name, as a decorator leaves it, that gradient is traced as it is.
+        """
+        namespace = self.session.namespace
         try:
-            return Rebinding(self.session.namespace, callee.layers())
+            return callee, Rebinding(namespace, callee.layers(), callee.layers_of_loss())
         except RematError:
+            gradient = None if options.wrt else callee.gradient
+            if gradient is not None:
+                with contextlib.suppress(RematError):
+                    return gradient.saying(" ".join(callee.notes)), Rebinding(namespace, [gradient.fun])
             if options.apply:
                 raise
-            return None
+            return callee, None
 
     def show(self, value: object) -> None:
         """Display a value as the last expression of a cell."""

@@ -44,19 +44,27 @@ class Rebinding:
     Args:
         namespace: where the name lives.
         functions: the inspected function and what it wraps; the first of them that has a name is rebound.
+        inside: the function that it differentiates inside and what that wraps, where none of them has.
+
+    Attributes:
+        is_inside: whether the name is that of one inside.
 
     Raises:
         RematError: where none has a name: a method, a lambda in a call, an attribute.
     """
 
-    def __init__(self, namespace: MutableMapping[str, Any], functions: Iterable[Any]) -> None:
-        outermost, *_ = functions = list(functions)
+    def __init__(
+        self, namespace: MutableMapping[str, Any], functions: Iterable[Any], inside: Iterable[Any] = ()
+    ) -> None:
+        functions, inside = list(functions), list(inside)
         self.namespace = namespace
-        for fun in functions:
+        for number, fun in enumerate((*functions, *inside)):
             name = _name_of(fun, namespace)
             if name is not None:
                 self.name, self.original = name, original_of(namespace[name])
+                self.is_inside = number >= len(functions)
                 return
+        outermost, *_ = inside or functions
         name = getattr(outermost, "__qualname__", type(outermost).__name__)
         raise RematError(f"`{name}` has no plain name to rebind: assign the function to a variable and inspect that.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remat_magic.records import RematError
@@ -72,12 +72,16 @@ class Session:
                 return None
         from remat_magic.widget import RematWidget
 
+        def function(widget: RematWidget) -> Callable[..., Any]:
+            inside = rebinding is not None and rebinding.is_inside
+            return widget.function_of(inspection.loss) if inside else widget.function
+
         widget = RematWidget(
             inspection.trace,
             inspection.policy,
             inspection.at,
             title=inspection.title,
-            apply=None if rebinding is None else lambda widget: rebinding.apply(widget.function, widget.policy),
+            apply=None if rebinding is None else lambda widget: rebinding.apply(function(widget), widget.policy),
             namespace=self.namespace,
             cell_id=self._cell_id,
             inputs=inspection.inputs,
@@ -85,14 +89,12 @@ class Session:
         if options.output is not None:
             self.namespace[options.output] = widget
         if options.apply and rebinding is not None:
-            self._apply_later(rebinding, widget)
+            self._apply_later(rebinding, function(widget), widget.policy)
         return None if options.text else widget
 
-    def _apply_later(self, rebinding: Rebinding, widget: RematWidget) -> None:
+    def _apply_later(self, rebinding: Rebinding, function: Callable[..., Any], policy: str) -> None:
         """Bind the function's name to what the widget has chosen, when the running cell has ended."""
         from remat_magic.widget.idle import idle_time
-
-        function, policy = widget.function, widget.policy
 
         def apply() -> None:
             try:

@@ -39,6 +39,7 @@ NoteKind = Literal[
     "stale-trace",
     "gradient-inside",
     "gradient-of-step",
+    "gradient-called",
     "number-not-differentiated",
     "names-out-of-reach",
     "names-unknown",

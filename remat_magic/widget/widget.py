@@ -137,6 +137,14 @@ class RematWidget(Channel):
         """
         return self._live.trace.function(*self._live.arguments(self.policy, self.at))
 
+    def function_of(self, other: Callable[..., Any]) -> Callable[..., Any]:
+        """Another function, such as the loss of an inspected gradient, with the current choice applied.
+
+        Raises:
+            RematError: the widget is closed.
+        """
+        return self._live.trace.function(*self._live.arguments(self.policy, self.at), of=other)
+
     def close(self) -> None:
         """Let go of everything: the trace, the reports, the browser's view."""
         if self._live.closed:
