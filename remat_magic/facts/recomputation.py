@@ -225,7 +225,12 @@ def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
             yield from _expanded(scope.inner(eqn)[number], within)
 
 
-def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
+# How far back operands are compared. No derivative rule of JAX's is a longer chain of operations; the layers of a model
+# that add to one stream are, and each would be compared with all before it.
+_DEEP = 8
+
+
+def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int = _DEEP) -> bool:
     """Whether two equations of one traceback are the same operation, and not one the derivative of the other.
 
     The derivative of ``pow`` is a ``pow`` of the same traceback and parameters, so the operands decide: where an
@@ -243,7 +248,7 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
             if _jax.is_literal(operand) and _jax.is_literal(other_operand) and str(operand) != str(other_operand):
                 return False
             continue
-        maker = scope.makers.get(operand)
+        maker = scope.makers.get(operand) if depth else None
         if maker is None or _jax.traceback_of(maker[0]) is not traceback:
             continue  # came from elsewhere, or was saved: nothing to compare
         if _jax.is_transparent(maker[0]):
@@ -251,7 +256,7 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
         other_maker = there.makers.get(other_operand)
         if other_maker is None or _jax.traceback_of(other_maker[0]) is not traceback:
             return False
-        if not _same_operation(scope, maker[0], there, other_maker[0]):
+        if not _same_operation(scope, maker[0], there, other_maker[0], depth - 1):
             return False
     return True
 
@@ -259,18 +264,18 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any) -> bool:
 _FEW = 4
 
 
-def _signature(scope: Scope, eqn: Any) -> Hashable:
+def _signature(scope: Scope, eqn: Any, depth: int = _DEEP) -> Hashable:
     """All of an equation that another is compared with by ``_same_operation``."""
     traceback = _jax.traceback_of(eqn)
     operands: list[Hashable] = []
     for operand in eqn.invars:
-        maker = None if _jax.is_literal(operand) else scope.makers.get(operand)
+        maker = None if _jax.is_literal(operand) or not depth else scope.makers.get(operand)
         if _jax.is_literal(operand):
             operands.append(str(operand))
         elif maker is None or _jax.traceback_of(maker[0]) is not traceback:
             operands.append(None)
         else:
-            operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0])))
+            operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0], depth - 1)))
     return eqn.primitive, tuple(var.aval for var in eqn.outvars), _jax.params_key(eqn), tuple(operands)
 
 
