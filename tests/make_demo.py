@@ -1,8 +1,9 @@
 """Runs demo.ipynb and keeps what it shows: ``python tests/make_demo.py``, in an environment with ``.[test]``.
 
 The notebook's text and code are written by hand, in the notebook itself; this only renews its outputs. Kept are the
-static reports, with every policy that the widget would compute ahead in a notebook that is left open. Not kept are the
-widgets themselves: without their kernel they show nothing, and their state would double the file.
+static reports, with every policy that the widget would compute ahead in a notebook that is left open; for the file's
+size not those of training steps, nor of the same report again. Not kept are the widgets themselves: without their
+kernel they show nothing, and their state would double the file. Chapter 12 needs the extra ``models``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import re
 import site
 import tempfile
 from importlib.util import find_spec
@@ -30,12 +32,15 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 _SMALL = 200
 
 _LOOK_AHEAD = f"""\
-import gc
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle
 idle.UNIT = 3600
-for widget in [one for one in gc.get_objects() if isinstance(one, RematWidget)]:
-    if len(widget.report.forward.lines) < {_SMALL}:
+seen = set()
+for widget in [shown for shown in Out.values() if isinstance(shown, RematWidget)]:
+    report = widget.report
+    known = (report.signature, report.policy) in seen or any(note.kind == "gradient-of-step" for note in report.notes)
+    seen.add((report.signature, report.policy))
+    if len(report.forward.lines) < {_SMALL} and not known:
         while widget.prefetch():
             pass
 """
@@ -56,6 +61,12 @@ def _environment() -> dict[str, str]:
     if parent not in site.getsitepackages():
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [parent, environment.get("PYTHONPATH")]))
     return environment
+
+
+def lacks(source: str) -> list[str]:
+    """The libraries that a cell asks for and that are not installed; it then says so, and does nothing else."""
+    asked = re.search(r"^if has\((.*)\):$", source, re.MULTILINE)
+    return [name for name in re.findall(r"\w+", asked[1]) if find_spec(name) is None] if asked else []
 
 
 def execute(notebook: NotebookNode, look_ahead: bool = False) -> NotebookNode:
@@ -119,6 +130,9 @@ def main() -> None:
         return
     import jax
 
+    missing = {name for cell in demo.cells for name in lacks(cell.source)}
+    if missing:
+        parser.error(f"{', '.join(sorted(missing))} are not installed: pip install '.[models]'")
     made = kept(execute(demo, look_ahead=True), jax.__version__)
     nbformat.validate(made)
     nbformat.write(made, DEMO)

@@ -11,7 +11,7 @@ import jax
 import nbformat
 import pytest
 
-from tests.make_demo import DEMO, WIDGET
+from tests.make_demo import DEMO, WIDGET, lacks
 
 KEPT = nbformat.read(DEMO, as_version=4)
 
@@ -45,6 +45,11 @@ def made_by_this_jax():
 
 def is_inspection(cell):
     return cell.cell_type == "code" and cell.source.startswith("%%remat")
+
+
+def without_its_library(notebook, cell):
+    """Whether a run could not inspect what a cell asks for."""
+    return notebook is not KEPT and bool(lacks(cell.source))
 
 
 def texts(cell):
@@ -184,7 +189,7 @@ def test_no_cell_fails(notebook):
 
 
 def test_each_inspection_shows_a_report_that_needs_no_kernel(notebook):
-    inspected = [cell for cell in notebook.cells if is_inspection(cell)]
+    inspected = [cell for cell in notebook.cells if is_inspection(cell) and not without_its_library(notebook, cell)]
     assert len(inspected) >= 30
     for cell in inspected:
         static = cell.outputs[0].data
@@ -194,16 +199,41 @@ def test_each_inspection_shows_a_report_that_needs_no_kernel(notebook):
 
 def test_a_run_shows_widgets_too(ran):
     for cell in ran.cells:
-        assert any(WIDGET in output.get("data", {}) for output in cell.get("outputs", [])) == is_inspection(cell)
+        expected = is_inspection(cell) and not lacks(cell.source)
+        assert any(WIDGET in output.get("data", {}) for output in cell.get("outputs", [])) == expected
+
+
+def test_a_cell_without_its_library_says_what_to_install(ran):
+    for cell in ran.cells:
+        if missing := lacks(cell.source):
+            sentence = (
+                f"This cell needs {' and '.join(missing)}: run %pip install {' '.join(missing)}, and then the cell"
+            )
+            assert shown(cell).startswith(sentence)
+            assert len(shown(cell).splitlines()) == 1 + is_inspection(cell)
+
+
+def test_12_the_step_of_each_library_before_and_after(notebook):
+    """The figures of each are those of its widget, and a checkpoint on the blocks saves their inputs and the error."""
+    found = 0
+    for before, after in itertools.pairwise(cell for cell in notebook.cells if cell.cell_type == "code"):
+        if not before.source.startswith("%%remat -o before_") or without_its_library(notebook, before):
+            continue
+        found += 1
+        figures = re.search(r": saved ([\d.]+) -> 16\.8 MB, peak ([\d.]+) -> ([\d.]+) MB, 50% of the", shown(after))
+        for label, number in (("saved", figures[1]), ("peak", figures[2])):
+            assert float(total(before, label).removesuffix(" MB")) == pytest.approx(float(number), rel=0.005)
+        assert float(figures[3]) < 0.75 * float(figures[2])
+    assert found == 4 or notebook is not KEPT
 
 
 def test_a_run_shows_what_is_kept(ran):
     """The whole text where the same JAX made it; else the function, its residuals and what they cost."""
     for old, new in zip(KEPT.cells, ran.cells, strict=True):
         assert old.source == new.source
-        if made_by_this_jax():
+        if made_by_this_jax() and not lacks(old.source):
             assert shown(new) == shown(old)
-        elif is_inspection(old):
+        elif is_inspection(old) and not lacks(old.source):
             assert report_of(new).splitlines()[0] == report_of(old).splitlines()[0]
             assert residual_count(new) == residual_count(old)
             assert total(new, "saved") == total(old, "saved")

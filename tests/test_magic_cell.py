@@ -282,6 +282,14 @@ def test_an_if_that_does_not_apply_inspects_what_the_cell_defines(before, engine
     assert engine.last.fun is before.ns["h"]
 
 
+def test_an_if_that_does_not_apply_and_defines_nothing_stops_no_notebook(before, engine):
+    """As where a cell asks whether a library is installed."""
+    cells = before
+    cells.ok("%%remat", "if len('no') > 2:", "    def other(x): return x", "    other(2.0)")
+    assert "Nothing is inspected: the `if` around the call did not apply." in cells.out
+    assert engine.last is None
+
+
 def test_methods_of_objects_that_a_call_makes(before, engine):
     before.ok("%%remat", "class Model:", "    def loss(self, x): return x", "Model().loss(x)")
     assert engine.last.fun is before.ns["Model"].loss

@@ -71,7 +71,8 @@ def _within(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt
             branches = [_within(last.body, line, defined), _within(last.orelse, line, defined)]
             if branches == [None, None]:
                 return None
-            plain = [[*branch, shown(defined)] for branch in (last.body, last.orelse)]
+            if_any = _changed(defined, keywords=[ast.keyword("required", ast.Constant(value=False))])
+            plain = [[*branch, shown(if_any)] for branch in (last.body, last.orelse)]
             chosen, otherwise = (inside or as_is for inside, as_is in zip(branches, plain, strict=True))
             return [*before, _changed(last, body=chosen, orelse=otherwise)]
         case _:

@@ -189,13 +189,22 @@ class RematMagics(Magics):
             callee = with_arguments(fun, options.args, session.namespace, session.variables)
             return self._inspect(callee.saying(remark), options)
 
-    def inspect_defined(self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]]) -> Any:
-        """Inspect the function that the cell defines."""
+    def inspect_defined(
+        self, line: str, functions: Sequence[tuple[str, bool, tuple[str, ...]]], required: bool = True
+    ) -> Any:
+        """Inspect the function that the cell defines; where it is not ``required``, it may define none."""
         __tracebackhide__ = True
         from remat_magic.notebook.callee import defined
 
         with _one_sentence():
-            return self.inspect_function(line, *defined(self.session.namespace, functions))
+            try:
+                function = defined(self.session.namespace, functions)
+            except RematError:
+                if required:
+                    raise
+                print("Nothing is inspected: the `if` around the call did not apply.")  # noqa: T201
+                return None
+            return self.inspect_function(line, *function)
 
     def consumes(self, number: int, fun: Any, /) -> bool:
         """Whether a call of this function means a call in its brackets, as ``print(f(x))`` does."""
