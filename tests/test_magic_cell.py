@@ -290,6 +290,47 @@ def test_an_if_that_does_not_apply_and_defines_nothing_stops_no_notebook(before,
     assert engine.last is None
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["y = f(x)", "print(y)"],
+        ["y = f(x); print(f'{y:.3f}')"],
+        ["y, state = f(x)", "y"],
+        ["y = f(x)", "print('a'); print(y.item(), jnp.shape(y))"],
+        ["y = jax.grad(f)(x)", "jax.tree.map(jnp.shape, y)"],
+        ["f(x)", "print('done')"],
+        ["y = jax.block_until_ready(f(x))", "ran.append(y)"],
+        ["with contextlib.nullcontext():", "    y = f(x)", "    print(y)"],
+    ],
+)
+def test_what_shows_the_result_of_a_call_is_no_call_to_inspect(before, engine, lines):
+    widget = before.ok("%%remat -o kept", *lines)
+    assert widget is before.ns["kept"]
+    assert (engine.last.fun, engine.last.args) == (before.ns["f"], (3.0,))
+    assert (before.ns["ran"], before.ns["y"]) == ([], "old")
+    assert widget.title.startswith("The call did not run")
+    assert widget.title.endswith("What follows it did not run either.")
+    assert before.out == "Out[2]: <widget>\n"
+
+
+def test_what_shows_something_else_is_run_and_the_last_call_wins(before, engine, commands):
+    before.ok("%%remat", "@jax.checkpoint", "def h(x): return x", "z = jnp.ones(3)", "z")
+    assert engine.last.fun is before.ns["h"]
+    assert "Array([1." in before.out
+    before.ok("%%remat", "y = f(x)", "f(1.0)")
+    assert (engine.last.args, before.ns["y"], before.ns["ran"]) == ((1.0,), 3.0, [3.0])
+    before.ok("%%remat", "y = f(2.0)", "!echo asked")
+    assert (engine.last.args, before.ns["y"], before.ns["ran"]) == ((2.0,), 3.0, [3.0])
+    assert commands == ["echo asked"]
+
+
+def test_an_assertion_is_a_last_line_too(before, engine):
+    before.ok("%%remat", "assert f(x) > 0, 'negative'")
+    assert (engine.last.fun, before.ns["ran"]) == (before.ns["f"], [])
+    with pytest.raises(AssertionError, match="no"):
+        before.run("%%remat", "def h(x): return x", "assert len('abc') > 3, 'no'").raise_error()
+
+
 def test_methods_of_objects_that_a_call_makes(before, engine):
     before.ok("%%remat", "class Model:", "    def loss(self, x): return x", "Model().loss(x)")
     assert engine.last.fun is before.ns["Model"].loss

@@ -244,7 +244,7 @@ class Signature(Inputs):
             results = flat(fun(*own_args, **own_kwargs))
             before = {*map(id, arrays)}
             after = [leaf for leaf in jax.tree.leaves((own_args, own_kwargs)) if id(leaf) not in before]
-            return [*results, *(leaf for leaf in after if _jax.of_one_trace(leaf, arrays[0]))]
+            return [*results, *(leaf for leaf in after if arrays and _jax.of_one_trace(leaf, arrays[0]))]
 
         cast("Any", called).__wrapped__ = fun
         called.__name__ = self.function

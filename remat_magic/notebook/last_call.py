@@ -52,17 +52,22 @@ def inspecting(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.s
     """
     match body:
         case [*before, ast.Expr(value) as last] if _is_user_call(value):
-            return [*before, ast.copy_location(ast.Expr(hooked_expression(line, value)), last)]
+            plain = [*before, ast.copy_location(ast.Expr(hooked_expression(line, value)), last)]
+            return _before_what_shows(body, line, defined, plain)
     return _within(body, line, defined)
 
 
 def _within(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt] | None:
     """The same where IPython does not show the value of a last expression by itself."""
+    return _before_what_shows(body, line, defined, _last(body, line, defined))
+
+
+def _last(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt] | None:
     match body:
         case [*before, ast.Expr(value) as last] if _is_user_call(value):
             return [*before, shown(hooked_expression(line, value))]
-        case [*before, ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() as last]:
-            conditional = _assigning(last, line, defined)
+        case [*before, ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Assert() as last]:
+            conditional = _asking(last, line, [shown(defined)])
             return None if conditional is None else [*before, conditional]
         case [*before, ast.With() | ast.AsyncWith() as last]:
             inside = _within(last.body, line, defined)
@@ -79,29 +84,96 @@ def _within(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt
             return None
 
 
+# So many expressions at the end of a cell are looked behind.
+_SHOWING = 3
+
+
+def _before_what_shows(
+    body: list[ast.stmt], line: str, defined: ast.expr, plain: list[ast.stmt] | None
+) -> list[ast.stmt] | None:
+    """The call that expressions at the end only show something of, as ``print(loss)`` does after ``loss = F(a)``.
+
+    Whether they do is asked about their functions, of the last expression, of the last two, and so on.
+
+    Args:
+        body: the statements.
+        line: as for ``inspecting``, and so is ``defined``.
+        defined: what to inspect otherwise.
+        plain: what to run where they do more.
+    """
+    result = plain
+    for count in range(1, min(_SHOWING, len(body) - 1) + 1):
+        *before, call = body[:-count]
+        showing = body[-count:]
+        if not isinstance(showing[0], ast.Expr):
+            break
+        if not isinstance(call, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
+            continue
+        functions = _functions_in(showing, {name.partition(".")[0] for name in _targets(call)})
+        if result is None:
+            *others, last = body
+            result = [*others, shown(last.value) if isinstance(last, ast.Expr) else last, shown(defined)]
+        conditional = None if functions is None else _asking(call, line, result[len(before) + 1 :], showing)
+        if functions is not None and conditional is not None:
+            asked = ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.Tuple(functions, ast.Load()))
+            question = magic_call("only_show", call, ast.copy_location(asked, call))
+            choice = ast.If(question, [conditional], result[len(before) :])
+            result, plain = [*before, ast.copy_location(choice, call)], result
+    return None if plain is None else result
+
+
+def _functions_in(statements: Sequence[ast.stmt], assigned: set[str]) -> list[ast.expr] | None:
+    """What is called in some statements, but for methods of what is ``assigned``; None where that cannot be told."""
+    functions: list[ast.expr] = []
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
+            return None
+        if not isinstance(node, ast.Call) or not _is_user_call(node):
+            continue
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        is_name = isinstance(root, ast.Name)
+        if is_name and root.id in {"get_ipython", *assigned}:
+            continue
+        if not is_name or any(isinstance(part, ast.Call) for part in ast.walk(node.func)):
+            return None
+        functions.append(node.func)
+    return functions
+
+
 def shown(value: ast.expr) -> ast.Expr:
     """Show a value as IPython shows that of a last expression."""
     return ast.copy_location(ast.Expr(magic_call("show", value, value)), value)
 
 
-def _assigning(
-    statement: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign, line: str, defined: ast.expr
+def _asking(
+    statement: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Assert,
+    line: str,
+    then: Sequence[ast.stmt],
+    showing: Sequence[ast.stmt] = (),
 ) -> ast.stmt | None:
-    """``y = F(x)``: inspected where F is the user's own and can be differentiated, else run as it stands."""
-    value = statement.value
+    """``y = F(x)``: inspected where F is the user's own and can be differentiated, else run as it stands.
+
+    Args:
+        statement: the statement.
+        line: the magic's line.
+        then: what follows it where it runs.
+        showing: what follows it as written, of which magics and shell commands run in any case.
+    """
+    value = statement.test if isinstance(statement, ast.Assert) else statement.value
     calls = [] if value is None else _calls(value)
     if value is None or not calls:
         return None
-    value = _Hooked(line, calls, value, tuple(_targets(statement))).expression()
+    commands = [one for one in showing if isinstance(one, ast.Expr) and _is_command(one.value)]
+    skipped = "What follows it did not run either." if len(commands) < len(showing) else ""
+    value = _Hooked(line, calls, value, tuple(_targets(statement)), skipped).expression()
     result = magic_call("result", value)
-    run = _changed(statement, value=result)
+    run = _changed(statement, **{"test" if isinstance(statement, ast.Assert) else "value": result})
+    if isinstance(statement, ast.Expr) and not showing:
+        run = shown(result)
     return ast.copy_location(
-        ast.If(
-            magic_call("runs", value, value),
-            [shown(result) if isinstance(statement, ast.Expr) else run, shown(defined)],
-            [shown(result)],
-        ),
-        statement,
+        ast.If(magic_call("runs", value, value), [run, *then], [shown(result), *commands]), statement
     )
 
 
@@ -113,12 +185,18 @@ class _Hooked:
         calls: in the order of their evaluation.
         whole: the expression that they are of, if it is to run where none of them is meant.
         targets: what its value would be assigned to.
+        skipped: a sentence on what else does not run.
     """
 
     def __init__(
-        self, line: str, calls: Sequence[ast.Call], whole: ast.expr | None = None, targets: tuple[str, ...] = ()
+        self,
+        line: str,
+        calls: Sequence[ast.Call],
+        whole: ast.expr | None = None,
+        targets: tuple[str, ...] = (),
+        skipped: str = "",
     ) -> None:
-        self.line, self.calls, self.whole, self.targets = line, calls, whole, targets
+        self.line, self.calls, self.whole, self.targets, self.skipped = line, calls, whole, targets, skipped
         for number, node in enumerate(node for call in calls for node in ast.walk(call)):
             node.number = number  # pyright: ignore[reportAttributeAccessIssue]  (copies keep it)
 
@@ -159,7 +237,7 @@ class _Hooked:
             return magic_call("inspect_call", call, *request, call.func, *call.args, keywords=call.keywords)
         question = magic_call("is_meant", call, call.func, *call.args, keywords=call.keywords)
         run = _replaced(self.whole, _same([self.whole], call), magic_call("run_kept", call))
-        return _either(question, magic_call("inspect_kept", call, *request, self.targets), run)
+        return _either(question, magic_call("inspect_kept", call, *request, self.targets, self.skipped), run)
 
 
 def _same(trees: Sequence[ast.AST], call: ast.Call) -> ast.Call:
@@ -193,13 +271,18 @@ def _changed(node: _Node, **fields: object) -> _Node:
     return changed
 
 
-def _is_user_call(expression: ast.expr) -> bool:
-    """Whether it is a call that the user wrote; IPython writes ``%magic``, ``!command`` and ``f?`` as calls too."""
+def _is_command(expression: ast.expr) -> bool:
+    """Whether it is one of the calls that IPython writes for ``%magic``, ``!command`` and ``f?``."""
     match expression:
         case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"), [], []), _)):
-            return False
+            return True
         case _:
-            return isinstance(expression, ast.Call)
+            return False
+
+
+def _is_user_call(expression: ast.expr) -> bool:
+    """Whether it is a call that the user wrote."""
+    return isinstance(expression, ast.Call) and not _is_command(expression)
 
 
 def _calls(node: ast.AST) -> list[ast.Call]:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from IPython.core.error import UsageError
@@ -227,6 +227,15 @@ class RematMagics(Magics):
         self._functions[number] = fun
         return gives_result(fun, steps)
 
+    def only_show(self, functions: Callable[[], tuple[Any, ...]]) -> bool:
+        """Whether calls of these functions only show, or read off, something of what a call before them gives."""
+        from remat_magic.notebook.callee import prepares
+
+        try:
+            return all(map(prepares, functions()))
+        except Exception:  # noqa: BLE001  (not known yet: what it is shows when the cell comes to it)
+            return False
+
     def kept(self, number: int) -> Any:
         """A function that was asked about."""
         return self._functions.pop(number)
@@ -244,12 +253,13 @@ class RematMagics(Magics):
         fun, args, kwargs = self._take_call()
         return fun(*args, **kwargs)
 
-    def inspect_kept(self, line: str, remark: str, targets: tuple[str, ...]) -> Any:
+    def inspect_kept(self, line: str, remark: str, targets: tuple[str, ...], skipped: str) -> Any:
         """Inspect the call that was asked about last; ``targets`` are not assigned to."""
         __tracebackhide__ = True
         fun, args, kwargs = self._take_call()
-        unassigned = _unassigned(targets, self.session.namespace)
-        return _Inspected(self.inspect_call(line, " ".join(filter(None, [remark, unassigned])), fun, *args, **kwargs))
+        unassigned = _unassigned(targets, self.session.namespace) or ("The call did not run." if skipped else "")
+        remark = " ".join(filter(None, [remark, unassigned, skipped]))
+        return _Inspected(self.inspect_call(line, remark, fun, *args, **kwargs))
 
     def _take_call(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         call, self._call = self._call, None
