@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -66,18 +67,25 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
 def _local_settings() -> list[tuple[Any, Any]]:
     """The settings that this thread has of its own, with their values."""
     config = courtesy("jax._src.config.config_ext", _CARRIED)
+    objects = _setting_objects(tuple(name for name in list(sys.modules) if name.startswith("jax._src")))
+    return [(item, value) for item in objects if (value := item.get_local()) is not config.unset]
+
+
+@functools.lru_cache(maxsize=1)  # to look through the modules takes a third of the time of a small trace
+def _setting_objects(modules: tuple[str, ...]) -> list[Any]:
+    """All settings of JAX, as far as the modules of these names have them."""
+    config = courtesy("jax._src.config.config_ext", _CARRIED)
     states = courtesy("jax._src.config.config_states", _CARRIED)
     if config is None or states is None:
         return []
     # Most are entries of `config_states`; meshes, default devices and the like are plain Config objects, which 0.10
     # has in `config` and 0.12 in the modules that use them.
     candidates: dict[int, Any] = {id(state): state for state in states.values()}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("jax._src"):
-            candidates.update(
-                (id(item), item) for item in list(vars(module).values()) if isinstance(item, config.Config)
-            )
-    return [(item, value) for item in candidates.values() if (value := item.get_local()) is not config.unset]
+    for name in modules:
+        for item in list(vars(sys.modules[name]).values()):
+            if isinstance(item, config.Config):
+                candidates[id(item)] = item
+    return list(candidates.values())
 
 
 @contextlib.contextmanager
