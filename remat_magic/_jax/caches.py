@@ -43,6 +43,14 @@ class _Place:
         self.jax_own = getattr(self.module, name)
         self.chooser: _Chooser | None = None
 
+    @functools.cached_property
+    def function(self) -> Callable[..., Any] | None:
+        """The function that the cache is of, None where it is not found; JAX's own kinds of cache do not say."""
+        wrapped = getattr(self.jax_own, "__wrapped__", None)
+        # Its entries are among what it refers to: thousands, in a session that lasts.
+        functions = (held for held in gc.get_referents(self.jax_own) if type(held) is FunctionType)
+        return wrapped or next((function for function in functions if function.__name__ != "<lambda>"), None)
+
     def install(self) -> None:
         """Let a chooser stand where the cache is."""
         now = getattr(self.module, self.name)
@@ -114,22 +122,14 @@ class Generation:
         """A cache of the same function as one of JAX's."""
         own = self._own.get(place.name)
         if own is None:
-            function = _cached_function(place.jax_own)
             # In a JAX that keeps it elsewhere, the inspection's traces stay in JAX's cache, under their own number.
-            own = self._own[place.name] = place.jax_own if function is None else place.make(function)
+            own = self._own[place.name] = place.jax_own if place.function is None else place.make(place.function)
         return own
 
     @property
     def traces(self) -> Any:
         """The cache of the traces that this inspection has made; None in a JAX that has its own elsewhere."""
         return None if _user_traces is None else self.cache_for(_user_traces)
-
-
-def _cached_function(cache: Any) -> Callable[..., Any] | None:
-    """The function that a cache is of, None where it is not found; JAX's own kinds of cache do not say."""
-    wrapped = getattr(cache, "__wrapped__", None)
-    functions = (held for held in gc.get_referents(cache) if type(held) is FunctionType)
-    return wrapped or next((function for function in functions if function.__name__ != "<lambda>"), None)
 
 
 @contextlib.contextmanager

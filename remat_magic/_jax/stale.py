@@ -58,7 +58,7 @@ def _stale(
                 continue
         if _differ(fresh, old) and comparable(fresh):
             stale[id(function)] = (function, args[1].func_name)
-    for function, args, kwargs in [key for key in _alive(user_traces) if key[0] is top]:
+    for function, args, kwargs in _alive(user_traces, top):
         try:
             old = user_traces(function, *args, **kwargs)[0]
         except Exception:  # noqa: BLE001 - made under another configuration than today's
@@ -68,10 +68,13 @@ def _stale(
     return list(stale.values())
 
 
-def _alive(cache: Any) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """The keys of a cache whose function is still there: function, arguments and keyword arguments."""
-    keys = ((ref(), args, dict(kwargs)) for ref, _, args, kwargs in cache.cache_keys())
-    return [key for key in keys if key[0] is not None]
+def _alive(cache: Any, only: Callable[..., Any] | None = None) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """The keys of a cache whose function is still there, or is ``only``: function, arguments, keyword arguments."""
+    return [
+        (function, args, dict(kwargs))
+        for ref, _, args, kwargs in cache.cache_keys()  # thousands, in a session that lasts
+        if (function := ref()) is not None and (only is None or function is only)
+    ]
 
 
 def _differ(fresh: Any, old: Any) -> bool:
