@@ -331,6 +331,40 @@ def test_an_assertion_is_a_last_line_too(before, engine):
         before.run("%%remat", "def h(x): return x", "assert len('abc') > 3, 'no'").raise_error()
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for z in [3.0, 4.0]:\n    y, state = f(z)\n    print(y)",
+        "for n, z in enumerate([3.0, 4.0]):\n    y = f(z)\n    ran.append(n)",
+        "for _ in range(3): f(x)",
+        "for z in (number for number in [3.0]):\n    y = f(z)[0]",
+        "with contextlib.nullcontext():\n    for z in [[3.0]]:\n        y = f(*z)",
+    ],
+)
+def test_of_a_loop_the_first_turn_is_inspected_and_none_runs(before, engine, loop):
+    widget = before.ok("%%remat", loop)
+    assert (engine.last.fun, engine.last.args) == (before.ns["f"], (3.0,))
+    assert (before.ns["ran"], before.ns["y"]) == ([], "old")
+    assert not {"z", "n"} & before.ns.keys()
+    assert widget.title.startswith("Of the loop at the end, the first turn is inspected. The call did not run")
+    assert widget.title.endswith("The loop did not run.")
+
+
+def test_a_loop_over_an_iterator_of_the_users_takes_nothing_of_it(before):
+    before.ok("items = iter([3.0, 4.0])")
+    for items in ("items", "enumerate(items)"):
+        sentence = before.complaint("%%remat", f"for z in {items}:", "    y = f(z)")
+        assert "end the cell with the call of one turn, f(z)." in sentence
+    assert (before.ns["ran"], list(before.ns["items"])) == ([], [3.0, 4.0])
+
+
+def test_a_loop_that_prepares_something_runs_over_all_items_once(before, engine):
+    lines = ["taken = []", "def items():", "    for n in range(3):", "        taken.append(n)", "        yield n"]
+    before.ok("%%remat", "@jax.checkpoint", "def h(x): return x", *lines, "for n in items():", "    y = f(n)")
+    assert engine.last.fun is before.ns["h"]
+    assert before.ns["taken"] == before.ns["ran"] == [0, 1, 2]
+
+
 def test_methods_of_objects_that_a_call_makes(before, engine):
     before.ok("%%remat", "class Model:", "    def loss(self, x): return x", "Model().loss(x)")
     assert engine.last.fun is before.ns["Model"].loss

@@ -69,6 +69,9 @@ def _last(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt] 
         case [*before, ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Assert() as last]:
             conditional = _asking(last, line, [shown(defined)])
             return None if conditional is None else [*before, conditional]
+        case [*before, ast.For() as last]:
+            conditional = _first_turn(last, line, defined)
+            return None if conditional is None else [*before, conditional]
         case [*before, ast.With() | ast.AsyncWith() as last]:
             inside = _within(last.body, line, defined)
             return None if inside is None else [*before, _changed(last, body=inside)]
@@ -82,6 +85,31 @@ def _last(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.stmt] 
             return [*before, _changed(last, body=chosen, orelse=otherwise)]
         case _:
             return None
+
+
+def _first_turn(loop: ast.For, line: str, defined: ast.expr) -> ast.stmt | None:
+    """A loop of which the call that its turns begin with is inspected, with the first item; None where there is none.
+
+    What the call is given must be known without running anything: no calls in its brackets.
+    """
+    first = loop.body[0]
+    value = first.value if isinstance(first, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign) else None
+    calls = [] if value is None else [node for node in ast.walk(value) if isinstance(node, ast.Call)]
+    if value is None or len(calls) != 1 or calls != _calls(value) or isinstance(value, ast.NamedExpr):
+        return None
+    (call,) = calls
+    function = ast.Lambda(ast.arguments([], [], None, [], [], None, []), call.func)
+    held = tuple(node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name))
+    asked = magic_call("is_meant", call, call.func, *call.args, keywords=call.keywords)
+    remark = "Of the loop at the end, the first turn is inspected."
+    inspected = magic_call("inspect_kept", call, line, remark, tuple(_targets(first)), "The loop did not run.")
+    items = magic_call("first_item", loop.iter, ast.unparse(call), ast.copy_location(function, call), loop.iter, held)
+    turn = ast.ListComp(
+        _either(asked, inspected, ast.Constant(None)), [ast.comprehension(loop.target, items, [], is_async=0)]
+    )
+    runs = magic_call("runs_loop", loop, ast.copy_location(turn, loop))
+    run = _changed(loop, iter=magic_call("kept_items", loop.iter))
+    return ast.copy_location(ast.If(runs, [run, shown(defined)], [shown(magic_call("result", loop))]), loop)
 
 
 # So many expressions at the end of a cell are looked behind.
@@ -133,10 +161,9 @@ def _functions_in(statements: Sequence[ast.stmt], assigned: set[str]) -> list[as
         root: ast.expr = node.func
         while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
             root = root.func if isinstance(root, ast.Call) else root.value
-        is_name = isinstance(root, ast.Name)
-        if is_name and root.id in {"get_ipython", *assigned}:
+        if isinstance(root, ast.Name) and root.id in {"get_ipython", *assigned}:
             continue
-        if not is_name or any(isinstance(part, ast.Call) for part in ast.walk(node.func)):
+        if not isinstance(root, ast.Name) or any(isinstance(part, ast.Call) for part in ast.walk(node.func)):
             return None
         functions.append(node.func)
     return functions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
 import sys
 import traceback
@@ -58,6 +59,7 @@ class RematMagics(Magics):
         self._functions: dict[int, Any] = {}
         self._call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
         self._result: Any = None
+        self._items: Iterable[Any] = ()
 
     @no_var_expand
     @needs_local_scope
@@ -235,6 +237,40 @@ class RematMagics(Magics):
             return all(map(prepares, functions()))
         except Exception:  # noqa: BLE001  (not known yet: what it is shows when the cell comes to it)
             return False
+
+    def first_item(
+        self, call: str, function: Callable[[], Any], items: Iterable[Any], held: Sequence[str]
+    ) -> list[Any]:
+        """The first item of a loop whose turns call a function; none where that only prepares something.
+
+        Args:
+            call: the call, as written.
+            function: gives its function.
+            items: what the loop runs over.
+            held: the names in what gives the items: iterators of the user's among them would lose the first.
+        """
+        __tracebackhide__ = True
+        self._items = items
+        if not self.only_show(lambda: (function(),)):
+            if any(isinstance(self.session.namespace.get(name), Iterator) for name in held):
+                raise UsageError(
+                    "the loop at the end takes its items from an iterator, which looking at the first would use up: "
+                    f"end the cell with the call of one turn, {call}."
+                )
+            following = iter(items)
+            first = list(itertools.islice(following, 1))
+            self._items = itertools.chain(first, following)
+            return first
+        return []
+
+    def kept_items(self) -> Iterable[Any]:
+        """All items of the loop that was asked about."""
+        items, self._items = self._items, ()
+        return items
+
+    def runs_loop(self, first: Sequence[Any]) -> bool:
+        """As ``runs``, of what became of the first turn."""
+        return self.runs(first[0] if first else None)
 
     def kept(self, number: int) -> Any:
         """A function that was asked about."""
