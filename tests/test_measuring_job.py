@@ -125,9 +125,9 @@ def test_cancelled_between_two_runs(trace, monkeypatch):
     timed = module._timed
     started = threading.Event()
 
-    def with_fake(compiled, arrays, runs, between):
+    def with_fake(compiled, *rest):
         assert started.wait(60)
-        return timed(Compiled(), arrays, runs, between)
+        return timed(Compiled(), *rest)
 
     monkeypatch.setattr(module, "_timed", with_fake)
     job = rm.Measuring(trace, CHOICES, inputs="random", runs=50)

@@ -417,6 +417,7 @@ ALLOWED = {
     ("_jax/caches.py", "importlib"): "likewise",
     ("_jax/gradients.py", "importlib"): "likewise",
     ("jaxprs/spans.py", "compile"): "the text of a file, to see whether it is what runs; never run",
+    ("libraries.py", "importlib"): "a module of flax's, where flax is there, by a name that stands in this package",
     ("__main__.py", "importlib"): "the versions of what is installed",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
