@@ -260,8 +260,8 @@ class Trace:
     ) -> StepMemory | None:
         """What the whole training step holds at the peak of its memory under a policy, by estimate, in bytes.
 
-        None where the trace is of a function itself, and where the step is not known: the gradient is taken under
-        ``vmap``, has effects, or is part of another one.
+        None where the trace is of a function itself, and where the step is not known: the gradient writes to
+        references, is differentiated itself, or is part of another one, and ``notes`` say which.
 
         Args:
             policy: as for ``report``.

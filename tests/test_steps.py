@@ -1,5 +1,8 @@
 """A training step is inspected by the gradient that it takes inside, and comes back with a policy in it."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -351,19 +354,155 @@ def test_the_gradients_of_microbatches_are_held_inside_their_loop():
     assert trace.step.parameter_bytes == 3 * 16 * 16 * 4
 
 
-def test_what_is_not_known_of_a_step_is_not_told():
-    """Per example, a gradient is of one example, and the step holds as many as there are."""
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "in a step"])
+def test_a_gradient_per_example_is_of_all_examples(alone):
+    """What each example saves is held for them all at once, since they are differentiated together."""
     params, x, y = arguments()
+    x, y = x[:, None], y[None]  # mapped along different axes
 
     @jax.jit
     def step(params, x, y):
-        each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x[:, None], y[:, None])
-        return updated(params, jax.tree.map(lambda g: g.mean(0), each))
+        gradients = jax.vmap(jax.grad(loss), (None, 0, 1))(params, x, y)
+        return gradients if alone else updated(params, jax.tree.map(lambda g: g.mean(0), gradients))
 
     trace = rm.trace(step, params, x, y)
     assert trace.function_name == "loss"
-    assert trace.step is None
+    (note,) = (note for note in trace.notes if note.kind == "gradient-per-example")
+    assert "6 examples at once" in note
+    assert made(trace.report()) == saved_types(lambda p: jax.vmap(loss, (None, 0, 1))(p, x, y), params)
+    assert trace.step.parameter_bytes == 3 * 8 * 8 * 4
+    assert trace.step.peak_bytes > 6 * 3 * 8 * 8 * 4  # the gradients of every example
+    for policy in ("nothing_saveable", "save_only_these_names('hidden')", trace.plan("50%")):
+        under = trace.function(policy)
+        assert trace.report(policy).saved_bytes < trace.report().saved_bytes
+        assert agree(under(params, x, y), step(params, x, y))
+    if alone:  # XLA makes the mean of outer products one product, without ever holding those
+        assert trace.step.peak_bytes == pytest.approx(xla_bytes(lambda *args: step(*args), (), params, x, y), rel=0.25)
+
+
+def test_a_policy_is_asked_about_one_example_as_jax_asks_it():
+    """Seen from outside, the product below has a batch dimension; JAX asks the policy about it inside of ``vmap``."""
+
+    def attention(w, x):
+        keys = jnp.sin(x @ w)
+        return jnp.sin(jnp.sin(keys @ keys.T) @ keys).sum()
+
+    def step(w, x):
+        return jax.vmap(jax.vmap(jax.grad(attention), (None, 0)), (None, 1))(w, x)
+
+    w, x = jnp.ones((4, 4)), jnp.ones((2, 3, 5, 4))
+    trace = rm.trace(step, w, x)
+    saved = [row for row in trace.report("dots_with_no_batch_dims_saveable").residuals if row.kind == "intermediate"]
+    assert sorted(sorted(row.shape) for row in saved) == [[2, 3, 4, 5]] * 2 + [[2, 3, 5, 5]]
+    assert agree(trace.function("dots_with_no_batch_dims_saveable")(w, x), step(w, x))
+
+
+def test_the_mean_over_a_mapped_axis_is_taken_inside_the_loss():
+    def normalised(w, x):
+        hidden = x @ w
+        return (jnp.tanh(hidden - lax.pmean(hidden, "batch")) ** 2).sum()
+
+    def step(w, x):
+        return w - jax.vmap(jax.grad(normalised), (None, 0), axis_name="batch")(w, x).mean(0)
+
+    (w, *_), x, _ = arguments()
+    trace = rm.trace(step, w, x)
+    assert trace.report("none").saved_bytes == trace.report().saved_bytes > 0
+    assert agree(trace.function("nothing_saveable")(w, x), step(w, x))
+
+
+def test_the_step_of_a_loss_that_prints_is_known():
+    @jax.jit
+    def step(params, x, y):
+        def printing(params):
+            jax.debug.callback(lambda _: None, x[0, 0], ordered=True)
+            return loss(params, x, y)
+
+        return updated(params, jax.grad(printing)(params))
+
+    params, x, y = arguments()
+    trace = rm.trace(step, params, x, y)
+    quiet = rm.trace(jax.jit(step_of_grad), params, x, y)
+    assert trace.step.saved_bytes == quiet.step.saved_bytes > 0
     assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+
+
+def test_a_step_that_is_not_known_says_why():
+    def curvature(w, x):
+        direction = jax.jvp(jax.grad(lambda w: jnp.tanh(x @ w).sum()), (w,), (w,))[1]
+        return w - direction
+
+    (w, *_), x, _ = arguments()
+    trace = rm.trace(curvature, w, x)
+    assert trace.step is None
+    (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
+    assert "the peak is of this gradient alone, since the gradient is differentiated itself" in note
+    assert agree(trace.function("nothing_saveable")(w, x), curvature(w, x))
+
+
+ON_FOUR_DEVICES = """
+import jax, jax.extend, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import remat_magic as rm
+from tests.test_steps import *
+
+params, x, y = arguments(batch=16)
+per_device = lambda array: array.reshape(4, 4, 8)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+def step(params, x, y):
+    value, gradients = jax.value_and_grad(loss)(params, x, y)
+    return updated(params, lax.pmean(gradients, "data")), lax.pmean(value, "data")
+
+specs = dict(mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P())
+copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params)
+# Each device's part is 4 of the 16 rows.
+part = x[:4], y[:4]
+expected = saved_types(lambda p: loss(p, *part), params)
+for whole, args in (
+    (jax.shard_map(step, **specs), (params, x, y)),
+    (jax.jit(jax.shard_map(step, **specs)), (params, x, y)),
+    (jax.jit(jax.shard_map(step, **specs, check_vma=False)), (params, x, y)),
+    (jax.pmap(step, axis_name="data"), (copies, per_device(x), per_device(y))),
+):
+    trace = rm.trace(whole, *args)
+    assert trace.function_name == "loss", trace.function_name
+    rows = [row for row in trace.report().residuals if row.kind == "intermediate" and row.primitive != "pvary"]
+    assert sorted((row.dtype, row.shape) for row in rows if row.shape) == expected
+    (note,) = (note for note in trace.notes if note.kind == "gradient-per-device")
+    assert "4 along 'data'" in note and "of one device" in note
+    assert trace.step.parameter_bytes == 3 * 8 * 8 * 4
+    assert trace.step.batch_bytes == 2 * 4 * 8 * 4
+    assert 0 < trace.step.saved_bytes <= sum(row.nbytes for row in rows)  # at the peak
+    for policy in ("nothing_saveable", "save_only_these_names('hidden')"):
+        under = trace.function(policy)
+        assert trace.report(policy).saved_bytes < trace.report().saved_bytes
+        assert agree(under(*args), whole(*args))
+        results = jax.jit(under)(*args)
+        assert agree(results, whole(*args))
+        same = lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)
+        assert jax.tree.all(jax.tree.map(same, results, jax.jit(whole)(*args)))
+
+def mapped_loss(params, x, y):
+    return jax.shard_map(lambda *args: lax.pmean(loss(*args), "data"), **specs)(params, x, y)
+
+whole = jax.jit(lambda params, x, y: updated(params, jax.grad(mapped_loss)(params, x, y)))
+trace = rm.trace(whole, params, x, y)
+assert trace.function_name == "mapped_loss"
+in_jaxpr = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(mapped_loss)(params, x, y))  # Python's scalars are literals
+assert made(trace.report()) == saved_types(lambda p: in_jaxpr(*p, x, y), params)
+assert trace.step.batch_bytes == 2 * 16 * 8 * 4  # as the bytes saved, of all devices
+assert agree(trace.function("nothing_saveable")(params, x, y), whole(params, x, y))
+"""
+
+
+def test_a_gradient_on_several_devices_is_of_one_of_them():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", ON_FOUR_DEVICES], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_container_of_the_user_s_own_is_not_taken_for_the_function():

@@ -20,7 +20,7 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.formulas import shards_kept
-from remat_magic._jax.gradients import holding, is_holding, is_staged, of_one_trace
+from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
 from remat_magic._jax.jaxprs import (
     as_function,
     consts_of,
@@ -82,6 +82,7 @@ __all__ = [
     "Body",
     "Generation",
     "Lack",
+    "Vmaps",
     "as_function",
     "bodies",
     "carried_operands",
@@ -123,6 +124,7 @@ __all__ = [
     "label_of",
     "lacks",
     "like_tuple",
+    "manual_axes",
     "map_jaxprs",
     "map_params",
     "map_rule",

@@ -60,8 +60,12 @@ class Body:
     @property
     def inlines(self) -> bool:
         """Whether a body is part of the program around it: a call, of which every input and output is known."""
-        complete = None not in self.operands and None not in self.results
-        return self.kind == "call" and complete and not self.per_device
+        return self.is_call and not self.per_device
+
+    @property
+    def is_call(self) -> bool:
+        """Whether a body is a call of which every input and output is known, if only with a device's part of them."""
+        return self.kind == "call" and None not in self.operands and None not in self.results
 
 
 def _call(eqn: Any, jaxpr: Any, label: str) -> Body:

@@ -11,14 +11,15 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax.core import Tracer
 
 from remat_magic._jax.private import courtesy
 
-__all__ = ["Hold", "holding", "is_holding", "is_staged"]
+__all__ = ["Hold", "Vmaps", "holding", "is_holding", "is_staged", "manual_axes", "of_one_trace"]
 
 Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
 """Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
@@ -111,5 +112,99 @@ def of_one_trace(value: Any, other: Any) -> bool:
 
 
 def is_staged(value: Any) -> bool:
-    """Whether a value is one of a jaxpr that is being made, or of no trace at all; under ``vmap`` and the like not."""
+    """Whether a value is one of a jaxpr that is being made, or of no trace at all; ``vmap`` may be around it."""
+    while type(value).__name__ == _BATCHED:
+        value = value.val
     return not isinstance(value, Tracer) or type(value).__name__ == "DynamicJaxprTracer"
+
+
+def manual_axes() -> dict[str, int]:
+    """The axes of the devices' mesh that a ``shard_map`` or ``pmap`` around maps, and how many devices they have."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {axis: mesh.shape[axis] for axis in getattr(mesh, "manual_axes", ())}
+
+
+_BATCHED = "BatchTracer"
+_trace_now: Any = courtesy("jax._src.core.trace_ctx", "a gradient under vmap is shown for one example")
+_unnamed = courtesy("jax._src.core.no_axis_name", "a gradient under vmap is shown for one example")
+
+
+class Vmaps:
+    """The ``jax.vmap`` calls that this thread is tracing in, and how they map some values.
+
+    Args:
+        values: the values.
+
+    Attributes:
+        sizes: how many there are along each mapped axis, of the outermost ``vmap`` first.
+        types: the types of the values with all their axes.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        traces, trace = list[Any](), getattr(_trace_now, "trace", None)
+        while type(trace).__name__ == "BatchTrace":
+            traces.append(trace)
+            trace = trace.parent_trace
+        self._around = [trace.axis_data for trace in traces]  # the innermost first
+        unmapped = [_unmapped(value, traces) for value in values]
+        self.types = tuple(jax.typeof(whole) for whole, _ in unmapped)
+        self._axes = [axes for _, axes in unmapped]
+        self.sizes = tuple(data.size for data in reversed(self._around))
+
+    def __bool__(self) -> bool:
+        return bool(self._around)
+
+    def over(self, function: Callable[..., Sequence[Any]], axes: Sequence[Any] | None = None) -> _Mapped:
+        """A flat function mapped in the same way, as what takes a gradient is when JAX traces it there.
+
+        Args:
+            function: takes one value for each of the values.
+            axes: those of its inputs, by default those of the values.
+        """
+        return _Mapped(function, self._around, self._axes if axes is None else axes)
+
+
+class _Mapped:
+    """A flat function under ``vmap`` that gives its results with their mapped axes wherever these are.
+
+    ``axes`` tells, after a call, where: one tuple for each result, None in it for a ``vmap`` that does not map it.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[Any]], around: Sequence[Any], axes: Sequence[Any]) -> None:
+        self._function, self._around, self._inputs = function, around, axes
+        self.axes: list[tuple[int | None, ...]] = []
+
+    def __call__(self, *values: Any) -> list[Any]:
+        results: list[Any] = []
+
+        def flat(*values: Any) -> tuple[()]:
+            traces, trace = list[Any](), _trace_now.trace
+            for _ in self._around:
+                traces.append(trace)
+                trace = trace.parent_trace
+            unmapped = [_unmapped(value, traces) for value in self._function(*values)]
+            results[:] = [whole for whole, _ in unmapped]
+            self.axes = [axes for _, axes in unmapped]
+            return ()  # the results are values of the trace outside: `out_axes` would move or repeat them
+
+        mapped: Callable[..., Any] = flat
+        for level, data in enumerate(self._around):
+            mapped = jax.vmap(
+                mapped,
+                in_axes=tuple(axes[level] for axes in self._inputs),
+                axis_name=None if data.name is _unnamed else data.name,
+                axis_size=data.size,
+                spmd_axis_name=data.spmd_name,
+            )
+        mapped(*values)
+        return results
+
+
+def _unmapped(value: Any, traces: Sequence[Any]) -> tuple[Any, tuple[int | None, ...]]:
+    """A value with all its axes, and which of them each ``vmap`` maps, the innermost first."""
+    axes: list[int | None] = []
+    for trace in traces:
+        mapped = type(value).__name__ == _BATCHED and value._trace.tag is trace.tag
+        axes.append(value.batch_dim if mapped else None)
+        value = value.val if mapped else value
+    return value, tuple(axes)

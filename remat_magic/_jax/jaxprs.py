@@ -7,6 +7,8 @@ from typing import Any
 
 import jax.extend.core as core
 
+from remat_magic._jax.private import courtesy
+
 Jaxpr: Any = core.Jaxpr
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)  # 0.12 has one class for open and closed jaxprs
 Literal: Any = core.Literal
@@ -43,9 +45,16 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
     return make(items)
 
 
+_allowed = courtesy("jax._src.effects.custom_derivatives_allowed_effects", "steps of losses that print have no memory")
+
+
 def has_effects(jaxpr: Any) -> bool:
-    """Whether running it does more than to compute its outputs."""
-    return bool(open_jaxpr(jaxpr).effects)
+    """Whether running it does more than to compute its outputs, and than a rule of a custom derivative may do.
+
+    Such a rule may print, call back and talk to other devices.
+    """
+    effects = open_jaxpr(jaxpr).effects
+    return bool(_allowed.filter_not_in(effects) if _allowed else effects)
 
 
 def replace_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None = None) -> Any:

@@ -85,7 +85,8 @@ def _setting_objects(modules: tuple[str, ...]) -> list[Any]:
         for item in list(vars(sys.modules[name]).values()):
             if isinstance(item, config.Config):
                 candidates[id(item)] = item
-    return list(candidates.values())
+    # The trace that a thread is in is no setting, and is over when the settings are put in force again.
+    return [item for item in candidates.values() if not getattr(item, "name", "").startswith("trace_state")]
 
 
 @contextlib.contextmanager

@@ -159,9 +159,21 @@ class Engine:
     def step(self) -> Step | None:
         """The training step that the gradient is taken in; None where there is none, or where it is not known.
 
-        It is not known where the gradient is taken under ``vmap``, has effects, or is part of another one.
+        It is not known where the gradient writes to references, is differentiated itself, or is part of another one.
         """
         return None if self._gradient is None else step_of(self._given, self._gradient)
+
+    @property
+    def _why_no_step(self) -> str:
+        """Why the step that the gradient is taken in is not known; empty where it is."""
+        if self._gradient is None or self.step is not None:
+            return ""
+        function = self._gradient.function
+        if function.depth:
+            return f"{function.who[0]} is differentiated inside of what is differentiated itself"
+        if _jax.has_effects(function.closed):
+            return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
+        return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
 
     def halves_in_step(self, selection: Selection) -> dict[int, Halves]:
         """For each call of ``step`` that stands for a gradient both its halves, by its number.
@@ -245,9 +257,13 @@ class Engine:
     def notes(self) -> tuple[Note, ...]:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
+        function = self._gradient.function if self._gradient else None
         return (
             *notes.of_program(self.stale, hidden),
-            *notes.of_gradients(self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun)),
+            *notes.of_gradients(
+                self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), self._why_no_step
+            ),
+            *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
             *notes.of_settings(self._settings),
         )
 

@@ -8,6 +8,7 @@ put into the jaxpr.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_lea
 from remat_magic import _jax
 from remat_magic.engine.signature import Inputs, Leaf
 from remat_magic.engine.sites import Identity
-from remat_magic.jaxprs.values import Returned, abstract, can_be_output, is_inexact
+from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.records import Half, RematError
 from remat_magic.user_files import is_user_file
 
@@ -43,6 +44,9 @@ class Differentiated:
         outputs: how many outputs it has.
         auxiliary: how many auxiliary ones that are arrays, which follow.
         depth: how many functions it stands inside of that are differentiated too.
+        vmaps: the ``jax.vmap`` calls around it; ``closed`` is of one example, the leaves have the types of them all.
+        settings: puts in force the settings that it was traced under, with the axes of ``shard_map`` around it.
+        devices: how many there are along each of these axes; ``closed`` is of one device.
     """
 
     who: Identity
@@ -53,6 +57,9 @@ class Differentiated:
     outputs: int
     auxiliary: int
     depth: int
+    vmaps: _jax.Vmaps
+    settings: Callable[[], contextlib.AbstractContextManager[None]]
+    devices: Mapping[str, int]
 
     def evaluate(self, *values: Any) -> tuple[list[Any], list[Any]]:
         """The outputs and the auxiliary outputs, from the values closed over and then those differentiated."""
@@ -60,6 +67,17 @@ class Differentiated:
         constants = [outer.get(index, value) for index, value in enumerate(_jax.consts_of(self.closed))]
         results = eval_jaxpr(_jax.open_jaxpr(self.closed), constants, *values[len(outer) :])
         return results[: self.outputs], results[self.outputs :]
+
+    @property
+    def copies(self) -> int:
+        """How many examples and devices it is evaluated for at once."""
+        return math.prod([*self.vmaps.sizes, *self.devices.values()])
+
+    @property
+    def types(self) -> list[Any]:
+        """The types of what ``evaluate`` takes, of one example."""
+        constants = _jax.consts_of(self.closed)
+        return [*(jax.typeof(constants[index]) for index in self.constants), *self.closed.in_avals]
 
     @property
     def wrt(self) -> tuple[str, ...]:
@@ -73,6 +91,7 @@ class InnerInputs(Inputs):
     def __init__(self, inner: Differentiated) -> None:
         self.function = inner.who[0]
         self.leaves = (*inner.constants.values(), *inner.primals, *inner.static)
+        self.settings, self.vmaps, self._types = inner.settings, inner.vmaps, inner.types
 
     def text(self, outputs: str) -> str:
         """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``, arguments in the order of the parameters."""
@@ -83,7 +102,7 @@ class InnerInputs(Inputs):
 
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
         """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""
-        return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*(leaf.value for leaf in self.arrays))
+        return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*self._types)
 
     def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
         """As ``Signature.arrays_of``; the arguments of the function around do not tell what the gradient is given.
@@ -167,20 +186,24 @@ class _Call:
         if isinstance(traceable, _Instead):
             watch.take_from(traceable.inner, named)
         primals = watch.names(named, [path for path, _ in tree_flatten_with_path(args)[0]])
-        constants = watch.names(list(_jax.consts_of(self._closed)))
+        outer = {index: value for index, value in enumerate(_jax.consts_of(self._closed)) if isinstance(value, Tracer)}
+        vmaps = _jax.Vmaps([*outer.values(), *leaves])
+        types = iter(vmaps.types)
         self.inner = Differentiated(
             watch.who or (getattr(traceable, "__name__", "function"), "", 0),
             self._closed,
             {
-                index: _leaf(value, place, differentiated=False)
-                for index, (value, place) in enumerate(zip(_jax.consts_of(self._closed), constants, strict=True))
-                if isinstance(value, Tracer)
+                index: _leaf(next(types), name, differentiated=False)
+                for index, name in zip(outer, watch.names(list(outer.values())), strict=True)
             },
-            tuple(_leaf(value, place, differentiated=True) for value, place in zip(leaves, primals, strict=True)),
+            tuple(_leaf(next(types), name, differentiated=True) for name in primals),
             watch.static,
             outputs,
             len(self._closed.out_avals) - outputs,
             depth,
+            vmaps,
+            _jax.thread_settings(),
+            _jax.manual_axes(),
         )
 
     def instead(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -198,7 +221,8 @@ class _Call:
     def as_calls(self, number: int) -> Callable[..., Any]:
         """As ``instead()``, with each half of the gradient as one call, which other halves can be put in the place of.
 
-        Where a call may not stand for it (under ``vmap``, or with effects), the gradient stands there by itself.
+        Where a call may not stand for it (it is differentiated itself, or has effects that JAX lets no rule have), the
+        gradient stands there by itself.
 
         Args:
             number: what ``half_of`` tells of these calls.
@@ -283,8 +307,7 @@ def half_of(eqn: Any) -> tuple[Half, int] | None:
 _Name = tuple[str, str, int | None]  # of a leaf, of its argument, and the position of that
 
 
-def _leaf(value: Any, name: _Name, *, differentiated: bool) -> Leaf:
-    aval = abstract(value)
+def _leaf(aval: Any, name: _Name, *, differentiated: bool) -> Leaf:
     return Leaf(*name, aval, is_array=True, differentiated=differentiated and is_inexact(aval))
 
 

@@ -23,7 +23,9 @@ from remat_magic.jaxprs.values import is_inexact
 class Forward:
     """The forward half: a closed jaxpr whose outputs are the function's ``outputs`` and then the residual leaves.
 
-    ``tree`` rebuilds the VJP function from the leaves; ``cotangents`` are the types of the differentiable outputs.
+    ``tree`` rebuilds the VJP function from the leaves; ``no_cotangents`` has for each output without a cotangent what
+    stands for it, and None for the others. Under ``vmaps``, ``axes`` tells which axes of each residual, and
+    then of each output, these map.
     """
 
     closed: Any
@@ -31,6 +33,9 @@ class Forward:
     tree: Any
     residual_types: tuple[Any, ...]
     output_types: tuple[Any, ...]
+    no_cotangents: tuple[Any, ...]
+    vmaps: _jax.Vmaps | None = None
+    axes: tuple[tuple[int | None, ...], ...] = ()
 
 
 def _vjp(
@@ -66,6 +71,7 @@ def forward_half(
     differentiated: Sequence[int],
     outputs: int,
     auxiliary: int,
+    vmaps: _jax.Vmaps | None = None,
 ) -> Forward:
     """Trace ``jax.vjp`` of a flat function.
 
@@ -75,8 +81,10 @@ def forward_half(
         differentiated: the positions of the arguments to differentiate; the others are closed over.
         outputs: how many outputs have cotangents.
         auxiliary: how many follow that have none.
+        vmaps: what to trace it under; ``types`` are those outside.
     """
     trees: list[Any] = []
+    no_cotangents: list[Any] = []
 
     def forward(*arrays: Any) -> list[Any]:
         results, vjp, aux = _vjp(function, arrays, differentiated, outputs)
@@ -84,16 +92,21 @@ def forward_half(
         # jaxpr, for as long as the process lives.
         leaves, tree = tree_flatten(vjp)
         trees.append(tree)
+        no_cotangents[:] = [None if is_inexact(result) else _no_cotangent(result) for result in results]
         return [*results, *aux, *leaves]
 
-    closed = jax.make_jaxpr(forward)(*types)
-    out_types = closed.out_avals
+    mapped = vmaps.over(forward) if vmaps else None
+    closed = jax.make_jaxpr(mapped or forward)(*types)
+    out_types, axes = closed.out_avals, mapped.axes if mapped else []
     return Forward(
         closed,
         outputs + auxiliary,
         trees[0],
         tuple(out_types[outputs + auxiliary :]),
         tuple(out_types[:outputs]),
+        tuple(no_cotangents),
+        vmaps,
+        (*axes[outputs + auxiliary :], *axes[:outputs]),
     )
 
 
@@ -108,13 +121,12 @@ def backward_half(half: Forward) -> Any:
 
     def backward(*values: Any) -> Any:
         leaves, given = values[:count], iter(values[count:])
-        cotangents = [
-            next(given) if yes else _no_cotangent(aval) for aval, yes in zip(half.output_types, inexact, strict=True)
-        ]
+        cotangents = [next(given) if nothing is None else nothing for nothing in half.no_cotangents]
         return jax.tree.leaves(tree_unflatten(half.tree, leaves)(cotangents))
 
     types = [aval for aval, yes in zip(half.output_types, inexact, strict=True) if yes]
-    return jax.make_jaxpr(backward)(*half.residual_types, *types)
+    axes = [axes for axes, yes in zip(half.axes, [True] * count + inexact, strict=False) if yes]
+    return jax.make_jaxpr(half.vmaps.over(backward, axes) if half.vmaps else backward)(*half.residual_types, *types)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,12 +151,15 @@ class Gradient:
 
 
 def value_and_gradients(
-    function: Callable[..., Sequence[Any]], differentiated: Sequence[int], outputs: int
+    function: Callable[..., Sequence[Any]],
+    differentiated: Sequence[int],
+    outputs: int,
+    vmaps: _jax.Vmaps | None = None,
 ) -> Callable[..., list[Any]]:
     """A flat function that returns all that ``function`` returns and then the gradients.
 
     The cotangent of each of the first ``outputs`` outputs is one everywhere, as for ``jax.grad`` of a scalar; the
-    other outputs have none.
+    other outputs have none. Under ``vmaps``, it takes and returns the values of all examples.
     """
 
     def gradient(*arrays: Any) -> list[Any]:
@@ -152,7 +167,7 @@ def value_and_gradients(
         cotangents = [jnp.ones_like(result) if is_inexact(result) else _no_cotangent(result) for result in results]
         return [*results, *aux, *vjp(cotangents)]
 
-    return gradient
+    return vmaps.over(gradient) if vmaps else gradient
 
 
 def input_type(aval: Any, sharding: Any = None) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from remat_magic.engine.steps import ITSELF
 from remat_magic.records import GradientCall, Note
 
-__all__ = ["asked_little", "of_gradients", "of_program", "of_settings"]
+__all__ = ["asked_little", "of_copies", "of_gradients", "of_program", "of_settings"]
 
 
 def of_program(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
@@ -30,7 +30,7 @@ def of_program(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
 
 
 def of_gradients(
-    function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall], bare: bool
+    function: str, chosen: GradientCall | None, gradients: Sequence[GradientCall], bare: bool, unknown: str
 ) -> Iterator[Note]:
     """What was decided about a function that takes gradients inside, and how to turn it round.
 
@@ -39,6 +39,7 @@ def of_gradients(
         chosen: the gradient that is shown; None for the function's own derivative.
         gradients: those that it takes.
         bare: whether the function is what a library made to take the gradient, and nothing else.
+        unknown: why the memory of the whole step is not known; empty where it is.
     """
     if not gradients:
         return
@@ -61,12 +62,32 @@ def of_gradients(
             (function, first.key),
         )
         return
+    peak = f"the peak is of this gradient alone, since {unknown}" if unknown else "the peak is of the whole step"
     yield Note(
         "gradient-of-step",
-        f"{function} takes the gradient of {first.function}{place}, and that is what is shown; the peak is of the "
-        f"whole step. Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{more}.",
+        f"{function} takes the gradient of {first.function}{place}, and that is what is shown; {peak}. "
+        f"Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{more}.",
         (function, first.key),
     )
+
+
+def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]) -> Iterator[Note]:
+    """What the figures are of where a gradient is taken for several examples at once, or on several devices."""
+    if examples:
+        count = " x ".join(map(str, examples))
+        yield Note(
+            "gradient-per-example",
+            f"{function} is differentiated for {count} examples at once (jax.vmap), and what they save is held "
+            "together: shapes and bytes are of them all.",
+            (function,),
+        )
+    if devices:
+        axes = ", ".join(f"{size} along {axis!r}" for axis, size in devices.items())
+        yield Note(
+            "gradient-per-device",
+            f"{function} is differentiated on each device by itself ({axes}): shapes and bytes are of one device.",
+            (function,),
+        )
 
 
 def of_settings(settings: Sequence[str]) -> Iterator[Note]:

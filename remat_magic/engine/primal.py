@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from remat_magic import _jax, policies
 from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
+from remat_magic.engine.halves import Forward, forward_half
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites, identity
 from remat_magic.jaxprs.provenance import Provenances
@@ -53,7 +54,7 @@ class Primal:
         self.has_aux = has_aux
         self._x64 = _jax.x64()
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
-        self._settings = _jax.thread_settings()
+        self._settings = signature.settings or _jax.thread_settings()
         self._generation = _jax.Generation()
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
@@ -115,6 +116,13 @@ class Primal:
                 f"{self.name} cannot be differentiated: it returns {returned}, and only floating-point outputs "
                 "have a derivative."
             )
+
+    def half(self, function: Callable[..., Sequence[Any]]) -> Forward:
+        """The forward half of ``function``, a form of this program."""
+        signature = self.signature
+        return forward_half(
+            function, self.types, signature.differentiated, self.outputs, self.auxiliary, signature.vmaps
+        )
 
     @property
     def name(self) -> str:

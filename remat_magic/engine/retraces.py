@@ -15,7 +15,6 @@ from remat_magic.engine.halves import (
     Forward,
     Gradient,
     backward_half,
-    forward_half,
     input_type,
     lower,
     value_and_gradients,
@@ -116,7 +115,7 @@ class Retraces:
         forward = self._forwards.get(selection.identity)
         if forward is None:
             with self._primal.tracing(), without_gc(), failures(self._primal.name, selection.policy):
-                forward = _half_of(self._primal, self.program(selection))
+                forward = self._primal.half(self.program(selection))
             self._forwards[selection.identity] = forward
         return forward
 
@@ -130,7 +129,7 @@ class Retraces:
             closed = self.named_again(selection, other.closed)
             if selection.at_sites:
                 closed = Rewriter(self.chooser(selection, Spans()))(closed)
-            half = _half_of(other, evaluation(closed, selection.whole))
+            half = other.half(evaluation(closed, selection.whole))
             return half, backward_half(half)
 
     def backward(self, selection: Selection) -> Any:
@@ -155,7 +154,9 @@ class Retraces:
         """
         primal = self._primal
         half, backward = self.forward(selection), self.backward(selection)
-        function = value_and_gradients(self.program(selection), primal.signature.differentiated, primal.outputs)
+        function = value_and_gradients(
+            self.program(selection), primal.signature.differentiated, primal.outputs, primal.signature.vmaps
+        )
         types = [input_type(aval, where) for aval, where in zip(primal.types, shardings, strict=True)]
         with primal.tracing(), without_gc(), failures(primal.name, selection.policy):
             jaxpr, lowered = lower(function, types)
@@ -176,10 +177,6 @@ class Retraces:
             naming = self._plan_values.program(selection.at, separately, primal.remat3)
         with primal.tracing(remat3=False), without_gc(), failures(primal.name, selection.policy):
             closed = self._plan_values.program(selection.at, separately, False).closed
-            half = _half_of(primal, self._with_policies(selection, closed))
+            half = primal.half(self._with_policies(selection, closed))
             backward = backward_half(half)
         return Dissection(selection.at, naming, half, backward, primal.provenances, primal.arguments)
-
-
-def _half_of(primal: Primal, function: Callable[..., Sequence[Any]]) -> Forward:
-    return forward_half(function, primal.types, primal.signature.differentiated, primal.outputs, primal.auxiliary)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,10 +70,14 @@ class Inputs:
     Attributes:
         function: its name.
         leaves: of its arguments, in their order.
+        settings: those of JAX that it is traced under; None for those in force.
+        vmaps: the ``jax.vmap`` calls that it is differentiated under, if any; the leaves have the types outside.
     """
 
     function: str
     leaves: tuple[Leaf, ...]
+    settings: Callable[[], AbstractContextManager[None]] | None = None
+    vmaps: _jax.Vmaps | None = None
 
     @functools.cached_property
     def arrays(self) -> tuple[Leaf, ...]:

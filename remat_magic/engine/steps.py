@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
-from remat_magic.engine.halves import Forward, backward_half, forward_half, input_type, lower, without_gc
+from remat_magic.engine.halves import Forward, backward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
@@ -45,11 +46,8 @@ class InnerGradient:
     @functools.cached_property
     def half(self) -> Forward:
         """Its forward half as it is written."""
-        primal = self.primal
-        with primal.tracing():
-            return forward_half(
-                primal.function, primal.types, primal.signature.differentiated, primal.outputs, primal.auxiliary
-            )
+        with self.primal.tracing():
+            return self.primal.half(self.primal.function)
 
     @functools.cached_property
     def backward(self) -> Any:
@@ -257,12 +255,28 @@ def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
     alive = LiveEquations(_jax.open_jaxpr(primal.closed))
     if not any(alive(eqn) and "transpose(" in _jax.name_stack(eqn) for _, eqn in walk(primal.closed, once=True)):
         return True
-    returned = [_kind(aval) for aval in primal.closed.out_avals]
-    return [shape for shape, _ in returned] != [()] and any(
-        all(returned.count(kind) >= wanted.count(kind) for kind in wanted)
-        for gradient in gradients
-        if (wanted := [_kind(leaf.value) for leaf in gradient.function.primals if leaf.differentiated])
+    returned = primal.closed.out_avals
+    return [aval.shape for aval in returned] != [()] and any(
+        all(sum(_is_like(aval, one, copies) for aval in returned) >= count for one, count in wanted.items())
+        for function in (gradient.function for gradient in gradients)
+        if (wanted := _differentiated_types(function))
+        for copies in [function.copies if any(shape for shape, _ in wanted) else 1]
     )
+
+
+def _differentiated_types(function: Differentiated) -> Counter[tuple[Any, Any]]:
+    """The types of what is differentiated, of one example and on one device, and how many there are of each."""
+    primals = zip(function.primals, function.closed.in_avals, strict=True)
+    return Counter(_kind(aval) for leaf, aval in primals if leaf.differentiated)
+
+
+def _is_like(aval: Any, kind: tuple[Any, Any], copies: int) -> bool:
+    """Whether a value is of a shape and dtype, or of as many of that as there are examples or devices."""
+    shape, dtype = kind
+    if aval.dtype != dtype or aval.shape == shape:
+        return aval.dtype == dtype
+    more, rest = divmod(math.prod(aval.shape), math.prod(shape) or 1)
+    return more > 1 and not rest and copies % more == 0 and len(aval.shape) >= len(shape)
 
 
 def _kind(aval: Any) -> tuple[Any, Any]:

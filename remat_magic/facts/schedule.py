@@ -168,7 +168,7 @@ class Schedule:
         eqn = operation.eqn
         needs = self._needs_of.get(id(eqn))
         if needs is None:
-            sizes = [_device_bytes(var.aval) for var in eqn.outvars]
+            sizes = [_device_bytes(self.type_of(var)) for var in eqn.outvars]
             inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
             self._around[id(eqn)] = lines, operation
             if operation.bodies and operation.bodies[0].kind != "loop":
@@ -198,6 +198,10 @@ class Schedule:
     def new(self) -> Schedule:
         """An empty one for a body, which knows the peaks inside that this one knows."""
         return Schedule(self._inner_peaks)
+
+    def type_of(self, var: Any) -> Any:
+        """The type of what a device holds of a value."""
+        return var.aval
 
     def saved_inside(self, eqn: Any) -> int:
         """The bytes of residuals among what an equation needs inside."""

@@ -32,18 +32,34 @@ def step_schedule(step: Step, halves: Mapping[int, Halves]) -> Schedule:
         halves: those of each call that stands for a gradient.
     """
     jaxpr = _jax.open_jaxpr(step.closed)
-    schedule = _StepSchedule(halves, {}, {})
+    schedule = _StepSchedule(halves, {}, {}, _parts(jaxpr))
     arguments = list[int]()
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
         make = schedule.buffer if donated else schedule.permanent
-        arguments.append(make(var.aval, Held(0, var.aval, argument=number)))
+        arguments.append(make(schedule.type_of(var), Held(0, var.aval, argument=number)))
         if donated:
             schedule.donated.add(arguments[-1])
     schedule.arrive("forward", sorted(schedule.donated))
-    lines = StraightLines(LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None)
+    lines = StraightLines(LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, one_device=True)
     schedule.kept = {*schedule.run(lines, step.closed, arguments, "forward")}
     schedule.gradients -= schedule.kept
     return schedule
+
+
+def _parts(jaxpr: Any) -> dict[Any, Any]:
+    """The types of one device's parts of the values that a ``shard_map`` takes and gives, wherever these stand."""
+    parts: dict[Any, Any] = {}
+    scopes = {id(scope): scope for scope, _ in walk(jaxpr, lambda eqn: half_of(eqn) is None)}
+    for scope in reversed(scopes.values()):  # inner ones first
+        if scope.body is None or scope.parent is None or not scope.body.is_call:
+            continue
+        operands = [scope.eqn.invars[index] for index in scope.body.operands]
+        results = [scope.jaxpr.outvars[index] for index in scope.body.results]
+        for inner, outer in zip([*scope.jaxpr.invars, *results], [*operands, *scope.eqn.outvars], strict=True):
+            part = inner.aval if _jax.is_literal(inner) else parts.get(inner, inner.aval)
+            if not _jax.is_literal(outer) and (scope.body.per_device or part is not inner.aval):
+                parts[outer] = part
+    return parts
 
 
 class _StepSchedule(Schedule):
@@ -54,8 +70,10 @@ class _StepSchedule(Schedule):
         halves: Mapping[int, Halves],
         lines: dict[int, _Lines],
         inner_peaks: dict[tuple[int, int], int],
+        parts: Mapping[Any, Any],
     ) -> None:
         super().__init__(inner_peaks)
+        self._parts = parts
         self._halves = halves
         self._lines = lines  # of halves, by the number of the call
         self._residuals: dict[int, list[int]] = {}  # by the buffer that links the halves of a gradient
@@ -64,7 +82,7 @@ class _StepSchedule(Schedule):
 
     def new(self) -> Schedule:
         """As ``Schedule.new``, with the same halves."""
-        return _StepSchedule(self._halves, self._lines, self._inner_peaks)
+        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self._parts)
 
     def add(
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
@@ -104,6 +122,10 @@ class _StepSchedule(Schedule):
             return gradients
         finally:
             self._within_half = False
+
+    def type_of(self, var: Any) -> Any:
+        """As ``Schedule.type_of``: where a ``shard_map`` takes or gives it, the part of one device."""
+        return self._parts.get(var, var.aval)
 
     def saved_inside(self, eqn: Any) -> int:
         """As ``Schedule.saved_inside``: of a loop whose body takes a gradient, at the peak in there."""

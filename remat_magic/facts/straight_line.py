@@ -92,12 +92,17 @@ class StraightLines:
     Args:
         live: tells an equation that matters from dead code; all do if None.
         whole: tells a call that is one step, and not taken in.
+        one_device: whether they are of what one device does: the body of a ``shard_map`` is taken in.
     """
 
     def __init__(
-        self, live: Callable[[Any], bool] | None = None, whole: Callable[[Any], bool] = lambda _: False
+        self,
+        live: Callable[[Any], bool] | None = None,
+        whole: Callable[[Any], bool] = lambda _: False,
+        one_device: bool = False,
     ) -> None:
         self.live = live
+        self._one_device = one_device
         self._whole = whole
         self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
 
@@ -138,7 +143,7 @@ class StraightLines:
                 numbers[var] = number(eqn.invars[index if paired else 0] if eqn.invars else var)
             return
         inside = () if is_operation(eqn) or self._whole(eqn) else _jax.bodies(eqn)
-        if len(inside) == 1 and inside[0].inlines:
+        if len(inside) == 1 and (inside[0].inlines or (self._one_device and inside[0].is_call)):
             (body,) = inside
             called = self(body.jaxpr)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
