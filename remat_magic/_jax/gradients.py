@@ -141,7 +141,8 @@ class Vmaps:
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        traces, trace = list[Any](), getattr(_trace_now, "trace", None)
+        traces = list[Any]()
+        trace: Any = getattr(_trace_now, "trace", None)
         while type(trace).__name__ == "BatchTrace":
             traces.append(trace)
             trace = trace.parent_trace

@@ -31,6 +31,7 @@ from remat_magic.engine.steps import (
     InnerGradient,
     Step,
     choose,
+    examples_outside,
     inner_gradients,
     lowered_step,
     step_of,
@@ -169,6 +170,9 @@ class Engine:
         if self._gradient is None or self.step is not None:
             return ""
         function = self._gradient.function
+        examples = max(examples_outside(self._given, inner) for inner in self._given.gradients)
+        if examples > 1:
+            return f"jax.vmap maps a call around it over {examples} examples: shapes and bytes are of one example"
         if function.depth:
             return f"{function.who[0]} is differentiated inside of what is differentiated itself"
         if _jax.has_effects(function.closed):

@@ -21,7 +21,17 @@ from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import ArgumentRole, GradientCall, RematError
 
-__all__ = ["ITSELF", "Halves", "InnerGradient", "Step", "choose", "inner_gradients", "lowered_step", "step_of"]
+__all__ = [
+    "ITSELF",
+    "Halves",
+    "InnerGradient",
+    "Step",
+    "choose",
+    "examples_outside",
+    "inner_gradients",
+    "lowered_step",
+    "step_of",
+]
 
 ITSELF = "none"
 """The key that asks for the derivative of the function itself."""
@@ -170,8 +180,28 @@ class Halves(NamedTuple):
     arguments: tuple[str, ...]
 
 
+def examples_outside(given: Primal, function: Differentiated) -> int:
+    """For how many examples a gradient is taken that is known for one: a ``vmap`` maps a ``jit`` or loop around it.
+
+    Such a body is traced for one example first, and mapped when it stands there.
+    """
+    wanted = ("forward", given.gradients.index(function))
+    leaves = [*function.constants.values(), *function.primals]
+    return max(
+        (
+            math.prod(atom.aval.shape) // (math.prod(leaf.value.shape) or 1)
+            for _, eqn in walk(given.updating, once=True)
+            if half_of(eqn) == wanted
+            for atom, leaf in zip(eqn.invars[len(eqn.invars) - len(leaves) :], leaves, strict=True)
+        ),
+        default=1,
+    )
+
+
 def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
-    """The step that takes a gradient; None where no calls stand for it there."""
+    """The step that takes a gradient; None where no calls stand for it there, or one is mapped outside of a call."""
+    if any(examples_outside(given, function) > 1 for function in given.gradients):
+        return None
     number = given.gradients.index(gradient.function)
     call = next(
         ((scope, eqn) for scope, eqn in walk(given.updating, once=True) if half_of(eqn) == ("forward", number)), None

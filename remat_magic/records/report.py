@@ -43,6 +43,8 @@ NoteKind = Literal[
     "number-not-differentiated",
     "names-out-of-reach",
     "names-unknown",
+    "gradient-per-example",
+    "gradient-per-device",
     "names-ignored",
     "policy-asked-little",
     "plan-of-other-operations",
