@@ -47,6 +47,14 @@ def test_the_value_is_the_widget(cells, engine):
     assert cells.ok("_.trace is _1.trace") is True
 
 
+def test_the_value_is_the_widget_where_a_call_before_it_is_assigned(cells, engine):
+    """Which only shows by its function that the last line is no line that shows what was assigned."""
+    widget = cells.ok("%%remat", "def one(): return 1.0", "def f(x): return x", "x = one()", "f(x)")
+    assert widget.trace is engine.last
+    assert (engine.last.fun, engine.last.args) == (cells.ns["f"], (1.0,))
+    assert cells.ns["_"] is widget
+
+
 def test_definitions_persist_and_nothing_else_is_left_behind(cells, engine):
     plain = ["a = 1", "def f(x): return x", "class C: pass"]
     before = set(cells.ns)

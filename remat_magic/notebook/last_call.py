@@ -52,8 +52,10 @@ def inspecting(body: list[ast.stmt], line: str, defined: ast.expr) -> list[ast.s
     """
     match body:
         case [*before, ast.Expr(value) as last] if _is_user_call(value):
-            plain = [*before, ast.copy_location(ast.Expr(hooked_expression(line, value)), last)]
-            return _before_what_shows(body, line, defined, plain)
+            hooked = hooked_expression(line, value)
+            within = [*before, shown(hooked)]  # of an `if`, of which IPython shows nothing by itself
+            result = _before_what_shows(body, line, defined, within)
+            return [*before, ast.copy_location(ast.Expr(hooked), last)] if result is within else result
     return _within(body, line, defined)
 
 
