@@ -60,9 +60,9 @@ def _vjp(
     return jax.vjp(of_differentiated, *(arrays[position] for position in differentiated), has_aux=True)
 
 
-def _no_cotangent(output: Any) -> Any:
+def _no_cotangent(aval: Any) -> Any:
     """The cotangent of an output that is not inexact: one of type float0, which is a NumPy dtype only."""
-    return np.zeros(output.shape, jax.dtypes.float0)
+    return np.zeros(aval.shape, jax.dtypes.float0)
 
 
 def forward_half(
@@ -92,7 +92,8 @@ def forward_half(
         # jaxpr, for as long as the process lives.
         leaves, tree = tree_flatten(vjp)
         trees.append(tree)
-        no_cotangents[:] = [None if is_inexact(result) else _no_cotangent(result) for result in results]
+        types = map(jax.typeof, results)  # a number that stands in the program is Python's
+        no_cotangents[:] = [None if is_inexact(aval) else _no_cotangent(aval) for aval in types]
         return [*results, *aux, *leaves]
 
     mapped = vmaps.over(forward) if vmaps else None
@@ -164,7 +165,8 @@ def value_and_gradients(
 
     def gradient(*arrays: Any) -> list[Any]:
         results, vjp, aux = _vjp(function, arrays, differentiated, outputs)
-        cotangents = [jnp.ones_like(result) if is_inexact(result) else _no_cotangent(result) for result in results]
+        typed = [(result, jax.typeof(result)) for result in results]
+        cotangents = [jnp.ones_like(result) if is_inexact(aval) else _no_cotangent(aval) for result, aval in typed]
         return [*results, *aux, *vjp(cotangents)]
 
     return vmaps.over(gradient) if vmaps else gradient

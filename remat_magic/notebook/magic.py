@@ -350,7 +350,7 @@ class RematMagics(Magics):
     def show(self, value: object) -> None:
         """Display a value as the last expression of a cell."""
         if self.ip.ast_node_interactivity != "none":
-            self.ip.displayhook(value)
+            sys.displayhook(value)
 
     def _evaluate(self, expression: ast.expr, local_ns: MutableMapping[str, Any] | None) -> Any:
         __tracebackhide__ = True
