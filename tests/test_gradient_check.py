@@ -74,6 +74,24 @@ def test_what_a_step_returns_is_compared_on_what_it_is_called_with(remat2):
     assert not any(array.is_deleted() for array in args)
 
 
+def test_a_gradient_of_each_device_is_checked_and_measured_in_its_step():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+
+    def update(w, x):
+        gradient = jax.grad(lambda w, x: jnp.tanh(x @ w).sum())(w, x)
+        return w - jax.lax.pmean(gradient, "data")
+
+    parts = (jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data"))
+    step = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=parts, out_specs=parts[0], check_vma=False))
+    args = jnp.eye(4), jnp.ones((2, 4))
+    trace = rm.trace(step, *args)
+    (whole,) = rm.check_gradients(trace, ["nothing_saveable"], inputs=(args, {}))
+    assert (whole.absolute, whole.error) == (0, "")
+    assert trace.measure("nothing_saveable", inputs=(args, {}), runs=1).run_seconds > 0
+    (alone,) = rm.check_gradients(trace, ["nothing_saveable"])  # what one device does is no program by itself
+    assert alone.error.endswith("pass inputs=(args, kwargs) of a call of update.")
+
+
 def test_a_difference_is_told_with_its_place(remat2):
     fun, (w, x), policy = turning(1.5)
     (found,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))

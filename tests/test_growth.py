@@ -1,5 +1,6 @@
 """What can be asked of a trace grows no faster than its program, counted in steps, which no busy machine changes."""
 
+import remat_magic as rm
 from tests.benchmarks import growth
 
 # What is shown of few values and of many differs: groups, folds, numbers with more digits. Some of it is cached.
@@ -23,3 +24,18 @@ def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do():
     for question, sizes in growth.counted(make, smallest).items():
         if question not in _SHOWN or question == "text":
             assert growth.growth(*(of_size.total() for of_size in sizes)) < 4.5, question
+
+
+def test_layers_that_add_to_one_stream_are_not_each_compared_with_all_before():
+    """They stand on one line, where only the operands tell an operation from its derivative."""
+    counts = []
+    for size in (6, 12, 24):
+        trace = rm.trace(*_call(growth.gradient_inside(size)))
+        counts.append(growth.steps(lambda trace=trace: trace.report("nothing_saveable", "function")))
+    rate, function = growth.fastest(tuple(counts))
+    assert rate < 3, function
+
+
+def _call(program):
+    function, args = program
+    return function, *args

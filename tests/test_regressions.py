@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from jax.interpreters import ad
 
 import remat_magic as rm
 from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.walk import walk
 from tests.programs import f32
 
 P = jax.checkpoint_policies
@@ -199,3 +202,12 @@ def test_what_only_a_loops_condition_reads_is_needed():
         return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (jnp.tanh(c[0]) + 1, jnp.cos(c[1])), (0.0, x))[1]
 
     assert {"tanh", "cos", "lt"} <= live_of(whiled, f32(3))
+
+
+@pytest.mark.parametrize("fun", [lambda x: jnp.power(x, jnp.sin(x)), jax.nn.softplus])
+def test_the_derivative_of_an_operation_is_no_repetition_of_it(fun, remat2):
+    """It stands on the same line with the same name; what runs again is no more than what the function does."""
+    report = rm.trace(lambda x: jnp.sum(2 * jax.checkpoint(fun)(x)), f32(4)).report()
+    repeated = Counter(equation.primitive for equation in report.recomputed if equation.repeated)
+    assert repeated
+    assert repeated <= Counter(eqn.primitive.name for _, eqn in walk(jax.make_jaxpr(fun)(f32(4))))

@@ -71,8 +71,7 @@ def with_outputs(closed: Any, count: int) -> Any:
     jaxpr = open_jaxpr(closed)
     if len(jaxpr.outvars) == count:
         return closed
-    changes: dict[str, Any] = {"outvars": jaxpr.outvars[:count], "debug_info": jaxpr.debug_info.with_unknown_names()}
-    return with_body(closed, jaxpr.replace(**changes))
+    return with_body(closed, replace_eqns(jaxpr, jaxpr.eqns, jaxpr.outvars[:count]))
 
 
 def name_stack(eqn: Any) -> str:

@@ -173,41 +173,29 @@ def _rewritten(
 ) -> Callable[..., Any]:
     """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it."""
 
-    def transform(fun: Callable[..., Any]) -> Callable[..., Any]:
-        return _rewritten_pure(fun, name, policy, rewrite, tracing)
+    def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            leaves, tree = tree_flatten((args, kwargs))
+            dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
+            arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
+            returned = Returned()
+
+            def flat(*values: Any) -> list[Any]:
+                given = iter(values)
+                filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
+                inner_args, inner_kwargs = tree_unflatten(tree, filled)
+                return returned.arrays(fun(*inner_args, **inner_kwargs))
+
+            with tracing():
+                evaluate = evaluation(*rewrite(jax.make_jaxpr(flat)(*arrays)))
+                with failures(name, policy):
+                    return returned.with_arrays(evaluate(*arrays))
+
+        return traced
 
     @functools.wraps(fun)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        with_modules = lifted(transform, fun, args, kwargs)
-        return (with_modules or transform(fun))(*args, **kwargs)
-
-    return applied
-
-
-def _rewritten_pure(
-    fun: Callable[..., Any],
-    name: str,
-    policy: str,
-    rewrite: Callable[[Any], tuple[Any, Any]],
-    tracing: Callable[[], AbstractContextManager[None]],
-) -> Callable[..., Any]:
-    """The same for arguments that are pytrees of arrays and static values."""
-
-    def applied(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = tree_flatten((args, kwargs))
-        dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
-        arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
-        returned = Returned()
-
-        def flat(*values: Any) -> list[Any]:
-            given = iter(values)
-            filled = [next(given) if yes else leaf for leaf, yes in zip(leaves, dynamic, strict=True)]
-            inner_args, inner_kwargs = tree_unflatten(tree, filled)
-            return returned.arrays(fun(*inner_args, **inner_kwargs))
-
-        with tracing():
-            evaluate = evaluation(*rewrite(jax.make_jaxpr(flat)(*arrays)))
-            with failures(name, policy):
-                return returned.with_arrays(evaluate(*arrays))
+        function = lifted(of_pytrees, fun, args, kwargs) or of_pytrees(fun)
+        return function(*args, **kwargs)
 
     return applied

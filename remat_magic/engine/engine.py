@@ -31,10 +31,10 @@ from remat_magic.engine.steps import (
     InnerGradient,
     Step,
     choose,
-    examples_outside,
     inner_gradients,
     lowered_step,
     step_of,
+    why_no_step,
 )
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import walk
@@ -164,21 +164,6 @@ class Engine:
         """
         return None if self._gradient is None else step_of(self._given, self._gradient)
 
-    @property
-    def _why_no_step(self) -> str:
-        """Why the step that the gradient is taken in is not known; empty where it is."""
-        if self._gradient is None or self.step is not None:
-            return ""
-        function = self._gradient.function
-        examples = max(examples_outside(self._given, inner) for inner in self._given.gradients)
-        if examples > 1:
-            return f"jax.vmap maps a call around it over {examples} examples: shapes and bytes are of one example"
-        if function.depth:
-            return f"{function.who[0]} is differentiated inside of what is differentiated itself"
-        if _jax.has_effects(function.closed):
-            return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
-        return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
-
     def halves_in_step(self, selection: Selection) -> dict[int, Halves]:
         """For each call of ``step`` that stands for a gradient both its halves, by its number.
 
@@ -262,10 +247,11 @@ class Engine:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
         function = self._gradient.function if self._gradient else None
+        unknown = why_no_step(self._given, function) if function and self.step is None else ""
         return (
             *notes.of_program(self.stale, hidden),
             *notes.of_gradients(
-                self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), self._why_no_step
+                self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown
             ),
             *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
             *notes.of_settings(self._settings),
@@ -385,13 +371,18 @@ class Engine:
             alone: leave the step out.
 
         Raises:
-            RematError: as ``report``, or the function has no backward half.
+            RematError: as ``report``, or the function has no backward half, or is that of one device of several.
         """
         if shardings is None:
             shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
         with self.lock:
             selection = self.select(policy, at, namespace)
             if alone or self.step is None:
+                if self._gradient is not None and self._gradient.function.devices:
+                    raise RematError(
+                        f"{self._primal.name} is differentiated on each device by itself, and not to be run alone: "
+                        f"pass inputs=(args, kwargs) of a call of {self._given.name}."
+                    )
                 return self._retraces.gradient(selection, shardings)
             half, backward, primal = self._retraces.forward(selection), self._retraces.backward(selection), self._primal
             with self._given.tracing(), failures(primal.name, selection.policy):  # whichever thread asks

@@ -27,10 +27,10 @@ __all__ = [
     "InnerGradient",
     "Step",
     "choose",
-    "examples_outside",
     "inner_gradients",
     "lowered_step",
     "step_of",
+    "why_no_step",
 ]
 
 ITSELF = "none"
@@ -180,7 +180,7 @@ class Halves(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def examples_outside(given: Primal, function: Differentiated) -> int:
+def _examples_outside(given: Primal, function: Differentiated) -> int:
     """For how many examples a gradient is taken that is known for one: a ``vmap`` maps a ``jit`` or loop around it.
 
     Such a body is traced for one example first, and mapped when it stands there.
@@ -200,7 +200,7 @@ def examples_outside(given: Primal, function: Differentiated) -> int:
 
 def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     """The step that takes a gradient; None where no calls stand for it there, or one is mapped outside of a call."""
-    if any(examples_outside(given, function) > 1 for function in given.gradients):
+    if any(_examples_outside(given, function) > 1 for function in given.gradients):
         return None
     number = given.gradients.index(gradient.function)
     call = next(
@@ -227,6 +227,18 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
         tuple(var in donated for var in jaxpr.invars),
         given.provenances,
     )
+
+
+def why_no_step(given: Primal, function: Differentiated) -> str:
+    """Why the step is not known that differentiates a function, for a sentence."""
+    examples = max(_examples_outside(given, inner) for inner in given.gradients)
+    if examples > 1:
+        return f"jax.vmap maps a call around it over {examples} examples: shapes and bytes are of one example"
+    if function.depth:
+        return f"{function.who[0]} is differentiated inside of what is differentiated itself"
+    if _jax.has_effects(function.closed):
+        return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
+    return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
 
 
 def lowered_step(

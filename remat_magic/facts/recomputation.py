@@ -225,8 +225,9 @@ def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
             yield from _expanded(scope.inner(eqn)[number], within)
 
 
-# How far back operands are compared. No derivative rule of JAX's is a longer chain of operations; the layers of a model
-# that add to one stream are, and each would be compared with all before it.
+# How far back operands are compared. One step tells apart what the derivatives of 25 functions of JAX's do (powers,
+# softplus, decompositions, special functions); layers that add to one stream are a chain as long as the model, and each
+# would be compared with all before it.
 _DEEP = 8
 
 

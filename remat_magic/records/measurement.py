@@ -196,13 +196,13 @@ class StepMemory:
 class Measurement:
     """What XLA says of the compiled value and gradients, or training step, under one policy.
 
-    ``temp_bytes``, ``argument_bytes``, ``output_bytes`` and ``aliased_bytes`` (outputs that lie where donated arguments
-    did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not say. ``device``
-    is platform and kind, ``devices`` how many run the program. ``compile_seconds`` is None where it did not come to
-    compiling, ``run_seconds`` the median of
-    ``runs`` timed runs, None where it was not run. ``flops`` is XLA's ``cost_analysis()`` of the compiled program,
-    which counts the body of a loop once. ``error`` is one sentence where a step failed; what was measured before
-    stays. ``findings`` are sentences on where the compiled program departs from the report.
+    ``temp_bytes``, ``argument_bytes``, ``output_bytes`` and ``aliased_bytes`` (outputs that lie where donated
+    arguments did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not
+    say. ``device`` is platform and kind, ``devices`` how many run the program. ``compile_seconds`` is None where it
+    did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs, None where it was not run.
+    ``flops`` is XLA's ``cost_analysis()`` of the compiled program, which counts the body of a loop once. ``error``
+    is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where the
+    compiled program departs from the report.
     """
 
     policy: str
