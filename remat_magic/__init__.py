@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from remat_magic.records.plan import load_plan
 
 __version__ = "0.2.0"
-# How records show and apply themselves, for which they need the layers above; loaded when it is first asked for.
+# How records show, apply and judge themselves, for which they need the layers above; loaded when it is first asked for.
 register("display", partial(importlib.import_module, "remat_magic.views.display"))
+register("places", partial(importlib.import_module, "remat_magic.planning.places"))
 register("applying", partial(importlib.import_module, "remat_magic.engine.applied"))
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``python -m remat_magic`` prints the environment: the versions, what this JAX lacks, which extras are there."""
+"""``python -m remat_magic`` prints the environment: the versions, what this JAX lacks, extras and compilers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remat_magic import _jax
+from remat_magic import _jax, devices
 from remat_magic.api import trace
 from remat_magic.errors import RematError
 
@@ -42,8 +42,20 @@ def environment() -> tuple[list[str], bool]:
         there = [f"{package} {version}" for package in packages if (version := _version(package))]
         missing = [package for package in packages if not _version(package)]
         lines.append(f"{group}: {', '.join(there) or 'none'}{'; missing: ' + ', '.join(missing) if missing else ''}")
+    lines += _compilers()
     complete = all(map(_version, groups.get(_NEEDED, ())))
     return lines, complete and not failed
+
+
+def _compilers() -> list[str]:
+    """Which devices that are not here can be compiled for, and what would install the others' compilers."""
+    accelerators = [devices.get(name) for name in devices.names() if name != devices.THIS_CPU]
+    ready = [device.name for device in accelerators if device.compiles_here]
+    lines = [f"compiles for {', '.join(ready)}"] if ready else []
+    for command in dict.fromkeys(device.install for device in accelerators if device.install):
+        lacking = [device.name for device in accelerators if device.install == command]
+        lines.append(f"to compile for {', '.join(lacking)}: {command}")
+    return lines
 
 
 def _self_check() -> str:

@@ -5,10 +5,11 @@ It holds no logic. A layer that only some questions need is imported when one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from remat_magic.engine.engine import Engine
+from remat_magic.errors import RematError
 from remat_magic.facts.facts import Facts
 from remat_magic.records import (
     Advice,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from remat_magic.devices import Device
     from remat_magic.engine.signature import Leaf
     from remat_magic.measuring.job import Measuring
-    from remat_magic.records.comparison import Comparison
+    from remat_magic.records.comparison import Comparison, Places
 
 __all__ = ["Trace", "trace"]
 
@@ -128,8 +129,24 @@ class Trace:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The places where the function applies ``jax.checkpoint``, in the order of their first call."""
-        return self.engine.sites
+        """The places where the function applies ``jax.checkpoint``, and then those where it could.
+
+        Those that are ``possible`` are functions called without a checkpoint: helpers, bodies of loops, methods of
+        modules, jitted functions. ``code`` is what to write there. Every ``at`` takes their keys too, and
+        ``"block[::2]"`` for every second call of ``block``, ``"block[:8]"`` for the first eight, ``"block/3"`` for one
+        checkpoint around each three calls after one another: three steps of a loop that makes one in each step. Each
+        kind is in the order of the first call.
+        """
+        return (*self.engine.sites, *self.engine.possible_sites)
+
+    @property
+    def groups(self) -> tuple[Site, ...]:
+        """Steps of loops that are worth one checkpoint around several, as places.
+
+        For each loop of four steps or more one, of about the square root of all its steps; ``code`` is what to write.
+        Other numbers of steps work as ``at`` too: see ``sites``.
+        """
+        return self.engine.groups
 
     @property
     def gradients(self) -> tuple[GradientCall, ...]:
@@ -351,13 +368,67 @@ class Trace:
 
         return compare(self.facts, policies, at, device, measurements, namespace, besides)
 
+    def places(self, *, device: str | Device | None = None, seconds: float = 10.0) -> Places:
+        """Where a checkpoint should go, and with which policy: what each of many choices costs, the best first.
+
+        Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
+        row.at)``. ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. At the best places
+        plans are tried too, and those that nothing beats are rows; their keys stand for them from then on.
+
+        Args:
+            device: whose data sheet the times (seconds) are estimated by: a name of ``remat_magic.devices.names()`` or
+                a ``Device``. Default: the one that JAX runs on, if it is known.
+            seconds: after so many seconds nothing more is begun; ``Places.not_tried`` says what was left out. Default:
+                10.
+
+        Raises:
+            RematError: no such device. A choice that fails is a row with its error.
+        """
+        *_, places = self.placing(device=device, seconds=seconds)
+        return places
+
+    def placing(self, *, device: str | Device | None = None, seconds: float = 10.0) -> Iterator[Places]:
+        """The same bit by bit: what ``places`` knows before each choice that it tries, and at the end.
+
+        Args:
+            device: as for ``places``.
+            seconds: as for ``places``.
+
+        Raises:
+            RematError: as ``places``.
+        """
+        from remat_magic.planning.places import placing
+
+        return placing(self.facts, device, seconds)
+
+    def no_gain(self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None) -> str:
+        """One sentence where a policy saves less than no checkpoint there and the peak is hardly lower, else empty.
+
+        It says what does lower the peak, as far as that is known: of all that ``places`` has tried, else of the place
+        that promises most.
+
+        Args:
+            policy: as for ``report``.
+            at: as for ``report``.
+            namespace: as for ``report``.
+
+        Raises:
+            RematError: as ``report``.
+        """
+        from remat_magic.planning.places import no_gain_of
+
+        return no_gain_of(self.facts, policy, at, namespace)
+
     # -------------------------------------------------------------------------------------------------------- planning
 
     def plan(
         self,
-        budget: float | str,
+        budget: float | str | None = None,
         at: str | None = None,
         *,
+        saved: float | str | None = None,
+        peak: float | str | None = None,
+        fits: str | Device | None = None,
         of: Literal["saved", "peak"] = "saved",
         cost: Literal["flops", "seconds"] = "flops",
         device: str | Device | None = None,
@@ -376,12 +447,27 @@ class Trace:
         own are tried; ``Plan.unreached`` and ``Plan.status`` tell what else a policy may keep and is no choice here.
         Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
 
+        What runs out is the peak, so ``peak`` is the budget to give as a rule: less may be saved and the peak no lower.
+        ``Plan.status`` says where that is so.
+
+        Whether it really fits, a device's own compiler knows: ``fits`` plans until it says so. Up to 12 choices of a
+        policy, or of values, and a place are compiled for the device, as by ``measure(device=...)``, and of those that
+        fit the one of least ``cost`` is the plan; ``Plan.status`` tells what was compiled and what each needs.
+
         Args:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
-                share of what there is without a checkpoint there.
-            at: one place: ``"function"``, ``"sites"`` or the key of a site. Default: ``default_at``.
-            of: what the budget limits: ``"saved"`` bytes, or the estimated ``"peak"`` (``Report.peak_bytes``), for
-                which plans of several saved bytes are tried. Default: ``"saved"``.
+                share of what there is without a checkpoint there. Default: ``saved`` or ``peak`` is it.
+            at: one place: ``"function"``, ``"sites"`` or the key of a site. Default: the plan chooses it. For a budget
+                of the peak it is the best of ``default_at`` and the places where ``places`` adds least within it; for
+                one of saved bytes it is ``default_at``, unless no plan fits there, or its peak is hardly lower than
+                without a checkpoint and elsewhere it is, or ``places`` was asked for and knows one that recomputes
+                clearly less. ``Plan.status`` tells of another place.
+            saved: a budget of saved bytes, as ``budget``. Default: none.
+            peak: a budget of the estimated peak (``Report.peak_bytes``), as ``budget``; plans of several saved bytes
+                are tried for it. Default: none.
+            fits: a device that the program is to fit, as ``measure`` takes it: one that is not here, and whose compiler
+                is installed. In place of a budget. Default: none.
+            of: what ``budget`` is of: ``"saved"`` bytes or the ``"peak"``. Default: ``"saved"``.
             cost: what is to be least: recomputed ``"flops"``, or the estimated ``"seconds"`` of recomputing on
                 ``device``. Default: ``"flops"``.
             device: a ``Device`` or its name. Default: the one that JAX runs on.
@@ -397,15 +483,22 @@ class Trace:
             gap: how far from the best the solver may stop, as a share of the cost. Default: 0.01.
 
         Raises:
-            RematError: the budget is no size, or less is never needed at this place; no such site, device or option; no
-                backward half.
+            RematError: no budget or two, or it is no size, or less is never needed at this place; no such site, device
+                or option; no backward half; nothing that was compiled fits the device, with what each needs.
         """
-        from remat_magic.planning.plan import plan
+        if fits is not None:
+            if (budget, saved, peak, offload) != (None, None, None, None):
+                raise RematError("a plan that fits a device has no budget and offloads nothing: leave these out.")
+            options = {"cost": cost, "separately": separately, "together": together, "seconds": seconds}
+            return self._plan_that_fits(fits, at, **options)
+        from remat_magic.planning.placed import plan
 
         return plan(
             self.facts,
             budget,
             at,
+            saved=saved,
+            peak=peak,
             of=of,
             cost=cost,
             device=device,
@@ -415,6 +508,19 @@ class Trace:
             seconds=seconds,
             gap=gap,
         )
+
+    def _plan_that_fits(self, fits: str | Device, at: str | None, **options: Any) -> Plan:
+        from remat_magic.measuring.measure import compile_elsewhere, elsewhere
+        from remat_magic.planning.fits import plan_that_fits
+
+        device = elsewhere(fits, None)
+        if device is None:
+            raise RematError("fits= names a device that is not here, such as 'TPU v5e' or 'H100 SXM'.")
+
+        def compiled(policy: Any, place: str) -> Measurement:
+            return compile_elsewhere(self.facts, policy, place, device)
+
+        return plan_that_fits(self.facts, device, compiled, at, **options)
 
     def frontier(
         self,
@@ -545,7 +651,7 @@ class Trace:
         *,
         device: str | Device | None = None,
     ) -> Listed[Advice]:
-        """What about a policy, or the function, costs without need, and the mend.
+        """What about a policy, or the function, costs without need, and the mend; what has most at stake first.
 
         Args:
             policy: as for ``report``.
@@ -565,9 +671,10 @@ class Trace:
         """A plan, or a choice of residuals to keep, as an edit of your own source, verified by tracing the edited text.
 
         Args:
-            choice: a plan, the key of a policy, or residuals from a report of this trace: these are kept by name, and
-                everything else is recomputed.
-            at: as for ``plan``. A plan has its own place.
+            choice: a plan, the key of a policy or an object of JAX's, or residuals from a report of this trace: these
+                are kept by name, and everything else is recomputed.
+            at: as for ``plan``, also the key of a possible site, where a checkpoint is then written: on the definition,
+                around the lambda or at the calls. A plan has its own place.
 
         Raises:
             RematError: the source of what ran is not available or has changed, or cannot be executed apart from the
@@ -587,8 +694,15 @@ class Trace:
         inputs: Inputs | None = None,
         runs: int = 5,
         namespace: Mapping[str, Any] | None = None,
+        device: str | Device | None = None,
+        quick: bool = False,
+        seconds: float = 600.0,
     ) -> Measurement:
         """Compile the value and the gradients under a policy, and run them if there are inputs.
+
+        With ``device`` they are compiled for an accelerator that need not be here, which gives its own bytes and
+        whether they fit: too big is an answer (``fits`` is False), no error. That happens in a process of its own, and
+        what was compiled once is kept in the user's cache folder and not compiled again.
 
         What is compiled is made from the jaxpr that the report is of, so your Python code does not run again. The
         cotangent of every output is one. Where ``step`` is known it is the whole training step that is compiled, which
@@ -605,17 +719,33 @@ class Trace:
                 compile, do not run.
             runs: how many runs to time, after one to warm up. Default: 5.
             namespace: as for ``report``.
+            device: a name of ``remat_magic.devices.names()`` or a ``Device``, such as "TPU v5e" or "H100 SXM". One of
+                it is compiled for. Default: what JAX runs on.
+            quick: for such a device, compile with less optimization: several times as fast for a TPU, and its bytes are
+                not those of production. Default: as in production.
+            seconds: how long to wait for such a device's compiler at most. Default: 600.
 
         Returns:
             What was measured, in bytes, seconds and FLOPs. Where a step failed, ``error`` says so, and what came before
             it stays.
 
         Raises:
-            RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
+            RematError: ``inputs`` is of no known form, or ``runs`` is not positive; no such device, or its compiler is
+                not installed, or it is not here to run the inputs.
         """
         from remat_magic.measuring.measure import measure
 
-        return measure(self.facts, policy, at, inputs=inputs, runs=runs, namespace=namespace)
+        return measure(
+            self.facts,
+            policy,
+            at,
+            inputs=inputs,
+            runs=runs,
+            namespace=namespace,
+            device=device,
+            quick=quick,
+            seconds=seconds,
+        )
 
     def measuring(
         self,
@@ -625,6 +755,9 @@ class Trace:
         runs: int = 5,
         namespace: Mapping[str, Any] | None = None,
         on_update: Callable[[Measuring], None] | None = None,
+        device: str | Device | None = None,
+        quick: bool = False,
+        seconds: float = 600.0,
     ) -> Measuring:
         """Measure several policies on a thread of its own, one after another, from now on.
 
@@ -635,13 +768,27 @@ class Trace:
             namespace: as for ``report``.
             on_update: called with the job, on its thread, whenever its ``progress`` or ``results`` have changed. What
                 it raises is logged. Default: nothing is called.
+            device: as for ``measure``. For a device that is not here several are compiled at once, where there are the
+                cores.
+            quick: as for ``measure``.
+            seconds: as for ``measure``, for each.
 
         Raises:
-            RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
+            RematError: as ``measure``.
         """
         from remat_magic.measuring.job import Measuring
 
-        return Measuring(self, choices, inputs=inputs, runs=runs, namespace=namespace, on_update=on_update)
+        return Measuring(
+            self,
+            choices,
+            inputs=inputs,
+            runs=runs,
+            namespace=namespace,
+            on_update=on_update,
+            device=device,
+            quick=quick,
+            seconds=seconds,
+        )
 
     def check_gradients(
         self,

@@ -1,13 +1,17 @@
-"""What accelerators can do at most, by their makers' data sheets, for estimated times.
+"""The accelerators: what they can do at most, by their makers' data sheets, and how XLA compiles for them.
 
 ``get`` gives a device by name, ``register`` adds one, ``default`` finds the one that JAX would run on. ``"this CPU"``
-is the machine itself, measured when it is first asked for.
+is the machine itself, measured when it is first asked for. A device need not be here to be compiled for:
+``Device.compiles_here`` says whether the compiler is installed, ``Device.install`` how to install it.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +20,29 @@ from typing import Any
 
 from remat_magic.errors import RematError
 
-__all__ = ["THIS_CPU", "Device", "default", "get", "names", "of_kind", "register"]
+__all__ = ["THIS_CPU", "Device", "Target", "default", "get", "names", "of_kind", "register"]
 
 THIS_CPU = "this CPU"
 _T = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What XLA's compiler is told of a device that need not be here.
+
+    Attributes:
+        platform: "tpu" or "cuda".
+        topology: the name that libtpu knows one such chip by; empty for a GPU.
+        facts: of a GPU, by the names of the fields of XLA's ``GpuDeviceInfoProto``.
+    """
+
+    platform: str
+    topology: str = ""
+    facts: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+# Who has a platform's compiler: any of these modules; the extra that installs it.
+_COMPILERS = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "cuda")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +60,8 @@ class Device:
         host_bandwidth: bytes/s to the host's memory in one direction; None where it is not known.
         source: where the figures are published.
         measured: whether they were measured here instead.
+        kinds: what JAX calls it (``jax.devices()[0].device_kind``).
+        target: how to compile for it where it is not; None where that is not known.
     """
 
     name: str
@@ -48,13 +73,89 @@ class Device:
     source: str
     measured: bool = False
     kinds: tuple[str, ...] = field(default=())
+    target: Target | None = None
+
+    @property
+    def compiles_here(self) -> bool:
+        """Whether XLA can compile for it in this environment, also where there is none."""
+        if self.target is None:
+            return self.measured
+        return any(map(_is_installed, _COMPILERS[self.target.platform][0]))
+
+    @property
+    def install(self) -> str:
+        """The command that installs the compiler for it; empty where it is there or where there is none."""
+        if self.target is None or self.compiles_here:
+            return ""
+        return f"pip install 'remat_magic[{_COMPILERS[self.target.platform][1]}]'"
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be compiled for here, in one sentence that names the mend; empty where it can."""
+        if self.compiles_here:
+            return ""
+        if self.target is None:
+            return f"XLA has no way to compile for {self.name} where there is none: choose another device."
+        if sys.platform != "linux" or (self.target.platform == "tpu" and platform.machine() != "x86_64"):
+            return f"The compiler for {self.name} is made for Linux only, on x86-64 for a TPU: compile there."
+        return f"The compiler for {self.name} is not installed: {self.install}"
 
     def peak_flops(self, dtype: str, unit: str) -> float | None:
         """FLOP/s for a dtype on one of its units; what has no matrix units is left to the vector units."""
         return self.matmul_flops.get(dtype, self.vector_flops) if unit == "matmul" else self.vector_flops
 
 
-def _a100(gigabytes: int, bandwidth: float) -> Device:
+def _is_installed(module: str) -> bool:
+    """Whether a module could be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False
+
+
+def _gpu(
+    description: str,
+    capability: int,
+    cores: int,
+    clock_ghz: float,
+    memory: int,
+    bandwidth: int,
+    l2_cache: int,
+) -> Target:
+    """How to compile for an NVIDIA GPU.
+
+    The facts are NVIDIA's, as XLA's own target specifications have them (openxla/xla, the folder
+    xla/backends/gpu/target_config/specs); ``capability`` is the major number of its compute capability.
+    """
+    ampere = capability == 8
+    facts: dict[str, int | float | str] = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 2**10,
+        "shared_memory_per_core": (164 if ampere else 228) * 2**10,
+        "shared_memory_per_block_optin": (163 if ampere else 227) * 2**10,
+        "threads_per_core_limit": 2048,
+        "core_count": cores,
+        "fpus_per_core": 64 if ampere else 128,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "thread_dim_limit_x": 1024,
+        "thread_dim_limit_y": 1024,
+        "thread_dim_limit_z": 64,
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+        "memory_bandwidth": bandwidth,
+        "l2_cache_size": l2_cache,
+        "clock_rate_ghz": clock_ghz,
+        "device_memory_size": memory,
+        "capability": capability,
+        "name": description,
+    }
+    return Target("cuda", facts=facts)
+
+
+def _a100(gigabytes: int, bandwidth: float, memory: int) -> Device:
     return Device(
         f"A100 {gigabytes}GB SXM",
         {"bf16": 312 * _T, "f16": 312 * _T, "f32": 156 * _T, "f64": 19.5 * _T, "i8": 624 * _T},
@@ -64,10 +165,11 @@ def _a100(gigabytes: int, bandwidth: float) -> Device:
         32e9,
         "NVIDIA A100 Tensor Core GPU Datasheet (SXM), without sparsity; PCIe Gen4: 32 GB/s each way",
         kinds=(f"NVIDIA A100-SXM4-{gigabytes}GB", f"NVIDIA A100-SXM-{gigabytes}GB"),
+        target=_gpu(f"NVIDIA A100-SXM4-{gigabytes}GB", 8, 108, 1.41, memory, round(bandwidth), 40 * 2**20),
     )
 
 
-def _hopper(name: str, bandwidth: float, gigabytes: int, kinds: tuple[str, ...]) -> Device:
+def _hopper(name: str, bandwidth: float, gigabytes: int, kinds: tuple[str, ...], memory: int) -> Device:
     eight = 1979 * _T
     return Device(
         name,
@@ -80,11 +182,35 @@ def _hopper(name: str, bandwidth: float, gigabytes: int, kinds: tuple[str, ...])
         f"NVIDIA {name.split()[0]} Tensor Core GPU Datasheet (SXM) and NVIDIA H100 Tensor Core GPU Architecture, "
         "without sparsity; PCIe Gen5: 64 GB/s each way",
         kinds=kinds,
+        target=_gpu(kinds[0], 9, 132, 1.98, memory, round(bandwidth), 50 * 2**20),
+    )
+
+
+def _b200() -> Device:
+    eight = 4500 * _T
+    return Device(
+        "B200",
+        {"bf16": 2250 * _T, "f16": 2250 * _T, "f32": 1125 * _T, "f64": 37 * _T, "i8": eight}
+        | dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), eight),
+        75 * _T,
+        8e12,
+        180 * 10**9,
+        64e9,
+        "NVIDIA DGX B200 Datasheet, an eighth of the system, without sparsity; PCIe Gen5: 64 GB/s each way",
+        kinds=("NVIDIA B200",),
+        target=_gpu("NVIDIA B200", 10, 148, 1.965, 191514411008, 7672320000000, 132644864),
     )
 
 
 def _tpu(
-    version: str, bf16: float, int8: float, bandwidth: float, memory: int, host: float, kinds: tuple[str, ...]
+    version: str,
+    bf16: float,
+    int8: float,
+    bandwidth: float,
+    memory: int,
+    host: float | None,
+    kinds: tuple[str, ...],
+    topology: str = "",
 ) -> Device:
     return Device(
         f"TPU {version}",
@@ -95,20 +221,39 @@ def _tpu(
         host,
         f"Google Cloud TPU documentation, TPU {version} (per chip); PCIe: How to Scale Your Model, chapter 2, 2025",
         kinds=kinds,
+        target=Target("tpu", topology) if topology else None,
+    )
+
+
+def _tpu_7x() -> Device:
+    """JAX takes each of the two halves of a chip for a device."""
+    return Device(
+        "TPU 7x",
+        {"bf16": 2307 / 2 * _T, "f32": 2307 / 2 * _T} | dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), 4614 / 2 * _T),
+        None,
+        7.38e12 / 2,
+        96 * 2**30,
+        None,
+        "Google Cloud TPU documentation, TPU7x (Ironwood): half a chip, which is what JAX takes for a device",
+        kinds=("TPU7x", "TPU 7x"),
+        target=Target("tpu", "tpu7x:1x1x1"),
     )
 
 
 _KNOWN: dict[str, Device] = {
     device.name: device
     for device in (
-        _a100(40, 1.555e12),
-        _a100(80, 2.039e12),
-        _hopper("H100 SXM", 3.35e12, 80, ("NVIDIA H100 80GB HBM3",)),
-        _hopper("H200", 4.8e12, 141, ("NVIDIA H200",)),
+        _a100(40, 1.555e12, 42331013120),
+        _a100(80, 2.039e12, 85100068864),
+        _hopper("H100 SXM", 3.35e12, 80, ("NVIDIA H100 80GB HBM3",), 84942979072),
+        _hopper("H200", 4.8e12, 141, ("NVIDIA H200",), 151397597184),
+        _b200(),
+        # libtpu takes each core of a v4 chip for a device; JAX on such a machine takes both together for one.
         _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, ("TPU v4",)),
-        _tpu("v5e", 197, 393, 0.819e12, 16 * 10**9, 15e9, ("TPU v5 lite", "TPU v5e")),
-        _tpu("v5p", 459, 918, 2.765e12, 95 * 10**9, 15e9, ("TPU v5", "TPU v5p")),
-        _tpu("v6e", 918, 1836, 1.638e12, 32 * 10**9, 32e9, ("TPU v6 lite", "TPU v6e")),
+        _tpu("v5e", 197, 393, 0.819e12, 16 * 2**30, 15e9, ("TPU v5 lite", "TPU v5e"), "v5e:1x1"),
+        _tpu("v5p", 459, 918, 2.765e12, 96 * 2**30, 15e9, ("TPU v5", "TPU v5p"), "v5p:1x1x1"),
+        _tpu("v6e", 918, 1836, 1.638e12, 32 * 2**30, 32e9, ("TPU v6 lite", "TPU v6e"), "v6e:1x1"),
+        _tpu_7x(),
     )
 }
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from remat_magic._jax import wrappers
 
-__all__ = ["ModuleGradient", "is_gradient", "is_jitted", "lifted", "loss_of_equinox", "loss_of_nnx", "loss_of_optax"]
+__all__ = [
+    "ModuleGradient",
+    "applies_a_model",
+    "checkpoints",
+    "gradient_by",
+    "is_gradient",
+    "is_jitted",
+    "lifted",
+    "loss_of_equinox",
+    "loss_of_nnx",
+    "loss_of_optax",
+    "module_kind",
+    "modules_as_they_were",
+    "vjp_of_nnx",
+]
 
 
 def _probe(x: Any) -> Any:
@@ -33,6 +49,31 @@ def is_jitted(fun: Any) -> bool:
     """Whether this very object is what ``eqx.filter_jit`` or ``nnx.jit`` returns, which have what they jit inside."""
     of_nnx = type(fun).__module__ == "flax.nnx.transforms.compilation" and hasattr(fun, "__wrapped__")
     return of_nnx or _made_by_equinox(fun, "filter_jit")
+
+
+def applies_a_model(fun: Any) -> bool:
+    """Whether this very object is a model, or applies one: what flax's and haiku's ``apply`` are, and modules."""
+    linen, nnx, equinox = (
+        getattr(sys.modules.get(name), "Module", ()) for name in ("flax.linen", "flax.nnx", "equinox")
+    )
+    if isinstance(fun, types.MethodType):
+        return isinstance(fun.__self__, linen) and fun.__name__ == "apply"
+    if isinstance(fun, types.FunctionType):
+        return fun.__name__ == "apply_fn" and fun.__module__.startswith("haiku.")
+    return isinstance(fun, (linen, nnx, equinox)) and not hasattr(fun, "__wrapped__")
+
+
+def checkpoints() -> list[Any]:
+    """``jax.checkpoint`` by all its names, and what libraries have in its place."""
+    own = (("jax", "checkpoint"), ("jax", "remat"), ("jax.ad_checkpoint", "checkpoint"))
+    others = (
+        ("flax.linen", "remat"),
+        ("flax.nnx", "remat"),
+        ("equinox", "filter_checkpoint"),
+        ("haiku", "remat"),
+    )
+    there = (getattr(sys.modules.get(module), name, None) for module, name in (*own, *others))
+    return [thing for thing in there if thing is not None]
 
 
 # -------------------------------------------------------------------------------------------------------- gradients
@@ -76,6 +117,21 @@ def loss_of_nnx(fun: Any) -> ModuleGradient | None:
     return None if loss is None else ModuleGradient(loss, lambda other: nnx.grad(other, argnums=argnums, **options))
 
 
+def vjp_of_nnx() -> Any:
+    """``nnx.vjp``; None where nobody has imported it."""
+    return getattr(_nnx(), "vjp", None)
+
+
+def gradient_by(vjp: Callable[..., Any], loss: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function that takes the gradient of another by a library's ``vjp``."""
+
+    def vjp_and_gradient(*primals: Any) -> Any:
+        outputs, backward, *_ = vjp(loss, *primals, **options)
+        return outputs, backward(jax.tree.map(jnp.ones_like, outputs))
+
+    return vjp_and_gradient
+
+
 def is_gradient(fun: Any) -> bool:
     """Whether JAX or a library made this object to take a gradient, jitted or not, and it does nothing else."""
     while is_jitted(fun) or wrappers.is_jitted(fun):
@@ -89,6 +145,18 @@ def _closure(fun: types.FunctionType) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------- modules
+
+_WITH_MODULES = ("flax.linen", "flax.nnx", "equinox", "haiku")
+
+
+def module_kind(cls: type) -> str:
+    """Whose module a class is: ``"flax.linen"``, ``"flax.nnx"``, ``"equinox"``, ``"haiku"``, or empty for none."""
+    for base in cls.__mro__[:-1]:
+        if base.__name__ == "Module":
+            for library in _WITH_MODULES:
+                if f"{base.__module__}.".startswith(f"{library}."):
+                    return library
+    return ""
 
 
 def lifted(
@@ -116,3 +184,18 @@ def lifted(
     pure = transform(general.merge_inputs(with_all, ctxtag=tag))
     whole = nnx.update_context(tag)(general.split_inputs(pure, ctxtag=tag))
     return lambda *args, **kwargs: whole(args, kwargs)
+
+
+@contextlib.contextmanager
+def modules_as_they_were(things: Iterable[Any]) -> Iterator[None]:
+    """Give modules of nnx back what they lose in a trace that fails: its transformations take them apart meanwhile."""
+    nnx = _nnx()
+    modules = [] if nnx is None else [thing for thing in things if isinstance(thing, nnx.Module)]
+    before = [(module, dict(vars(module))) for module in modules]
+    try:
+        yield
+    finally:
+        for module, content in before:
+            if vars(module).keys() != content.keys():
+                vars(module).clear()
+                vars(module).update(content)

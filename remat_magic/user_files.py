@@ -8,7 +8,10 @@ from functools import lru_cache
 
 import jax
 
-__all__ = ["is_library_file", "is_user_file"]
+__all__ = ["STAND_IN", "is_library_file", "is_user_file"]
+
+STAND_IN = "__remat_magic_choose__"
+"""A variable of code that stands in for a function of the user's, while an edit of that is traced."""
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 

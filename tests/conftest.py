@@ -29,7 +29,7 @@ for _variable in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONSTARTUP", "JUPYTE
 
 ROOT = Path(__file__).parent.parent
 
-pytest_plugins = ["tests.magic_fakes"]  # the fixtures `shell` and `cells`
+pytest_plugins = ["tests.magic_fakes", "tests.pretend_compiler"]  # the fixtures `shell`, `cells`, `cache`, `pretend`
 
 # For `from tests.programs import ...`. Last, so that an installed remat_magic is what is tested.
 sys.path.append(str(ROOT))

@@ -22,6 +22,7 @@ class FakeTrace:
         self.names, self.stale, self.notes, self.gradient = ("a", "b", "attn_out"), (), (), None
         self.gradients, self.gradient = (), None
         self.sites = (Site(key="block:3", function="block", times=2, policy="none"),)
+        self.groups = ()
         self.previews = []
 
     def preview(self, policy="as_written", at=None, namespace=None):
@@ -32,6 +33,9 @@ class FakeTrace:
         return Report(policy=key, at=at or "function", function=self.function_name)
 
     report = preview
+
+    def no_gain(self, policy="as_written", at=None, namespace=None):
+        return ""
 
     def function(self, policy="as_written", at=None):
         def under(*args, **kwargs):
@@ -45,9 +49,19 @@ class FakeTrace:
 
 class FakeWidget:
     def __init__(
-        self, trace, policy="as_written", at=None, *, title="", apply=None, namespace=None, cell_id=None, inputs=None
+        self,
+        trace,
+        policy="as_written",
+        at=None,
+        *,
+        title="",
+        apply=None,
+        namespace=None,
+        cell_id=None,
+        inputs=None,
+        device="",
     ):
-        self.inputs = inputs
+        self.inputs, self.device = inputs, device
         self.trace, self.policy, self.at, self.title, self.apply = trace, policy, at, title, apply
         self.namespace, self.cell_id = namespace, cell_id
         self.closed = False

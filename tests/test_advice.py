@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 import inspect
+import json
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ import remat_magic as rm
 from remat_magic import _jax, devices, units
 from remat_magic.facts.times import times
 from remat_magic.records import RematError
+from remat_magic.views.advice import advice_html
 from tests.benchmarks import named_models
 from tests.programs import PROGRAMS, f32
 
@@ -527,7 +531,187 @@ def test_a_stale_trace():
     assert "jax.clear_caches()" in found.mend
 
 
+# ---------------------------------------------------------------------------------------------------------- the logits
+
+ROWS, WIDTH, CLASSES = 256, 32, 1024
+LOGITS = ROWS * CLASSES
+
+
+def _head(dtype="float32"):
+    return (
+        jax.ShapeDtypeStruct((WIDTH, CLASSES), dtype),
+        jax.ShapeDtypeStruct((ROWS, WIDTH), dtype),
+        jax.ShapeDtypeStruct((ROWS,), "int32"),
+    )
+
+
+def _of_rows(logits, y):
+    return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, y[:, None], -1)[:, 0]
+
+
+def _by_hand(w, x, y):
+    z = (x @ w).astype(jnp.float32)
+    z = z - jax.lax.stop_gradient(z.max(-1, keepdims=True))
+    return (jnp.log(jnp.exp(z).sum(-1)) - z[jnp.arange(ROWS), y]).mean()
+
+
+SPELLINGS = {
+    "log_softmax": lambda w, x, y: -jnp.take_along_axis(jax.nn.log_softmax(x @ w), y[:, None], -1).mean(),
+    "logsumexp": lambda w, x, y: _of_rows(x @ w, y).mean(),
+    "one_hot": lambda w, x, y: -(jax.nn.one_hot(y, CLASSES) * jax.nn.log_softmax(x @ w)).sum(-1).mean(),
+    "one_hot in a product": lambda w, x, y: -jnp.vdot(jax.nn.one_hot(y, CLASSES), jax.nn.log_softmax(x @ w)),
+    "log of a softmax": lambda w, x, y: -jnp.log(jax.nn.softmax(x @ w)[jnp.arange(ROWS), y]).mean(),
+    "by hand": _by_hand,
+    "with a bias, a cap and a mask": lambda w, x, y: _of_rows(
+        jnp.where(jnp.arange(CLASSES) < CLASSES - 7, 30 * jnp.tanh((x @ w + w[0]) / 30), -1e9), y
+    ).mean(),
+    "vmap": lambda w, x, y: jax.vmap(lambda x, y: _of_rows((x @ w)[None], y[None])[0])(x, y).mean(),
+    "jit and checkpoint": lambda w, x, y: jax.jit(jax.checkpoint(lambda w, x: _of_rows(x @ w, y).mean()))(w, x),
+    "a training step": lambda w, x, y: jax.value_and_grad(SPELLINGS["logsumexp"])(w, x, y),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_softmax_of_the_logits(spelling, dtype):
+    trace = rm.trace(SPELLINGS[spelling], *_head(dtype))
+    first = trace.advice()[0]
+    assert first.kind == "softmax-of-logits"
+    # What it says is saved, and held at the peak, are the values of the logits' size.
+    rows = _large(row for row in trace.report().residuals if row.kept)
+    saved, alive = (sum(one.nbytes for one in values) for values in (rows, _large(trace.timeline().alive)))
+    assert first.stake == max(saved, alive) >= 0.6 * trace.report().peak_bytes
+    assert first.share == first.stake / trace.report().peak_bytes
+    report = trace.report()
+    assert f"{units.nbytes(alive)} of the {units.nbytes(report.peak_bytes)} at the estimated peak" in first.sentence
+    assert (f"{units.nbytes(saved)} of the {units.nbytes(report.saved_bytes)} saved" in first.sentence) == (saved > 0)
+
+
+def _large(values):
+    return [
+        value for value in values if math.prod(map(int, re.findall(r"\d+", value.type.partition("[")[2]))) == LOGITS
+    ]
+
+
+def test_the_softmax_of_all_but_the_last_of_the_logits():
+    def loss(w, x, y):
+        logits = jnp.sin(x).reshape(8, -1, WIDTH) @ w
+        return _of_rows(logits[:, :-1].reshape(-1, CLASSES), y[:-8]).mean()
+
+    trace = rm.trace(loss, *_head())
+    first = trace.advice()[0]
+    assert first.kind == "softmax-of-logits"
+    assert first.stake > 0.8 * trace.report().peak_bytes
+
+
+def test_other_softmaxes_are_no_losses():
+    def attention(w, x, _):
+        scores = (x @ w) @ (x @ w).T
+        return (jax.nn.softmax(scores) @ x).sum() + (jnp.exp(scores - jax.nn.logsumexp(scores)) @ x).sum()
+
+    def softplus(w, x, _):
+        return jax.nn.softplus(x @ w).sum()
+
+    for fun in (attention, softplus):
+        assert not advice("softmax-of-logits", fun, _head())
+
+    def small(w, x, y):  # beside what else is saved
+        return sum(jnp.sin(jnp.sin(x @ w)).sum() for _ in range(9)) + _of_rows(x @ w[:, :64], y).mean()
+
+    assert not advice("softmax-of-logits", small, _head())
+
+
+@jax.custom_vjp
+def _ruled(w, x, y):
+    return _of_rows((x @ w).astype(jnp.float32), y)
+
+
+def _ruled_bwd(inputs, g):
+    w, x, y = inputs
+    change = (jax.nn.softmax((x @ w).astype(jnp.float32)) - jax.nn.one_hot(y, CLASSES)) * g[:, None]
+    return (x.T @ change).astype(w.dtype), (change @ w.T).astype(x.dtype), None
+
+
+_ruled.defvjp(lambda w, x, y: (_ruled(w, x, y), (w, x, y)), _ruled_bwd)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_helps_against_the_softmax_of_the_logits(dtype):
+    """Every mend does what it says, by JAX's own answer."""
+
+    def loss(w, x, y):
+        return _of_rows((x @ w).astype(jnp.float32), y).mean()
+
+    def in_parts(w, x, y, parts=8):
+        part = jax.checkpoint(lambda xy: _of_rows((xy[0] @ w).astype(jnp.float32), xy[1]))
+        return jax.lax.map(part, (x.reshape(parts, -1, WIDTH), y.reshape(parts, -1))).mean()
+
+    def by_a_rule(w, x, y):
+        return _ruled(w, x, y).mean()
+
+    def in_half(w, x, y):
+        rest = jax.checkpoint(lambda logits: _of_rows(logits.astype(jnp.float32), y))
+        return rest((x @ w).astype(jnp.bfloat16)).mean()
+
+    def report(fun):
+        return rm.trace(fun, *_head(dtype)).report()
+
+    (finding,) = advice("softmax-of-logits", loss, _head(dtype))
+    for words in ("over 8 parts", "jax.custom_vjp", "bf16"):
+        assert words in finding.mend
+    before, parts = report(loss), report(in_parts)
+    assert parts.saved_bytes < before.saved_bytes / 8
+    assert before.peak_bytes - parts.peak_bytes > 0.7 * finding.stake
+    product = 2 * ROWS * WIDTH * CLASSES
+    assert product <= parts.repeated_flops < 1.5 * product
+    assert report(by_a_rule).saved_bytes == 0
+    assert report(in_half).saved_bytes == 2 * LOGITS < before.saved_bytes
+    for other in (report(by_a_rule), report(in_half)):
+        assert other.peak_bytes > 0.95 * before.peak_bytes
+    # Even the logits of an eighth can be most of a small peak.
+    (again,) = advice("softmax-of-logits", in_parts, _head(dtype))
+    assert "smaller parts" in again.mend
+    smaller = functools.partial(in_parts, parts=32)
+    assert report(smaller).peak_bytes < parts.peak_bytes
+    assert sum(finding.stake for finding in advice("softmax-of-logits", smaller, _head(dtype))) <= again.stake / 4
+    # What is narrow need not be made so.
+    assert ("bf16" in advice("softmax-of-logits", SPELLINGS["logsumexp"], _head(dtype))[0].mend) == (dtype == "float32")
+
+
+def test_the_softmax_of_logits_in_a_loop():
+    def body(total, xy, w):
+        return total + _of_rows(xy[0] @ w, xy[1]).sum(), None
+
+    def loss(w, x, y, body=body):
+        turns = x.reshape(4, -1, WIDTH), y.reshape(4, -1)
+        return jax.lax.scan(functools.partial(body, w=w), 0.0, turns)[0]
+
+    findings = rm.trace(loss, *_head()).advice()
+    # The place says what the scan without a checkpoint would say once more.
+    assert {finding.kind for finding in findings} == {"softmax-of-logits", "no-checkpoint-there"}
+    assert "the body of the loop" in findings[0].mend
+    mended = functools.partial(loss, body=jax.checkpoint(body))
+    assert rm.trace(mended, *_head()).report().peak_bytes < 0.6 * rm.trace(loss, *_head()).report().peak_bytes
+
+
 # ---------------------------------------------------------------------------------------------------------- in general
+
+
+@pytest.mark.parametrize(
+    "policy", ["as_written", POLICIES.save_only_these_names("contex"), "dots_with_no_batch_dims_saveable"]
+)
+def test_what_has_most_at_stake_is_said_first(policy):
+    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
+    trace = rm.trace(fun, *args)
+    findings, report = trace.advice(policy), trace.report(policy)
+    assert [finding.share for finding in findings] == sorted((finding.share for finding in findings), reverse=True)
+    for finding in findings:
+        flops = finding.figure / (report.forward_flops + report.backward_flops) if finding.unit == "FLOPs" else 0
+        assert finding.share == min(max(flops, (finding.stake or 0) / report.peak_bytes), 1)
+        assert finding.stake == finding.figure or finding.unit != "bytes"
+        assert json.loads(json.dumps(finding.to_dict()))["stake"] == finding.stake
+        if finding.share:
+            assert f"({units.percent(finding.share, 1)})</b> at stake" in advice_html([finding])
 
 
 @pytest.mark.each_once
@@ -552,3 +736,51 @@ def test_a_plan_needs_no_advice():
     trace = rm.trace(fun, *args)
     kinds = {each.kind for each in trace.advice(trace.plan(0.5))}
     assert kinds <= {"prevent-cse"}
+
+
+# ---------------------------------------------------------------------------------------------------------- places
+
+
+def _layers(x, w):
+    def layer(x, w):
+        return jnp.tanh(jnp.sin(x @ w) @ w.T)
+
+    for _ in range(6):
+        x = layer(x, w)
+    return (x**2).sum()
+
+
+_OF_LAYERS = (jax.ShapeDtypeStruct((512, 64), "float32"), jax.ShapeDtypeStruct((64, 256), "float32"))
+
+
+def test_where_a_checkpoint_is_missing():
+    trace = rm.trace(_layers, *_OF_LAYERS)
+    first = trace.advice()[0]
+    assert (first.kind, first.at, first.source.function) == ("no-checkpoint-there", "layer", "layer")
+    now, then = trace.report(), trace.report(first.policy, at=first.at)  # what it says is what JAX says of trying it
+    assert first.figure == now.peak_bytes - then.peak_bytes > 0.2 * now.peak_bytes
+    assert units.nbytes(then.peak_bytes) in first.sentence
+    assert "layer at test_advice.py" in first.sentence
+    assert "runs 6 times" in first.sentence
+    assert f"{then.repeated_flops / now.forward_flops:.0%} of the forward pass is repeated (now 0%)" in first.sentence
+    assert first.mend.endswith("nothing_saveable) on layer.")
+    # Once it is there, nothing is missing.
+    assert "no-checkpoint-there" not in {finding.kind for finding in trace.advice(first.policy, first.at)}
+
+
+def test_no_checkpoint_is_missing_where_none_would_help():
+    def loss(x, w):
+        def layer(x, w):
+            return jnp.sin(x) + w[:1, :1]  # saves one value either way
+
+        for _ in range(6):
+            x = layer(x, w)
+        return x.sum()
+
+    assert [f for f in rm.trace(loss, *_OF_LAYERS).advice() if f.kind == "no-checkpoint-there"] == []
+
+
+def test_advice_that_can_be_tried_has_a_button():
+    html = advice_html(rm.trace(_layers, *_OF_LAYERS).advice())
+    assert html.count('data-at="layer"') == 1
+    assert html.count("Try it") == 1

@@ -31,24 +31,27 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"records", "_jax", "libraries", "policies", "jaxprs"}, {"jax", "numpy"}),
     "facts": ({"records", "_jax", "jaxprs", "engine", "devices"}, {"jax", "numpy"}),
     "planning": (
-        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "devices"},
+        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "comparing", "devices"},
         {"jax", "numpy", "scipy"},
     ),
-    "measuring": ({"records", "_jax", "jaxprs", "engine", "facts"}, {"jax", "numpy"}),
+    "measuring": ({"records", "_jax", "jaxprs", "engine", "facts", "devices"}, {"jax", "numpy"}),
     "comparing": ({"records", "policies", "facts", "devices"}, set()),
     "advice": ({"records", "_jax", "policies", "jaxprs", "engine", "facts", "planning", "devices"}, set()),
     "editing": (
-        {"records", "_jax", "policies", "jaxprs", "engine", "facts", "planning"},
+        {"records", "_jax", "libraries", "policies", "jaxprs", "engine", "facts", "planning"},
         {"jax"},
     ),
     "api": (
         {"records", "engine", "facts", "planning", "measuring", "comparing", "advice", "editing", "devices"},
         set(),
     ),
-    "__main__": ({"_jax", "api"}, {"jax"}),
+    "__main__": ({"_jax", "api", "devices"}, {"jax"}),
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
-    "notebook": ({"records", "_jax", "libraries", "policies", "views", "api", "widget"}, {"IPython", "jax", "rich"}),
+    "notebook": (
+        {"records", "_jax", "libraries", "policies", "devices", "views", "api", "widget"},
+        {"IPython", "jax", "rich"},
+    ),
     # What `import remat_magic` offers.
     "__init__": ({"records", "policies", "devices", "measuring", "comparing", "api", "notebook"}, {"IPython"}),
 }

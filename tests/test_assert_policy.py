@@ -94,7 +94,7 @@ def test_unknown_costs_do_not_pass():
 def test_at_a_site():
     block = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(w @ x)))
     trace = rm.trace(lambda w, x: block(w, block(w, x)).sum(), W, V)
-    site = trace.sites[0].key
+    site = trace.engine.sites[0].key
     with pytest.raises(AssertionError, match=f"under none at {site}: "):
         rm.assert_policy(trace, "none", site, saved_at_most=0)
 

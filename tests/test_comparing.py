@@ -3,18 +3,31 @@
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.records import Advice, Comparison, ComparisonRow, GradientDifference, RematError, SourceSpan
+from remat_magic import devices
+from remat_magic.records import (
+    Advice,
+    Comparison,
+    ComparisonRow,
+    GradientDifference,
+    Measurement,
+    RematError,
+    SourceSpan,
+)
 from remat_magic.views.advice import advice_html
 from remat_magic.views.compare import gradients_html
+from remat_magic.views.fits import fits_html
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
 from remat_magic.widget.panels import PANELS
+from remat_magic.widget.panels import compare as compare_panel
+from tests.pretend_compiler import SIZES
 from tests.views_records import EVIL
 
 
@@ -149,6 +162,68 @@ def test_cancelling():
     comparing.close()
 
 
+def test_whether_the_shown_choice_fits_is_compiled(browser, pretend, cache):
+    started = pretend(SIZES)
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
+    ask(comparing, "fits", device="H100 SXM")
+    answer = browser.of("fits")
+    assert (answer["policy"], answer["at"], answer["device"]) == ("dots_saveable", "function", "H100 SXM")
+    assert "<b>fits H100 SXM</b>: XLA needs 21 B of 84.9 GB." in answer["html"]
+    assert "XLA computes 2 instructions again by itself" in answer["html"]
+    # The table has it too, of that device only.
+    ask(comparing, "compare", device="H100 SXM")
+    html = browser.of("compare")["html"]
+    assert "compiled, for H100 SXM" in html
+    assert ">fits<" in html
+    ask(comparing, "compare", device="B200")
+    assert ">fits<" not in browser.wait(lambda message: message.get("device") == "B200")["html"]
+    assert len(started.read_text().split()) == 1
+    comparing.close()
+
+
+def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache, monkeypatch):
+    monkeypatch.setattr(compare_panel, "_LONG", 0.2)
+    pretend(f"'JAX_OPTIMIZATION_LEVEL' in os.environ or time.sleep(4); {SIZES}")
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
+    ask(comparing, "fits", device="TPU v5e")
+    browser.wait(lambda message: "Compiled in 1.5" in message.get("html", ""))
+    quickly, fully = [message["html"] for message in browser.messages if message["type"] == "fits"]
+    assert "Compiled quickly, so that the bytes are not final; compiling in full" in quickly
+    assert "quickly" not in fully
+    comparing.close()
+
+
+def test_of_a_choice_that_is_shown_no_more_nothing_is_compiled(browser, pretend, cache):
+    """The newest only, though each compiler would take minutes."""
+    started = pretend(f"if started.read_text().count(chr(10)) < 2: time.sleep(600)\n{SIZES}")
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
+    ask(comparing, "fits", device="H100 SXM")
+    deadline = time.monotonic() + 60
+    while not started.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ask(comparing, "fits", policy="nothing_saveable", device="H100 SXM")
+    assert browser.of("fits")["policy"] == "nothing_saveable"
+    assert [message["policy"] for message in browser.messages] == ["nothing_saveable"]
+    comparing.close()
+
+
+def test_a_compiler_that_is_not_there_is_named(comparing, browser, monkeypatch):
+    monkeypatch.setattr(devices, "_is_installed", lambda module: False)
+    ask(comparing, "fits", device="H100 SXM")
+    html = browser.of("fits")["html"]
+    assert "The compiler for H100 SXM" in html
+    assert html.count("<span") == 1  # and nothing of what fits
+
+
+def test_too_big_says_by_how_much():
+    measured = Measurement("none", EVIL, device=EVIL, fits=False, needed_bytes=5 * 10**9, available_bytes=4 * 10**9)
+    html = fits_html(measured, None)
+    assert "XLA needs 5.00 GB of 4.00 GB, 1.00 GB too much." in html
+    assert "does not fit" in html
+    assert EVIL not in html
+
+
 def test_gradients_are_checked_on_the_inputs(comparing, browser):
     ask(comparing, "gradients", inputs="given")
     html = browser.of("gradients")["html"]
@@ -198,3 +273,36 @@ def test_policies_too_close_to_tell_apart_are_named():
     (note,) = Comparison("f", tuple(rows)).notes
     assert note.startswith("Too close for the estimate of peak memory to tell apart: a and b.")
     assert Comparison("f", tuple(rows[2:])).notes == ()
+
+
+# -------------------------------------------------------------------------------------------------------------- places
+
+
+def test_all_places_are_tried_bit_by_bit(comparing, browser):
+    ask(comparing, "places", policy="dots_saveable", device="A100 40GB SXM")
+    last = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert not last["cancelled"]
+    assert last["done"] == last["total"] > 3
+    pages = [message["html"] for message in browser.messages if message["type"] == "places"]
+    assert len(pages) > 1  # the first while others were still being tried
+    assert 'data-policy="nothing_saveable" data-at="function"' in pages[-1]
+    assert pages[-1].count('aria-current="true"') == pages[-1].count('aria-pressed="true"') == 1
+    assert "estimated, for A100 40GB SXM" in pages[-1]
+
+
+def test_trying_places_can_be_cancelled(comparing, browser):
+    panel = next(panel for panel in comparing.panels if panel.key == "compare")
+    trace, tried = comparing.live.trace, []
+
+    def placing(**options):
+        for places in trace.placing(**options):
+            tried.append(places)
+            if len(tried) == 2:
+                panel.handle(Request({"type": "cancel"}))
+            yield places
+
+    comparing.live._trace = SimpleNamespace(placing=placing)
+    ask(comparing, "places", device="A100 40GB SXM")
+    last = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert last["cancelled"]
+    assert len(tried) == 2

@@ -23,11 +23,13 @@ def test_figures_fit_together(name):
     device = devices.get(name)
     assert device.name == name
     assert 1e14 < device.matmul_flops["bf16"] < 1e16
-    assert device.matmul_flops["f32"] <= device.matmul_flops["bf16"] <= device.matmul_flops["i8"]
+    eight_bits = device.matmul_flops.get("i8") or device.matmul_flops["f8_e4m3fn"]
+    assert device.matmul_flops["f32"] <= device.matmul_flops["bf16"] <= eight_bits
     assert device.vector_flops is None or 1e13 < device.vector_flops < device.matmul_flops["f32"]
     assert 5e11 < device.memory_bandwidth < 1e13
     assert 10e9 <= device.memory_bytes <= 300e9
-    assert 1e10 < device.host_bandwidth < device.memory_bandwidth / 10
+    if name != "TPU 7x":  # of which its maker does not say it
+        assert 1e10 < device.host_bandwidth < device.memory_bandwidth / 10
     assert device.source
     assert not device.measured
 

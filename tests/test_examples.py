@@ -58,7 +58,7 @@ def test_2_checkpoint_on_each_layer(remat3):
         return inner(w3, inner(w2, inner(w1, x))).sum()
 
     trace = rm.trace(net, *LAYERS)
-    assert [(site.key, site.times, site.policy) for site in trace.sites] == [("layer", 3, "nothing_saveable")]
+    assert [(site.key, site.times, site.policy) for site in trace.engine.sites] == [("layer", 3, "nothing_saveable")]
     report = trace.report()
     assert len(report.residuals) == 6
     assert saved(report) == [("f32[5]", "sin"), ("f32[6]", "sin")]  # they are the next layer's inputs
@@ -232,7 +232,8 @@ def test_15_the_policy_of_a_scanned_layer(remat3):
     dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     step = jax.checkpoint(relu_layer, policy=dots)
     trace = rm.trace(functools.partial(scanned, step=step), *SCANNED)
-    assert [(s.key, s.times, s.policy) for s in trace.sites] == [("relu_layer", 8, "dots_with_no_batch_dims_saveable")]
+    (site,) = trace.engine.sites
+    assert (site.key, site.times, site.policy) == ("relu_layer", 8, "dots_with_no_batch_dims_saveable")
     assert len(trace.report().residuals) == 4
     assert len(trace.report("nothing_saveable", at="relu_layer").residuals) == 3  # without editing anything
     other = rm.trace(functools.partial(scanned, step=jax.checkpoint(relu_layer)), *SCANNED)
@@ -296,7 +297,7 @@ def test_19_a_transformer(how, remat3):
 
     fun, args = transformer(4, site=True, scanned=how == "scanned")
     trace = rm.trace(fun, *args)
-    assert [(s.key, s.times) for s in trace.sites] == [("block", 4)]
+    assert [(s.key, s.times) for s in trace.engine.sites] == [("block", 4)]
     reports = {p: trace.report(p) for p in ("none", "dots_saveable", "nothing_saveable")}
     assert reports["none"].saved_bytes > reports["dots_saveable"].saved_bytes > reports["nothing_saveable"].saved_bytes
     for residual in reports["dots_saveable"].residuals:

@@ -426,7 +426,7 @@ def test_case(name, remat3):
             assert not report.backward_error or name in _NO_BACKWARD
             if name != "numpy_and_python_arguments":
                 check_report(report, trace, policy, at, outputs, __file__, tests.programs.__file__)
-        own = trace.default_at == "function" and trace.sites
+        own = trace.default_at == "function" and trace.engine.sites
         if policy == "as_written" or not own:
             try:
                 trace.report(policy, "function")
@@ -598,8 +598,8 @@ _SHARDED = """
         )
         return trace
 
-    assert check(loss, w, x).sites
-    assert check(mapped, jnp.ones((8, 4)), jnp.ones((4, 8))).sites
+    assert check(loss, w, x).engine.sites
+    assert check(mapped, jnp.ones((8, 4)), jnp.ones((4, 8))).engine.sites
 
     # Explicit axes: shardings are part of the types.
     explicit = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)

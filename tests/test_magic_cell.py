@@ -162,7 +162,11 @@ F = "def f(x): return ran.append(x) or x"
 def before(cells, engine):
     """A cell has run; what ``ran`` holds after another shows which of its calls were made."""
     engine.runs = False
-    cells.ok("import contextlib, jax, jax.numpy as jnp, numpy as np", "ran, x, y, state = [], 3.0, 'old', 'older'", F)
+    cells.ok(
+        "import contextlib, functools, jax, jax.numpy as jnp, numpy as np",
+        "ran, x, y, state = [], 3.0, 'old', 'older'",
+        F,
+    )
     return cells
 
 
@@ -197,6 +201,12 @@ def before(cells, engine):
         "y, state = jax.vjp(f, x)",
         "jax.vjp(f, x)[1](1.0)",
         "jax.eval_shape(f, x)",
+        "y = functools.partial(jax.vjp, f)(x)",
+        "y = jax.jit(f).lower(x).compile()",
+        "jnp.mean(f(x))",
+        "print(jnp.mean(jnp.sin(f(x)) + 1).item())",
+        "jnp.sum(f(x)).block_until_ready()",
+        "y = jnp.sum(f(x)).item()",
         "with contextlib.nullcontext():\n    y = f(x)",
         "with contextlib.nullcontext():\n    print(f(x))",
         "if x:\n    f(x)",
@@ -260,6 +270,8 @@ def test_of_several_calls_the_first_is_inspected_and_it_is_said(before, engine):
         "y = [g(n) for n in range(3)]",
         "y = x and g(3)",
         "for y in range(3):\n    g(y)",
+        "for n in range(3):\n    for y in range(3):\n        state = g(y)\n        print(state)",
+        "y = 0\nwhile y < 3:\n    y += 1\n    g(y)",
         "if x:\n    y = g(1)",
         "with contextlib.nullcontext():\n    y = g(1)",
         "y = g(1) + g(g(2))",
@@ -309,6 +321,10 @@ def test_an_if_that_does_not_apply_and_defines_nothing_stops_no_notebook(before,
         ["f(x)", "print('done')"],
         ["y = jax.block_until_ready(f(x))", "ran.append(y)"],
         ["with contextlib.nullcontext():", "    y = f(x)", "    print(y)"],
+        ["y, state = jax.vjp(f, x)", "(z,) = state(1.0)"],
+        ["y, state = jax.value_and_grad(f)(x)", "state = jax.tree.map(jnp.sin, state)", "x = x - state"],
+        ["y, state = f(x)", "seen = [y]", "seen.append(float(y))"],
+        ["y, state = f(x)", "assert y > 0"],
     ],
 )
 def test_what_shows_the_result_of_a_call_is_no_call_to_inspect(before, engine, lines):
@@ -325,11 +341,29 @@ def test_what_shows_something_else_is_run_and_the_last_call_wins(before, engine,
     before.ok("%%remat", "@jax.checkpoint", "def h(x): return x", "z = jnp.ones(3)", "z")
     assert engine.last.fun is before.ns["h"]
     assert "Array([1." in before.out
+    before.ok("%%remat", "@jax.checkpoint", "def h(x): return x", "y = f(x)", "z = jnp.shape(y)")
+    assert (engine.last.fun, before.ns["z"]) == (before.ns["h"], ())
+    before.ns["ran"].clear()
     before.ok("%%remat", "y = f(x)", "f(1.0)")
     assert (engine.last.args, before.ns["y"], before.ns["ran"]) == ((1.0,), 3.0, [3.0])
     before.ok("%%remat", "y = f(2.0)", "!echo asked")
     assert (engine.last.args, before.ns["y"], before.ns["ran"]) == ((2.0,), 3.0, [3.0])
     assert commands == ["echo asked"]
+
+
+def test_a_function_of_a_library_is_inspected_where_none_of_the_users_is_in_its_brackets(before, engine):
+    before.ok("%%remat", "jnp.mean(jnp.sin(x))")
+    assert engine.last.fun is before.ns["jnp"].mean
+    before.ok("%%remat", "jnp.mean(f(3))")  # which has nothing to differentiate
+    assert engine.last.fun is before.ns["jnp"].mean
+    assert before.ns["ran"] == [3]
+
+
+def test_a_backward_pass_that_was_made_before_is_none_to_inspect(before, engine):
+    before.ok("_, pull_back = jax.vjp(lambda x: x * x, x)")
+    assert "inspect that, jax.vjp(f, x)" in before.complaint("%%remat", "pull_back(1.0)")
+    before.ok("%%remat", "@jax.checkpoint", "def h(x): return x", "y = pull_back(1.0)")
+    assert (engine.last.fun, before.ns["y"]) == (before.ns["h"], (6.0,))
 
 
 def test_an_assertion_is_a_last_line_too(before, engine):
@@ -356,6 +390,26 @@ def test_of_a_loop_the_first_turn_is_inspected_and_none_runs(before, engine, loo
     assert not {"z", "n"} & before.ns.keys()
     assert widget.title.startswith("Of the loop at the end, the first turn is inspected. The call did not run")
     assert widget.title.endswith("The loop did not run.")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for n in range(3):\n    for z in iter([3.0]):\n        y, state = f(z)",
+        "for n in range(3):\n    z = float(n + 3)\n    y = f(z)\n    if n % 2 == 0:\n        print(y)",
+        "for n in range(3):\n    z = g(n + 3.0)[0]\n    y, state = f(z)\n    seen.append(y)",
+        "for n in range(3):\n    with contextlib.nullcontext():\n        y = f(3.0)\n        seen.append(float(y))",
+        "n = -1\nwhile n < 3:\n    n += 1\n    z = 3.0\n    f(z)",
+        "for n in range(3):\n    for z in (3.0, 4.0):\n        a = z\n        y = f(a)\n        state = y",
+    ],
+)
+def test_a_loop_runs_until_the_call_that_is_inspected(before, engine, loop):
+    before.ok("seen = []", "def g(n): return [n]")
+    widget = before.ok("%%remat", loop)
+    assert (engine.last.fun, engine.last.args) == (before.ns["f"], (3.0,))
+    assert (before.ns["ran"], before.ns["seen"], before.ns["y"], before.ns["n"]) == ([], [], "old", 0)
+    assert "The call did not run" in widget.title
+    assert widget.title.endswith(("The loop ended there.", "The loop did not run."))
 
 
 def test_a_loop_over_an_iterator_of_the_users_takes_nothing_of_it(before):
@@ -441,7 +495,7 @@ def test_a_cell_magic_below_the_line(cells, engine):
     assert engine.last.args == (1.0,)
     assert cells.ns["kept"].policy == "dots_saveable"
     assert (cells.out, cells.ns["caught"].stdout) == ("", "caught\n")
-    cells.ok("%%remat", "%%time", "%%capture", "f(2.0)")
+    cells.ok("%%remat", "", "%%time", "%%capture", "f(2.0)")
     assert engine.last.args == (2.0,)
     assert "Wall time" in cells.out
     assert isinstance(cells.run("%%remat", "%%time", "", "1 / 0").error_in_exec, ZeroDivisionError)
@@ -457,6 +511,13 @@ def test_text_only(cells, engine):
     assert cells.ok("%remat --text -p dots_saveable -o kept (lambda x: x)(1.0)") is None
     assert cells.out == "REPORT <lambda> dots_saveable\n"
     assert cells.ns["kept"].policy == "dots_saveable"
+
+
+def test_a_device_is_named_as_it_is_called(cells, engine):
+    assert cells.ok('%remat --device "tpu V5E" (lambda x: x)(1.0)').device == "TPU v5e"
+    assert cells.ok("%remat --device 'this CPU' (lambda x: x)(1.0)").device == ""
+    cells.run("%remat --device H20 (lambda x: x)(1.0)")
+    assert cells.err == "UsageError: No device is called 'H20': did you mean 'H200'?\n"
 
 
 def test_the_line_magic_takes_python_as_it_stands(cells, engine):

@@ -119,6 +119,41 @@ def _arguments(call):
     return call[call.rindex("(") :]
 
 
+ASSIGNED = [
+    ("flax.nnx", NNX, "value, gradient = nnx.value_and_grad(loss)(model, x)", "loss"),
+    ("flax.nnx", NNX, "value, pull_back = nnx.vjp(lambda m: loss(m, x), model, graph=False)", "<lambda>"),
+    ("flax.nnx", NNX, "y = jnp.mean(nnx.Linear(4, 4, rngs=nnx.Rngs(0))(x))", "Linear"),
+    ("equinox", EQUINOX, "y = jax.vmap(model)(x)", "<unnamed function>"),
+    ("optax", OPTAX, "value, gradient = optax.value_and_grad_from_state(loss)(w, x, state=state)", "loss"),
+    ("haiku", "import haiku as hk; net = hk.transform(lambda x: hk.Linear(2)(x)); p = net.init(jax.random.key(0), x)"
+     "", "y = net.apply(p, None, x)", "apply_fn"),
+    ("flax.linen", "import flax.linen as nn; net = nn.Dense(2); p = net.init(jax.random.key(0), x)",
+     "y = net.apply(p, x)", "apply"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "setup", "last", "function"), ASSIGNED)
+def test_an_assigned_call_of_a_library_is_inspected_and_does_not_run(cells, name, setup, last, function):
+    library(name)
+    cells.ok(JAX, setup, "value = gradient = pull_back = y = 'old'")
+    cells.ok("%%remat -o seen", last)
+    assert cells.ns["seen"].report.function == function
+    assert all(cells.ns[name] == "old" for name in ("value", "gradient", "pull_back", "y"))
+
+
+def test_what_makes_parameters_or_updates_them_runs(cells):
+    library("flax.linen")
+    cells.ok(
+        "import flax.linen as nn, jax, jax.numpy as jnp",
+        "class Net(nn.Module):",
+        "    @nn.compact",
+        "    def __call__(self, x): return nn.Dense(2)(x)",
+        "x = jnp.ones((2, 2))",
+    )
+    cells.ok("%%remat -o seen", "@jax.checkpoint", "def h(x): return x * x", "p = Net().init(jax.random.key(0), x)")
+    assert (cells.ns["seen"].report.function, list(cells.ns["p"])) == ("h", ["params"])
+
+
 def test_a_plan_and_sites_go_into_a_loss_of_modules(cells):
     library("flax.nnx")
     cells.ok(JAX, NNX, "plain = loss", "def loss(model, x): return nnx.remat(lambda m, x: m(x))(model, x).sum()")

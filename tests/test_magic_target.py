@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from remat_magic.engine import reloaded
+
 SETUP = ["import functools, jax, jax.numpy as jnp", "from jax import checkpoint as ckpt", "W, x, n = 2.0, 3.0, 4"]
 LAYER = "def layer(W, x): return W * x"
 
@@ -59,6 +61,16 @@ def test_a_decorated_function_is_inspected_whatever_stands_beside_it(with_jax, e
     )
     assert engine.last.fun is with_jax.ns["f"]
     assert widget.title == "Arguments: your variable x."
+
+
+@pytest.mark.parametrize(
+    "last", ["print(x)", "print('made', len([x]))", "print(jnp.shape(x))", "y = len([x]); print(y)"]
+)
+def test_a_last_call_that_only_prints_is_no_call_to_inspect(with_jax, engine, last):
+    with_jax.ok("import jax.numpy as jnp", "x, y = 1.0, 2.0")
+    with_jax.ok("%%remat", "@jax.checkpoint", "def layer(x, y): return x * y", last)
+    assert engine.last.fun is with_jax.ns["layer"]
+    assert with_jax.out
 
 
 def test_of_several_functions_the_last_that_none_calls_is_inspected(with_jax, engine):
@@ -206,3 +218,16 @@ def test_an_autoreloaded_module_shows_its_own_file_and_new_text(cells, tmp_path,
     if decorator == "@jax.checkpoint":
         cells.ok("import remat_magic", "edit = remat_magic.trace(module.Model().loss, x).edit('dots_saveable')")
         assert "policy=jax.checkpoint_policies.dots_saveable" in cells.ns["edit"].diff()
+
+
+def test_files_are_compiled_once_while_autoreload_is_on(cells, monkeypatch):
+    cells.ok("%load_ext autoreload", "%autoreload 2")
+    compiled = []
+    codes_of = reloaded.codes_of
+    monkeypatch.setattr(reloaded, "codes_of", lambda file, lines: compiled.append(file) or codes_of(file, lines))
+    monkeypatch.setattr(reloaded, "_files", {})
+    reloaded.restore_lines()
+    assert __file__ in compiled
+    compiled.clear()
+    reloaded.restore_lines()  # as every trace does
+    assert compiled == []

@@ -17,7 +17,7 @@ import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.measuring import measure as module
 from tests.benchmarks.named_models import transformer
-from tests.programs import PROGRAMS
+from tests.programs import PROGRAMS, f32
 
 OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 policies = jax.checkpoint_policies
@@ -51,6 +51,43 @@ def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     assert measured.argument_bytes == memory.argument_size_in_bytes == 4 * 64 * 64 * 4 + 32 * 64 * 4
     assert measured.flops == plain.cost_analysis()["flops"]
     assert measured.total_bytes == measured.temp_bytes + measured.argument_bytes + measured.output_bytes
+
+
+def flops_of_steps(steps, outer=1):
+    def fun(w, x):
+        def body(x, _):
+            return jnp.sin(x @ w), None
+
+        def around(x, _):
+            return jax.lax.scan(body, x, None, steps)[0], None
+
+        return jax.lax.scan(around, x, None, outer)[0].sum()
+
+    return rm.trace(fun, f32(64, 64), f32(32, 64)).measure("none").flops
+
+
+def test_flops_have_the_bodies_of_loops_as_often_as_they_run():
+    """XLA counts them once. Each step has three products, of 2 x 32 x 64 x 64 each, and what is elementwise."""
+    products = 3 * 2 * 32 * 64 * 64
+    ten, step = flops_of_steps(10), flops_of_steps(11) - flops_of_steps(10)
+    assert products < step < 1.1 * products
+    assert flops_of_steps(30) == ten + 20 * step
+    assert 0 <= ten - 10 * step < step / 2  # what is outside of the loop
+    once = flops_of_steps(10, 5)
+    assert flops_of_steps(10, 8) - once == flops_of_steps(10, 11) - flops_of_steps(10, 8) == pytest.approx(3 * ten, 0.1)
+
+
+def test_flops_of_loops_that_run_unknown_often_are_unknown():
+    def fun(w, x):
+        n = jax.lax.while_loop(lambda n: n < w.sum(), lambda n: n + 1, 0.0)
+        return (x @ w).sum() * n
+
+    def branches(w, x):
+        loop = lambda x: jax.lax.scan(lambda x, _: (jnp.sin(x @ w), None), x, None, 10)[0]  # noqa: E731
+        return jax.lax.cond(x.sum() > 0, loop, jnp.cos, x).sum()
+
+    for function in (fun, branches):
+        assert rm.trace(function, f32(64, 64), f32(32, 64), wrt="x").measure("none").flops is None
 
 
 @pytest.mark.remat3_is_volume
@@ -284,7 +321,7 @@ def test_unknown_is_none(monkeypatch):
         def memory_analysis(self):
             return None
 
-        def cost_analysis(self):
+        def runtime_executable(self):
             raise NotImplementedError
 
         def as_text(self):

@@ -70,7 +70,7 @@ def agrees(fun, *args, policy="dots_saveable", run=True):
             if row.kind == "intermediate" and row.origins[0].primitive:
                 # On lines of this file, not in the library, which JAX takes for the user's too.
                 assert any(origin.source and Path(origin.source.file) == Path(__file__) for origin in row.origins), row
-    if trace.sites:
+    if trace.engine.sites:
         assert trace.report("nothing_saveable", "sites").complete
     if run:
         values = jax.tree.map(some, args)
@@ -81,7 +81,7 @@ def agrees(fun, *args, policy="dots_saveable", run=True):
             return jax.tree.flatten(made)
 
         expected, tree = computed(fun)
-        found, same = computed(trace.function(policy, "sites" if trace.sites else "function"))
+        found, same = computed(trace.function(policy, "sites" if trace.engine.sites else "function"))
         assert same == tree
         for mine, theirs in zip(found, expected, strict=True):
             if theirs.dtype != jax.dtypes.float0:
@@ -97,7 +97,7 @@ def argument_names(trace) -> set[str]:
 
 
 def site_names(trace) -> list[str]:
-    return [site.function for site in trace.sites]
+    return [site.function for site in trace.engine.sites]
 
 
 def test_flax_linen():
@@ -148,7 +148,7 @@ def linen_stack(nn, policy=None):
 def test_flax_linen_remat_in_scan(policy):
     loss, params = linen_stack(library("flax.linen"), policy and getattr(jax.checkpoint_policies, policy))
     trace = agrees(loss, params, f32(2, 4))
-    (site,) = trace.sites
+    (site,) = trace.engine.sites
     assert site.times == 3  # once in each iteration
     assert site.policy == (policy or "nothing_saveable")
     assert Path(site.source.file) == Path(__file__)
@@ -183,8 +183,8 @@ def test_flax_linen_remat_of_modules_one_by_one():
         return net.apply(params, x, True, rngs={"dropout": jax.random.key(1)}).sum()
 
     trace = agrees(loss, params, f32(2, 4))
-    assert sum(site.times for site in trace.sites) == 2
-    assert all(Path(site.source.file) == Path(__file__) for site in trace.sites)
+    assert sum(site.times for site in trace.engine.sites) == 2
+    assert all(Path(site.source.file) == Path(__file__) for site in trace.engine.sites)
 
 
 def test_flax_a_transformer():
@@ -216,8 +216,8 @@ def test_flax_a_transformer():
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
 
     trace = agrees(loss, params, tokens, policy="dots_with_no_batch_dims_saveable")
-    assert sum(site.times for site in trace.sites) == 2
-    assert {site.policy for site in trace.sites} == {"dots_with_no_batch_dims_saveable"}
+    assert sum(site.times for site in trace.engine.sites) == 2
+    assert {site.policy for site in trace.engine.sites} == {"dots_with_no_batch_dims_saveable"}
     assert any("MultiHeadDotProductAttention_0" in name for name in argument_names(trace))
     assert trace.report().wrt == ("params",)  # tokens are integers
 
@@ -253,7 +253,7 @@ def test_flax_nnx_remat():
         return nnx.remat(layer)(nnx.merge(graph, state), x).sum()
 
     trace = agrees(loss, state, f32(2, 4))
-    assert [Path(site.source.file) for site in trace.sites] == [Path(__file__)]
+    assert [Path(site.source.file) for site in trace.engine.sites] == [Path(__file__)]
 
 
 def test_flax_nnx_remat_with_a_policy_in_scan():
@@ -275,7 +275,7 @@ def test_flax_nnx_remat_with_a_policy_in_scan():
         return scan(x, nnx.merge(graph, state)).sum()
 
     trace = agrees(loss, state, f32(2, 4))
-    assert [(site.times, site.policy) for site in trace.sites] == [(3, "dots_saveable")]
+    assert [(site.times, site.policy) for site in trace.engine.sites] == [(3, "dots_saveable")]
 
 
 def test_equinox():
@@ -392,9 +392,9 @@ def test_equinox_checkpoint():
         return jax.vmap(lambda x: checked(checked(x)))(x).sum()
 
     trace = agrees(loss, arrays, f32(3, 4))
-    assert sum(site.times for site in trace.sites) == 2
-    assert {site.policy for site in trace.sites} == {"dots_saveable"}
-    assert {Path(site.source.file) for site in trace.sites} == {Path(__file__)}
+    assert sum(site.times for site in trace.engine.sites) == 2
+    assert {site.policy for site in trace.engine.sites} == {"dots_saveable"}
+    assert {Path(site.source.file) for site in trace.engine.sites} == {Path(__file__)}
 
 
 def test_equinox_gradient_and_jit_of_its_own():
@@ -422,7 +422,7 @@ def test_haiku(checkpointed):
     params = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((3, 4)))
     trace = agrees(lambda params, x: net.apply(params, None, x), params, f32(3, 4))
     assert "params['mlp/~/linear_0']['w']" in argument_names(trace)
-    assert [Path(site.source.file) for site in trace.sites] == [Path(__file__)] * checkpointed
+    assert [Path(site.source.file) for site in trace.engine.sites] == [Path(__file__)] * checkpointed
 
 
 def test_haiku_layer_stack():
@@ -437,7 +437,7 @@ def test_haiku_layer_stack():
     net = hk.without_apply_rng(hk.transform(forward))
     params = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((2, 4)))
     trace = agrees(net.apply, params, f32(2, 4))
-    assert [(site.function, site.times) for site in trace.sites] == [("layer", 3)]
+    assert [(site.function, site.times) for site in trace.engine.sites] == [("layer", 3)]
 
 
 def _cross_entropy(optax, logits, labels):
@@ -602,6 +602,8 @@ def test_a_training_step_of_equinox():
     one, other = trace.function("nothing_saveable")(model, state, x, y), train_step(model, state, x, y)
     assert jnp.allclose(one[2], other[2], atol=1e-6)
     assert jnp.allclose(one[0].first.weight, other[0].first.weight, atol=1e-6)
+    itself = rm.trace(train_step, model, state, x, y, gradient="none")  # which returns the model's function, too
+    assert (itself.function_name, itself.report().saved_bytes > 0) == ("train_step", True)
 
 
 def test_a_training_step_of_flax_nnx():
@@ -664,3 +666,143 @@ def test_a_step_that_takes_the_gradient_from_the_state():
     assert trace.function_name == "loss"
     under = trace.function("nothing_saveable")
     assert jnp.allclose(under(w, solver.init(w))[0], step(w, solver.init(w))[0], atol=1e-5)
+
+
+# --------------------------------------------------------------------------- a checkpoint on a module that has none
+
+
+def _of_linen():
+    nn = library("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            h = nn.Dropout(0.1, deterministic=not train)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
+            return x + nn.Dense(8)(h)
+
+    class Net(nn.Module):
+        block: type
+
+        @nn.compact
+        def __call__(self, x):
+            for number in range(3):
+                x = self.block(name=f"block_{number}")(x, False)
+            return x
+
+    params = Net(Block).init(jax.random.key(0), jnp.ones((4, 8)))
+
+    def make(policy):
+        block = Block if policy is None else nn.remat(Block, policy=policy, static_argnums=(2,))
+        return lambda params, x: (Net(block).apply(params, x) ** 2).mean()
+
+    return make, (params, jnp.ones((4, 8))), "Block.__call__"
+
+
+def _of_a_layer_of_linen():
+    nn = library("flax.linen")
+
+    class Net(nn.Module):
+        attention: type
+
+        @nn.compact
+        def __call__(self, x):
+            for number in range(2):
+                x = x + self.attention(num_heads=2, name=f"attention_{number}")(x, x)
+            return x
+
+    layer, x = nn.MultiHeadDotProductAttention, jnp.ones((2, 5, 8))
+
+    def make(policy):
+        attention = layer if policy is None else nn.remat(layer, policy=policy)
+        return lambda params, x: (Net(attention).apply(params, x) ** 2).mean()
+
+    return make, (Net(layer).init(jax.random.key(0), x), x), "MultiHeadDotProductAttention.__call__"
+
+
+def _of_nnx():
+    library("flax")
+    from flax import nnx
+
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.up, self.down = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)
+
+        def __call__(self, x):
+            return x + self.down(nnx.gelu(self.up(x)))
+
+    def make(policy):
+        call = Block.__call__ if policy is None else nnx.remat(Block.__call__, policy=policy)
+
+        def loss(blocks, x):
+            for block in blocks:
+                x = call(block, x)
+            return (x**2).mean()
+
+        return loss
+
+    return make, ([Block(nnx.Rngs(0)) for _ in range(3)], jnp.ones((4, 8))), "Block.__call__"
+
+
+def _of_equinox():
+    eqx = library("equinox")
+
+    class Block(eqx.Module):
+        up: eqx.nn.Linear
+        down: eqx.nn.Linear
+        dropout: eqx.nn.Dropout
+
+        def __call__(self, x, key):
+            return x + self.dropout(self.down(jax.nn.gelu(self.up(x))), key=key)
+
+    key = jax.random.key(0)
+    linear = eqx.nn.Linear
+    blocks = [Block(linear(8, 16, key=key), linear(16, 8, key=key), eqx.nn.Dropout(0.1)) for _ in range(3)]
+
+    def make(policy):
+        def loss(blocks, x, key):
+            def one(x):
+                for block in blocks:
+                    x = (block if policy is None else eqx.filter_checkpoint(block, policy=policy))(x, key)
+                return x
+
+            return (jax.vmap(one)(x) ** 2).mean()
+
+        return loss
+
+    return make, (blocks, jnp.ones((4, 8)), key), "Block.__call__"
+
+
+def _of_haiku():
+    hk = library("haiku")
+
+    class Block(hk.Module):
+        def __call__(self, x):
+            return x + hk.Linear(8)(jax.nn.gelu(hk.Linear(16)(x)))
+
+    def make(policy, which="apply"):
+        def forward(x):
+            for _ in range(3):
+                block = Block()
+                x = (block if policy is None else hk.remat(block, policy=policy))(x)
+            return (x**2).mean()
+
+        return getattr(hk.without_apply_rng(hk.transform(forward)), which)
+
+    return make, (make(None, "init")(jax.random.key(0), jnp.ones((4, 8))), jnp.ones((4, 8))), "Block.__call__"
+
+
+@pytest.mark.parametrize("of_library", [_of_linen, _of_a_layer_of_linen, _of_nnx, _of_equinox, _of_haiku])
+def test_a_checkpoint_on_a_module_is_as_if_written(of_library):
+    """The oracle is the model with the library's own transformation in its text."""
+    make, args, key = of_library()
+    trace = rm.trace(make(None), *args)
+    for name in ("nothing_saveable", "dots_saveable"):
+        by_hand = rm.trace(make(getattr(jax.checkpoint_policies, name)), *args).report()
+        report = trace.report(name, at=key)
+        types, expected = (
+            collections.Counter((row.type, row.kind) for row in one.residuals if row.kind != "literal")
+            for one in (report, by_hand)
+        )
+        assert types == expected
+        assert (report.saved_bytes, report.repeated_flops) == (by_hand.saved_bytes, by_hand.repeated_flops)
+        assert report.repeated_flops

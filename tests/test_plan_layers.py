@@ -59,7 +59,7 @@ def test_a_plan_is_what_jax_does(name, at):
 @pytest.mark.parametrize("at", ["function", "sites"])
 def test_models(model, at):
     trace = traced(model)
-    if (at == "sites" and not trace.sites) or not as_reckoned(trace, at):
+    if (at == "sites" and not trace.engine.sites) or not as_reckoned(trace, at):
         return
     each = planner(trace.facts, at, False)
     alike = equal_layers(each.every_value().values(), each.parts)

@@ -5,6 +5,8 @@ import itertools
 import random
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
@@ -16,9 +18,9 @@ from remat_magic.planning.planner import planner
 from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.units import parse_bytes
-from tests.benchmarks import named_models
+from tests.benchmarks import models, named_models
 from tests.plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
-from tests.programs import PROGRAMS
+from tests.programs import PROGRAMS, f32
 
 # ---------------------------------------------------------------------------------------------------- keys of plans
 
@@ -85,7 +87,7 @@ def test_plans_compared_have_keys_of_their_own():
 @pytest.mark.parametrize("at", ["function", "sites"])
 def test_no_plan_exceeds_its_peak(model, at):
     trace = traced(model)
-    if at == "sites" and not trace.sites:
+    if at == "sites" and not trace.engine.sites:
         return
     most = trace.report("none", at).peak_bytes
     assert most is not None
@@ -252,3 +254,110 @@ def test_what_plans_cannot_do_is_told():
         trace.plan(10, device=unlinked, offload=0)
     with pytest.raises(RematError, match="no number of bytes"):
         trace.plan(10, device=unlinked, offload="fast")
+
+
+# ------------------------------------------------------------------------------------------------- what runs out
+
+
+def key_of(plan):
+    return plan.of, plan.policy, plan.budget_bytes, plan.saved_bytes, plan.peak_bytes, plan.names
+
+
+def test_a_budget_says_what_it_is_of():
+    trace = traced("scanned transformer")
+    for part in (0.6, 0.9):
+        assert key_of(trace.plan(saved=part, at="sites")) == key_of(trace.plan(part, "sites"))
+        assert key_of(trace.plan(peak=part, at="sites")) == key_of(trace.plan(part, "sites", of="peak"))
+    for budgets in ({}, {"saved": 0.5, "peak": 0.5}, {"budget": 0.5, "peak": 0.5}):
+        with pytest.raises(rm.RematError, match="one budget"):
+            trace.plan(at="sites", **budgets)
+
+
+def lowered(status):
+    """What a sentence says lowers the peak, and to what."""
+    ((label, peak),) = re.findall(r"\. ([^.]+(?:\.\d+)?[^.]*) lowers it to (\S+ \w+)\.", status)
+    return label, peak
+
+
+def test_a_plan_that_gains_nothing_says_so():
+    """Around a function that scans a plan saves less, and all of it comes back at once; on the scan's body not."""
+    trace = scanned_blocks()
+    plan = trace.plan(saved="10%", at="function")
+    assert plan.peak_bytes >= trace.report("none").peak_bytes
+    assert "less is saved than without a checkpoint, but the estimated peak is" in plan.status
+    # What lowers it is said at once, and after a search the one of all places that adds least.
+    label, peak = lowered(plan.status)
+    assert peak == units.nbytes(trace.report(*label.split(" at ")).peak_bytes)
+    assert parse_bytes(peak) < 0.8 * plan.peak_bytes
+    places = trace.places(seconds=60)
+    label, peak = lowered(trace.plan(saved="20%", at="function").status)
+    row = next(row for row in places if row.label == label)
+    assert units.nbytes(row.peak_bytes) == peak
+    assert row.peak_bytes == trace.report(row.policy, row.at).peak_bytes < 0.8 * plan.peak_bytes
+    useful = traced("scanned transformer").plan(saved="10%", at="sites")
+    assert "less is saved" not in useful.status
+
+
+def test_a_plan_for_saved_bytes_chooses_its_place():
+    """Where the peak is not lower at the usual place, no plan fits there, or another place is known to be better."""
+    trace = scanned_blocks()
+    usual, plan = trace.plan(saved="40%", at="function"), trace.plan(saved="40%")
+    assert usual.peak_bytes > trace.report("none").peak_bytes
+    report = trace.report(plan)
+    assert (plan.at, report.at) == ("block", "block")
+    assert plan.status.endswith("Its place, block, was chosen with it.")
+    assert report.saved_bytes == plan.saved_bytes <= plan.budget_bytes == usual.budget_bytes
+    assert report.peak_bytes == plan.peak_bytes < 0.8 * trace.report("none").peak_bytes
+    assert key_of(plan) == key_of(trace.plan(saved=plan.budget_bytes, at="block"))
+    assert trace.plan("40%").at == "block"
+
+    # Unrolled, the usual place is as good as another.
+    fun, args = models.transformer(2)
+    unrolled = rm.trace(fun, *args)
+    assert key_of(unrolled.plan("40%")) == key_of(unrolled.plan("40%", at="function"))
+
+
+def test_a_plan_that_fits_nowhere_but_elsewhere():
+    @jax.checkpoint
+    def head(w, x):
+        return jnp.sin(x @ w)
+
+    def layer(w, x):
+        return jnp.tanh(jnp.sin(x @ w) @ w)
+
+    def loss(w, x):
+        for _ in range(6):
+            x = layer(w, x)
+        return head(w, x).sum()
+
+    trace = rm.trace(loss, f32(16, 16), f32(512, 16))
+    with pytest.raises(rm.RematError, match="too few"):
+        trace.plan("50%", at="sites")
+    plan = trace.plan("50%")
+    assert plan.at == "layer"
+    assert trace.report(plan).saved_bytes <= trace.report("none", "sites").saved_bytes // 2
+    with pytest.raises(rm.RematError, match="too few: nothing_saveable at 'sites'"):
+        trace.plan("1%")
+
+
+def test_a_plan_for_a_peak_chooses_its_place():
+    """Around a function that scans nothing lowers the peak; on the scan's body it does."""
+    trace = scanned_blocks()
+    without = trace.report("none").peak_bytes
+    with pytest.raises(rm.RematError, match="No plan at 'function'"):
+        trace.plan(peak=0.8, at="function")
+    plan = trace.plan(peak=0.8)
+    report = trace.report(plan)
+    assert plan.at == report.at == "block"
+    assert report.peak_bytes == plan.peak_bytes <= plan.budget_bytes == int(0.8 * without)
+    assert plan.recomputed_flops <= trace.plan(peak=plan.budget_bytes, at="block").recomputed_flops
+    for row in trace.places(seconds=60):  # no row that fits recomputes less
+        assert row.peak_bytes > plan.budget_bytes or row.recomputed_flops >= plan.recomputed_flops
+    least = min(row.peak_bytes for row in trace.places(seconds=60))
+    with pytest.raises(rm.RematError, match=f"the least found is {re.escape(units.nbytes(least))}"):
+        trace.plan(peak=1000)
+
+
+def scanned_blocks():
+    fun, args = models.transformer(3, scanned=True)
+    return rm.trace(fun, *args)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import estimates
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -142,3 +144,11 @@ def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", headings[1])
+
+
+def test_the_table_of_estimates_is_what_its_command_writes():
+    made = estimates.table({"A": [("m", True, 1.5), ("m", True, 0.9), ("m", True, 1.02), ("m", False, 0.8)]})
+    head, line, *rows = made.splitlines()
+    assert rows == ["| A | with a checkpoint | 3 | 10% | -10% | +50% |", "| A | without | 1 | 20% | -20% | -20% |"]
+    written = README.split(estimates.MARKS[0])[1].split(estimates.MARKS[1])[0]
+    assert written.startswith(f"{head}\n{line}\n| ")

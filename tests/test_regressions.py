@@ -54,7 +54,7 @@ def test_a_policy_in_a_linear_solve(remat3):
         return jnp.sin(x).sum()
 
     trace = rm.trace(loss, f32(3, 3), f32(3))
-    assert trace.sites
+    assert trace.engine.sites
     for policy in ("none", "everything_saveable"):
         assert trace.report(policy, "sites").complete
         assert not trace.report(policy, "sites").backward_error

@@ -325,7 +325,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
     fun, args, kwargs = hostile(attack)
     trace = rm.trace(fun, *args, **kwargs)
     assert trace.names == (attack,)
-    assert trace.sites
+    assert trace.engine.sites
 
     def policy(prim, *_, **__):
         raise ValueError(attack)
@@ -408,9 +408,9 @@ ALLOWED = {
     ("records/base.py", "open"): "the file that the user asks for: a plan, a page",
     ("records/base.py", "unlink"): "what was written of it before the disk was full",
     ("records/plan_file.py", "open"): "the plan file that the user names, read as data",
-    ("editing/remaking.py", "compile"): "the user's own definitions, with the edit",
-    ("editing/remaking.py", "exec"): "likewise, in a copy of their namespace",
-    ("editing/remaking.py", "eval"): "a decorator, or an argument of jax.checkpoint, that the user or the edit wrote",
+    ("editing/live_code.py", "compile"): "the user's own definitions, with the edit",
+    ("editing/live_code.py", "exec"): "an import that the edit adds, in a copy of the user's namespace",
+    ("editing/live_code.py", "eval"): "a checkpoint that the user or the edit wrote, likewise",
     ("editing/parsed_text.py", "compile"): "the user's own text, to see whether it is what runs; never run",
     ("editing/parsed_text.py", "open"): "the user's own source, read to be edited",
     ("_jax/private.py", "importlib"): "JAX's own modules, by names that stand in this package",
@@ -419,6 +419,14 @@ ALLOWED = {
     ("jaxprs/spans.py", "compile"): "the text of a file, to see whether it is what runs; never run",
     ("libraries.py", "importlib"): "a module of flax's, where flax is there, by a name that stands in this package",
     ("__main__.py", "importlib"): "the versions of what is installed",
+    ("devices.py", "importlib"): "whether a compiler is installed, without importing it",
+    ("measuring/elsewhere.py", "importlib"): "the versions of what is installed",
+    ("measuring/elsewhere.py", "subprocess"): "this Python, on a module of this package that compiles a program",
+    ("measuring/elsewhere.py", "tempfile"): "the folder that this process shares with that one",
+    ("measuring/elsewhere.py", "write_bytes"): "the program, in that folder",
+    ("measuring/elsewhere.py", "write_text"): "what it is compiled for, in that folder",
+    ("measuring/elsewhere.py", "mkdir"): "the folder of what was compiled, in the user's cache folder",
+    ("measuring/compiler_process.py", "write_text"): "what the compiler said, in the shared folder",
     ("__init__.py", "importlib"): "the package's own modules, by a table of names, when first asked for",
 }
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}

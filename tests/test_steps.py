@@ -254,7 +254,7 @@ def test_a_policy_of_a_site_inside_the_loss_goes_there():
 
     params, x, y = arguments()
     trace = rm.trace(step, params, x, y)
-    assert [(site.key, site.times) for site in trace.sites] == [("layer", 3)]
+    assert [(site.key, site.times) for site in trace.engine.sites] == [("layer", 3)]
     under = trace.function("nothing_saveable", at="layer")
     assert agree(under(params, x, y), step(params, x, y))
     saved = rm.trace(under, params, x, y).report("as_written").saved_bytes
@@ -300,6 +300,9 @@ def test_the_memory_of_a_step_is_what_xla_takes(donated):
         kinds = (memory.parameter_bytes, memory.optimizer_bytes, memory.batch_bytes)
         rest = memory.saved_bytes + memory.gradient_bytes + memory.output_bytes + memory.temporary_bytes
         assert sum(kinds) + rest == memory.peak_bytes
+        by_kind = dict(trace.report(policy).peak_by_kind)
+        assert by_kind == {kind: memory.timeline.alive_bytes(kind) for kind in by_kind}
+        assert sum(by_kind.values()) == memory.peak_bytes
         assert memory.batch_bytes == 2 * 512 * 64 * 4
         if not donated:
             assert memory.parameter_bytes == memory.optimizer_bytes == 3 * 64 * 64 * 4
@@ -314,6 +317,21 @@ def test_the_timeline_of_a_step_runs_through_its_update():
     assert list(dict.fromkeys(moment.half for moment in timeline.moments))[:2] == ["forward", "backward"]
     assert {moment.half for moment in timeline.moments} == {"forward", "backward", "update"}
     assert rm.trace(loss, params, x, y).step is None
+
+
+def test_the_timeline_of_a_step_that_takes_a_gradient_more_than_once():
+    """As of microbatches without a loop, or of a step that looks at the gradient a bit further along it."""
+
+    @jax.jit
+    def step(params, x, y):
+        ahead = updated(params, jax.grad(loss)(params, x, y))
+        return updated(params, jax.grad(loss)(ahead, x[:3], y[:3]))
+
+    trace = rm.trace(step, *arguments())
+    for policy in ("as_written", "nothing_saveable"):
+        timeline = trace.timeline(policy)
+        assert timeline.peak_bytes == trace.report(policy).peak_bytes == trace.step_under(policy).peak_bytes
+        assert {moment.source.function for moment in timeline.moments if moment.source} >= {"loss", "step"}
 
 
 def test_what_a_step_puts_into_its_arguments_is_held_as_what_it_returns():
@@ -380,18 +398,50 @@ def test_a_gradient_per_example_is_of_all_examples(alone):
         assert trace.step.peak_bytes == pytest.approx(xla_bytes(lambda *args: step(*args), (), params, x, y), rel=0.25)
 
 
-@pytest.mark.parametrize("around", ["jit", "scan"])
-def test_a_call_that_is_mapped_as_a_whole_is_told_to_be_of_one_example(around):
+def in_scan(params, x, y):
+    return lax.scan(lambda params, _: (jax.grad(loss)(params, x, y), None), params, length=2)[0]
+
+
+@pytest.mark.parametrize(
+    ("inside", "axes", "examples"),
+    [
+        (jax.grad(loss), [(None, 0, 0)], "6 examples"),
+        (in_scan, [(0, None, None)], "5 examples"),
+        (jax.grad(loss), [(None, 0, 1), (0, None, None)], "5 x 6 examples"),
+    ],
+    ids=["jit", "scan", "two"],
+)
+def test_a_call_that_is_mapped_as_a_whole_is_of_all_examples(inside, axes, examples):
     """JAX traces its body for one example, and maps what it traced."""
+    params, x, y = arguments()
+    if axes[-1][0] == 0:
+        params = jax.tree.map(lambda p: jnp.stack([p] * 5), params)
+    if axes[0][0] is None:
+        x, y = x[:, None], y[:, None] if axes[0][2] == 0 else y[None]
+    step, whole = jax.jit(inside), loss
+    for one in axes:
+        step, whole = jax.vmap(step, one), jax.vmap(whole, one)
+    trace = rm.trace(step, params, x, y)
+    assert trace.function_name == "loss"
+    assert made(trace.report()) == saved_types(lambda p: whole(p, x, y), params)
+    (note,) = (note for note in trace.notes if note.kind == "gradient-per-example")
+    assert f"for {examples} at once" in note
+    if inside is not in_scan:
+        plain = jax.grad(loss)
+        for one in axes:
+            plain = jax.vmap(plain, one)
+        assert trace.step.peak_bytes == rm.trace(jax.jit(plain), params, x, y).step.peak_bytes
+    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+
+
+def test_a_call_that_is_mapped_in_two_ways_is_told_to_be_of_one_example():
+    params, x, y = arguments()
     inside = jax.jit(jax.grad(loss))
-    if around == "scan":
-        inside = lambda p, x, y: lax.scan(lambda c, _: (jax.grad(loss)(c, x, y), None), p, length=2)[0]  # noqa: E731
 
     def step(params, x, y):
-        gradients = jax.vmap(inside, (None, 0, 0))(params, x[:, None], y[:, None])
-        return updated(params, jax.tree.map(lambda g: g.mean(0), gradients))
+        each = jax.vmap(inside, (None, 0, 0))(params, x[:, None], y[:, None])
+        return updated(params, jax.tree.map(lambda g, h: g.mean(0) + h, each, inside(params, x[:1], y[:1])))
 
-    params, x, y = arguments()
     trace = rm.trace(step, params, x, y)
     assert trace.step is None
     (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
@@ -509,6 +559,8 @@ assert trace.function_name == "mapped_loss"
 in_jaxpr = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(mapped_loss)(params, x, y))  # Python's scalars are literals
 assert made(trace.report()) == saved_types(lambda p: in_jaxpr(*p, x, y), params)
 assert trace.step.batch_bytes == 2 * 16 * 8 * 4  # as the bytes saved, of all devices
+(note,) = (note for note in trace.notes if note.kind == "devices-together")
+assert "over 4 devices: shapes and bytes are of all of them together" in note
 assert agree(trace.function("nothing_saveable")(params, x, y), whole(params, x, y))
 """
 
@@ -595,6 +647,25 @@ def test_what_is_only_pushed_forward_is_no_gradient():
     assert trace.gradients == ()
     assert trace.function_name == "along"
     assert made(trace.report()) == saved_types(along, w, x)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["as it is", "jitted"])
+@pytest.mark.parametrize("derivative", [jax.vjp, jax.linearize])
+def test_a_gradient_is_one_too_where_its_backward_pass_is_returned(derivative, jitted):
+    def begin(params, x, y):
+        return derivative(lambda p: loss(p, x, y), params)
+
+    params, x, y = arguments()
+    trace = rm.trace(jax.jit(begin) if jitted else begin, params, x, y)
+    assert trace.function_name == "<lambda>"
+    assert made(trace.report()) == saved_types(lambda p: loss(p, x, y), params)
+    assert trace.step is None
+    assert "its backward pass is not in there" in trace.notes[0]
+    assert trace.timeline().peak_bytes > trace.report().saved_bytes
+    value, backward = begin(params, x, y)
+    lean = trace.function("nothing_saveable")(params, x, y)
+    along = jnp.ones_like(value) if derivative is jax.vjp else params
+    assert agree((lean[0], lean[1](along)), (value, backward(along)))
 
 
 def test_a_step_that_has_run_is_not_called_stale():

@@ -40,6 +40,11 @@ def test_what_is_held_at_the_peak_adds_up(name, policy, remat3):
         held[value.kind] += value.nbytes
     assert held["argument"] + held["constant"] == peak.arguments
     assert [value.nbytes for value in timeline.alive] == sorted((v.nbytes for v in timeline.alive), reverse=True)
+    report = rm.trace(fun, *args).report(policy, "function")
+    by_kind = dict(report.peak_by_kind)
+    assert sum(by_kind.values()) == report.peak_bytes == timeline.peak_bytes
+    by_kind["temporary"] = by_kind.get("temporary", 0) + by_kind.pop("gradient", 0)
+    assert {kind: nbytes for kind, nbytes in held.items() if nbytes} == {k: v for k, v in by_kind.items() if v}
 
 
 def chain(x):
@@ -64,6 +69,17 @@ def test_values_are_named_with_their_lines():
             assert value.primitive == "cos"
             assert value.source.expression == "jnp.sin(x)"
             assert value.source.file == __file__
+
+
+def test_a_report_tells_what_its_peak_is_made_of():
+    """As the backward pass of a chain begins; the gradient of what reads the parameters last is alive with them."""
+    by_kind = dict(rm.trace(chain, S(N)).report("none").peak_by_kind)
+    assert by_kind == {"argument": UNIT, "residual": 8 * UNIT, "temporary": 2 * UNIT}
+
+    def two(w, v, x):
+        return jnp.sum(jnp.sin(w * x)) + jnp.sum(jnp.sin(v * x))
+
+    assert dict(rm.trace(two, S(N), S(N), S(N)).report("none").peak_by_kind)["gradient"] >= UNIT
 
 
 def test_moments_have_the_equations_lines(remat3):

@@ -166,6 +166,12 @@ def test_a_number_that_is_needed_as_a_number_stays_one_and_it_is_said():
     for wrt in (("rates",), ("w", "rates['rate']")):  # as jax.grad would raise
         with pytest.raises(jax.errors.TracerBoolConversionError):
             rm.trace(loss, f32(3), {"rate": 0.5}, depth=3.0, wrt=wrt)
+    of_numpy = rm.trace(
+        lambda w, n, rate: w.reshape(n, -1) * (rate if rate > 0.2 else 1), f32(6), np.int64(3), np.float64(0.5)
+    )
+    assert of_numpy.wrt == ("w",)
+    assert of_numpy.report().notes[0].startswith("n, rate are Python numbers that")
+    assert of_numpy.function("nothing_saveable")(jnp.ones(6), np.int64(3), np.float64(0.5)).shape == (3, 2)
     ran = []
     with pytest.raises(KeyError, match="own"):
         rm.trace(lambda w, rate: ran.append(rate) or {}["own"], f32(3), 0.5)
@@ -227,11 +233,11 @@ def test_sites_with_policies_of_their_own(remat3):
         return head(w, x).sum()
 
     trace = rm.trace(net, f32(4, 4), f32(4))
-    assert [(s.key, s.times, s.policy) for s in trace.sites] == [
+    assert [(s.key, s.times, s.policy) for s in trace.engine.sites] == [
         ("block", 3, "save_only_these_names('h')"),
         ("head", 1, "nothing_saveable"),
     ]
-    assert all(s.source.line > 0 and s.source.file == __file__ for s in trace.sites)
+    assert all(s.source.line > 0 and s.source.file == __file__ for s in trace.engine.sites)
     assert trace.default_at == "sites"
     as_written = trace.report()
     assert [r.name for r in as_written.residuals].count("h") == 3
@@ -554,7 +560,7 @@ def test_a_note_is_a_sentence_that_says_what_it_is_of():
 
 def test_the_programs_that_are_checkpointed_are_known():
     """So that tests of places try these at their sites, and no others in vain."""
-    assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).sites} == {*CHECKPOINTED}
+    assert {name for name, (fun, args) in PROGRAMS.items() if rm.trace(fun, *args).engine.sites} == {*CHECKPOINTED}
 
 
 def test_a_program_is_laid_out_when_it_is_first_looked_into(monkeypatch):
@@ -639,8 +645,8 @@ def test_the_same_code_in_two_files_is_told_apart(tmp_path):
     one, two = (_module(tmp_path, name, LAYER.format(name)) for name in ("one", "two"))
     assert one.layer.__wrapped__.__code__ == two.layer.__wrapped__.__code__
     trace = rm.trace(lambda x: jnp.sum(one.layer(two.layer(x))), f32(3))
-    assert [site.key for site in trace.sites] == ["layer:5:two.py", "layer:5:one.py"]
-    assert [Path(site.source.file).stem for site in trace.sites if site.source] == ["two", "one"]
+    assert [site.key for site in trace.engine.sites] == ["layer:5:two.py", "layer:5:one.py"]
+    assert [Path(site.source.file).stem for site in trace.engine.sites if site.source] == ["two", "one"]
     report = trace.report("everything_saveable", "sites")
     cosines = [row.source for row in report.residuals if row.primitive == "cos"]
     assert [(Path(span.file).stem, span.text.partition("# ")[2]) for span in cosines if span] in (

@@ -8,6 +8,7 @@ import pytest
 
 from remat_magic.records import Choice, Equation, Program, ProgramLine, Report
 from remat_magic.views.html import jaxprs, lazy_chunks, report_html, style
+from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.rows import recomputed_rows, residual_rows, totals
 from remat_magic.views.text import plain
 from remat_magic.widget.controls import ID
@@ -60,15 +61,16 @@ def rows(fragment):
 
 def test_the_residual_table():
     assert rows(fragments(small())["residuals"]) == [
-        ["24.0 kB", "f32[6,1000]", "intermediate", "sin named a or tanh In[3]:9",
+        ["24.0 kB", "100%", "f32[6,1000]", "intermediate", "sin named a or tanh In[3]:9",
          "In[3]:4 jnp.sin(W @ x) in scan x12 / block",
          "multiplied into the cotangent of sin, line 4 feeds the recomputation of dot_general, line 4 "
          "and 1 more read by neg"],
-        ["20 B", "f32[5]", "intermediate", "cos", "In[3]:4 jnp.sin(W @ x)",
+        ["20 B", "0.1%", "f32[5]", "intermediate", "cos", "In[3]:4 jnp.sin(W @ x)",
          "multiplied into the cotangent of sin, line 4"],
-        ["8 B", "f32[2]", "offloaded (pinned_host)", "dot_general named b", "In[3]:4 W @ x", "nothing reads it"],
+        ["8 B", "100%", "f32[2]", "offloaded (pinned_host)", "dot_general named b", "In[3]:4 W @ x",
+         "nothing reads it"],
         # An argument has no line of its own: the reader's cell is named.
-        ["16 B", "f32[4]", "argument", "x", "", "feeds the recomputation of dot_general, In[3]:4"],
+        ["16 B", "100%", "f32[4]", "argument", "x", "", "feeds the recomputation of dot_general, In[3]:4"],
     ]  # fmt: skip
 
 
@@ -94,7 +96,40 @@ def test_the_headline_reads_as_text_without_a_style_sheet():
 
 
 def test_folded_rows_say_how_many():
-    assert rows(fragments(blocks(12))["residuals"])[0][1] == "f32[8] x12"
+    assert rows(fragments(blocks(12))["residuals"])[0][2] == "f32[8] x12"
+
+
+def test_a_share_is_of_what_is_of_the_kind():
+    """Of what is saved or of the arguments; the bar of the biggest is the longest."""
+    page = fragments(blocks(12))["residuals"]
+    assert [row[1] for row in rows(page)] == ["17%"] * 6 + ["100%"]
+    assert 'title="17% of what is saved"' in page
+    assert 'title="100% of the arguments"' in page
+    assert page.count('style="width:100%"') == 7
+
+
+def test_where_there_are_no_scripts_the_biggest_rows_are_not_folded():
+    page = report_html(blocks(12))
+    shown, *folds = page.split("<details><summary>")
+    assert shown.count('<tr class="remat-row') == 5
+    assert folds[0].startswith("the other 12 values, 384 B</summary>")
+    assert folds[0].count('<tr class="remat-row') == 1
+    assert folds[1].startswith("12 arguments, 3.07 kB</summary>")
+    only = report_html(small(residuals=small().residuals[:1]))
+    assert "Nothing is saved but what is alive anyway." in _Page(only).text
+
+
+def test_the_bar_is_what_is_alive_at_the_peak():
+    """Its parts make up the whole of it, and the list says the same in words."""
+    report = small(peak_bytes=40_000, peak_by_kind=(("temporary", 6_000), ("residual", 20_000), ("argument", 14_000)))
+    page = peak_bar_html(report)
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", page)]
+    assert widths == [35, 50, 15]
+    text = _Page(page).text
+    assert text.startswith("Alive at the estimated peak of 40.0 kB:")
+    assert "arguments 14.0 kB saved 20.0 kB of 24.0 kB temporaries 6.00 kB" in text
+    assert "remat-peak-bar" in report_html(report)
+    assert peak_bar_html(small(peak_bytes=None)) == ""
 
 
 def test_exact_numbers_are_in_the_hovers():

@@ -32,8 +32,9 @@ class FakeTrace:
 
     function_name, signature, wrt, default_at = "loss", "loss(x f32[4]) -> f32[]", ("x",), "function"
     names, stale, notes = ("a", "b"), (), ()
-    gradients, gradient = (), None
+    gradients, gradient, in_vain = (), None, ""
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
+    groups = ()
 
     def __init__(self, slow=0.0, failing=()):
         self.lock, self.slow, self.failing = threading.RLock(), slow, failing
@@ -75,6 +76,9 @@ class FakeTrace:
 
     def cached(self, policy="as_written", at=None, namespace=None):
         return self.reports.get(self._check(policy, at or self.default_at, namespace))
+
+    def no_gain(self, policy="as_written", at=None, namespace=None):
+        return "Less is saved, but the peak is no lower." if policy == self.in_vain else ""
 
     def function(self, policy="as_written", at=None, namespace=None):
         return lambda: self._check(policy, at, namespace)
@@ -198,6 +202,18 @@ def test_the_residuals_are_shown_before_the_backward_half(widget):
     assert "f32[6,1000]" in first["parts"]["residuals"]
     assert first["meaning"] == "What none means."
     assert first["counts"] == {"residuals": 4, "recomputed": None}
+
+
+def test_saving_less_for_nothing_is_said_beside_the_numbers(widget):
+    widget._live.trace.in_vain = "dots_saveable"
+    for serial, policy in enumerate(("dots_saveable", "none", "dots_saveable"), 1):
+        tell(widget, type="choose", policy=policy, at="function", serial=serial)
+    states = [message["state"]["_view"] for message in widget.comm.sent if "_view" in message.get("state", {})]
+    said = ["the peak is no lower" in state["parts"]["notes"] for state in states if state["policy"] == "dots_saveable"]
+    assert said[0] is False  # it is found out after what was asked for is shown
+    assert said[2:]
+    assert all(said[2:])
+    assert not any("the peak is no lower" in state["parts"]["notes"] for state in states if state["policy"] == "none")
 
 
 def test_a_policy_at_hand_is_shown_at_once(widget):
@@ -751,7 +767,7 @@ def test_policies_are_compared_while_others_are_measured():
 
     def measured():
         result = SimpleNamespace(policy=f"p{next(numbers)}", at="function")
-        panel._on_update(SimpleNamespace(results=[result], progress=progress), None)
+        panel._on_update(SimpleNamespace(results=[result], progress=progress), None, "")
 
     panel._workers["compare"].post = lambda request: None
     at_once(measured, lambda: panel._besides(request))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 from jax.extend.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
-from remat_magic._jax.jaxprs import function_name, is_jaxpr, like_tuple, open_jaxpr
+from remat_magic._jax.jaxprs import function_name, is_jaxpr, is_literal, like_tuple, open_jaxpr
 from remat_magic._jax.primitives import (
     high_params,
     is_custom_rule,
@@ -241,6 +242,24 @@ def map_rule(eqn: Any, change: Callable[[Any, int], Any]) -> Any:
     with _user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
         changed_rule(*[key == "fwd_jaxpr_thunk"] * inputs)
     return eqn.replace(params={**eqn.params, key: wrap_init(changed_rule, debug_info=rule.debug_info)})
+
+
+def rearranged(like: Any, change: Callable[..., list[Any]], operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What a function of arrays does to operands: its equations, with the source position of another, and its results.
+
+    Args:
+        like: the other equation.
+        change: the function.
+        operands: variables, which the equations read.
+    """
+    with _user_context(like.source_info.traceback, name_stack=like.source_info.name_stack), like.ctx.manager:
+        jaxpr = open_jaxpr(jax.make_jaxpr(change)(*(atom.aval for atom in operands)))
+    given = dict(zip(jaxpr.invars, operands, strict=True))
+    eqns = [
+        eqn.replace(invars=[atom if is_literal(atom) else given.get(atom, atom) for atom in eqn.invars])
+        for eqn in jaxpr.eqns
+    ]
+    return eqns, [given.get(var, var) for var in jaxpr.outvars]
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

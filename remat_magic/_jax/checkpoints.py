@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -85,6 +85,31 @@ def replace_checkpoint(eqn: Any, jaxpr: Any, policy: Any) -> Any:
         return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": policy})
     prim = high(eqn)  # jax_remat3: the instance is immutable, build another
     return eqn.replace(params={**eqn.params, "_prim": type(prim)(**{**prim.params, "jaxpr": jaxpr, "policy": policy})})
+
+
+def checkpoint_equation(like: Any, body: Any, operands: Sequence[Any], outvars: Sequence[Any], policy: Any) -> Any:
+    """An equation that puts an open jaxpr under a checkpoint, as ``jax.checkpoint`` makes it with today's settings.
+
+    Args:
+        like: the equation whose context it takes; it has no source position of its own.
+        body: the jaxpr.
+        operands: the variables that it is given.
+        outvars: the variables that are its outputs.
+        policy: the checkpoint's.
+    """
+    if remat3():
+        primitive, params = _call_hi, {"_prim": _RematTraced(body, policy)}
+    else:
+        params = {"jaxpr": body, "policy": policy, "prevent_cse": True, "differentiated": False}
+        primitive = _remat_p
+    return like.replace(
+        invars=list(operands),
+        outvars=list(outvars),
+        primitive=primitive,
+        params=params,
+        effects=body.effects,
+        source_info=type(like.source_info)(None, type(like.source_info.name_stack)()),
+    )
 
 
 def old_checkpoint(eqn: Any, jaxpr: Any) -> Any:

@@ -8,11 +8,14 @@ for the thread of that trace alone.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
@@ -129,6 +132,25 @@ _trace_now: Any = courtesy("jax._src.core.trace_ctx", "a gradient under vmap is 
 _unnamed = courtesy("jax._src.core.no_axis_name", "a gradient under vmap is shown for one example")
 
 
+class _Axis(NamedTuple):
+    """What JAX calls the data of a mapped axis."""
+
+    name: str | None
+    size: int
+    spmd_name: str | None
+
+
+def _added_axes(shape: tuple[int, ...], whole: tuple[int, ...]) -> list[int] | None:
+    """Which axes a shape has got, leading ones where several could be; None where it is another shape."""
+    own, added = list(shape), list[int]()
+    for axis in reversed(range(len(whole))):
+        if own[-1:] == [whole[axis]]:
+            own.pop()
+        else:
+            added.insert(0, axis)
+    return None if own else added
+
+
 class Vmaps:
     """The ``jax.vmap`` calls that this thread is tracing in, and how they map some values.
 
@@ -150,10 +172,36 @@ class Vmaps:
         unmapped = [_unmapped(value, traces) for value in values]
         self.types = tuple(jax.typeof(whole) for whole, _ in unmapped)
         self._axes = [axes for _, axes in unmapped]
+        env = getattr(getattr(_trace_now, "axis_env", None), "axis_sizes", {})
+        self._names = {name: size for name, size in env.items() if name not in {data.name for data in self._around}}
         self.sizes = tuple(data.size for data in reversed(self._around))
 
     def __bool__(self) -> bool:
         return bool(self._around)
+
+    def inside(self, types: Sequence[Any]) -> Vmaps | None:
+        """The same inside of more ``vmap`` calls, told apart by their sizes; None where these do not explain the types.
+
+        Args:
+            types: those of the values outside of them.
+        """
+        added = [_added_axes(one.shape, whole.shape) for one, whole in zip(self.types, types, strict=True)]
+        if None in added:
+            return None
+        sizes = [Counter(whole.shape[axis] for axis in axes or ()) for axes, whole in zip(added, types, strict=True)]
+        wider = copy.copy(self)
+        wider.types, wider._around, wider._axes = tuple(types), [*self._around], [*self._axes]
+        names = {size: name for name, size in self._names.items()}
+        for size in functools.reduce(Counter.__or__, sizes, Counter[int]()).elements():
+            wider._around.append(_Axis(names.get(size), size, None))
+            for number, (axes, whole) in enumerate(zip(added, types, strict=True)):
+                axis = next((axis for axis in axes or () if whole.shape[axis] == size), None)
+                if axes and axis is not None:
+                    axes.remove(axis)
+                    axis -= sum(outer < axis for outer in axes)
+                wider._axes[number] = (*wider._axes[number], axis)
+        wider.sizes = tuple(data.size for data in reversed(wider._around))
+        return wider
 
     def over(self, function: Callable[..., Sequence[Any]], axes: Sequence[Any] | None = None) -> _Mapped:
         """A flat function mapped in the same way, as what takes a gradient is when JAX traces it there.

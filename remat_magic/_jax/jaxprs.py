@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax.extend.core as core
+import numpy as np
 
+from remat_magic._jax.primitives import params_key
 from remat_magic._jax.private import courtesy
 
 Jaxpr: Any = core.Jaxpr
@@ -39,6 +41,12 @@ def with_body(jaxpr: Any, body: Any) -> Any:
     return make(body, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else body
 
 
+def closed(body: Any) -> Any:
+    """An open jaxpr without constants as a closed one."""
+    make: Any = ClosedJaxpr
+    return body if isinstance(body, ClosedJaxpr) else make(body, ())
+
+
 def like_tuple(value: Any, items: Sequence[Any]) -> Any:
     """A tuple of jaxprs with other items: a linear solve has its four in a named tuple, and reads them by name."""
     make = getattr(value, "_make", tuple)
@@ -63,7 +71,69 @@ def replace_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any] | None 
     changes: dict[str, Any] = {"eqns": list(eqns), "debug_info": jaxpr.debug_info}
     if outvars is not None:
         changes["outvars"] = list(outvars)
-    return jaxpr.replace(**changes)
+    return jaxpr.replace(**changes, **_highness(jaxpr, eqns))
+
+
+def _highness(jaxpr: Any, eqns: Sequence[Any]) -> dict[str, bool]:
+    """Whether a jaxpr of these equations, made from another, has to be lowered before it runs, if this JAX asks that.
+
+    A checkpoint is such an equation under jax_remat3, and one that is put into a loop makes the loop such an equation.
+    """
+    if not hasattr(jaxpr, "is_high"):  # from 0.11 on
+        return {}
+    high = any(eqn.primitive.is_high(*(atom.aval for atom in eqn.invars), **eqn.params) for eqn in eqns)
+    return {"is_high": high or jaxpr.is_high}
+
+
+def part(jaxpr: Any, eqns: Sequence[Any], invars: Sequence[Any], outvars: Sequence[Any], name: str, use: str) -> Any:
+    """An open jaxpr of some of the equations of another, as a function of its own.
+
+    Args:
+        jaxpr: the other.
+        eqns: the equations.
+        invars: what they read.
+        outvars: what is read of them.
+        name: what the function is called.
+        use: what JAX takes it for; ``use_of`` gives it back.
+    """
+    old = open_jaxpr(jaxpr)
+    info = old.debug_info._replace(traced_for=use, func_src_info=name, arg_names=None, result_paths=None)
+    effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
+    return Jaxpr([], list(invars), list(outvars), list(eqns), effects, info, **_highness(old, eqns))
+
+
+def structure(jaxpr: Any) -> Hashable:
+    """A key that is equal for open jaxprs that do the same in the same surroundings, whatever their variables are.
+
+    Jaxprs inside the equations are told apart by their identity, and so are constants that are no numbers.
+    """
+    numbers: dict[Any, int] = {}
+
+    def key(atom: Any) -> Hashable:
+        if isinstance(atom, core.Literal):
+            number = (
+                atom.val.item() if isinstance(atom.val, np.generic | np.ndarray) and not atom.val.ndim else atom.val
+            )
+            # As text, since 0.0 and -0.0 are equal.
+            return atom.aval, repr(number) if isinstance(number, (bool, int, float, complex)) else id(number)
+        return numbers.setdefault(atom, len(numbers)), atom.aval
+
+    inputs = tuple(map(key, jaxpr.invars))
+    eqns = tuple(
+        (eqn.primitive, params_key(eqn), name_stack(eqn), eqn.ctx, *map(key, eqn.invars), *map(key, eqn.outvars))
+        for eqn in jaxpr.eqns
+    )
+    return inputs, eqns, tuple(map(key, jaxpr.outvars)), jaxpr.effects
+
+
+def use_of(jaxpr: Any) -> str:
+    """What JAX says that it traced a jaxpr for, such as ``"checkpoint / remat"``; empty where it says nothing."""
+    return getattr(open_jaxpr(jaxpr).debug_info, "traced_for", None) or ""
+
+
+def writes_to_inputs(eqn: Any) -> bool:
+    """Whether an equation reads or writes a mutable reference that it is given."""
+    return any(hasattr(effect, "input_index") or hasattr(effect, "input") for effect in eqn.effects)
 
 
 def with_outputs(closed: Any, count: int) -> Any:
@@ -79,6 +149,21 @@ def name_stack(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def untransformed_scopes(eqn: Any) -> Iterator[str]:
+    """The names in the name stack of an equation that no transformation, such as ``jvp``, is written around.
+
+    Read off its elements, of which checkpoints in each other make very many under jax_remat3.
+    """
+    transformed = False  # by the element before, which wraps one name
+    for element in eqn.source_info.name_stack.stack:
+        if type(element).__name__ == "Transform":
+            transformed = True
+            continue
+        if not transformed:
+            yield element.name
+        transformed = False
+
+
 def traceback_of(eqn: Any) -> Any:
     """The traceback object of an equation (None where JAX kept none); its identity is the key of provenance."""
     return eqn.source_info.traceback
@@ -92,6 +177,11 @@ def with_traceback(eqn: Any, token: Any) -> Any:
 def fresh_var(like: Any) -> Any:
     """A new variable of the same type."""
     return Var(like.aval)
+
+
+def fresh_rows(like: Any, count: int) -> Any:
+    """A new variable of the same type but for the length of the first axis."""
+    return Var(like.aval.update(shape=(count, *like.aval.shape[1:])))
 
 
 class _TellingVar(Var):

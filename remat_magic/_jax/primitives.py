@@ -176,6 +176,21 @@ def is_matmul(eqn: Any) -> bool:
     return eqn.primitive.name in MATMULS
 
 
+def is_exponential(eqn: Any) -> bool:
+    """Whether an equation takes the exponential of each element."""
+    return eqn.primitive.name in ("exp", "exp2")
+
+
+def is_logarithm(eqn: Any) -> bool:
+    """Whether an equation takes the logarithm of each element."""
+    return eqn.primitive.name in ("log", "log2", "log1p")
+
+
+def is_sum(eqn: Any) -> bool:
+    """Whether an equation adds up its operand along some axes."""
+    return eqn.primitive.name == "reduce_sum"
+
+
 def is_transparent(eqn: Any) -> bool:
     """Whether what comes out of an equation is what went in."""
     return primitive_name(eqn) in TRANSPARENT
@@ -250,6 +265,11 @@ def is_reversed(eqn: Any) -> bool:
     return bool(eqn.params["reverse"])
 
 
+def scan_unroll(eqn: Any) -> int:
+    """How many steps of a scan are written out one after another."""
+    return int(eqn.params["unroll"])
+
+
 def scan_split(eqn: Any) -> tuple[int, int, int]:
     """``(consts, carries, stacked outputs)`` of a scan equation.
 
@@ -261,6 +281,21 @@ def scan_split(eqn: Any) -> tuple[int, int, int]:
     else:
         consts, carries = (len(list(part)) for part in params["ft_in"].unpack()[:2])
     return consts, carries, len(eqn.outvars) - carries
+
+
+def replace_scan(eqn: Any, operands: list[Any], outvars: list[Any], length: int, body: Any = None) -> Any:
+    """A scan equation with another number of steps, and of the same carry and constants.
+
+    Args:
+        eqn: the equation.
+        operands: those of the new one.
+        outvars: its results.
+        length: how many steps it has.
+        body: the closed jaxpr of one step; by default the same, unrolled as before.
+    """
+    unroll = 1 if body is not None else min(eqn.params["unroll"], length)
+    params = {**eqn.params, "length": length, "unroll": unroll, "jaxpr": eqn.params["jaxpr"] if body is None else body}
+    return eqn.replace(invars=operands, outvars=outvars, params=params)
 
 
 def carried_operands(eqn: Any) -> range:

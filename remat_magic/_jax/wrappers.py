@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-__all__ = ["Gradient", "gradient_in", "is_checkpoint", "is_forward_derivative", "is_jitted"]
+__all__ = ["Gradient", "gradient_in", "is_backward_pass", "is_checkpoint", "is_forward_derivative", "is_jitted"]
 
 
 class Gradient(NamedTuple):
@@ -48,6 +48,17 @@ def is_checkpoint(fun: Any) -> bool:
 def is_forward_derivative(fun: Any) -> bool:
     """Whether this very object is what ``jax.jacfwd`` returns."""
     return _code(fun) in _codes().forward
+
+
+def is_backward_pass(fun: Any) -> bool:
+    """Whether this very object is the backward pass that ``jax.vjp`` returns."""
+    return isinstance(fun, _backward_pass())
+
+
+@functools.cache
+def _backward_pass() -> type:
+    kind = type(jax.vjp(_probe, 1.0)[1])
+    return type(None) if kind is types.FunctionType else kind
 
 
 def is_jitted(fun: Any) -> bool:

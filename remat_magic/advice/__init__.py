@@ -7,13 +7,14 @@ otherwise. Nothing is compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.advice import names, policies, programs, values
+from remat_magic.advice import names, places, policies, programs, values
 from remat_magic.advice.case import Case
 from remat_magic.facts.facts import Facts
-from remat_magic.records import Advice, Listed, Plan
+from remat_magic.records import Advice, Listed, Report
 
 __all__ = ["advise"]
 
@@ -26,7 +27,7 @@ def advise(
     *,
     device: str | devices.Device | None = None,
 ) -> Listed[Advice]:
-    """Advice on one policy at one place.
+    """Advice on one policy at one place, what has most at stake first.
 
     Args:
         facts: of the traced function.
@@ -39,16 +40,23 @@ def advise(
         RematError: as ``trace.report``; no such device.
     """
     chosen = None if device is None else devices.get(device)
-    case = Case(
-        facts, facts.report(policy, None if isinstance(policy, Plan) else at, namespace), at, policy, namespace, chosen
-    )
-    return Listed(advice for rule in _RULES for advice in rule(case))
+    case = Case(facts, at, policy, namespace, chosen)
+    findings = [replace(advice, share=_share(case.report, advice)) for rule in _RULES for advice in rule(case)]
+    return Listed(sorted(findings, key=lambda advice: -advice.share))
 
 
-# A family of rules is a file, and has its own list of them: a new rule is a function there, and its test. A stale trace
-# is told first, since it puts the rest in doubt.
+def _share(report: Report, advice: Advice) -> float:
+    """What part of the memory, or of the work, a finding speaks of."""
+    flops = (report.forward_flops or 0) + (report.backward_flops or 0)
+    work = (advice.figure or 0) / flops if advice.unit == "FLOPs" and flops else 0.0
+    return min(max(work, (advice.stake or 0) / (report.peak_bytes or report.saved_bytes or 1)), 1.0)
+
+
+# A family of rules is a file, and has its own list of them: a new rule is a function there, and its test. Of those with
+# as much at stake the first is told first.
 _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     programs.stale,
+    *places.RULES,
     *names.RULES,
     *policies.RULES,
     *values.RULES,

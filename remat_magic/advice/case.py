@@ -10,6 +10,7 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.advice.ground import Ground, ground
+from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.names import GivenName, given_names
 from remat_magic.policies import Key
@@ -17,7 +18,7 @@ from remat_magic.records import Plan, PlannedValue, RematError, Report, SourceSp
 
 __all__ = ["Case", "at_line", "name_for", "with_name", "without_names"]
 
-"""The operations that cost most, and all (besides named values) that jax_remat3 asks a policy about (jax 0.12)."""
+_PART = 0.1  # of what is saved, or of the peak: logits that take less are not worth a sentence
 
 
 @dataclass(eq=False)
@@ -25,15 +26,16 @@ class Case:
     """What the rules look at. ``asked`` has for each site, and for the whole function (""), the policy in force."""
 
     facts: Facts
-    report: Report
     at: Any
     policy: Any
     namespace: Mapping[str, Any] | None = None
     chosen_device: devices.Device | None = None
+    report: Report = field(init=False)
     names: list[GivenName] = field(init=False)
     asked: dict[str, Key] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.report = self.facts.report(*self.asked_for)
         self.names = given_names(self.facts.engine)
         self.asked = {site.key: key_of(site.policy) for site in self.facts.engine.sites}
         if self.report.policy in ("as_written", "mixed"):
@@ -75,6 +77,23 @@ class Case:
     def device(self) -> devices.Device | None:
         """The device that times are estimated for, None where it is not known. The machine itself is measured now."""
         return self.chosen_device or devices.default()
+
+    @cached_property
+    def logits(self) -> list[tuple[Logits, int, int]]:
+        """The logits of losses that take much, with the bytes of them that are saved, and that the peak holds."""
+        report, large = self.report, list[tuple[Logits, int, int]]()
+        for logits in logits_of(self.facts):
+            saved, alive = logits.saved(report.residuals), 0
+            if not report.backward_error:
+                alive = logits.alive(self.facts.timeline(*self.asked_for).alive)
+            if saved > _PART * report.saved_bytes or alive > _PART * (report.peak_bytes or 0):
+                large.append((logits, saved, alive))
+        return large
+
+    @property
+    def asked_for(self) -> tuple[Any, Any, Mapping[str, Any] | None]:
+        """The policy, the place and the namespace, as methods of the facts take them."""
+        return self.policy, None if isinstance(self.policy, Plan) else self.at, self.namespace
 
     @cached_property
     def ground(self) -> Ground | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line
 from remat_magic.facts.names import makers_of_operands
+from remat_magic.jaxprs.flow import Maker
+from remat_magic.policies import Key
 from remat_magic.records import Advice, dearest
 
 __all__ = ["RULES"]
@@ -28,7 +30,18 @@ def unknown_name(case: Case) -> Iterator[Advice]:
                     else f"Name a value: checkpoint_name(x, {name!r})."
                 )
                 function = case.facts.engine.function_name
-                yield Advice("unknown-name", f"The policy asks for {name!r}, which {function} does not have.", mend)
+                yield Advice(
+                    "unknown-name",
+                    f"The policy asks for {name!r}, which {function} does not have.",
+                    mend,
+                    stake=_changed(case, policy, name, close[0]) if close else None,
+                )
+
+
+def _changed(case: Case, policy: Key, wrong: str, right: str) -> int | None:
+    """How many bytes more are saved if a policy asks for another name; None where that is not known."""
+    mended = case.other(str(policy.without(wrong).saving(right))) if policy == case.policy_in_force else None
+    return None if mended is None else abs(mended.saved_bytes - case.report.saved_bytes)
 
 
 def out_of_sight(case: Case) -> Iterator[Advice]:
@@ -44,7 +57,13 @@ def out_of_sight(case: Case) -> Iterator[Advice]:
                 f"{at_line(places[0].source)}: a policy sees only what is computed under its checkpoint.",
                 f"Compute and name it inside {site}, or put the checkpoint with this policy around both.",
                 source=places[0].source,
+                stake=sum(_bytes(maker) for place in places for maker in place.makers),
             )
+
+
+def _bytes(maker: Maker) -> int:
+    """What a value takes, in all turns of the loops around it."""
+    return 0 if maker.eqn is None else _jax.nbytes(maker.eqn.outvars[maker.output].aval) * maker.scope.turns
 
 
 def named_twice(case: Case) -> Iterator[Advice]:
@@ -93,6 +112,7 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
             sum(e.flops or 0 for e in dearest(again)) or row.nbytes,
             "FLOPs" if any(e.flops for e in again) else "bytes",
             row.source,
+            stake=row.nbytes,
         )
 
 

@@ -60,6 +60,7 @@ def only_costs(case: Case) -> Iterator[Advice]:
         "Checkpoint its parts, such as each layer: what one part recomputes is freed before the next.",
         report.recomputed_flops,
         "FLOPs",
+        stake=other.saved_bytes if other is not None else None,
     )
 
 
@@ -95,6 +96,7 @@ def last_stage(case: Case) -> Iterator[Advice]:
         spared,
         "FLOPs",
         site.source,
+        stake=max(0, other.saved_bytes - report.saved_bytes),
     )
 
 
@@ -118,6 +120,7 @@ def batched_matmuls(case: Case) -> Iterator[Advice]:
     if not missed or flops < _PART * case.report.recomputed_flops:
         return
     most = max(missed, key=lambda e: e.flops or 0)
+    with_them = case.other("dots_saveable")
     yield Advice(
         "batched-matmuls",
         f"dots_with_no_batch_dims_saveable saves no matmul that has batch dimensions: {len(missed)} run again"
@@ -127,6 +130,7 @@ def batched_matmuls(case: Case) -> Iterator[Advice]:
         flops,
         "FLOPs",
         most.source,
+        stake=None if with_them is None else max(0, with_them.saved_bytes - case.report.saved_bytes),
     )
 
 

@@ -32,6 +32,46 @@ def constants(case: Case) -> Iterator[Advice]:
             )
 
 
+_PARTS = 8  # that a loss is computed in, for example
+
+
+def softmax_of_logits(case: Case) -> Iterator[Advice]:
+    """Logits that take a large part of the memory."""
+    report = case.report
+    for logits, saved, alive in case.logits:
+        takes: list[str] = []
+        if saved:
+            of = units.percent(saved, report.saved_bytes)
+            takes.append(f"{units.nbytes(saved)} of the {units.nbytes(report.saved_bytes)} saved ({of})")
+        if alive:
+            peak = report.peak_bytes or 0
+            takes.append(
+                f"with its gradients {units.nbytes(alive)} of the {units.nbytes(peak)} at the estimated peak "
+                f"({units.percent(alive, peak)})"
+            )
+        part = max(saved, alive) // _PARTS
+        if logits.looped and saved:
+            mend = "Put jax.checkpoint around the body of the loop that computes it: it then holds that of one turn."
+        elif logits.looped:
+            mend = "It is that of one turn of a loop: smaller parts, in more turns, hold less of it at a time."
+        else:
+            half = ", or with logits that are kept in bf16 and the rest of the loss under jax.checkpoint"
+            mend = (
+                f"Compute the loss in parts: jax.lax.map over {_PARTS} parts of the rows, with the product and the "
+                f"loss of each under jax.checkpoint, holds {units.nbytes(part)} of it at a time, and repeats that "
+                "product. Less is saved, but the peak is no lower, with a jax.custom_vjp rule of the loss that keeps "
+                f"its inputs only{half if logits.wide else ''}."
+            )
+        yield Advice(
+            "softmax-of-logits",
+            f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}.",
+            mend,
+            max(saved, alive),
+            "bytes",
+            logits.source,
+        )
+
+
 _HALF = frozenset({"bf16", "f16"})
 
 
@@ -45,7 +85,8 @@ def too_wide(case: Case) -> Iterator[Advice]:
     if not halves or 2 * halves < sum(sizes.values()):
         return
     kept = [row for row in case.report.residuals if row.kind == "intermediate" and row.kept]
-    wide = [row for row in kept if row.dtype in ("f32", "f64")]
+    # Of logits the rule above speaks.
+    wide = [row for row in kept if row.dtype in ("f32", "f64") and not any(of.saved([row]) for of, *_ in case.logits)]
     total = sum(row.nbytes for row in wide)
     if not wide or total < _WIDE_PART * case.report.saved_bytes:
         return
@@ -86,31 +127,6 @@ def prevent_cse(case: Case) -> Iterator[Advice]:
         )
 
 
-def bare_scan(case: Case) -> Iterator[Advice]:
-    """A scan that saves several values of every iteration, without a checkpoint."""
-    total = case.report.saved_bytes
-    by_loop: dict[str, list[Residual]] = {}
-    for row in case.report.residuals:
-        if row.kind == "intermediate" and row.times != 1:
-            label = next((label for label in row.path if label.startswith("scan x")), "")
-            by_loop.setdefault(label, []).append(row)
-    checkpointed = bool(case.facts.engine.sites) or case.built
-    for label, rows in by_loop.items():
-        held = sum(row.nbytes for row in rows)
-        if not label or checkpointed or 2 * held < total or len(rows) < 2:
-            continue
-        largest = max(rows, key=lambda row: row.nbytes)
-        yield Advice(
-            "bare-scan",
-            f"{units.nbytes(held)} of the {units.nbytes(total)} saved are {len(rows)} values of every iteration of "
-            f"{label}, the largest{at_line(largest.source)}.",
-            "Put jax.checkpoint(..., prevent_cse=False) around the scan's body: it then saves its carry alone.",
-            held,
-            "bytes",
-            largest.source,
-        )
-
-
 def stale(case: Case) -> Iterator[Advice]:
     """Functions redefined since JAX traced them."""
     for name in case.facts.engine.stale:
@@ -119,7 +135,8 @@ def stale(case: Case) -> Iterator[Advice]:
             f"JAX still holds an older trace of {name}, from before it or what it calls was redefined: jit and grad "
             "may run that one.",
             "Call jax.clear_caches().",
+            stake=case.report.peak_bytes or case.report.saved_bytes,  # all that is said here is in doubt
         )
 
 
-RULES = (constants, too_wide, bare_scan, prevent_cse)
+RULES = (softmax_of_logits, constants, too_wide, prevent_cse)

@@ -62,6 +62,7 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
             spared,
             "FLOPs",
             value.source,
+            stake=max(takes, 0),
         )
 
 
@@ -87,7 +88,9 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         return least / max(most, 1) if clear else 0.0
 
     base = ground.outcomes.base
+    of_logits = {source for logits, *_ in case.logits for source in logits.sources}  # another rule speaks of these
     groups = [g for g in ground.by_name_or_line(base.used) if g.nbytes >= _PART * saved]
+    groups = [g for g in groups if g.name or g.first.source not in of_logits]
     for chosen, after in _best(ground, groups, worth):
         before = base if exact else report
         freed, again = before.saved_bytes - after.saved_bytes, max(0, after.recomputed_flops - before.recomputed_flops)

@@ -11,8 +11,9 @@ from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading, times
 from remat_magic.policies import OWN
 from remat_magic.records import Comparison, ComparisonRow, Measurement, Plan, RematError, Report
+from remat_magic.records.base import registered
 
-__all__ = ["compare"]
+__all__ = ["compare", "row_of"]
 
 
 def compare(
@@ -63,7 +64,7 @@ def compare(
                 same_as, labels = (*row.same_as, report.policy), (*row.same_labels, report.label)
                 rows[same] = replace(row, same_as=same_as, same_labels=labels)
             continue
-        rows.append(_row(report, chosen))
+        rows.append(row_of(report, chosen))
         reports.append(report)
     of_rows = {
         (key, row.at): report
@@ -72,7 +73,18 @@ def compare(
         for key in (row.policy, *row.same_as)
     }
     rows = [_with_measured(row, measured) for row in rows]
-    return Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows)
+    comparison = Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows)
+    return replace(comparison, rows=tuple(_with_what_helps(facts, row) for row in comparison))
+
+
+def _with_what_helps(facts: Facts, row: ComparisonRow) -> ComparisonRow:
+    """A row whose sentence on a peak that is no lower ends with what would lower it."""
+    if not row.no_gain:
+        return row
+    try:
+        return replace(row, no_gain=registered("places").no_gain_at(facts, row) or row.no_gain)
+    except RematError:  # JAX cannot differentiate the function under that policy
+        return row
 
 
 def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
@@ -92,7 +104,8 @@ def _essence(report: Report) -> Any:
     return (report.at, report.residuals, report.recomputed, *kernels, report.peak_bytes, report.backward_error)
 
 
-def _row(report: Report, device: devices.Device | None) -> ComparisonRow:
+def row_of(report: Report, device: devices.Device | None) -> ComparisonRow:
+    """The figures of a report, with the times that a device would take."""
     row = ComparisonRow(
         report.policy,
         report.at,
@@ -131,6 +144,9 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measureme
         measured_compile_seconds=result.compile_seconds,
         measured_flops=result.flops,
         measured_device=result.device,
+        measured_fits=result.fits,
+        needed_bytes=result.needed_bytes,
+        available_bytes=result.available_bytes,
         findings=result.findings,
         error=row.error or result.error,
     )

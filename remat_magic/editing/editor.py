@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import _jax, units
+from remat_magic.editing.applications import Application, applications, with_policies
+from remat_magic.editing.live_code import NewWrapper, as_edited
 from remat_magic.editing.names import (
     ChosenNames,
     NameOption,
@@ -23,8 +25,8 @@ from remat_magic.editing.names import (
     name_options,
 )
 from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
-from remat_magic.editing.sandbox import executed
-from remat_magic.editing.user_code import EditedCall, Executed, UserCode, executed_codes
+from remat_magic.editing.user_code import Executed, UserCode, executed_codes
+from remat_magic.editing.ways import Way, ways_at, ways_of_function
 from remat_magic.editing.writing import EditedTexts
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
@@ -34,6 +36,18 @@ from remat_magic.planning.plan import best_of_groups
 from remat_magic.records import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
 
 __all__ = ["edit"]
+
+_MARK = "__remat_magic_mark__"
+
+
+class _Mark:
+    """A policy that tells where it was given."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, *_: Any, **__: Any) -> bool:
+        return False
 
 
 def edit(facts: Facts, choice: Any, at: str | None = None) -> Edit:
@@ -63,12 +77,13 @@ class _Editor:
 
     def plan_of(self, choice: Any, at: str | None) -> tuple[Plan, list[str]]:
         """What is asked for as a plan, with sentences about what no plan can keep."""
+        choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
         if isinstance(choice, Plan):
             if at is not None and at != choice.at:
                 raise RematError(f"the plan is for at={choice.at!r}: leave `at` out, or make a plan for {at!r}.")
             return choice, []
         place = self._engine.default_at if at is None else at
-        if isinstance(choice, str):
+        if isinstance(choice, str) or callable(choice):
             report = self._facts.report(choice, place)
             return _plan_of(report, report.policy, ()), []
         if isinstance(choice, Iterable):
@@ -148,34 +163,54 @@ class _Editor:
         return tuple(site for site in sites if at in ("sites", site.key))
 
     def _within(self, facts: Facts, at: str) -> Callable[[Any], bool] | None:
-        keys = {site.key for site in self._sites(at)}
+        keys = {at} if facts.engine.place(at) is not None else {site.key for site in self._sites(at)}
         return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
 
     def _naming(self, at: str, separately: bool = False) -> NamedProgram:
         with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
-            closed, within = self._engine.provenances.closed, self._within(self._facts, at)
+            closed, within = self._engine.placed(at), self._within(self._facts, at)
             return name_everything(closed, within, separately, rules=not self._engine.remat3)
 
     def _named(self, naming: NamedProgram, at: str) -> Skeleton:
         return Skeleton.of(naming.closed, self._within(self._facts, at), is_given)
 
     def _retraced(
-        self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], calls: Sequence[EditedCall] = ()
-    ) -> Facts:
-        """The function of other trees, traced.
+        self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], wrappers: Sequence[NewWrapper] = ()
+    ) -> tuple[Facts, Report]:
+        """The function of other trees, traced, and the report of it.
 
         Raises:
             RematError: it cannot be executed apart from the session, or raises there.
         """
-        function = executed(self._code, trees, given, calls)
-        try:
-            return Facts(self._engine.retraced(function))
-        except Exception as error:
-            what = str(error).partition("\n")[0].rstrip(".")
-            raise RematError(
-                f"{self._engine.function_name} raises when it is executed apart from your session, to see what an edit "
-                f"does: {type(error).__name__}: {what}."
-            ) from error
+        with as_edited(self._code, trees, given, wrappers):
+            try:
+                facts = Facts(self._engine.retraced(self._engine.traced))
+                return facts, facts.report("as_written")
+            except Exception as error:
+                what = str(error).partition("\n")[0].rstrip(".")
+                raise RematError(
+                    f"{self._engine.function_name} raises when it is executed apart from your session, to see what an "
+                    f"edit does: {type(error).__name__}: {what}."
+                ) from error
+
+    def _applied(self, sites: Sequence[Site]) -> dict[str, list[Application]]:
+        """Where the source applies the checkpoints of sites: each place is given a policy that is known again."""
+        if not sites:
+            return {}
+        places = applications(self._code)
+        policies = [ast.parse(f"{_MARK}[{number}]", mode="eval").body for number, _ in enumerate(places)]
+        marked = list(zip(places, policies, strict=True))
+        wrappers = [NewWrapper(place.text, place.maker(policy), place) for place, policy in marked]
+        marks = [_Mark(number) for number, _ in enumerate(places)]
+        facts, _ = self._retraced(with_policies(self._code, marked), {_MARK: marks}, wrappers)
+        by_site: dict[str, list[Application]] = {}
+        for _, eqn in walk(facts.engine.provenances.closed):
+            mark = _jax.checkpoint_policy(eqn) if _jax.is_checkpoint(eqn) else None
+            if isinstance(mark, _Mark):
+                of_site = by_site.setdefault(facts.engine.site_of(eqn), [])
+                if places[mark.number] not in of_site:
+                    of_site.append(places[mark.number])
+        return by_site
 
     # --------------------------------------------------------------------------------------------------------- an edit
 
@@ -190,9 +225,13 @@ class _Editor:
                 "anew with trace.plan()."
             )
         places = nameables(self._code)
-        facts = self._retraced(probed(self._code, places), {PROBE: probe})
+        facts, _ = self._retraced(probed(self._code, places), {PROBE: probe})
         closed = facts.engine.provenances.closed
-        program, with_probes = self._named(naming, plan.at), Skeleton.of(closed, self._within(facts, plan.at), is_probe)
+        with_places = facts.engine.placed(plan.at)
+        program, with_probes = (
+            self._named(naming, plan.at),
+            Skeleton.of(with_places, self._within(facts, plan.at), is_probe),
+        )
         if program.operations != with_probes.operations:
             raise RematError(
                 f"{self._engine.function_name} does not make the same program each time that it is traced, so no edit "
@@ -228,10 +267,47 @@ class _Editor:
         return edited if edited.verified else None
 
     def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
-        texts = EditedTexts(self._facts, self._code)
+        """The edit with JAX's own checkpoint, or with that of a library which the source needs for it."""
+        sites = self._sites(plan.at)
+        places = self._applied(sites)
+        edits, errors = list[Edit](), list[RematError]()
+        for way in self._ways(plan, sites):
+            try:
+                edits.append(self._written_in(way, plan, chosen, unnamed, sites, places))
+            except RematError as error:
+                errors.append(error)
+            if edits and edits[-1].verified:
+                return edits[-1]
+        if not edits:
+            raise errors[0]
+        return next((edit for edit in edits if edit.saved_bytes is not None), edits[0])
+
+    def _ways(self, plan: Plan, sites: Sequence[Site]) -> list[Way]:
+        if sites or plan.policy in ("as_written", "none"):
+            return [Way()]
+        if plan.at == "function":
+            return ways_of_function(self._code)
+        ways = ways_at(self._code, self._engine, plan.at)
+        if not ways:
+            raise RematError(
+                f"where {plan.at!r} is called cannot be told in source text of yours, or not for all of these calls "
+                f"alone: write the checkpoint there by hand{f', as in `{plan.code}`' if plan.code else ''}."
+            )
+        return ways
+
+    def _written_in(
+        self,
+        way: Way,
+        plan: Plan,
+        chosen: ChosenNames,
+        unnamed: Sequence[str],
+        sites: tuple[Site, ...],
+        places: Mapping[str, Sequence[Application]],
+    ) -> Edit:
+        texts = EditedTexts(self._facts, self._code, way)
         names = tuple(texts.name(option) for option in chosen.options)
         if plan.names or plan.policy != "as_written":
-            texts.policy(plan, tuple(dict.fromkeys(name.name for name in names)), self._sites(plan.at))
+            texts.policy(plan, tuple(dict.fromkeys(name.name for name in names)), sites, places)
         edited = Edit(
             self._engine.function_name,
             plan.at,
@@ -247,10 +323,12 @@ class _Editor:
         )
         expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:
-            traced = self._retraced(texts.trees(), {}, texts.calls).report("as_written")
+            _, traced = self._retraced(texts.trees(), {}, texts.wrappers)
         except RematError as error:
             return replace(edited, differences=(str(error),))
         differences = _differences(expected, traced)
+        if (way.calls or way.loops) and not differences and expected.recomputed_flops != traced.recomputed_flops:
+            differences = ["the edited text saves what is asked for, and recomputes something else."]  # at other calls
         return replace(
             edited,
             verified=not differences,

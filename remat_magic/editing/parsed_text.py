@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -26,11 +26,13 @@ __all__ = [
     "code_objects",
     "first_line",
     "functions_of",
+    "mark_added",
     "number_of",
     "parsed_text",
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_ADDED = "_remat_magic_added"
 Position = tuple[int, int]  # line from 1, column in characters from 0
 
 
@@ -40,7 +42,8 @@ class ParsedText:
 
     ``written`` is what the user sees, with its own line ends; ``compiled`` what Python compiled, with ``\\n``. They
     differ by ``shift`` lines at the start, which IPython drops, and by the lines that IPython translates. ``lines`` are
-    those of ``compiled``, and all positions are positions there.
+    those of ``compiled``, and all positions are positions there. ``numbers`` has for the code of its functions their
+    numbers in ``functions``.
     """
 
     file: str
@@ -52,6 +55,7 @@ class ParsedText:
     lines: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     parents: dict[int, ast.AST] = field(default_factory=dict)
+    numbers: dict[CodeType, int] = field(default_factory=dict)
     _translated: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -154,9 +158,23 @@ def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def functions_of(tree: ast.AST) -> list[Function]:
-    """All functions and lambdas, in an order that wrapping expressions and adding statements does not change."""
+    """All functions and lambdas, in an order that wrapping expressions and adding statements does not change.
+
+    What an edit has added, and says so by ``mark_added``, is left out.
+    """
     inside = [function for child in ast.iter_child_nodes(tree) for function in functions_of(child)]
-    return [tree, *inside] if isinstance(tree, Function) else inside
+    return [tree, *inside] if isinstance(tree, Function) and not hasattr(tree, _ADDED) else inside
+
+
+def mark_added(tree: ast.AST, whole: Collection[str], outer: Collection[str]) -> None:
+    """Say which functions of an edited text are new, by name: whole, or around statements that were there before."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in outer:
+            setattr(node, _ADDED, True)
+        if isinstance(node, ast.FunctionDef) and node.name in whole:
+            for inside in ast.walk(node):
+                if isinstance(inside, Function):
+                    setattr(inside, _ADDED, True)
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
@@ -208,7 +226,12 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
                 f"{what} is no longer what {code.co_name} was compiled from: load it again, and trace the function "
                 "anew."
             )
-    return ParsedText(file, cell, written, compiled, shift, tree)
+    text = ParsedText(file, cell, written, compiled, shift, tree)
+    for code in {*codes, *(code for module in modules for code in code_objects(module))}:
+        number = number_of(text.functions, code)
+        if number is not None:
+            text.numbers[code] = number
+    return text
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from remat_magic.editing.parsed_text import Function, ParsedText, Position
+from remat_magic.editing.parsed_text import ParsedText, Position, first_line
 from remat_magic.records import FileEdit, RematError
 
 __all__ = ["TextChanges"]
@@ -168,9 +168,55 @@ class TextChanges:
         else:
             self._lines_at(start[0], f"{indent}{line}\n", -1)
 
-    def decorate(self, node: Function, line: str) -> None:
-        """A decorator next to a definition, below those that it has."""
-        self._lines_at(node.lineno, f"{self.text.indent(node.lineno)}{line}\n")
+    def decorate(self, node: ast.FunctionDef | ast.AsyncFunctionDef, line: str, above: bool = False) -> None:
+        """A decorator next to a definition, below those that it has, or ``above`` them."""
+        at = first_line(node) if above else node.lineno
+        self._lines_at(at, f"{self.text.indent(at)}{line}\n")
+
+    def drop_keywords(self, call: ast.Call) -> None:
+        """Take all keyword arguments from a call, which come after the others."""
+        start = self.text.end(call.args[-1] if call.args else call.func)
+        line, column = self.text.end(call)
+        text = "" if call.args else "("
+        self._changes.append(_Change(start, (line, column - 1), text))
+
+    def lines_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
+        """Whole lines before a statement, as far indented as it is."""
+        line = statement.lineno
+        indent = self.text.indent(line)
+        self._lines_at(line, "".join(f"{indent}{line}\n" if line else "\n" for line in lines), -3)
+
+    def lines_after(self, statement: ast.stmt, lines: Sequence[str]) -> None:
+        """Whole lines after a statement that others are in, as far indented as it is."""
+        indent = self.text.indent(statement.lineno)
+        text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
+        self._lines_at(self.text.end(statement)[0] + 1, text, -5)
+
+    def indent(self, statement: ast.stmt, more: str) -> None:
+        """Move a statement to the right, with what was put between its lines before.
+
+        Raises:
+            RematError: a string goes over several of its lines.
+        """
+        (first, column), (last, _) = self.text.start(statement), self.text.end(statement)
+        strings = (node for node in ast.walk(statement) if isinstance(node, ast.Constant | ast.JoinedStr))
+        if any(self.text.start(node)[0] != self.text.end(node)[0] for node in strings):
+            raise RematError(
+                f"the loop at line {first} of {self.text.place} has a string over several lines, which an edit would "
+                "change: write the checkpoint there by hand."
+            )
+        for number, change in enumerate(self._changes):
+            at = change.start
+            if at[1] or change.start != change.end or not change.text.endswith("\n"):
+                continue
+            inside = len(change.text) - len(change.text.lstrip()) > column
+            if first < at[0] <= last:
+                self._changes[number] = replace(change, text=textwrap.indent(change.text, more))
+            elif at[0] == last + 1 and inside:  # before what comes after the statement
+                self._changes[number] = replace(change, text=textwrap.indent(change.text, more), order=-6 - 10**9)
+        for line in range(first, last + 1):
+            if self.text.lines[line - 1].strip():
+                self._changes.append(_Change((line, 0), (line, 0), more, -(10**8) - 1))
 
     def delete_lines(self, first: int, last: int) -> None:
         """Take whole lines out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import sys
@@ -17,18 +18,17 @@ from remat_magic.editing.parsed_text import Function, ParsedText, number_of, par
 from remat_magic.engine import signature
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.walk import walk
-from remat_magic.records import RematError, Site, SourceSpan
-from remat_magic.user_files import is_user_file
+from remat_magic.records import RematError, SourceSpan
+from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
-    "EditedCall",
     "Executed",
     "UserCode",
     "executed_codes",
     "held",
     "is_users",
     "layers",
-    "names_of",
+    "reachable",
     "referent",
 ]
 
@@ -48,19 +48,9 @@ def executed_codes(*programs: Any) -> set[Executed]:
         for code in traceback.raw_frames()[0]:
             if code.co_filename == signature.__file__:  # from here on outward it is whoever asked for the trace
                 break
-            if is_user_file(code.co_filename):
+            if is_user_file(code.co_filename) and STAND_IN not in code.co_varnames:
                 codes.add((code.co_filename, code))
     return codes
-
-
-@dataclass(frozen=True, slots=True)
-class EditedCall:
-    """A call of ``jax.checkpoint``, the site it makes, and the text of its new policy; None where it is taken off."""
-
-    text: ParsedText
-    call: ast.Call
-    site: Site
-    policy: str | None
 
 
 @dataclass(eq=False)
@@ -78,6 +68,7 @@ class UserCode:
     texts: dict[str, ParsedText] = field(default_factory=dict)
     codes: dict[Executed, int] = field(default_factory=dict)
     namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _scopes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
     def of(function: Any, *programs: Any) -> UserCode:
@@ -94,8 +85,9 @@ class UserCode:
             raise RematError(
                 f"no operation of {function_name(function)} stands in source text of yours: there is nothing to edit."
             )
-        for reached in _reachable_functions(function):
-            code.namespaces.setdefault(reached.__code__.co_filename, reached.__globals__)
+        for reached in reachable(function):
+            if isinstance(reached, FunctionType):
+                code.namespaces.setdefault(reached.__code__.co_filename, reached.__globals__)
         for file, codes in sorted(by_file.items()):
             text = code.texts[file] = parsed_text(file, codes)
             numbers = {(file, executed): number_of(text.functions, executed) for executed in codes}
@@ -109,9 +101,27 @@ class UserCode:
         return sorted({number for (where, _), number in self.codes.items() if where == file})
 
     def number_of(self, function: Any) -> int | None:
-        """The number of a function in its text, None where it is not the user's or did not run."""
+        """The number of a function in its text, None where it is of no text."""
         code = getattr(function, "__code__", None)
-        return self.codes.get((code.co_filename, code)) if isinstance(code, CodeType) else None
+        if not isinstance(code, CodeType):
+            return None
+        text = self.texts.get(code.co_filename)
+        return None if text is None else self.codes.get((text.file, code), text.numbers.get(code))
+
+    def scope(self, file: str) -> dict[str, Any]:
+        """What the names in a text stand for, as far as they are no variables of a call."""
+        if file not in self._scopes:
+            scope: dict[str, Any] = {}
+            for node in ast.walk(self.texts[file].tree):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    scope.update(_imported(node))
+            for function in reachable(self.function):
+                if isinstance(function, FunctionType) and function.__code__.co_filename == file:
+                    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                        with contextlib.suppress(ValueError):  # not yet bound
+                            scope[name] = cell.cell_contents
+            self._scopes[file] = {**scope, **self.namespaces[file]}
+        return self._scopes[file]
 
     def definition(self, inside: tuple[str, str, int] | None) -> tuple[ParsedText, Function] | None:
         """The definition of the traced function itself, through whatever wraps it; None where it is not the user's.
@@ -191,14 +201,27 @@ def held(value: Any) -> list[Any]:
             return list(attributes.values()) if isinstance(attributes, dict) and is_users(type(value)) else []
 
 
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Any]]:
+    """What an import binds, of modules that are there already."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            yield (
+                alias.asname or alias.name.partition(".")[0],
+                sys.modules.get(alias.name if alias.asname else alias.name.partition(".")[0]),
+            )
+        elif node.module and not node.level:
+            thing = getattr(sys.modules.get(node.module), alias.name, None)
+            yield alias.asname or alias.name, sys.modules.get(f"{node.module}.{alias.name}") if thing is None else thing
+
+
 def names_of(code: CodeType) -> set[str]:
     """The names of globals and attributes that code uses, that of the functions in it included."""
     inside = (names_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return {*code.co_names}.union(*inside)
 
 
-def _reachable_functions(function: Any) -> Iterator[FunctionType]:
-    """The user's functions that can be reached from one by closures, globals, wrappers and the user's modules."""
+def reachable(function: Any) -> Iterator[Any]:
+    """What can be reached from a function by closures, globals, wrappers and the user's classes and modules."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [function]
     while todo and len(seen) < 20000:
@@ -206,6 +229,7 @@ def _reachable_functions(function: Any) -> Iterator[FunctionType]:
         if id(value) in seen:
             continue
         seen[id(value)] = value
+        yield value
         todo += held(value)
         if isinstance(value, type):
             if is_users(value):
@@ -219,7 +243,6 @@ def _reachable_functions(function: Any) -> Iterator[FunctionType]:
             continue
         if not is_user_file(value.__code__.co_filename):
             continue
-        yield value
         names = names_of(value.__code__)
         for name in names:
             used = value.__globals__.get(name)
@@ -240,6 +263,6 @@ def referent(expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
             return namespace.get(name)
         case ast.Attribute(inner, name):
             owner = referent(inner, namespace)
-            return getattr(owner, name, None) if isinstance(owner, types.ModuleType) else None
+            return getattr(owner, name, None) if isinstance(owner, types.ModuleType | type) else None
         case _:
             return None

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
 import jax
 from jax import ad_checkpoint
 
+from remat_magic.editing.applications import PARTIAL, Application
+from remat_magic.editing.live_code import NewWrapper
+from remat_magic.editing.loop_steps import JaxLoop, carried_by, for_loop_around, helper, statement_of
 from remat_magic.editing.names import NameOption, suggested, used_names
-from remat_magic.editing.parsed_text import ParsedText, first_line
+from remat_magic.editing.parsed_text import Function, ParsedText, mark_added
 from remat_magic.editing.probes import body_start
 from remat_magic.editing.text_changes import TextChanges
-from remat_magic.editing.user_code import EditedCall, UserCode, referent
+from remat_magic.editing.user_code import UserCode
+from remat_magic.editing.ways import CHECKPOINTS, Way
 from remat_magic.facts.facts import Facts
-from remat_magic.parsing import parse_python
+from remat_magic.parsing import parse_expression, parse_python
 from remat_magic.policies import resolve
 from remat_magic.records import EditedName, FileEdit, Plan, RematError, Site
 
@@ -68,6 +73,13 @@ class _Imports:
         line = "from jax.ad_checkpoint import checkpoint_name"
         return self._name(ad_checkpoint.checkpoint_name, "checkpoint_name", line)
 
+    def checkpoint(self, library: str) -> str:
+        """What a library has for ``jax.checkpoint``; JAX's own where that is empty."""
+        if not library:
+            return f"{self.jax()}.checkpoint"
+        usual, line, function = CHECKPOINTS[library]
+        return f"{self._name(sys.modules[library], usual, line)}.{function}"
+
     def partial(self) -> str:
         """``functools.partial``."""
         namespace = self._namespace
@@ -79,14 +91,15 @@ class _Imports:
 class EditedTexts:
     """The texts with names and a policy written into them.
 
-    ``calls`` are the calls of ``jax.checkpoint`` that were changed.
+    ``wrappers`` is what has become of the checkpoints around functions. New ones are written in one ``way``.
     """
 
-    def __init__(self, facts: Facts, code: UserCode) -> None:
-        self._code, self._facts = code, facts
+    def __init__(self, facts: Facts, code: UserCode, way: Way) -> None:
+        self._code, self._facts, self._way = code, facts, way
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = set(facts.engine.names).union(*map(used_names, code.texts.values()))
-        self.calls: list[EditedCall] = []
+        self._added: tuple[set[str], set[str]] = set(), set()  # names of functions, as for `mark_added`
+        self.wrappers: list[NewWrapper] = []
 
     def _of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
         if text.file not in self._edited:
@@ -102,7 +115,10 @@ class EditedTexts:
 
     def trees(self) -> dict[str, ast.Module]:
         """What Python makes of it; after ``files``."""
-        return {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
+        trees = {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
+        for tree in trees.values():
+            mark_added(tree, *self._added)
+        return trees
 
     # ----------------------------------------------------------------------------------------------------------- names
 
@@ -128,13 +144,16 @@ class EditedTexts:
 
     # ---------------------------------------------------------------------------------------------------------- policy
 
-    def policy(self, plan: Plan, names: tuple[str, ...], sites: tuple[Site, ...]) -> None:
+    def policy(
+        self, plan: Plan, names: tuple[str, ...], sites: tuple[Site, ...], places: Mapping[str, Sequence[Application]]
+    ) -> None:
         """Write a plan's policy.
 
         Args:
             plan: the plan.
             names: what it saves by name, where it is no policy of JAX.
             sites: the checkpoint sites that it is for; none: a new checkpoint around the whole function.
+            places: where the source applies the checkpoint of each site, by its key.
 
         Raises:
             RematError: the place is not in the user's text, or the policy is the user's own.
@@ -144,20 +163,39 @@ class EditedTexts:
             raise RematError(f"{plan.policy} is a policy of your own: give it to jax.checkpoint by hand.")
         takes_off = plan.policy == "none" and not plan.names
 
-        def policy(changes: TextChanges, imports: _Imports, node: Any, used: int) -> str:
-            """The policy's text, on the line of a node which is so long already."""
+        def policy(changes: TextChanges, imports: _Imports, indent: str, used: int) -> str:
+            """The policy's text, on a line that is so far indented, and so long already."""
             start = f"{imports.jax()}.checkpoint_policies"
             if not names:
                 return f"{start}.{factory.removeprefix(_POLICIES) or 'nothing_saveable'}"
-            return changes.names_call(f"{start}.save_only_these_names", names, changes.text.indent(node.lineno), used)
+            return changes.names_call(f"{start}.save_only_these_names", names, indent, used)
 
         for site in sites:
+            if not places.get(site.key):
+                raise RematError(
+                    f"the jax.checkpoint of {site.function} cannot be found in source text of yours: a library applies "
+                    "it, or it is passed on under another name, so give it the policy by hand."
+                )
+        for place in {id(place): place for site in sites for place in places[site.key]}.values():
             if takes_off:
-                self._take_off(site)
+                self._take_off(place)
             else:
-                self._set(site, policy)
+                self._set(place, policy)
         if not sites and not takes_off:
-            self._checkpoint_function(policy)
+            for loop in self._way.loops:
+                if isinstance(loop, JaxLoop):
+                    self._group_jax_loop(loop, policy)
+                else:
+                    self._group_for_loop(*loop, policy)
+            if self._way.loops:
+                return
+            if self._way.calls:
+                for text, call in self._way.calls:
+                    self._checkpoint_call(text, call, policy)
+            elif self._way.definition is not None:
+                self._checkpoint(*self._way.definition, policy, self._way.options)
+            else:
+                self._checkpoint_function(policy)
 
     def _checkpoint_function(self, policy: Any) -> None:
         definition = self._code.definition(self._facts.engine.differentiated_inside)
@@ -166,16 +204,98 @@ class EditedTexts:
                 "the traced function is not defined in source text of yours: define a function that calls it, and "
                 "trace that."
             )
-        text, node = definition
+        static = [] if self._way.library == "equinox" else self._static_arguments()
+        self._checkpoint(*definition, policy, f", static_argnums={tuple(static)}" if static else "")
+
+    def _checkpoint(self, text: ParsedText, node: Function, policy: Any, options: str) -> None:
+        """Put a new checkpoint on a definition, or around a lambda."""
         changes, imports = self._of(text)
-        static = self._static_arguments()
-        numbers = f", static_argnums=({', '.join(map(str, static))},)" if static else ""
-        checkpoint = f"{imports.jax()}.checkpoint"
+        checkpoint = imports.checkpoint(self._way.library)
         if isinstance(node, ast.Lambda):
-            changes.wrap(node, f"{checkpoint}(", f", policy={policy(changes, imports, node, 40)}{numbers})")
-            return
-        start = f"@{imports.partial()}({checkpoint}, policy="
-        changes.decorate(node, f"{start}{policy(changes, imports, node, len(start))}{numbers})")
+            options = f", policy={policy(changes, imports, text.indent(node.lineno), 40)}{options})"
+            changes.wrap(node, f"{checkpoint}(", options)
+        else:
+            start = f"@{imports.partial()}({checkpoint}"
+            options = f", policy={policy(changes, imports, text.indent(node.lineno), len(start) + 9)}{options})"
+            changes.decorate(node, f"{start}{options}", above=self._way.library == "flax.linen")
+        maker = parse_expression(f"{PARTIAL}({checkpoint}{options}")
+        self.wrappers.append(NewWrapper(text, maker, text.functions.index(node)))
+
+    def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: Any) -> None:
+        """Put a new checkpoint around what is called."""
+        changes, imports = self._of(text)
+        start = f"{imports.checkpoint(self._way.library)}("
+        end = f", policy={policy(changes, imports, text.indent(call.lineno), 40)}{self._way.options})"
+        if self._way.bind and call.keywords:
+            start += f"{imports.partial()}("
+            end = "".join(f", {text.segment(keyword)}" for keyword in call.keywords) + f"){end}"
+            changes.drop_keywords(call)
+        if self._way.condition:
+            start, end = f"({start}", f"{end} if {self._count_steps(text, call)} else {text.segment(call.func)})"
+        changes.wrap(call.func, start, end)
+
+    # ------------------------------------------------------------------------------------------------ in steps of loops
+
+    def _new_name(self, text: ParsedText, usual: str) -> str:
+        """A name that nothing in a text has."""
+        names = {node.id for node in ast.walk(text.tree) if isinstance(node, ast.Name)}
+        names |= {*self._code.namespaces[text.file]}.union(*self._added)
+        names |= {node.arg for node in ast.walk(text.tree) if isinstance(node, ast.arg)}
+        names |= {getattr(function, "name", "") for function in text.functions}
+        while usual in names:
+            usual += "_"
+        return usual
+
+    def _count_steps(self, text: ParsedText, call: ast.Call) -> str:
+        """Give the steps of the loop around a call numbers; the condition for those that are chosen."""
+        loop = for_loop_around(text, call)
+        assert loop is not None
+        changes, _ = self._of(text)
+        number = self._new_name(text, "number")
+        is_tuple = isinstance(loop.target, ast.Tuple)
+        changes.wrap(loop.target, f"{number}, {'(' * is_tuple}", ")" * is_tuple)
+        changes.wrap(loop.iter, "enumerate(", ")")
+        return self._way.condition.format(number)
+
+    def _decorator(self, changes: TextChanges, imports: _Imports, policy: Any, indent: str) -> str:
+        start = f"@{imports.partial()}({imports.checkpoint(self._way.library)}, policy="
+        return f"{start}{policy(changes, imports, indent, len(start))})"
+
+    def _group_jax_loop(self, loop: JaxLoop, policy: Any) -> None:
+        """Call a function that does what a loop of JAX's does, in groups of steps."""
+        text = loop.text
+        changes, imports = self._of(text)
+        name = self._new_name(text, f"{loop.kind}_in_groups")
+        decorator = self._decorator(changes, imports, policy, "" if loop.has_inputs else "    ")
+        lines = helper(loop, self._way.size, name, imports.jax(), decorator)
+        changes.lines_before(statement_of(text, loop.call), [*lines, ""])
+        changes.replace(loop.call.func, name)
+        self._added[0].add(name)
+
+    def _group_for_loop(self, text: ParsedText, loop: ast.For, policy: Any) -> None:
+        """Put the steps of a ``for`` loop into groups, each a function that is defined and called."""
+        changes, imports = self._of(text)
+        taken, left = carried_by(text, loop)
+        steps, first, group = (self._new_name(text, usual) for usual in ("steps", "first", "group"))
+        size, step = self._way.size, "\t" if text.indent(loop.lineno).startswith("\t") else "    "
+        decorator = self._decorator(changes, imports, policy, text.indent(loop.lineno) + step)
+        changes.indent(loop, 2 * step)
+        changes.lines_before(
+            loop,
+            [
+                f"{steps} = list({text.segment(loop.iter)})",
+                f"for {first} in range(0, len({steps}), {size}):",
+                "",
+                f"{step}{decorator}",
+                f"{step}def {group}({', '.join(taken)}):",
+            ],
+        )
+        changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
+        changes.lines_after(
+            loop,
+            [f"{2 * step}return {', '.join(left)}", "", f"{step}{', '.join(left)} = {group}({', '.join(taken)})"],
+        )
+        self._added[1].add(group)
 
     def _static_arguments(self) -> list[int]:
         """The numbers of the positional arguments that hold no array.
@@ -201,113 +321,35 @@ class EditedTexts:
         )
         return sorted({position + bound for position, _ in others if position not in arrays})
 
-    def _set(self, site: Site, policy: Any) -> None:
-        """Give the checkpoint of a site another policy."""
-        for text, decorator in (decorators := list(self._decorators(site))):
-            changes, imports = self._of(text)
-            if isinstance(decorator, ast.Call):
-                changes.set_keyword(decorator, "policy", policy(changes, imports, decorator, 20))
-            else:
-                partial = imports.partial()
-                changes.wrap(decorator, f"{partial}(", f", policy={policy(changes, imports, decorator, 30)})")
-        for text, call in () if decorators else self._called(site):
-            changes, imports = self._of(text)
-            used = text.end(call)[1] - len(text.indent(call.lineno))
-            written = policy(changes, imports, call, used)
-            changes.set_keyword(call, "policy", written)
-            self.calls.append(EditedCall(text, call, site, written))
+    def _set(self, place: Application, policy: Any) -> None:
+        """Give a checkpoint another policy."""
+        node, indent = place.node, place.text.indent(place.node.lineno)
+        changes, imports = self._of(place.text)
+        if isinstance(node, ast.Call):
+            used = 20 if place.is_decorator else place.text.end(node)[1] - len(indent)
+            written = policy(changes, imports, indent, used)
+            changes.set_keyword(node, "policy", written)
+        else:
+            partial = imports.partial()
+            written = policy(changes, imports, indent, 30)
+            changes.wrap(node, f"{partial}(", f", policy={written})")
+        self.wrappers.append(NewWrapper(place.text, place.maker(parse_expression(written)), place))
 
-    def _take_off(self, site: Site) -> None:
-        for text, decorator in (decorators := list(self._decorators(site))):
-            (first, column), (last, end) = text.start(decorator), text.end(decorator)
+    def _take_off(self, place: Application) -> None:
+        text, node = place.text, place.node
+        changes, _ = self._of(text)
+        if place.is_decorator:
+            (first, column), (last, end) = text.start(node), text.end(node)
             if text.lines[first - 1][:column].strip() != "@" or text.lines[last - 1][end:].strip():
                 raise RematError(
                     f"line {first} of {text.place} holds more than the decorator: take jax.checkpoint off by hand."
                 )
-            self._of(text)[0].delete_lines(first, last)
-        for text, call in () if decorators else self._called(site):
-            self._of(text)[0].replace(call, text.segment(call.args[0]))
-            self.calls.append(EditedCall(text, call, site, None))
-
-    # ----------------------------------------------------------------------------------------- checkpoints in the texts
-
-    def _decorators(self, site: Site) -> Iterator[tuple[ParsedText, ast.expr]]:
-        """The decorators that make a site: ``@jax.checkpoint`` itself, or the call of ``partial`` with it."""
-        where = site.source
-        text = self._code.texts.get(where.file) if where is not None else None
-        if where is None or text is None:
-            return
-        namespace = self._code.namespaces[text.file]
-        for node in text.functions:
-            if isinstance(node, ast.Lambda) or node.name != site.function or first_line(node) != where.line:
-                continue
-            for decorator in node.decorator_list:
-                match decorator:
-                    case ast.Call(callee, [first, *_]) if referent(callee, namespace) is functools.partial:
-                        checkpoint = first
-                    case _:
-                        checkpoint = decorator
-                if _is_checkpoint(checkpoint, namespace):
-                    yield text, decorator
-
-    def _called(self, site: Site) -> list[tuple[ParsedText, ast.Call]]:
-        """The calls of ``jax.checkpoint`` on the function that is the site.
-
-        Raises:
-            RematError: there is none.
-        """
-        calls = [
-            (text, call)
-            for text in self._code.texts.values()
-            for call in ast.walk(text.tree)
-            if isinstance(call, ast.Call) and call.args and _is_checkpoint(call.func, self._code.namespaces[text.file])
-        ]
-        on_site = [(text, call) for text, call in calls if _is_on(call.args[0], site, text)]
-        on_site = on_site or [(text, call) for text, call in calls if _is_called_at(text, call, site)]
-        if not on_site and len(calls) == 1 and not isinstance(calls[0][1].args[0], ast.Lambda):
-            on_site = calls
-        if not on_site:
-            raise RematError(
-                f"the jax.checkpoint of {site.function} cannot be found in source text of yours: it is applied by a "
-                "library or under another name, so give it the policy by hand."
-            )
-        return on_site
-
-
-def _is_checkpoint(expression: ast.expr, namespace: Mapping[str, Any]) -> bool:
-    """Whether an expression is ``jax.checkpoint`` itself, by whatever name."""
-    thing = referent(expression, namespace)
-    return thing is jax.checkpoint or thing is jax.remat
-
-
-def _is_on(argument: ast.expr, site: Site, text: ParsedText) -> bool:
-    """Whether what ``jax.checkpoint`` is called with is the function that is the site."""
-    where = site.source
-    match argument:
-        case ast.Name(name) | ast.Attribute(_, name) if name == site.function:
-            return True
-        case ast.Lambda():
-            return where is not None and text.file == where.file and argument.lineno == where.line
-        case ast.Name(name):  # a lambda that was given a name
-            return site.function == "<lambda>" and any(
-                isinstance(node, ast.Assign)
-                and isinstance(node.value, ast.Lambda)
-                and where is not None
-                and node.value.lineno == where.line
-                and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-                for node in ast.walk(text.enclosing(argument) or text.tree)
-            )
-        case _:
-            return False
-
-
-def _is_called_at(text: ParsedText, call: ast.Call, site: Site) -> bool:
-    """Whether what a call of ``jax.checkpoint`` makes is called where the site is."""
-    where, above = site.source, text.parents.get(id(call))
-    return (
-        where is not None
-        and text.file == where.file
-        and isinstance(above, ast.Call)
-        and above.func is call
-        and above.lineno <= where.line <= (above.end_lineno or where.line)
-    )
+            changes.delete_lines(first, last)
+        elif place.whole is not None and isinstance(place.inner, ast.expr):
+            inner = text.segment(place.inner)
+            is_part = isinstance(text.parents.get(id(place.whole)), ast.Call | ast.Attribute)
+            bare = isinstance(place.inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+            changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
+        else:
+            changes.replace(node, "(lambda function: function)")
+        self.wrappers.append(NewWrapper(text, None, place))

@@ -8,21 +8,26 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax, policies
+from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.failures import failures
 from remat_magic.engine.gradients import under_policy
 from remat_magic.engine.plan_values import PlanValues
+from remat_magic.engine.possible import possible_sites
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Signature
-from remat_magic.engine.sites import Identity, Rewriter, find_sites, identity
+from remat_magic.engine.sites import Identity, Rewriter, find_sites
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.values import Returned, abstract
 from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Plan, RematError
+
+_Rewrite = Callable[[Any, Calls], tuple[Any, Any]]  # a jaxpr and its calls -> another, and the policy of one around it
 
 
 def with_policy(
@@ -31,7 +36,8 @@ def with_policy(
     selection: Selection,
     chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
     tracing: Callable[[], AbstractContextManager[None]],
-    named: Callable[[Selection, Any], Any],
+    prepared: Callable[[Selection, Any, Calls], Any],
+    calls: Calls,
 ) -> Callable[..., Any]:
     """A function like ``fun`` that traces it at every call, and rewrites what it traced.
 
@@ -41,9 +47,11 @@ def with_policy(
         selection: the policies.
         chooser: tells for a selection which policy a checkpoint equation gets; reads source positions with the spans.
         tracing: the settings to trace under.
-        named: gives the values of a jaxpr the names that a selection's policy is of, if it is of such names.
+        prepared: gives a jaxpr, with the calls that were recorded when it was traced, a selection's checkpoints and
+            names.
+        calls: those that were recorded when it was traced with these settings.
     """
-    return _rewritten(fun, name, selection.policy, _rewriting(selection, chooser, named), tracing)
+    return _rewritten(fun, name, selection.policy, _rewriting(selection, chooser, prepared), tracing, calls)
 
 
 def step_with_policy(
@@ -52,7 +60,7 @@ def step_with_policy(
     selection: Selection,
     chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
     remat3: bool,
-    named: Callable[[Selection, Any], Any],
+    prepared: Callable[[Selection, Any, Calls], Any],
 ) -> Callable[..., Any]:
     """A training step like ``step``, with a policy applied to a function that it differentiates inside.
 
@@ -62,15 +70,15 @@ def step_with_policy(
         step: the function.
         inside: the function that is differentiated, by its definition.
         selection: the policies.
-        chooser: as for ``with_policy``, and so is ``named``.
+        chooser: as for ``with_policy``, and so is ``prepared``.
         remat3: whether to trace with jax_remat3.
-        named: gives the names.
+        prepared: gives the checkpoints and names.
     """
-    rewrite, tracing = _rewriting(selection, chooser, named), _apart(lambda: remat3)
+    rewrite, tracing, earlier = _rewriting(selection, chooser, prepared), _apart(lambda: remat3), Calls()
 
     @functools.wraps(step)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        return _differentiating(inside, rewrite, tracing, selection.policy, lambda: step(*args, **kwargs))
+        return _differentiating(inside, rewrite, tracing, selection.policy, lambda: step(*args, **kwargs), earlier)
 
     return applied
 
@@ -78,12 +86,12 @@ def step_with_policy(
 def _rewriting(
     selection: Selection,
     chooser: Callable[[Selection, Spans], Callable[[Any], Any]],
-    named: Callable[[Selection, Any], Any],
-) -> Callable[[Any], tuple[Any, Any]]:
+    prepared: Callable[[Selection, Any, Calls], Any],
+) -> _Rewrite:
     """Gives for a jaxpr another with a selection's policies in it, and the policy of one around it."""
 
-    def rewrite(closed: Any) -> tuple[Any, Any]:
-        closed = named(selection, closed)
+    def rewrite(closed: Any, calls: Calls) -> tuple[Any, Any]:
+        closed = prepared(selection, closed, calls)
         if selection.at_sites:
             closed = Rewriter(chooser(selection, Spans()))(closed)
         return closed, selection.whole
@@ -108,13 +116,21 @@ def _apart(remat3: Callable[[], bool]) -> Callable[[], AbstractContextManager[No
 
 def _differentiating(
     inside: Identity,
-    rewrite: Callable[[Any], tuple[Any, Any]],
+    rewrite: _Rewrite,
     tracing: Callable[[], AbstractContextManager[None]],
     policy: str,
     step: Callable[[], Any],
+    earlier: Calls,
 ) -> Any:
-    """What a step returns that differentiates what ``rewrite`` makes of a function inside."""
-    with tracing(), under_policy(inside, lambda closed: evaluation(*rewrite(closed))), failures(inside[0], policy):
+    """What a step returns that differentiates what ``rewrite`` makes of a function inside.
+
+    ``earlier`` are the calls that were recorded before with these settings.
+    """
+
+    def instead(closed: Any, calls: Calls) -> Callable[..., Any]:
+        return evaluation(*rewrite(closed, calls))
+
+    with tracing(), under_policy(inside, instead, earlier), failures(inside[0], policy):
         return step()
 
 
@@ -129,26 +145,30 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(fun, "__name__", "") or type(fun).__name__
     tracing = _apart(_jax.remat3)
 
-    def rewrite(closed: Any) -> tuple[Any, Any]:
+    def rewrite(closed: Any, calls: Calls) -> tuple[Any, Any]:
         spans = Spans()
         table = find_sites(closed, spans, policies.describe)
-        selector = Selector(closed, table, spans, name)
+        possible = possible_sites(closed, calls, table)
+        selector = Selector(closed, table, possible, spans, name)
         if plan.names:
-            plan_values = PlanValues(closed, table, selector, spans, name, rules=not _jax.remat3())
+            rules = not _jax.remat3()
+            plan_values = PlanValues(closed, calls, table, possible, selector, spans, name, rules=rules)
             selection = plan_values.select(plan, _jax.remat3())
         else:
             selection = selector.select(policies.resolve(plan.policy), plan.at)
+        closed = possible.put(closed, calls, selection.at_sites)
         if selection.naming is not None:
             closed = selection.naming.closed
         if selection.at_sites:
             chosen = dict(selection.at_sites)
-            closed = Rewriter(lambda eqn: chosen.get(table.keys.get(identity(eqn, spans), ""), AS_WRITTEN))(closed)
+            closed = Rewriter(lambda eqn: chosen.get(table.key_of(eqn, spans), AS_WRITTEN))(closed)
         return closed, selection.whole
 
     whole = _rewritten(fun, name, plan.policy, rewrite, tracing)
     if plan.function in ("", name):
         return whole
 
+    earlier = Calls()
     found: list[Identity | None] = []  # what the plan is for, of the functions that `fun` differentiates
 
     @functools.wraps(fun)
@@ -159,7 +179,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
         (inside,) = found
         if inside is None:
             return whole(*args, **kwargs)
-        return _differentiating(inside, rewrite, tracing, plan.policy, lambda: fun(*args, **kwargs))
+        return _differentiating(inside, rewrite, tracing, plan.policy, lambda: fun(*args, **kwargs), earlier)
 
     return applied
 
@@ -168,15 +188,22 @@ def _rewritten(
     fun: Callable[..., Any],
     name: str,
     policy: str,
-    rewrite: Callable[[Any], tuple[Any, Any]],
+    rewrite: _Rewrite,
     tracing: Callable[[], AbstractContextManager[None]],
+    calls: Calls | None = None,
 ) -> Callable[..., Any]:
-    """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it."""
+    """``fun``, traced at every call; ``rewrite`` gives for its jaxpr another, and the policy of one around it.
+
+    ``calls`` are those of the trace that was made before, with the same caches of JAX.
+    """
+    earlier = Calls(calls)
 
     def of_pytrees(fun: Callable[..., Any]) -> Callable[..., Any]:
         def traced(*args: Any, **kwargs: Any) -> Any:
             leaves, tree = tree_flatten((args, kwargs))
-            dynamic = [not isinstance(leaf, (float, complex)) and abstract(leaf) is not None for leaf in leaves]
+            dynamic = [
+                not isinstance(leaf, (float, complex, np.generic)) and abstract(leaf) is not None for leaf in leaves
+            ]
             arrays = [leaf for leaf, yes in zip(leaves, dynamic, strict=True) if yes]
             returned = Returned()
 
@@ -187,7 +214,10 @@ def _rewritten(
                 return returned.arrays(fun(*inner_args, **inner_kwargs))
 
             with tracing():
-                evaluate = evaluation(*rewrite(jax.make_jaxpr(flat)(*arrays)))
+                with recording(earlier) as calls:
+                    closed = jax.make_jaxpr(flat)(*arrays)
+                evaluate = evaluation(*rewrite(closed, calls))
+                earlier.keep(calls, closed)
                 with failures(name, policy):
                     return returned.with_arrays(evaluate(*arrays))
 

@@ -15,13 +15,15 @@ import jax
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
+from remat_magic.engine.contents import Contents, contents
 from remat_magic.engine.failures import failures, is_passing
 from remat_magic.engine.gradients import InnerInputs
 from remat_magic.engine.halves import Forward, Gradient
+from remat_magic.engine.possible import Where
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.reloaded import restore_lines
 from remat_magic.engine.retraces import Dissection, Retraces
-from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.signature import Leaf, Signature
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
@@ -67,6 +69,7 @@ class Engine:
 
     def _begin(self, gradient: str | None, differentiate: bool) -> None:
         """Choose what the trace is of, and make ready for it; arguments are those of ``choose``."""
+        self.plans: dict[str, Plan] = {}  # that a key stands for, where a search has made them
         fun, given = self._fun, self._given
         self._gradient = choose(given, self._gradients, gradient, differentiate)
         if self._gradient is not None:
@@ -79,7 +82,11 @@ class Engine:
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self._primal.provenances, fun)
         self._selector = Selector(
-            self._primal.closed, self._primal.table, self._primal.provenances.spans, self._primal.name
+            self._primal.closed,
+            self._primal.table,
+            self._primal.possible,
+            self._primal.provenances.spans,
+            self._primal.name,
         )
         self._retraces = Retraces(self._primal, self._selector)
         self._resolved: dict[int, tuple[Any, policies.Resolved]] = {}  # policy objects by identity
@@ -133,6 +140,41 @@ class Engine:
         return self._primal.table.sites
 
     @property
+    def possible_sites(self) -> tuple[Site, ...]:
+        """The places where there is no checkpoint and could be one: functions that are called, loops' bodies."""
+        return self._primal.possible.sites
+
+    @property
+    def groups(self) -> tuple[Site, ...]:
+        """Steps of loops that are worth one checkpoint around several, as places: about the square root of all."""
+        return self._primal.possible.groups
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """The keys of places that stand once in each step of a loop, so that steps can be grouped there."""
+        return tuple(self._primal.possible.loops)
+
+    def place(self, at: str) -> Where | None:
+        """Which calls of which function a place is that has no checkpoint; None where it is another place."""
+        return None if at in {site.key for site in self.sites} else self._primal.possible.where(at)
+
+    def placed(self, at: str) -> Any:
+        """The closed jaxpr with checkpoints at a place that has none."""
+        with self.lock, self._primal.tracing():
+            selection = self._selector.select(self._resolve("nothing_saveable", None), at)
+            return self._primal.possible.put(self._primal.closed, self._primal.calls, selection.at_sites)
+
+    def grouped_loops(self, at: str) -> list[Any]:
+        """The scans of the program whose steps a place groups."""
+        with self.lock, _jax.reading():
+            return self._primal.possible.grouped_loops(self._primal.closed, self._primal.calls, at)
+
+    def contents(self) -> Mapping[str, Contents]:
+        """What is inside each place, those that have a checkpoint and those that could, by key; see ``Contents``."""
+        with self.lock, _jax.reading():
+            return contents(self._primal)
+
+    @property
     def gradients(self) -> tuple[GradientCall, ...]:
         """The gradients that the function takes inside, the dearest first."""
         return tuple(gradient.call for gradient in self._gradients)
@@ -181,7 +223,8 @@ class Engine:
                 elif function.depth:
                     continue
                 else:
-                    inner = self._calls.setdefault(number, InnerGradient(self._gradient.call, function))
+                    inner = InnerGradient(self._gradient.call, function, self._given.calls)
+                    inner = self._calls.setdefault(number, inner)
                     primal = inner.primal
                     own = function.who == chosen.who
                     both = self._retraces.halves_of(primal, selection) if own else (inner.half, inner.backward)
@@ -254,6 +297,7 @@ class Engine:
                 self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown
             ),
             *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
+            *notes.of_devices(self.function_name, self._primal.devices_inside),
             *notes.of_settings(self._settings),
         )
 
@@ -278,12 +322,16 @@ class Engine:
         Raises:
             RematError: no such policy, name or site.
         """
+        if isinstance(policy, str):
+            policy = self.plans.get(policy, policy)
         if isinstance(policy, Plan):
             if at is not None and at != policy.at:
                 raise RematError(f"the plan is for at={policy.at!r}: leave `at` out, or make a plan for {at!r}.")
             if not policy.names:
                 return self.select(policy.policy, policy.at)
             return self._retraces.planned(policy)
+        if isinstance(at, str) and "=" in at and policy == policies.MIXED:
+            at = policy_of_each(at)
         if isinstance(at, Mapping):
             chosen = {key: self._resolve(value, namespace) for key, value in at.items()}
             return self._selector.select_each(chosen)
@@ -357,6 +405,7 @@ class Engine:
         shardings: Sequence[Any] | None = None,
         *,
         alone: bool = False,
+        platform: str | None = None,
     ) -> Gradient:
         """The value and the gradients as one program, lowered for XLA from the jaxpr that the report is of.
 
@@ -369,12 +418,21 @@ class Engine:
             shardings: one for each array leaf of ``inputs``, None where it is on no particular device; by default those
                 that the arguments had when traced.
             alone: leave the step out.
+            platform: what to lower for ("tpu", "cuda"), for one device that need not be here. Default: for where the
+                arguments are.
 
         Raises:
             RematError: as ``report``, or the function has no backward half, or is that of one device of several.
         """
         if shardings is None:
             shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
+        if platform is not None:
+            if any(len(getattr(sharding, "device_set", ())) > 1 for sharding in shardings):
+                raise RematError(
+                    "the arguments are on several devices, and one device is compiled for: pass arguments without a "
+                    "sharding, of the shapes that one device has."
+                )
+            shardings = [None] * len(shardings)
         with self.lock:
             selection = self.select(policy, at, namespace)
             if alone or self.step is None:
@@ -383,10 +441,12 @@ class Engine:
                         f"{self._primal.name} is differentiated on each device by itself, and not to be run alone: "
                         f"pass inputs=(args, kwargs) of a call of {self._given.name}."
                     )
-                return self._retraces.gradient(selection, shardings)
+                return self._retraces.gradient(selection, shardings, platform)
             half, backward, primal = self._retraces.forward(selection), self._retraces.backward(selection), self._primal
             with self._given.tracing(), failures(primal.name, selection.policy):  # whichever thread asks
-                jaxpr, lowered, donated = lowered_step(self._given, self.step, self._applied(selection), shardings)
+                jaxpr, lowered, donated = lowered_step(
+                    self._given, self.step, self._applied(selection), shardings, platform
+                )
         counted = primal.outputs + primal.auxiliary
         return Gradient(
             selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances, donated
@@ -416,9 +476,11 @@ class Engine:
         retraces, tracing = self._retraces, self._primal.tracing_again
         if self._gradient is not None and of is None:
             return step_with_policy(
-                self._fun, self._gradient.function.who, selection, retraces.chooser, self.remat3, retraces.named_again
+                self._fun, self._gradient.function.who, selection, retraces.chooser, self.remat3, retraces.prepared
             )
-        return with_policy(fun, self.function_name, selection, retraces.chooser, tracing, retraces.named_again)
+        return with_policy(
+            fun, self.function_name, selection, retraces.chooser, tracing, retraces.prepared, self._primal.calls
+        )
 
     def variant(self, change: Callable[[Any], Any]) -> Engine:
         """An engine of a changed program; ``change`` gives another of the same arguments and outputs."""
@@ -467,6 +529,7 @@ class Engine:
     def close(self) -> None:
         """Drop every retrace."""
         with self.lock:
+            self.plans.clear()
             self._retraces.clear()
 
 

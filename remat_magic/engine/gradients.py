@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import CodeType, FrameType
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import jax
@@ -22,9 +21,12 @@ from jax.core import Tracer, eval_jaxpr
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from remat_magic import _jax
+from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.signature import Inputs, Leaf
 from remat_magic.engine.sites import Identity
+from remat_magic.engine.watching import watching
 from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
+from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Half, RematError
 from remat_magic.user_files import is_user_file
 
@@ -121,8 +123,11 @@ class InnerInputs(Inputs):
 # ---------------------------------------------------------------------------------------------------------- finding
 
 
-def find_gradients(trace: Callable[[], Any]) -> tuple[Any, tuple[Differentiated, ...]]:
-    """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first."""
+def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[Differentiated, ...]]:
+    """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first.
+
+    ``calls`` is told of gradients within others.
+    """
     functions: list[Differentiated] = []
     depth = 0
 
@@ -131,7 +136,8 @@ def find_gradients(trace: Callable[[], Any]) -> tuple[Any, tuple[Differentiated,
         place = len(functions)
         depth += 1
         try:
-            call = _Call(traceable, args, has_aux, depth - 1)
+            with calls.nested() if depth > 1 else contextlib.nullcontext():
+                call = _Call(traceable, args, has_aux, depth - 1)
         finally:
             depth -= 1
         functions.insert(place, call.inner)  # before those that it differentiates itself
@@ -139,24 +145,53 @@ def find_gradients(trace: Callable[[], Any]) -> tuple[Any, tuple[Differentiated,
 
     with _jax.holding(hold):
         result = trace()
-    return result, tuple(functions)
+    return result, tuple(_as_mapped(inner, result, number) for number, inner in enumerate(functions))
+
+
+def _as_mapped(inner: Differentiated, closed: Any, number: int) -> Differentiated:
+    """A function of all examples where a ``vmap`` maps a call or loop around its gradient.
+
+    JAX traces such a body for one example, and maps what it traced.
+
+    Args:
+        inner: the function as it was traced.
+        closed: the jaxpr of what takes its gradient.
+        number: what ``half_of`` tells of its calls there.
+    """
+    leaves = [*inner.constants.values(), *inner.primals]
+    calls = {
+        tuple(atom.aval for atom in eqn.invars[len(eqn.invars) - len(leaves) :])
+        for _, eqn in walk(closed, once=True)
+        if half_of(eqn) == ("forward", number)
+    }
+    types = calls.pop() if len(calls) == 1 else ()
+    vmaps = inner.vmaps.inside(types) if types else None
+    if vmaps is None:
+        return inner
+    mapped = [replace(leaf, value=aval) for leaf, aval in zip(leaves, types, strict=True)]
+    constants = dict(zip(inner.constants, mapped, strict=False))
+    return replace(inner, constants=constants, primals=tuple(mapped[len(constants) :]), vmaps=vmaps)
 
 
 def under_policy(
-    who: Identity, rewrite: Callable[[Any], Callable[..., Any]]
+    who: Identity, rewrite: Callable[[Any, Calls], Callable[..., Any]], earlier: Calls
 ) -> contextlib.AbstractContextManager[None]:
     """Have JAX differentiate, while this is in force, what ``rewrite`` makes of a function's jaxpr.
 
     Args:
         who: the function, by its definition; others are differentiated as they are.
-        rewrite: gives for the closed jaxpr a flat function of its inputs.
+        rewrite: gives for the closed jaxpr, and the calls recorded when it was traced, a flat function of its inputs.
+        earlier: calls that were recorded before; is given those that are recorded now.
     """
 
     def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
-        call = _Call(traceable, args, has_aux)
+        with recording(earlier) as calls:
+            call = _Call(traceable, args, has_aux)
         if call.inner.who != who:
             return call.instead()
-        return call.instead(rewrite(call.inner.closed))
+        instead = rewrite(call.inner.closed, calls)
+        earlier.keep(calls, call.inner.closed)
+        return call.instead(instead)
 
     return _jax.holding(hold)
 
@@ -173,7 +208,7 @@ class _Call:
         counts: list[int] = []
 
         def flat(*values: Any) -> list[Any]:
-            with watch:
+            with watching(watch):
                 out = traceable(*tree_unflatten(tree, values))
             named[:] = values
             arrays = self._returned.arrays(out)
@@ -320,31 +355,20 @@ class _FirstCall:
     def __init__(self) -> None:
         self.who: Identity | None = None
         self.static: tuple[Leaf, ...] = ()
-        self._code: CodeType | None = None
         self._names: dict[int, _Name] = {}
         self._values: list[Any] = []  # kept alive, so that their identity stays their own
-        self._before: Any = None
 
-    def __enter__(self) -> None:
-        self._before = sys.getprofile()
-        sys.setprofile(self.called)
-
-    def __exit__(self, *_: object) -> None:
-        if self._code is None:
-            sys.setprofile(self._before)
-
-    def called(self, frame: FrameType, event: str, _: Any) -> None:
+    def begin(self, frame: FrameType) -> None:
+        """A function is called."""
         code = frame.f_code
-        if event != "call" or not is_user_file(code.co_filename) or _handles_a_container(frame):
+        if self.who is not None or not is_user_file(code.co_filename) or _handles_a_container(frame):
             return
-        sys.setprofile(self._before)
-        self._code = code
         self.who = (_name_of(frame), code.co_filename, code.co_firstlineno)
         with contextlib.suppress(Exception):  # a container of the user's own that cannot be flattened has no names
             self._take_names(frame)
-        around = getattr(self._before, "__self__", None)
-        if isinstance(around, _FirstCall):  # jax.grad(jax.grad(f)): it is the first of both
-            around.called(frame, event, _)
+
+    def end(self, frame: FrameType, value: Any) -> None:
+        """A function has returned a value."""
 
     def _take_names(self, frame: FrameType) -> None:
         code, local = frame.f_code, frame.f_locals

@@ -181,11 +181,14 @@ def input_type(aval: Any, sharding: Any = None) -> Any:
 
 
 def lower(
-    function: Callable[..., Any], types: Sequence[Any], donated: Sequence[int] = ()
+    function: Callable[..., Any], types: Sequence[Any], platform: str | None, donated: Sequence[int] = ()
 ) -> tuple[Any, jax.stages.Lowered]:
-    """The jaxpr of a flat function and the same lowered; ``donated`` are the positions of arguments to write over."""
+    """The jaxpr of a flat function and the same lowered, for where its arguments are or for another platform.
+
+    ``donated`` are the positions of arguments to write over.
+    """
     traced = jax.jit(function, donate_argnums=tuple(donated)).trace(*types)
-    return _jax.open_jaxpr(traced.jaxpr), traced.lower()
+    return _jax.open_jaxpr(traced.jaxpr), traced.lower(lowering_platforms=(platform,) if platform else None)
 
 
 _pauses: set[object] = set()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from remat_magic.engine.steps import ITSELF
 from remat_magic.records import GradientCall, Note
 
-__all__ = ["asked_little", "of_copies", "of_gradients", "of_program", "of_settings"]
+__all__ = ["asked_little", "of_copies", "of_devices", "of_gradients", "of_program", "of_settings"]
 
 
 def of_program(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
@@ -86,6 +86,17 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
         yield Note(
             "gradient-per-device",
             f"{function} is differentiated on each device by itself ({axes}): shapes and bytes are of one device.",
+            (function,),
+        )
+
+
+def of_devices(function: str, devices: int) -> Iterator[Note]:
+    """What the figures are of where a ``shard_map`` stands in the function itself."""
+    if devices > 1:
+        yield Note(
+            "devices-together",
+            f"{function} has a shard_map over {devices} devices: shapes and bytes are of all of them together, of "
+            "which each device holds its part.",
             (function,),
         )
 

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
+from remat_magic.engine.calls import Calls
+from remat_magic.engine.possible import PossibleSites
 from remat_magic.engine.selection import Selection, Selector
-from remat_magic.engine.sites import SiteTable, identity
+from remat_magic.engine.sites import SiteTable
 from remat_magic.jaxprs.naming import NamedProgram, name_everything
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Spans
@@ -25,7 +27,9 @@ class PlanValues:
 
     Args:
         closed: the primal jaxpr.
+        calls: those that were recorded when it was traced.
         table: its sites.
+        possible: the places in it that have no checkpoint.
         selector: makes selections for it.
         spans: reads its tracebacks.
         function: its name.
@@ -33,9 +37,19 @@ class PlanValues:
     """
 
     def __init__(
-        self, closed: Any, table: SiteTable, selector: Selector, spans: Spans, function: str, *, rules: bool
+        self,
+        closed: Any,
+        calls: Calls,
+        table: SiteTable,
+        possible: PossibleSites,
+        selector: Selector,
+        spans: Spans,
+        function: str,
+        *,
+        rules: bool,
     ) -> None:
-        self._closed, self._table, self._selector = closed, table, selector
+        self._closed, self._calls, self._table, self._possible = closed, calls, table, possible
+        self._selector = selector
         self._spans, self._function, self._rules = spans, function, rules
         self._programs: dict[tuple[str, bool, bool], NamedProgram] = {}
         self._selections: dict[tuple[Any, ...], Selection] = {}
@@ -56,7 +70,8 @@ class PlanValues:
         program = self._programs.get((at, separately, remat3))
         if program is None:
             selection = self._selector.select(resolve("nothing_saveable"), at)
-            program = self._name(selection, self._closed, separately, self._spans)
+            closed = self._possible.put(self._closed, self._calls, selection.at_sites)
+            program = self._name(selection, closed, separately, self._spans)
             self._programs[at, separately, remat3] = program
         return program
 
@@ -129,10 +144,10 @@ class PlanValues:
     def _name(self, selection: Selection, closed: Any, separately: bool, spans: Spans) -> NamedProgram:
         if selection.whole is not None:
             return name_everything(closed, None, separately, rules=self._rules)
-        chosen, keys = dict(selection.at_sites), self._table.keys
+        chosen = dict(selection.at_sites)
 
         def within(eqn: Any) -> bool:
-            return keys.get(identity(eqn, spans), "") in chosen
+            return self._table.key_of(eqn, spans) in chosen
 
         return name_everything(closed, within, separately, rules=self._rules)
 

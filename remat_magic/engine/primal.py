@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from remat_magic import _jax, policies
+from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
 from remat_magic.engine.halves import Forward, forward_half
+from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
-from remat_magic.engine.sites import SiteTable, find_sites, identity
+from remat_magic.engine.sites import SiteTable, find_sites
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
@@ -28,6 +30,7 @@ class Primal:
         signature: its arguments.
         has_aux: whether it returns a pair of output and auxiliary data.
         look_inside: whether to look for the gradients that it takes; calls then stand for these in its jaxpr.
+        calls: those that were recorded, where the Python of the function ran before.
 
     Attributes:
         closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
@@ -39,6 +42,7 @@ class Primal:
         has_aux: as given.
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
         gradients: the functions that it differentiates inside, outer ones first.
+        calls: the calls of functions that it makes.
 
     Raises:
         RematError: ``has_aux`` without a pair.
@@ -46,7 +50,12 @@ class Primal:
     """
 
     def __init__(
-        self, fun: Callable[..., Any], signature: Signature | InnerInputs, has_aux: bool, look_inside: bool = True
+        self,
+        fun: Callable[..., Any],
+        signature: Signature | InnerInputs,
+        has_aux: bool,
+        look_inside: bool = True,
+        calls: Calls | None = None,
     ) -> None:
         self.signature = signature
         _jax.require()
@@ -61,9 +70,9 @@ class Primal:
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
-        with self.tracing():
+        with self.tracing(), recording() if calls is None else contextlib.nullcontext(calls) as self.calls:
             if look_inside:
-                self.updating, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat))
+                self.updating, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat), self.calls)
             else:
                 self.updating = signature.jaxpr(fun, self._flat)
         self.closed = _jax.with_outputs(self.updating, self.outputs + self.auxiliary)
@@ -89,9 +98,17 @@ class Primal:
         with _jax.reading():
             return find_sites(self.closed, self.provenances.spans, policies.describe)
 
+    @functools.cached_property
+    def possible(self) -> PossibleSites:
+        """The places that could have a checkpoint and have none."""
+        with _jax.reading():
+            return possible_sites(self.closed, self.calls, self.table)
+
     def _flat(self, output: Any) -> list[Any]:
         leaves, aux = flatten_outputs(output, self.has_aux, self.name)
-        self._odd = next((leaf for leaf in leaves if not can_be_output(leaf)), None)
+        # What goes in as it is may come out, as an equinox model's functions do.
+        given = {id(leaf.value) for leaf in self.signature.leaves if not leaf.is_array}
+        self._odd = next((leaf for leaf in leaves if not can_be_output(leaf) and id(leaf) not in given), None)
         leaves = [leaf for leaf in leaves if can_be_output(leaf)]
         kept = [leaf for leaf in aux if can_be_output(leaf)]
         self.outputs, self.auxiliary = len(leaves), len(kept)
@@ -157,7 +174,12 @@ class Primal:
 
     def site_of(self, eqn: Any) -> str:
         """The key of the site that a checkpoint equation of the program belongs to; empty for none."""
-        return self.table.keys.get(identity(eqn, self.provenances.spans), "")
+        return self.table.key_of(eqn, self.provenances.spans)
+
+    @functools.cached_property
+    def devices_inside(self) -> int:
+        """On how many devices a ``shard_map`` in the program runs its body, the largest of several; 1 without any."""
+        return max((_jax.mapped_devices(eqn) for _, eqn in walk(self.closed, once=True)), default=1)
 
     @functools.cached_property
     def has_custom_rules(self) -> bool:

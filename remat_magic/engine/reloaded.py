@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -12,6 +13,18 @@ from remat_magic.jaxprs.spans import codes_of
 from remat_magic.user_files import is_user_file
 
 __all__ = ["restore_lines"]
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """What a file compiles to, and the code of functions that was looked at already, by identity."""
+
+    entry: Any  # linecache's, which is another one when the file has changed
+    codes: list[CodeType]
+    checked: dict[int, CodeType] = field(default_factory=dict)
+
+
+_files: dict[str, _File] = {}
 
 
 def restore_lines() -> None:
@@ -23,19 +36,36 @@ def restore_lines() -> None:
     if "IPython.extensions.deduperreload.deduperreload" not in sys.modules:
         return
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
+        name = getattr(module, "__file__", None)
+        if isinstance(name, str) and name.endswith(".py") and is_user_file(name):
             functions = list(_functions(module))
-            linecache.checkcache(file)
-            codes = codes_of(file, linecache.getlines(file)) if functions else []
-            for function in functions:
-                own = function.__code__
-                if not any(code is own or (code == own and own.co_filename == file) for code in codes):
-                    content = _content(own)
-                    same = [code for code in codes if code.co_name == own.co_name and _content(code) == content]
-                    if same:
-                        named = (code for code in same if code.co_qualname == function.__qualname__)
-                        function.__code__ = next(named, same[0])
+            if functions:
+                file = _file(name)
+                for function in functions:
+                    _restore(function, name, file)
+
+
+def _file(name: str) -> _File:
+    """What a file compiles to; every trace asks for all files of the user's, which change seldom."""
+    linecache.checkcache(name)
+    lines = linecache.getlines(name)
+    entry, known = linecache.cache.get(name), _files.get(name)
+    if known is None or known.entry is not entry:
+        known = _files[name] = _File(entry, codes_of(name, lines))
+    return known
+
+
+def _restore(function: FunctionType, name: str, file: _File) -> None:
+    own = function.__code__
+    if id(own) in file.checked:
+        return
+    if not any(code is own or (code == own and own.co_filename == name) for code in file.codes):
+        content = _content(own)
+        same = [code for code in file.codes if code.co_name == own.co_name and _content(code) == content]
+        if same:
+            named = (code for code in same if code.co_qualname == function.__qualname__)
+            function.__code__ = next(named, same[0])
+    file.checked[id(function.__code__)] = function.__code__
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:

@@ -10,6 +10,7 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.engine.applied import evaluation
+from remat_magic.engine.calls import Calls
 from remat_magic.engine.failures import failures
 from remat_magic.engine.halves import (
     Forward,
@@ -23,7 +24,7 @@ from remat_magic.engine.halves import (
 from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
-from remat_magic.engine.sites import Rewriter, identity
+from remat_magic.engine.sites import Rewriter
 from remat_magic.jaxprs.naming import NamedProgram
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Spans
@@ -60,7 +61,9 @@ class Retraces:
         self._backwards: dict[Any, Any] = {}
         self._plan_values = PlanValues(
             primal.closed,
+            primal.calls,
             primal.table,
+            primal.possible,
             selector,
             primal.provenances.spans,
             primal.name,
@@ -82,24 +85,32 @@ class Retraces:
         with self._primal.tracing():
             return self._plan_values.select(plan, self._primal.remat3)
 
-    def named_again(self, selection: Selection, closed: Any) -> Any:
-        """A jaxpr of the same function for other arguments, with the names that a selection's policy is of, if any.
+    def prepared(self, selection: Selection, closed: Any, calls: Calls) -> Any:
+        """A jaxpr of the same function for other arguments, with a selection's checkpoints and names in it.
+
+        Args:
+            selection: the selection.
+            closed: the jaxpr.
+            calls: those that were recorded when it was traced.
 
         Raises:
             RematError: it does other operations than the program that the plan was made for.
         """
+        closed = self._primal.possible.put(closed, calls, selection.at_sites)
         return self._plan_values.again(selection, closed)
 
     def chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
         """Tells the policy that a selection has for a checkpoint equation, whose source position ``spans`` reads."""
-        chosen, keys, read = dict(selection.at_sites), self._primal.table.keys, spans or self._primal.provenances.spans
-        return lambda eqn: chosen.get(keys.get(identity(eqn, read), ""), AS_WRITTEN)
+        chosen, table, read = dict(selection.at_sites), self._primal.table, spans or self._primal.provenances.spans
+        return lambda eqn: chosen.get(table.key_of(eqn, read), AS_WRITTEN)
 
     def program(self, selection: Selection) -> Callable[..., Any]:
         """The flat function with a selection's policies."""
         function = self._functions.get(selection.identity)
         if function is None:
-            closed = self._primal.closed if selection.naming is None else selection.naming.closed
+            primal = self._primal
+            closed = primal.possible.put(primal.closed, primal.calls, selection.at_sites)
+            closed = closed if selection.naming is None else selection.naming.closed
             function = self._with_policies(selection, closed)
             self._functions[selection.identity] = function
         return function
@@ -126,7 +137,7 @@ class Retraces:
             RematError: the selection is a plan's, and the function does other operations for these.
         """
         with other.tracing(), without_gc(), failures(other.name, selection.policy):
-            closed = self.named_again(selection, other.closed)
+            closed = self.prepared(selection, other.closed, other.calls)
             if selection.at_sites:
                 closed = Rewriter(self.chooser(selection, Spans()))(closed)
             half = other.half(evaluation(closed, selection.whole))
@@ -146,8 +157,10 @@ class Retraces:
             self._backwards[selection.identity] = backward
         return backward
 
-    def gradient(self, selection: Selection, shardings: Sequence[Any]) -> Gradient:
+    def gradient(self, selection: Selection, shardings: Sequence[Any], platform: str | None = None) -> Gradient:
         """The value and the gradients as one program, lowered for XLA for arguments with these shardings.
+
+        With a platform it is lowered for that, wherever the arguments are.
 
         Raises:
             RematError: the function has no backward half.
@@ -159,7 +172,7 @@ class Retraces:
         )
         types = [input_type(aval, where) for aval, where in zip(primal.types, shardings, strict=True)]
         with primal.tracing(), without_gc(), failures(primal.name, selection.policy):
-            jaxpr, lowered = lower(function, types)
+            jaxpr, lowered = lower(function, types, platform)
         counted = primal.outputs + primal.auxiliary
         return Gradient(selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances)
 

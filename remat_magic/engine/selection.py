@@ -11,10 +11,11 @@ from typing import Any
 
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
-from remat_magic.engine.sites import SiteTable, identity, own_checkpoint
+from remat_magic.engine.possible import PossibleSites
+from remat_magic.engine.sites import SiteTable, own_checkpoint
 from remat_magic.jaxprs.naming import NamedProgram
 from remat_magic.jaxprs.spans import Spans
-from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
+from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, RematError
 from remat_magic.wording import one_line, text_of
 
@@ -55,13 +56,14 @@ class Selection:
 class Selector:
     """Makes selections for one program, with one policy object per key so that JAX's caches hit."""
 
-    def __init__(self, closed: Any, table: SiteTable, spans: Spans, function: str) -> None:
+    def __init__(self, closed: Any, table: SiteTable, possible: PossibleSites, spans: Spans, function: str) -> None:
         self._sites = {site.key: site for site in table.sites}
+        self._possible = possible
         self._function = function
         self._interned: dict[tuple[str | int, ...], Resolved] = {}
         self._lock = threading.Lock()
         own = own_checkpoint(closed)
-        self._own = table.keys[identity(own, spans)] if own is not None else None
+        self._own = table.key_of(own, spans) if own is not None else None
         self.default = "function" if self._own or not self._sites else "sites"
 
     def intern(self, resolved: Resolved) -> Resolved:
@@ -102,6 +104,8 @@ class Selector:
             if not self._sites:
                 raise RematError(f"{self._function} has no checkpoint site: use at='function'.")
             return self._at_sites(resolved, at, tuple(self._sites))
+        if at not in self._sites and self._possible.where(at) is not None:
+            return self._at_calls(resolved, at)
         self._check(at)
         return self._at_sites(resolved, at, (at,))
 
@@ -119,7 +123,7 @@ class Selector:
             codes += [one.code] if one.code else []
             notes += one.notes
         text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
-        return Selection("mixed", text, whole, tuple(sorted(pairs, key=lambda p: p[0])), "; ".join(codes), tuple(notes))
+        return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), "; ".join(codes), tuple(notes))
 
     def _at_sites(self, resolved: Resolved, at: str, keys: tuple[str, ...]) -> Selection:
         if resolved.policy is AS_WRITTEN:
@@ -138,14 +142,40 @@ class Selector:
                 code = "; ".join(f"jax.checkpoint({name}, policy={resolved.code})" for name in functions)
         return Selection(resolved.key, at, None, pairs, code, resolved.notes)
 
+    def _at_calls(self, resolved: Resolved, at: str) -> Selection:
+        if resolved.policy is AS_WRITTEN or resolved.policy is NO_CHECKPOINT:
+            return Selection(resolved.key, at, None, (), "", resolved.notes)
+        code = self._possible.code(at, resolved.code)
+        return Selection(resolved.key, at, None, ((at, resolved.policy),), code, resolved.notes)
+
     def _check(self, key: str) -> None:
         if key in self._sites:
             return
-        if not self._sites:
+        close = difflib.get_close_matches(key, [*self._sites, *self._possible.callees], 1)
+        if not self._sites and not close:
             raise RematError(f"{self._function} has no checkpoint site {key!r}: use at='function'.")
-        close = difflib.get_close_matches(key, self._sites, 1)
         has = f"did you mean {close[0]!r}?" if close else f"its sites are {', '.join(map(repr, self._sites))}."
         raise RematError(f"{self._function} has no checkpoint site {key!r}: {has}")
+
+
+def policy_of_each(text: str) -> dict[str, str]:
+    """The places and policies of a text such as ``"block=none, head=dots_saveable"``, as ``select_each`` writes it.
+
+    Raises:
+        RematError: it is no such text.
+    """
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        quote = "" if character == quote else quote or (character if character in "'\"" else "")
+        depth += 0 if quote else (character in "([{") - (character in ")]}")
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    pairs = [part.strip().partition("=") for part in parts]
+    if not all(key and policy for key, _, policy in pairs):
+        raise RematError(f"at={text!r} with the policy {MIXED!r} is to name a policy for each place: 'a=none, b=...'.")
+    return {key: policy for key, _, policy in pairs}
 
 
 _ANSWERS = (

@@ -25,8 +25,8 @@ class Leaf:
 
     ``name`` is ``params['w']``; ``argument`` the parameter it belongs to; ``value`` the Python value of a static leaf
     or the abstract value of an array; ``differentiated`` leaves are arrays. ``sharding`` says on which devices an
-    array lay that was committed to some (None: to none), or a ``ShapeDtypeStruct`` is to lie. ``is_number``: a Python
-    number, traced as an array.
+    array lay that was committed to some (None: to none), or a ``ShapeDtypeStruct`` is to lie. ``is_number``: a number
+    of Python's or NumPy's, traced as an array.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Signature(Inputs):
         numbers: whether Python numbers are differentiated where they may be: as arguments or in lists, tuples and
             dicts, as ``jax.grad`` does. In an object of a class (a config, a model) they are settings, and stay what
             they are unless ``wrt`` asks for its argument, or there is nothing else. In a model of equinox they do so
-            unless it asks for the number itself: for equinox they are static.
+            unless it asks for the number itself: for equinox they are static. NumPy's numbers are traced with them.
 
     Raises:
         RematError: an argument that ``wrt`` asks for does not exist or cannot be differentiated.
@@ -149,6 +149,8 @@ class Signature(Inputs):
                 setting = owner is not None and (_is_of_equinox(owner) or (wanted is None and has_others))
                 if setting or not chosen or not numbers:  # what is not differentiated stays a Python value
                     aval = None
+            elif isinstance(value, np.generic) and not numbers:  # np.prod(shape) is one
+                aval = None
             differentiated = chosen and aval is not None and is_inexact(aval)
             leaves.append(
                 Leaf(
@@ -159,7 +161,7 @@ class Signature(Inputs):
                     aval is not None,
                     differentiated,
                     None if aval is None else sharding_of(value),
-                    aval is not None and _is_number(value),
+                    aval is not None and (_is_number(value) or isinstance(value, np.generic)),
                 )
             )
         self.leaves = tuple(leaves)
@@ -230,7 +232,7 @@ class Signature(Inputs):
 
     @functools.cached_property
     def numbers(self) -> tuple[str, ...]:
-        """The Python numbers that are traced."""
+        """The numbers of Python's and NumPy's that are traced."""
         return tuple(leaf.name for leaf in self.leaves if leaf.is_number)
 
     def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:

@@ -19,6 +19,9 @@ from remat_magic.user_files import is_user_file
 
 Identity = tuple[str, str, int]  # function name, file, line
 
+PUT_AT = "remat_magic: checkpoint put at "
+"""What the body of a checkpoint that is not the program's own was traced for, with the key of its place."""
+
 _RESERVED = frozenset({"function", "sites"})  # what `at` means by itself
 
 
@@ -52,6 +55,11 @@ class SiteTable:
 
     sites: tuple[Site, ...]
     keys: Mapping[Identity, str]
+
+    def key_of(self, eqn: Any, spans: Spans) -> str:
+        """The key of the site that a checkpoint equation belongs to, or of the place it was put at; empty for none."""
+        use = _jax.use_of(_jax.checkpoint_body(eqn))
+        return use.removeprefix(PUT_AT) if use.startswith(PUT_AT) else self.keys.get(identity(eqn, spans), "")
 
 
 def find_sites(closed: Any, spans: Spans, describe: Callable[[Any], str]) -> SiteTable:
@@ -145,10 +153,12 @@ class Rewriter:
 
     Args:
         choose: for a checkpoint equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
-        instead: for an equation of any kind a jaxpr of the same operands and results to put in its place, or None.
+        instead: for an equation of any kind a function of it that gives those to put in its place, or None.
     """
 
-    def __init__(self, choose: Callable[[Any], Any], instead: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, choose: Callable[[Any], Any], instead: Callable[[Any], Callable[[Any], list[Any]] | None] | None = None
+    ) -> None:
         self._choose = choose
         self._instead = instead or (lambda _: None)
         self._done: dict[int, tuple[Any, Any]] = {}
@@ -166,7 +176,7 @@ class Rewriter:
             if renamed and any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
                 eqn = eqn.replace(invars=[_rename(renamed, atom) for atom in eqn.invars])
             if other is not None:
-                _splice(eqn, other, eqns, renamed)
+                eqns += other(eqn)
                 continue
             if _jax.is_checkpoint(eqn):
                 policy = self._choose(eqn)

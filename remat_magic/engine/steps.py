@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from remat_magic import _jax
+from remat_magic.engine.calls import Calls
 from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
 from remat_magic.engine.halves import Forward, backward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
@@ -43,15 +44,16 @@ class InnerGradient:
     Args:
         call: what is told of it.
         function: what is differentiated.
+        calls: those of functions that were recorded when the program was traced.
     """
 
-    def __init__(self, call: GradientCall, function: Differentiated) -> None:
-        self.call, self.function = call, function
+    def __init__(self, call: GradientCall, function: Differentiated, calls: Calls) -> None:
+        self.call, self.function, self._calls = call, function, calls
 
     @functools.cached_property
     def primal(self) -> Primal:
         """The function that is differentiated, as a program of its own."""
-        return Primal(self.function.evaluate, InnerInputs(self.function), True, look_inside=False)
+        return Primal(self.function.evaluate, InnerInputs(self.function), True, False, self._calls)
 
     @functools.cached_property
     def half(self) -> Forward:
@@ -82,10 +84,12 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     """
     calls: dict[tuple[str, int], None] = {}
     transposes = False
-    for _, eqn in walk(primal.closed, once=True) if primal.gradients else ():
+    for scope, eqn in walk(primal.closed, once=True) if primal.gradients else ():
         half = half_of(eqn)
         if half is not None:
             calls[half] = None
+            if half[0] == "forward" and _is_returned(scope, eqn.outvars[-1]):  # by who returns what jax.vjp gives
+                calls["backward", half[1]] = None
         transposes = transposes or "transpose(" in _jax.name_stack(eqn)
     # What jax.linearize only pushes forward has no backward half, and is no gradient.
     functions = {
@@ -110,15 +114,23 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
             before = times.get(who, 0)
             times[who] = None if before is None or scope.times is None else before + scope.times
     keys = keys_of(tuple(first))
-    gradients = [
-        InnerGradient(
-            GradientCall(keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), inner.wrt), inner
-        )
-        for who, inner in first.items()
-    ]
+    gradients = list[InnerGradient]()
+    for who, inner in first.items():
+        call = GradientCall(keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), inner.wrt)
+        gradients.append(InnerGradient(call, inner, primal.calls))
     if len(gradients) > 1:
         gradients.sort(key=lambda gradient: (gradient.function.depth, -gradient.saved_bytes))
     return tuple(gradients)
+
+
+def _is_returned(scope: Scope, var: Any) -> bool:
+    """Whether the program returns a value, from however many calls."""
+    while var in scope.jaxpr.outvars:
+        if scope.parent is None:
+            return True
+        var = scope.eqn.outvars[scope.jaxpr.outvars.index(var)]
+        scope = scope.parent
+    return False
 
 
 def choose(
@@ -203,12 +215,10 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     if any(_examples_outside(given, function) > 1 for function in given.gradients):
         return None
     number = given.gradients.index(gradient.function)
-    call = next(
-        ((scope, eqn) for scope, eqn in walk(given.updating, once=True) if half_of(eqn) == ("forward", number)), None
-    )
-    if call is None:
+    calls = {half_of(eqn): (scope, eqn) for scope, eqn in walk(given.updating, once=True)}
+    if ("backward", number) not in calls:
         return None
-    scope, eqn = call
+    scope, eqn = calls["forward", number]
     primals = len(gradient.function.primals)
     operands = eqn.invars[len(eqn.invars) - primals - len(gradient.function.constants) :]
     parameters = _inputs_behind(scope, operands[len(operands) - primals :])
@@ -236,13 +246,16 @@ def why_no_step(given: Primal, function: Differentiated) -> str:
         return f"jax.vmap maps a call around it over {examples} examples: shapes and bytes are of one example"
     if function.depth:
         return f"{function.who[0]} is differentiated inside of what is differentiated itself"
+    halves = {half_of(eqn) for _, eqn in walk(given.updating, once=True)}
+    if ("forward", number := given.gradients.index(function)) in halves and ("backward", number) not in halves:
+        return "its backward pass is not in there: what jax.vjp gives is returned"
     if _jax.has_effects(function.closed):
         return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
     return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
 
 
 def lowered_step(
-    given: Primal, step: Step, applied: Callable[..., Any], shardings: Sequence[Any]
+    given: Primal, step: Step, applied: Callable[..., Any], shardings: Sequence[Any], platform: str | None
 ) -> tuple[Any, jax.stages.Lowered, tuple[int, ...]]:
     """The jaxpr of a step under a policy, the same lowered, and the positions of the arguments that it writes over.
 
@@ -251,6 +264,7 @@ def lowered_step(
         step: what is known of it.
         applied: the step with the policy in it.
         shardings: one for each input, None for none.
+        platform: what to lower for; None for where the arguments are.
     """
     whole = Primal(applied, given.signature, given.has_aux, look_inside=False)
     room = Counter(map(_kind, whole.updating.out_avals))
@@ -261,7 +275,7 @@ def lowered_step(
             donated.append(number)
     types = [input_type(aval, sharding) for aval, sharding in zip(whole.types, shardings, strict=True)]
     with whole.tracing(), without_gc():
-        return *lower(_jax.as_function(whole.updating), types, donated), tuple(donated)
+        return *lower(_jax.as_function(whole.updating), types, platform, donated), tuple(donated)
 
 
 def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from remat_magic import _jax
@@ -17,7 +18,8 @@ from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.schedule import Schedule
 from remat_magic.facts.step_memory import step_schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.records import Equation, Program, RematError, Report, StepMemory, Timeline
+from remat_magic.records import ComparisonRow, Equation, Program, Remark, RematError, Report, StepMemory, Timeline
+from remat_magic.records.base import registered
 
 __all__ = ["Facts", "Traced"]
 
@@ -84,10 +86,29 @@ class Facts:
                         raise
                     report = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    report = reports.full(first, half, backward, engine.provenances, self._step_schedule(selection))
+                    roles = () if engine.step is None else engine.step.roles
+                    schedule = self._step_schedule(selection)
+                    report = reports.full(first, half, backward, engine.provenances, schedule, roles)
+                    report = replace(
+                        report,
+                        no_gain=Remark.later(
+                            partial(
+                                self._no_gain,
+                                ComparisonRow(
+                                    report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes
+                                ),
+                            )
+                        ),
+                    )
                 self._reports[selection.report_key] = report
                 self._previews.pop(selection.report_key, None)
             return report
+
+    def _no_gain(self, row: ComparisonRow) -> Remark:
+        try:
+            return Remark(registered("places").no_gain_at(self, row))
+        except RematError:  # JAX cannot tell what there is without a checkpoint
+            return Remark()
 
     def saved_bytes(self, policy: Any = "as_written", at: Any = None) -> int:
         """What a policy saves, as in its report, without the rest of one; all of it where there is no backward half.
@@ -148,13 +169,15 @@ class Facts:
             selection = engine.select(policy, at, namespace)
             programs, half = reports.Programs(), engine.half(selection)
             programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.argument_names)
-            blank, step, schedule = self._blank(selection), engine.step, self._step_schedule(selection)
-            if step is None or schedule is None:
+            blank, step = self._blank(selection), engine.step
+            if step is None:
                 schedule = both_halves(half.closed, engine.backward_of(selection), half.outputs)
                 return reports.over_time(blank, schedule, programs, engine.argument_names)
-            for halves in engine.halves_in_step(selection).values():
-                programs.add_halves(*halves)
+            halves = engine.halves_in_step(selection)
+            for both in halves.values():
+                programs.add_halves(*both)
             programs.add(step.closed, step.provenances, step.arguments)
+            schedule = step_schedule(step, halves)
             return reports.over_time(blank, schedule, programs, step.arguments, step.function, step.roles)
 
     def step(

@@ -75,6 +75,7 @@ def both_halves(
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
     schedule.kept = {*results[:outputs], *gradients}
+    schedule.gradients = {*gradients} - {*arguments, *saved, *results[:outputs]}
     return schedule
 
 

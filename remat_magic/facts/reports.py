@@ -64,9 +64,17 @@ def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Re
 
 
 def full(
-    first: Report, half: Forward, backward: Any, provenances: Provenances, of_step: Schedule | None = None
+    first: Report,
+    half: Forward,
+    backward: Any,
+    provenances: Provenances,
+    of_step: Schedule | None = None,
+    roles: Sequence[ArgumentRole] = (),
 ) -> Report:
-    """The report of both halves; the peak is that of the step that they are part of, if they are part of one."""
+    """The report of both halves; the peak is that of the step that they are part of, if they are part of one.
+
+    ``roles`` are what the step's inputs are.
+    """
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
     readers = needed_by(recomputation.top, saved, provenances, recomputation.live, recomputation)
@@ -80,6 +88,8 @@ def full(
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
+    schedule = of_step or both_halves(half.closed, backward, half.outputs, lines)
+    peak_bytes, at = schedule.highest()
 
     return replace(
         first,
@@ -91,12 +101,32 @@ def full(
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
-        peak_bytes=(of_step or both_halves(half.closed, backward, half.outputs, lines)).peak().bytes,
+        peak_bytes=peak_bytes,
+        peak_by_kind=_by_kind(schedule.held(at), roles),
         complete=True,
         forward_kernels=ahead_kernels,
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
+
+
+def _kind(buffer: Held, roles: Sequence[ArgumentRole]) -> LiveKind:
+    """What a buffer is; ``roles`` are what a step's inputs are."""
+    if buffer.argument is not None:
+        return roles[buffer.argument] if roles else "argument"
+    if buffer.constant:
+        return "constant"
+    if buffer.residual or buffer.gradient:
+        return "residual" if buffer.residual else "gradient"
+    return "output" if roles and buffer.output else "temporary"
+
+
+def _by_kind(held: Sequence[Held], roles: Sequence[ArgumentRole]) -> tuple[tuple[LiveKind, int], ...]:
+    sums: dict[LiveKind, int] = {}
+    for buffer in held:
+        kind = _kind(buffer, roles)
+        sums[kind] = sums.get(kind, 0) + buffer.bytes
+    return tuple(sums.items())
 
 
 def _saved_in_vain(
@@ -208,23 +238,15 @@ def over_time(
     """
     moments, equations, held = schedule.over_time()
 
-    def kind(buffer: Held) -> LiveKind:
-        if buffer.argument is not None:
-            return roles[buffer.argument] if roles else "argument"
-        if buffer.constant:
-            return "constant"
-        if buffer.residual or buffer.gradient:
-            return "residual" if buffer.residual else "gradient"
-        return "output" if roles and buffer.output else "temporary"
-
     def value(buffer: Held) -> LiveValue:
+        kind = _kind(buffer, roles)
         primitive, argument, line = (
             programs.maker(buffer) if buffer.argument is None else ("", arguments[buffer.argument], None)
         )
         return LiveValue(
             _jax.type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
-            kind(buffer),
+            "temporary" if kind == "gradient" and not roles else kind,
             primitive,
             argument,
             line,

@@ -7,7 +7,7 @@ identity of a traceback says where a derived equation comes from, even where JAX
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,7 +49,6 @@ class Provenance:
 
 
 _MARK = "rematted_computation"  # the name stack entry under which JAX evaluates what a checkpoint dropped
-_WRAPPED = re.compile(r"\w+\([^()]*\)")
 
 
 def marks_on(eqn: Any) -> int:
@@ -57,15 +56,7 @@ def marks_on(eqn: Any) -> int:
 
     ``transpose(jvp(rematted_computation))`` is the derivative of what the program itself rematerialises.
     """
-    stack = _jax.name_stack(eqn)
-    if _MARK not in stack:
-        return 0
-    while "(" in stack:
-        shorter = _WRAPPED.sub("", stack)
-        if shorter == stack:
-            break
-        stack = shorter
-    return stack.count(_MARK)
+    return sum(_MARK in name for name in _jax.untransformed_scopes(eqn))
 
 
 class Provenances:
@@ -145,7 +136,8 @@ class Provenances:
             return None
         if len(provenances) == 1:
             return provenances[0]
-        wanted = [link for link in chain if link in self._by_traceback]
+        # A loop whose steps are grouped is a loop of loops with one traceback.
+        wanted = [link for link, _ in itertools.groupby(link for link in chain if link in self._by_traceback)]
         if not wanted:
             return provenances[0]
         inside = self._under.get((traceback, wanted[-1]), provenances)

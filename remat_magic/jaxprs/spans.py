@@ -28,7 +28,8 @@ def cell_number(file: str) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _characters(line: str, byte_column: int | None) -> int:
+def characters(line: str, byte_column: int | None) -> int:
+    """A column in characters from one in UTF-8 bytes."""
     if byte_column is None:
         return 0
     return len(line.encode()[:byte_column].decode(errors="replace"))
@@ -147,9 +148,9 @@ class Spans:
             file=file,
             function=code.co_name,
             line=line,
-            column=_characters(text, column),
+            column=characters(text, column),
             end_line=end_line,
-            end_column=_characters(last, end_column),
+            end_column=characters(last, end_column),
             cell=cell_number(file),
             text=text,
         )

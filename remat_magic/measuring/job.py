@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.devices import Device
 from remat_magic.facts.facts import Traced
 from remat_magic.measuring.departures import without_effect
-from remat_magic.measuring.measure import Stopped, arrays_for, check_inputs, measure_on, place_of, text_of
+from remat_magic.measuring.measure import (
+    Stopped,
+    arrays_for,
+    check_inputs,
+    compile_elsewhere,
+    elsewhere,
+    measure_on,
+    place_of,
+    text_of,
+)
 from remat_magic.records import Measurement, Progress, RematError, Report
 
 __all__ = ["Measuring"]
+
+# Compilers for devices that are not here use more than one core each.
+_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 
 
 class Measuring:
@@ -31,9 +46,11 @@ class Measuring:
         namespace: where identifiers in a key that are no policies of JAX are looked up.
         on_update: called with this object, on its thread, whenever ``progress`` or ``results`` have changed. What it
             raises is logged.
+        device: what to compile for, as for ``Trace.measure``, and so are ``quick`` and ``seconds`` (of each). For one
+            that is not here several policies are compiled at once, where there are the cores.
 
     Raises:
-        RematError: ``inputs`` is of no known form, or ``runs`` is not positive.
+        RematError: ``inputs`` is of no known form, or ``runs`` is not positive; no such device, or none to compile for.
     """
 
     def __init__(
@@ -45,10 +62,14 @@ class Measuring:
         runs: int = 5,
         namespace: Mapping[str, Any] | None = None,
         on_update: Callable[[Measuring], None] | None = None,
+        device: str | Device | None = None,
+        quick: bool = False,
+        seconds: float = 600.0,
     ) -> None:
         check_inputs(inputs)
         if runs < 1:
             raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
+        self._device, self._quick, self._seconds = elsewhere(device, inputs), quick, seconds
         self._facts, self._choices, self._runs, self._namespace = traced.facts, tuple(choices), runs, namespace
         self._inputs: Any = inputs
         self._on_update = on_update
@@ -111,6 +132,16 @@ class Measuring:
             self._inputs = None
 
     def _measure_all(self) -> None:
+        for done, ((policy, at), result) in enumerate(zip(self._choices, self._measurements(), strict=True)):
+            report = None if result.error else self._facts.preview(policy, at, self._namespace)
+            last = done + 1 == len(self._choices)
+            self._step(Progress(done + 1, len(self._choices)), (result, report), tell=last)
+
+    def _measurements(self) -> Iterator[Measurement]:
+        """One for each choice, in their order; each begins when the one before is taken."""
+        if self._device is not None:
+            yield from self._compiled_elsewhere(self._device)
+            return
         arrays, error = None, ""
         try:
             arrays = arrays_for(self._facts, self._inputs)
@@ -121,20 +152,38 @@ class Measuring:
         for done, (policy, at) in enumerate(self._choices):
             self._step(Progress(done, len(self._choices), _label(policy, at)))
             if error:
-                result = Measurement(text_of(policy), place_of(self._facts, at), error=error)
-            else:
-                result = measure_on(
+                yield Measurement(text_of(policy), place_of(self._facts, at), error=error)
+                continue
+            yield measure_on(
+                self._facts,
+                policy,
+                at,
+                arrays=arrays,
+                runs=self._runs,
+                namespace=self._namespace,
+                stop=self._cancelled,
+            )
+
+    def _compiled_elsewhere(self, device: Device) -> Iterator[Measurement]:
+        """Several compilers run at once; what is told is the first that is not done."""
+
+        def compiled(choice: tuple[Any, Any]) -> Measurement:
+            with self._settings():
+                return compile_elsewhere(
                     self._facts,
-                    policy,
-                    at,
-                    arrays=arrays,
-                    runs=self._runs,
+                    *choice,
+                    device,
                     namespace=self._namespace,
+                    quick=self._quick,
+                    seconds=self._seconds,
                     stop=self._cancelled,
                 )
-            report = None if result.error else self._facts.preview(policy, at, self._namespace)
-            last = done + 1 == len(self._choices)
-            self._step(Progress(done + 1, len(self._choices)), (result, report), tell=last)
+
+        with ThreadPoolExecutor(_AT_ONCE, "remat_magic compiling") as pool:
+            results = [pool.submit(compiled, choice) for choice in self._choices]
+            for done, (choice, result) in enumerate(zip(self._choices, results, strict=True)):
+                self._step(Progress(done, len(self._choices), _label(*choice)))
+                yield result.result()
 
     def _step(
         self, progress: Progress, done: tuple[Measurement, Report | None] | None = None, tell: bool = True

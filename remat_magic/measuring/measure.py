@@ -12,17 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remat_magic import _jax, wording
+from remat_magic import _jax, devices, wording
+from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.values import sharding_of
 from remat_magic.measuring.departures import departures
-from remat_magic.records import Measurement, RematError
+from remat_magic.measuring.elsewhere import compile_for
+from remat_magic.measuring.xla_dump import with_texts
+from remat_magic.records import Measurement, RematError, XlaMemory
 
 __all__ = [
     "Stopped",
     "arrays_for",
     "check_inputs",
+    "compile_elsewhere",
     "compile_for_memory",
+    "elsewhere",
     "failure",
     "measure",
     "measure_on",
@@ -48,11 +53,16 @@ def measure(
     inputs: Any = None,
     runs: int = 5,
     namespace: Mapping[str, Any] | None = None,
+    device: str | Device | None = None,
+    quick: bool = False,
+    seconds: float = 600.0,
 ) -> Measurement:
     """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays."""
     check_inputs(inputs)
     if runs < 1:
         raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
+    if (target := elsewhere(device, inputs)) is not None:
+        return compile_elsewhere(facts, policy, at, target, namespace=namespace, quick=quick, seconds=seconds)
     try:
         arrays = arrays_for(facts, inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
@@ -109,6 +119,95 @@ def measure_on(
     return measured
 
 
+def elsewhere(device: str | Device | None, inputs: Any) -> Device | None:
+    """The device to compile for where there is none; None for the one that JAX runs on.
+
+    Raises:
+        RematError: no such device; it cannot be compiled for here, or there are inputs to run it on.
+    """
+    if device is None:
+        return None
+    wanted = devices.get(device)
+    if wanted.measured or wanted == devices.default():
+        return None
+    if not wanted.compiles_here:
+        raise RematError(wanted.why_not)
+    if inputs is not None:
+        raise RematError(f"there is no {wanted.name} here to run on: leave out inputs=, and it is compiled only.")
+    return wanted
+
+
+def compile_elsewhere(
+    facts: Facts,
+    policy: Any,
+    at: Any,
+    device: Device,
+    *,
+    namespace: Mapping[str, Any] | None = None,
+    quick: bool = False,
+    seconds: float = 600.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Measurement:
+    """What XLA says of a policy for a device that need not be here. Nothing is run.
+
+    Raises:
+        Stopped: ``stop`` said so.
+    """
+    assert device.target is not None
+    measured = Measurement(text_of(policy), place_of(facts, at), device=device.name, quick=quick)
+    if stop():
+        raise Stopped
+    doing = "lower"
+    try:
+        gradient = facts.engine.gradient(policy, at, namespace, platform=device.target.platform)
+        measured = replace(measured, policy=gradient.policy, at=gradient.at)
+        doing = "compile"
+        answer = compile_for(device, gradient.lowered, quick=quick, seconds=seconds, stop=stop)
+    except InterruptedError:
+        raise Stopped from None
+    except RematError as error:
+        if _jax.calls_back(error):
+            name = facts.engine.function_name
+            error = RematError(
+                f"{name} calls back into Python, as jax.debug.print does, which cannot be compiled for {device.name} "
+                "where there is none: take the callbacks out."
+            )
+        return replace(measured, error=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a policy or the system raises is the answer to the question
+        what = f"{doing} {facts.engine.function_name} under {measured.policy} for {device.name}"
+        return replace(measured, error=failure(what, error))
+    timeline = answer.get("timeline")
+    measured = replace(
+        measured,
+        compile_seconds=answer["seconds"],
+        compiled_before=answer["kept"],
+        timeline=None if timeline is None else with_texts(XlaMemory.from_dict(timeline)),
+    )
+    if "memory" not in answer:
+        needed, available = answer.get("needed"), answer.get("available")
+        if needed is None:
+            what = f"compile {facts.engine.function_name} under {measured.policy} for {device.name}"
+            return replace(measured, error=failure(what, RuntimeError(answer["error"])))
+        return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
+    memory = answer["memory"]
+    measured = replace(
+        measured,
+        temp_bytes=memory["temp"],
+        argument_bytes=memory["argument"],
+        output_bytes=memory["output"],
+        aliased_bytes=memory["alias"],
+        host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
+        flops=answer.get("flops"),
+        rematerialized=answer["rematerialized"],
+    )
+    # A compiler for TPUs refuses what is too big, one for GPUs compiles it.
+    available = device.target.facts.get("device_memory_size")
+    total = measured.total_bytes
+    if available is None or total is None:
+        return replace(measured, fits=True, needed_bytes=total)
+    return replace(measured, fits=total <= int(available), needed_bytes=total, available_bytes=int(available))
+
+
 def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
     """Compile with the scheduler that heeds memory."""
     return lowered.compile(compiler_options=_ON_CPU) if platform == "cpu" else lowered.compile()
@@ -126,10 +225,8 @@ def _platform(facts: Facts, arrays: Sequence[Any] | None) -> str:
 def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measurement:
     """What the executable says of itself."""
     memory = _or_none(compiled.memory_analysis)
-    costs = _or_none(compiled.cost_analysis)
-    if isinstance(costs, (list, tuple)):  # one for each program, before JAX 0.5 and on some backends
-        costs = costs[0] if costs else None
-    flops = (costs or {}).get("flops")
+    executable: Any = compiled
+    modules = _or_none(lambda: executable.runtime_executable().hlo_modules())
     devices = _devices(compiled)
     first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
     kind = first.device_kind
@@ -141,7 +238,7 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
         aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
-        flops=int(flops) if flops is not None and flops >= 0 else None,  # XLA writes -1 for unknown
+        flops=_jax.xla_flops(modules) if modules else None,
     )
 
 

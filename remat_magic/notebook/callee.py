@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
 
 from remat_magic import libraries
-from remat_magic._jax.wrappers import gradient_in, is_checkpoint, is_forward_derivative, is_jitted
+from remat_magic._jax.wrappers import gradient_in, is_backward_pass, is_checkpoint, is_forward_derivative, is_jitted
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
@@ -30,6 +30,7 @@ __all__ = [
     "called",
     "consumes",
     "defined",
+    "differentiates",
     "gives_result",
     "is_meant",
     "makes_a_function",
@@ -100,9 +101,13 @@ def called(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee
             f"`{_name(fun)}` is not a function that JAX differentiates: end the cell with the call to inspect, "
             "such as loss(params, x)."
         )
+    if is_backward_pass(fun):
+        raise RematError("this is the backward pass of a call of jax.vjp before it: inspect that, jax.vjp(f, x).")
     if inspect.iscoroutinefunction(fun):
         raise RematError(f"`{_name(fun)}` is a coroutine, which JAX cannot trace: call the function that it awaits.")
     fun = original_of(fun if (lowered := _lowers(fun)) is None else lowered)
+    if isinstance(fun, functools.partial) and _takes_the_function(fun.func):
+        fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
     differentiated = _in_function_taker(fun, args, kwargs) or _in_gradient(fun, args, kwargs)
     callee = _spread(differentiated or Callee(fun, args, kwargs))
     if libraries.is_gradient(fun) and callee.loss is None:
@@ -157,12 +162,16 @@ def prepares(fun: Any) -> bool:
 
     All others are gradients, or code of the user's own.
     """
-    if consumes(fun) or makes_a_function(fun) or not callable(fun):
+    if consumes(fun) or makes_a_function(fun) or not callable(fun) or is_backward_pass(fun):
         return True
-    if _takes_the_function(fun):
+    if differentiates(fun) or _lowers(fun) is not None:
         return False
-    layers = [*_layers(fun), getattr(fun, "__self__", None)]
-    return not any(gradient_in(layer) or _is_users(layer) for layer in layers if layer is not None)
+    return not any(libraries.applies_a_model(layer) or _is_users(layer) for layer in _layers(fun))
+
+
+def differentiates(fun: Any) -> bool:
+    """Whether a call of this takes a gradient, or makes ready to."""
+    return any(_takes_the_function(layer) or libraries.is_gradient(layer) for layer in _layers(fun))
 
 
 def is_meant(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -199,6 +208,9 @@ def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return None
     if not args or not callable(args[0]):
         raise RematError(f"{fun.__name__} takes the function first: {fun.__name__}(f, x).")
+    if fun is libraries.vjp_of_nnx():  # its modules are no arguments of JAX's: its gradient is traced as it is
+        loss = original_of(args[0])
+        return Callee(libraries.gradient_by(fun, loss, kwargs), args[1:], loss=loss)
     if fun in (jax.eval_shape, print_saved_residuals):  # which hand all keywords on
         return Callee(args[0], args[1:], kwargs)
     return Callee(args[0], args[1:], has_aux=bool(kwargs.get("has_aux", False)))
@@ -206,11 +218,8 @@ def _in_function_taker(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 def _takes_the_function(fun: Any) -> bool:
     takers = (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals)
-    return fun is not None and any(fun is taker for taker in (*takers, _filter_vjp()))
-
-
-def _filter_vjp() -> Any:
-    return getattr(sys.modules.get("equinox"), "filter_vjp", None)
+    of_equinox = getattr(sys.modules.get("equinox"), "filter_vjp", None)
+    return fun is not None and any(fun is taker for taker in (*takers, of_equinox, libraries.vjp_of_nnx()))
 
 
 def _lowers(fun: Any) -> Any:

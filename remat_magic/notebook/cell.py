@@ -39,9 +39,11 @@ def mark(lines: list[str]) -> list[str]:
     first = _FIRST_LINE.fullmatch(lines[0]) if lines else None
     if first is None:
         return lines
-    others = list(itertools.takewhile(_OTHER_MAGIC.match, lines[1:]))
-    if others:
-        return [*others, lines[0], *lines[1 + len(others) :]]
+    others = list(itertools.takewhile(lambda line: _OTHER_MAGIC.match(line) or line.isspace(), lines[1:]))
+    magics = [line for line in others if not line.isspace()]
+    if magics:
+        blank = [line for line in others if line.isspace()]
+        return [*magics, lines[0], *blank, *lines[1 + len(others) :]]
     return [_MARKER.format(line=first["line"] or ""), *lines[1:]]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from remat_magic import api, policies
+from remat_magic import api, devices, policies
 from remat_magic.notebook.callee import Callee
 from remat_magic.notebook.line import NameKind, Options
 from remat_magic.records import RematError
@@ -29,6 +29,7 @@ _TAKEN = ("wrt", "has_aux", "gradient")
 class Inspection:
     """A traced function under the policy that a line asks for.
 
+    ``device`` is the name of the accelerator that was chosen, empty for this machine.
     ``inputs`` are the arguments of the call, or None if some of them have no values to run on. ``loss`` is what the
     call differentiates, if the trace is of the call as it is.
     """
@@ -39,6 +40,7 @@ class Inspection:
     title: str
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     loss: Any = None
+    device: str = ""
 
 
 def traced(callee: Callee, wrt: tuple[int | str, ...] | None, gradient: str | None = None) -> api.Trace:
@@ -78,10 +80,18 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     """
     wanted = _by_name(options, trace) if options.names else options.policy or "as_written"
     policy = policies.resolve(wanted, trace.names, namespace, trace.function_name)
+    device = _device(options.device)
     trace.preview(policy.key, options.at, namespace)
     # What a gradient inside is given is computed on the way; a step is given what the call gives it.
     inputs = _with_values(callee) if trace.gradient is None or trace.step is not None else None
-    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs, callee.loss)
+    return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs, callee.loss, device)
+
+
+def _device(name: str | None) -> str:
+    """The name of the accelerator that a line asks for; empty for the machine itself, which is measured elsewhere."""
+    if name is None or name.strip().casefold() == devices.THIS_CPU.casefold():
+        return ""
+    return devices.get(name).name
 
 
 def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, ...]:

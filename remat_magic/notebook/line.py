@@ -41,6 +41,7 @@ class Options:
     at: str | None = None
     wrt: tuple[int | str, ...] | None = None
     gradient: str | None = None
+    device: str | None = None
     names: tuple[tuple[NameKind, tuple[str, ...]], ...] = ()
     args: str | None = None
     output: str | None = None
@@ -73,6 +74,7 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
         at=values.at,
         wrt=_wrt(values.wrt),
         gradient=values.gradient,
+        device=values.device,
         names=_names(values.names or []),
         args=values.args,
         output=values.output,

@@ -91,6 +91,12 @@ class RematMagics(Magics):
         function itself. Default: of a training step the gradient that saves most.""",
     )
     @argument(
+        "--device",
+        metavar="DEVICE",
+        help="""An accelerator, such as "TPU v5e" or "H100 SXM", that need not be here: what times are estimated for,
+        and what the shown choice is compiled for, to see whether it fits. Default: the one chosen last.""",
+    )
+    @argument(
         "--names",
         action="append",
         metavar="NAMES",
@@ -222,6 +228,12 @@ class RematMagics(Magics):
         self._functions[number] = fun
         return prepares(fun)
 
+    def computes(self, number: int) -> bool:
+        """Whether the function that was asked about is a library's, as ``jnp.mean`` in ``jnp.mean(f(x))``."""
+        from remat_magic.notebook.callee import prepares
+
+        return prepares(self._functions[number])
+
     def gives_result(self, number: int, fun: Any, steps: tuple[str, ...], /) -> bool:
         """Whether what is done to the result of a call of this function is done to arrays, as in ``f(x).item()``."""
         from remat_magic.notebook.callee import gives_result
@@ -229,29 +241,40 @@ class RematMagics(Magics):
         self._functions[number] = fun
         return gives_result(fun, steps)
 
-    def only_show(self, functions: Callable[[], tuple[Any, ...]]) -> bool:
-        """Whether calls of these functions only show, or read off, something of what a call before them gives."""
-        from remat_magic.notebook.callee import prepares
+    def only_show(self, functions: Callable[[], tuple[Any, ...]], gradient: Callable[[], Any] | None = None) -> bool:
+        """Whether calls of these functions only show, or read off, something of what a call before them gives.
+
+        Args:
+            functions: gives them.
+            gradient: gives the function of the call before them, if that has to take a gradient.
+        """
+        from remat_magic.notebook.callee import differentiates, prepares
 
         try:
-            return all(map(prepares, functions()))
+            return all(map(prepares, functions())) and (gradient is None or differentiates(gradient()))
         except Exception:  # noqa: BLE001  (not known yet: what it is shows when the cell comes to it)
             return False
 
     def first_item(
-        self, call: str, function: Callable[[], Any], items: Iterable[Any], held: Sequence[str]
+        self,
+        call: str,
+        function: Callable[[], Any],
+        showing: Callable[[], tuple[Any, ...]],
+        items: Iterable[Any],
+        held: Sequence[str],
     ) -> list[Any]:
         """The first item of a loop whose turns call a function; none where that only prepares something.
 
         Args:
             call: the call, as written.
             function: gives its function.
+            showing: gives those of the rest of the turn.
             items: what the loop runs over.
             held: the names in what gives the items: iterators of the user's among them would lose the first.
         """
         __tracebackhide__ = True
         self._items = items
-        if not self.only_show(lambda: (function(),)):
+        if self.only_show(showing) and not self.only_show(lambda: (function(),)):
             if any(isinstance(self.session.namespace.get(name), Iterator) for name in held):
                 raise UsageError(
                     "the loop at the end takes its items from an iterator, which looking at the first would use up: "
@@ -296,6 +319,10 @@ class RematMagics(Magics):
         unassigned = _unassigned(targets, self.session.namespace) or ("The call did not run." if skipped else "")
         remark = " ".join(filter(None, [remark, unassigned, skipped]))
         return _Inspected(self.inspect_call(line, remark, fun, *args, **kwargs))
+
+    def inspection(self, result: Any) -> Any:
+        """What is shown, whichever call it is of."""
+        return result.widget if isinstance(result, _Inspected) else result
 
     def _take_call(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         call, self._call = self._call, None

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from remat_magic import devices
 from remat_magic.records import RematError
 from remat_magic.wording import printable
 
@@ -85,6 +86,7 @@ class Session:
             namespace=self.namespace,
             cell_id=self._cell_id,
             inputs=inspection.inputs,
+            device=inspection.device,
         )
         if options.output is not None:
             self.namespace[options.output] = widget
@@ -110,11 +112,17 @@ class Session:
         from rich.console import Console
 
         from remat_magic.views import text
+        from remat_magic.views.fits import fits_text
 
-        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace)
+        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace).remarked
         if inspection.title:
             print(printable(inspection.title))  # noqa: T201
         if sys.stdout.isatty():
             Console(file=sys.stdout, force_jupyter=False).print(text.render(report))
         else:  # a notebook or a pipe, which tells no width
             print(text.plain(report), end="")  # noqa: T201
+        if inspection.device:
+            measured = inspection.trace.measure(
+                inspection.policy, inspection.at, namespace=self.namespace, device=inspection.device
+            )
+            print(printable(fits_text(measured, devices.get(inspection.device).memory_bytes)))  # noqa: T201

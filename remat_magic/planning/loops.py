@@ -8,9 +8,7 @@ again, it saves two carries a level, for one more run a level.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +16,7 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.segments import SHORTEST, Checkpoint, alone, in_segments, segment_of
 from remat_magic.engine.sites import Rewriter
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.residuals import locate
@@ -26,20 +25,20 @@ from remat_magic.planning import nesting
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Listed, Loop, Nesting, RematError, Report
 
-__all__ = ["loops", "segment_of"]
+__all__ = ["loops"]
 
-_SHORTEST = 4  # steps: of fewer there is nothing to nest
-_Scan = Callable[..., tuple[Any, Any]]
+_FEW = 3  # steps that are not halved any more, as in ``nesting.scan_by_halves``
+_Change = Callable[[Any], list[Any]]  # from a scan's equation to those in its place
 
 
-def loops(facts: Facts, *, shortest: int = _SHORTEST) -> Listed[Loop]:
+def loops(facts: Facts, *, shortest: int = SHORTEST) -> Listed[Loop]:
     """``Trace.loops``: of scans at any depth, in the order of the program."""
     report = facts.report("as_written")
     if report.backward_error:
         raise RematError(report.backward_error)
     rows: dict[int, Loop] = {}
     for scope, eqn in walk(facts.engine.provenances.closed, _within_reach):
-        if _jax.is_scan(eqn) and id(eqn) not in rows and _jax.scan_length(eqn) >= max(shortest, _SHORTEST):
+        if _jax.is_scan(eqn) and id(eqn) not in rows and _jax.scan_length(eqn) >= max(shortest, SHORTEST):
             rows[id(eqn)] = _Rewritten(facts, scope, eqn, report).loop()
     return Listed(rows.values())
 
@@ -48,11 +47,10 @@ def _within_reach(eqn: Any) -> bool:
     return not _jax.is_custom_rule(eqn)  # what the rules of custom derivatives do is Python
 
 
-def segment_of(length: int) -> int:
-    """Steps a segment: near the square root, and a divisor of the length if one is within a factor of two of it."""
-    root = math.sqrt(length)
-    near = [n for n in range(2, length) if length % n == 0 and root / 2 <= n <= root * 2]
-    return min(near, key=lambda n: abs(math.log(n / root)), default=round(root))
+def _in_halves(eqn: Any) -> list[Any]:
+    """The equations of a scan as ``nesting.scan_by_halves`` runs it."""
+    length = _jax.scan_length(eqn)
+    return [eqn] if length <= _FEW else in_segments(eqn, length // 2, Checkpoint(), _in_halves)
 
 
 class _Rewritten:
@@ -90,34 +88,28 @@ class _Rewritten:
 
     def _segments(self) -> Nesting:
         segment = segment_of(self._length)
-        scan = functools.partial(nesting.scan_in_segments, length=self._length, segment=segment)
-        working = self._saved(functools.partial(jax.lax.scan, length=segment), segment)
+        working = self._saved(lambda eqn: [eqn], segment)
         code = self._code("scan_in_segments", f"length={self._length}, segment={segment}", nesting.scan_in_segments)
-        return self._nesting("segments", segment, 2, scan, working, code)
+
+        def change(eqn: Any) -> list[Any]:
+            return in_segments(eqn, segment, Checkpoint())
+
+        return self._nesting("segments", segment, 2, change, working, code)
 
     def _halves(self) -> Nesting:
-        scan = functools.partial(nesting.scan_by_halves, length=self._length)
         lengths = [self._length]
-        while lengths[-1] > 3:
+        while lengths[-1] > _FEW:
             lengths.append(lengths[-1] // 2)
-        working = sum(
-            self._saved(functools.partial(nesting.scan_by_halves, length=length), length) for length in lengths[1:]
-        )
+        working = sum(self._saved(_in_halves, length) for length in lengths[1:])
         both = (nesting.scan_in_segments, nesting.scan_by_halves)
         code = self._code("scan_by_halves", f"length={self._length}", *both)
-        return self._nesting("halves", lengths[-1], len(lengths), scan, working, code)
+        return self._nesting("halves", lengths[-1], len(lengths), _in_halves, working, code)
 
-    def _nesting(self, kind: Any, segment: int, levels: int, scan: _Scan, working: int, code: str) -> Nesting:
-        types = [atom.aval for atom in self._eqn.invars]
-        target, program = self._eqn, functools.partial(self._run, scan)
+    def _nesting(self, kind: Any, segment: int, levels: int, change: _Change, working: int, code: str) -> Nesting:
+        def rewritten(closed: Any) -> Any:
+            return Rewriter(lambda _: AS_WRITTEN, lambda eqn: change if eqn is self._eqn else None)(closed)
 
-        def change(closed: Any) -> Any:
-            nested = jax.make_jaxpr(program)(*types)
-            if nested.consts:
-                raise RematError(f"the scan of {self._name} holds constants, which this cannot move: pass them in.")
-            return Rewriter(lambda _: AS_WRITTEN, lambda eqn: nested if eqn is target else None)(closed)
-
-        report = Facts(self._facts.engine.variant(change)).report("as_written")
+        report = Facts(self._facts.engine.variant(rewritten)).report("as_written")
         if report.backward_error:
             raise RematError(report.backward_error)
         return Nesting(
@@ -132,28 +124,13 @@ class _Rewritten:
             code,
         )
 
-    def _run(self, scan: _Scan, *operands: Any) -> list[Any]:
-        """The scan's operands to its results, by another scan."""
-        body = _jax.as_function(_jax.scan_body(self._eqn))
-        consts = operands[: self._consts]
-
-        def step(carry: Any, x: Any) -> tuple[Any, Any]:
-            results = body(*consts, *carry, *x)
-            return results[: self._carries], results[self._carries :]
-
-        init = list(operands[self._consts : self._consts + self._carries])
-        xs = list(operands[self._consts + self._carries :])
-        carry, ys = scan(step, init, xs, reverse=_jax.is_reversed(self._eqn))
-        return [*carry, *ys]
-
-    def _saved(self, scan: _Scan, length: int) -> int:
+    def _saved(self, change: _Change, length: int) -> int:
         """What so many steps save when they are differentiated by themselves, views of their inputs left out."""
-        types = [atom.aval for atom in self._eqn.invars]
-        first = self._consts + self._carries
-        types[first:] = [jax.ShapeDtypeStruct((length, *aval.shape[1:]), aval.dtype) for aval in types[first:]]
-        report = Facts(Engine(functools.partial(self._run, scan), tuple(types), {}, None, False)).preview(
-            "none", "function"
-        )
+        eqn = alone(self._eqn, length)
+        steps = _jax.part(_jax.scan_body(eqn), change(eqn), eqn.invars, eqn.outvars, self._name, "scan")
+        types = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars)
+        function = _jax.as_function(_jax.closed(steps))
+        report = Facts(Engine(function, types, {}, None, False)).preview("none", "function")
         return report.saved_bytes - self._views(report, length)
 
     def _views(self, report: Report, length: int) -> int:

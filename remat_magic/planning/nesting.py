@@ -21,7 +21,7 @@ def scan_in_segments(f, init, xs, *, length, segment, reverse=False, inner=jax.l
 
     def segments(carry):
         parts = xs if whole == length else jax.tree.map(lambda x: x[:whole], xs)
-        parts = jax.tree.map(lambda x: x.reshape(-1, segment, *x.shape[1:]), parts)
+        parts = jax.tree.map(lambda x: x.reshape(whole // segment, segment, *x.shape[1:]), parts)
         step = jax.checkpoint(steps, prevent_cse=False)
         carry, ys = jax.lax.scan(step, carry, parts, length=whole // segment, reverse=reverse)
         return carry, jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), ys)

@@ -20,7 +20,7 @@ from remat_magic.planning.planner import Planner, planner
 from remat_magic.planning.problem import Problem, Solution
 from remat_magic.records import Plan, PlannedValue, RematError, Report
 
-__all__ = ["best_of_groups", "plan"]
+__all__ = ["best_of_groups", "limit_of", "order", "plan_at", "plan_of"]
 
 _BUILT_IN = (
     "none",
@@ -46,12 +46,12 @@ class _Request:
     of: str = "saved"
 
 
-def plan(
+def plan_at(
     facts: Facts,
+    at: str | None,
     budget: float | str,
-    at: str | None = None,
-    *,
     of: str = "saved",
+    *,
     cost: str = "flops",
     device: str | Device | None = None,
     offload: float | str | bool | None = None,
@@ -60,15 +60,10 @@ def plan(
     seconds: float = 10.0,
     gap: float = 0.01,
 ) -> Plan:
-    """``Trace.plan``."""
-    if of not in ("saved", "peak"):
-        raise RematError(f"of={of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
+    """The plan at one place; all else is as for ``Trace.plan``."""
     least = objective(cost, device, offload)
     choices = planner(facts, at, separately, together)
-    most = choices.most if of == "saved" else facts.report("none", choices.at).peak_bytes
-    if most is None:
-        raise RematError(f"the peak of {facts.engine.function_name} is not known: give a budget of saved bytes.")
-    limit = budget_bytes(budget, most)
+    limit = limit_of(facts, choices.at, budget, of)
     request = _Request(*_key_and_label(choices, limit, least, of), limit, least, of)
     if of == "peak":
         best = _within_peak(choices, request, seconds, gap)
@@ -82,11 +77,31 @@ def plan(
         )
     if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
         best = replace(best, status=f"{best.status} {_OFFLOADED}")
-    inside = " or ".join(choices.parts.naming.unreached)
-    more = f" Values inside {inside} are not among the choices." if inside else ""
-    if inside:
+    if choices.parts.naming.unreached:
         best = replace(best, status=best.status.replace("No choice of names", "No choice of the values considered"))
-    return replace(best, status=best.status + more, unreached=choices.unreached)
+    return replace(best, unreached=choices.unreached)
+
+
+def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
+    """A budget in bytes, of which a share is of what there is without a checkpoint at a place.
+
+    Raises:
+        RematError: it is no budget, or the peak is not known.
+    """
+    most = facts.saved_bytes("none", at) if of == "saved" else facts.report("none", at).peak_bytes
+    if most is None:
+        raise RematError(f"the peak of {facts.engine.function_name} is not known: give a budget of saved bytes.")
+    return budget_bytes(budget, most)
+
+
+def plan_of(facts: Facts, report: Report, limit: int, least: Objective, of: str) -> Plan:
+    """What a report is of as a plan within so many bytes; of a plan that a search has made with its values."""
+    plain = _of_report(report, _Request(report.policy, report.label, limit, least, of))
+    plan = facts.engine.plans.get(report.policy)
+    if plan is None:
+        return plain
+    values = {name: getattr(plan, name) for name in ("names", "fingerprint", "separately", "together", "unreached")}
+    return replace(plain, **values)
 
 
 def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan | None:
@@ -141,7 +156,7 @@ def _within(
                 mixed = choices.hull(0.5).mixed(allowed)
                 as_names += [mixed] if mixed is not None else []
             # The solver stops within its gap: a policy of JAX's may be the better choice of names.
-            solution = min(solution, *as_names, key=lambda choice: choice.cost)
+            solution = min([solution, *as_names], key=lambda choice: choice.cost)
         applied = _applied(choices, request, solution)
         if applied.saved_bytes <= limit:
             best = _with_bound(applied, solution, bound, spent)
@@ -238,7 +253,7 @@ def _code(choices: Planner, report: Report, values: tuple[PlannedValue, ...]) ->
 
 def _better(choices: Planner, key: str, request: _Request, best: Plan | None, bound: float) -> Plan | None:
     """The plan of a policy of JAX's, if it costs less than the best so far."""
-    least = None if best is None else _order(best)[0]
+    least = None if best is None else order(best)[0]
     if least == 0:
         return best
     report = choices.facts.report(key, choices.at)
@@ -368,7 +383,7 @@ class _PeakSearch:
         if self._lowest is None or candidate.peak_bytes < (self._lowest.peak_bytes or 0):
             self._lowest = candidate
         fits = candidate.peak_bytes <= self._request.budget
-        if fits and (self._best is None or _order(candidate) < _order(self._best)):
+        if fits and (self._best is None or order(candidate) < order(self._best)):
             self._best = candidate
         return fits
 
@@ -392,7 +407,7 @@ class _PeakSearch:
         return replace(self._best, bound=min(int(bound), self._best.recomputed_flops), status=text)
 
 
-def _order(candidate: Plan) -> tuple[float, int]:
+def order(candidate: Plan) -> tuple[float, int]:
     """What a plan costs, and its peak: of two plans the lower is preferred."""
     cost = candidate.recomputed_flops if candidate.seconds is None else candidate.seconds
     return cost, candidate.peak_bytes or 0

@@ -27,7 +27,9 @@ from remat_magic.planning.problem import Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
 from remat_magic.records import Plan, PlannedValue, RematError, dearest
 
-__all__ = ["Planner", "offloaded_by", "planner", "saved_by"]
+__all__ = ["INSIDE", "Planner", "offloaded_by", "planner", "saved_by"]
+
+INSIDE = "values inside "
 
 
 class Planner:
@@ -66,7 +68,7 @@ class Planner:
         naming = self.parts.naming.unreached
         # Policies are asked about operations of the derivative too; under jax_remat3 they are not.
         derived = self.graph.deferred and not self.facts.engine.remat3
-        return (*(f"values inside {place}" for place in naming), *(("values that only a derivative has",) * derived))
+        return (*(f"{INSIDE}{place}" for place in naming), *(("values that only a derivative has",) * derived))
 
     @property
     def together(self) -> bool:

@@ -23,11 +23,12 @@ from collections.abc import Iterable, Sequence
 
 from remat_magic.policies.keys import Alternative, Key
 from remat_magic.policies.objects import Resolved, describe, matching, resolve
-from remat_magic.policies.table import AS_WRITTEN, DESTINATION, MEMORIES, NO_CHECKPOINT, OWN, ROWS, SOURCE, TABLE
+from remat_magic.policies.table import AS_WRITTEN, DESTINATION, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, SOURCE, TABLE
 from remat_magic.records import Choice
 
 __all__ = [
     "AS_WRITTEN",
+    "MIXED",
     "NO_CHECKPOINT",
     "OWN",
     "Key",

@@ -15,6 +15,7 @@ from remat_magic.records import Choice, Parameter
 OWN = "A policy of your own."
 AS_WRITTEN = object()  # keep the checkpoint's own policy
 NO_CHECKPOINT = object()  # take the checkpoint away
+MIXED = "mixed"  # what goes for a key where places have policies of their own
 
 JAX = jax.checkpoint_policies
 MODULE = "jax.checkpoint_policies"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
-from remat_magic.records.comparison import Comparison, ComparisonRow, Difference, Offloading
+from remat_magic.records.comparison import Comparison, ComparisonRow, Difference, Offloading, Places, no_gain
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
@@ -27,6 +27,8 @@ from remat_magic.records.measurement import (
     StepMemory,
     Timeline,
     Times,
+    XlaBuffer,
+    XlaMemory,
 )
 from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.report import (
@@ -42,6 +44,7 @@ from remat_magic.records.report import (
     ProgramLine,
     Reader,
     RecomputationKind,
+    Remark,
     Report,
     Residual,
     Site,
@@ -83,6 +86,7 @@ __all__ = [
     "Origin",
     "Parameter",
     "Phase",
+    "Places",
     "Plan",
     "PlannedValue",
     "Program",
@@ -90,6 +94,7 @@ __all__ = [
     "Progress",
     "Reader",
     "RecomputationKind",
+    "Remark",
     "RematError",
     "Report",
     "Residual",
@@ -101,5 +106,8 @@ __all__ = [
     "Times",
     "Unit",
     "WhatIf",
+    "XlaBuffer",
+    "XlaMemory",
     "dearest",
+    "no_gain",
 ]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
-from remat_magic.records.measurement import Times
+from remat_magic.records.measurement import Progress, Times
+from remat_magic.records.plan import Plan
 from remat_magic.records.report import Equation, Report, Residual
-from remat_magic.units import parse_bytes
+from remat_magic.units import nbytes, parse_bytes
 
-__all__ = ["Comparison", "ComparisonRow", "Difference", "Offloading"]
+__all__ = ["Comparison", "ComparisonRow", "Difference", "Offloading", "Places", "no_gain"]
 
 _T = TypeVar("_T")
 
@@ -33,10 +34,12 @@ class ComparisonRow(Labelled):
     ``same_as`` are the keys of policies that do just the same and have no row of their own, ``same_labels`` what
     people call them. ``peak_bytes`` and ``times`` are
     estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
-    are sentences on where the compiled program departs from the report. ``pareto`` tells
+    are sentences on where the compiled program departs from the report. ``measured_fits`` tells of a device that is not
+    here whether the compiled program fits in it, ``needed_bytes`` and ``available_bytes`` by what. ``pareto`` tells
     that no other row is better in one of peak and cost without being worse in the other. ``offloading`` tells whether
     XLA moves to the host what the policy offloads: "moved", "kept" on the device, or "unknown", and only what is moved
-    is ranked; it is empty where nothing is offloaded.
+    is ranked; it is empty where nothing is offloaded. ``no_gain`` is a sentence where less is saved than without a
+    checkpoint and the peak is hardly lower, else empty.
     """
 
     policy: str
@@ -56,6 +59,9 @@ class ComparisonRow(Labelled):
     measured_compile_seconds: float | None = None
     measured_flops: float | None = None
     measured_device: str = ""
+    measured_fits: bool | None = None
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
     findings: tuple[str, ...] = ()
     pareto: bool = False
     same_as: tuple[str, ...] = ()
@@ -65,6 +71,7 @@ class ComparisonRow(Labelled):
     label: str = ""
     same_labels: tuple[str, ...] = ()
     offloading: Offloading = ""
+    no_gain: str = ""
 
     def __post_init__(self) -> None:
         """Use keys for what is called by no other name."""
@@ -114,13 +121,24 @@ class Comparison(Displayed):
     reports: Mapping[tuple[str, str], Report] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Mark the rows of the front."""
+        """Mark the rows of the front, and those that save less for nothing."""
         front = _front([_point(row) for row in self.rows])
-        rows = tuple(replace(row, pareto=best) for row, best in zip(self.rows, front, strict=True))
+        plain = (row for row in self.rows if "none" in (row.policy, *row.same_as) and row.saved_bytes is not None)
+        most = max(plain, key=lambda row: row.saved_bytes or 0, default=None)
+        rows = tuple(
+            replace(row, pareto=best, no_gain=row.no_gain or ("" if most is None else no_gain(row, most)))
+            for row, best in zip(self.rows, front, strict=True)
+        )
         object.__setattr__(self, "rows", rows)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[ComparisonRow]:
+        return iter(self.rows)
+
+    def __getitem__(self, number: int) -> ComparisonRow:
+        return self.rows[number]
 
     @property
     def pareto_by(self) -> str:
@@ -144,7 +162,8 @@ class Comparison(Displayed):
             RematError: it was not compared.
         """
         for row in self.rows:
-            if policy in (row.policy, *row.same_as) and at in (None, row.at):
+            here = policy in (row.policy, *row.same_as) and at in (None, row.at)
+            if here or f"{policy} at {at}" in row.same_as:
                 return row
         compared = ", ".join(row.policy for row in self.rows)
         raise RematError(f"{policy!r} is not compared here; compared are {compared}.")
@@ -260,6 +279,55 @@ class Comparison(Displayed):
             fields |= {name: ", ".join(fields[name]) for name in ("same_as", "same_labels")}
             flat.append({**fields, "findings": " ".join(row.findings)})
         return flat
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Places(Comparison):
+    """What policies cost at several places; see ``trace.places``. Those of the front come first, by their peak.
+
+    The ``at`` of each row is what methods of the trace take for it, together with its ``policy``; its ``label`` is
+    ``"policy at place"``. Choices that do just the same share a row, and ``same_as`` has the labels of the others.
+    ``not_tried`` are sentences on what was left out, ``progress`` tells how far the search is. ``plans`` are those that
+    have a row, by its ``policy``.
+    """
+
+    not_tried: tuple[str, ...] = ()
+    progress: Progress = field(default_factory=lambda: Progress(0, 0))
+    plans: Mapping[str, Plan] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        """Bring the rows in order."""
+        Comparison.__post_init__(self)
+        rows = sorted(self.rows, key=lambda row: (not row.pareto, row.peak_bytes is None, row.peak_bytes or 0))
+        object.__setattr__(self, "rows", tuple(rows))
+
+
+class _Figures(Protocol):
+    @property
+    def saved_bytes(self) -> int | None: ...
+    @property
+    def peak_bytes(self) -> int | None: ...
+
+
+_HARDLY = 0.25  # of the bytes that are no longer saved: where the peak falls by less, they come back at the peak
+
+
+def no_gain(choice: _Figures, without: _Figures) -> str:
+    """One sentence where a choice saves less than there is without a checkpoint, and the peak is hardly lower.
+
+    Args:
+        choice: a report, a plan or a row.
+        without: the same without a checkpoint.
+    """
+    if without.peak_bytes is None or choice.peak_bytes is None:
+        return ""
+    less, lower = (without.saved_bytes or 0) - (choice.saved_bytes or 0), without.peak_bytes - choice.peak_bytes
+    smallest = without.peak_bytes / 100
+    if less < smallest or lower >= _HARDLY * less:
+        return ""
+    what = "no lower" if abs(lower) < smallest else f"only {nbytes(lower)} lower"
+    what = f"{nbytes(-lower)} higher" if lower <= -smallest else what
+    return f"{nbytes(less)} less is saved than without a checkpoint, but the estimated peak is {what}."
 
 
 def _point(row: ComparisonRow) -> tuple[float, float] | None:

@@ -93,12 +93,27 @@ class Edit(Displayed, Labelled):
         taken = self.peak_bytes if self.of == "peak" else self.saved_bytes
         return None if self.budget_bytes is None or taken is None else max(0, taken - self.budget_bytes)
 
+    @property
+    def best(self) -> Edit:
+        """The edit itself, or the closest one where it does not do what is chosen."""
+        return self if self.verified or self.closest is None else self.closest
+
     def diff(self) -> str:
-        """The unified diffs of all files and cells, one after another."""
-        return "".join(file.diff() for file in self.files)
+        """The unified diffs of all files and cells of the ``best`` edit, one after another.
+
+        For a plan with a budget, of which no edit is verified, a comment that says so.
+        """
+        best = self.best
+        if not best.verified and best.budget_bytes is not None:
+            why = " ".join(best.differences[:1] or best.unnamed[:1])
+            what = "bytes of estimated peak" if best.of == "peak" else "saved bytes"
+            return (
+                f"# There is no edit of the source that was verified to keep to {best.budget_bytes:,} {what}: {why}\n"
+            )
+        return "".join(file.diff() for file in best.files)
 
     def apply_text(self, place: int | str | None = None) -> str:
-        """The full new text of a file or cell.
+        """The full new text of a file or cell in the ``best`` edit.
 
         Args:
             place: the number of a cell, or a file's path as in ``files``; None for the only one.
@@ -106,13 +121,14 @@ class Edit(Displayed, Labelled):
         Raises:
             RematError: the edit changes no such file, or several and none was chosen.
         """
-        if place is None and len(self.files) == 1:
-            return self.files[0].new
-        for file in self.files:
+        files = self.best.files
+        if place is None and len(files) == 1:
+            return files[0].new
+        for file in files:
             if place is not None and place in (file.cell, file.file, file.label):
                 return file.new
-        has = ", ".join(file.label for file in self.files) or "nothing"
-        which = "choose one of them" if place is None and self.files else f"it has no text for {place!r}"
+        has = ", ".join(file.label for file in files) or "nothing"
+        which = "choose one of them" if place is None and files else f"it has no text for {place!r}"
         raise RematError(f"the edit changes {has}: {which}.")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from remat_magic.records.base import Displayed, Labelled
 from remat_magic.records.report import Note
@@ -22,6 +23,9 @@ __all__ = [
     "StepMemory",
     "Timeline",
     "Times",
+    "XlaBuffer",
+    "XlaMemory",
+    "XlaRole",
 ]
 
 Half = Literal["forward", "backward"]
@@ -189,6 +193,83 @@ class StepMemory:
         return self.timeline.alive_bytes("temporary") + self.timeline.alive_bytes("constant")
 
 
+# --------------------------------------------------------------------------------------------- XLA's memory over time
+
+XlaRole = Literal["argument", "output", "constant", "saved", "carried", "temporary"]
+"""What a buffer is to the compiled program: ``saved`` was made by the forward pass and is read by the backward one,
+``carried`` is the state of a loop while that runs, ``output`` also what is written over a donated argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class XlaBuffer:
+    """A buffer that the compiled program holds at the peak of its memory.
+
+    ``name`` is XLA's, with its place in a tuple; ``first`` and ``last`` are the steps in which it holds this value.
+    ``nbytes`` is with padding, and without what it shares with another buffer that is told. ``space`` is "device" for
+    the memory that a program has to fit into, "host", "VMEM", or XLA's number of another one. ``op_name`` is the path
+    of JAX's names to the operation, or an argument's name. ``source`` is the innermost line of the user's own code,
+    ``library`` that of a library called from there.
+    """
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+    opcode: str
+    type: str
+    role: XlaRole
+    space: str = "device"
+    op_name: str = ""
+    source: SourceSpan | None = None
+    library: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class XlaMemory:
+    """The memory of a compiled program over time, by XLA's own schedule and buffers.
+
+    ``steps`` are the instructions in the order in which they run, those of a loop's body once; ``held`` is how many
+    bytes of the device's memory are in use in each: arguments from the first to the last, what shares its bytes with
+    another once. ``peak`` is the step of the most, ``alive`` what is held then, in other memories too, the biggest
+    first. ``backward`` is the first step of the backward pass, as far as the two passes can be told apart.
+
+    A program is allocated more than the peak where results are not written yet, or buffers leave gaps between them.
+    XLA's own notes have another step and sum, ``noted_peak`` and ``noted_bytes``: all memory spaces
+    together, without padding, and with both values where one is written over the other. ``unknown`` counts the values
+    of which no size is known: they are not in ``held``.
+    """
+
+    steps: tuple[str, ...]
+    held: tuple[int, ...]
+    peak: int
+    alive: tuple[XlaBuffer, ...]
+    backward: int | None = None
+    noted_peak: int | None = None
+    noted_bytes: int | None = None
+    unknown: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most of the device's memory that is in use at once."""
+        return self.held[self.peak]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON; ``from_dict`` has the same again."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> XlaMemory:
+        """What ``to_dict`` wrote, also after a way through JSON."""
+
+        def buffer(plain: Mapping[str, Any]) -> XlaBuffer:
+            lines: dict[str, Any] = {key: SourceSpan(**plain[key]) for key in ("source", "library") if plain[key]}
+            return XlaBuffer(**{**plain, **lines})
+
+        parts: dict[str, Any] = {name: tuple(data[name]) for name in ("steps", "held")}
+        parts["alive"] = tuple(map(buffer, data["alive"]))
+        return XlaMemory(**{**data, **parts})
+
+
 # -------------------------------------------------------------------------------------------------------- measurements
 
 
@@ -200,9 +281,19 @@ class Measurement:
     arguments did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not
     say. ``device`` is platform and kind, ``devices`` how many run the program. ``compile_seconds`` is None where it
     did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs, None where it was not run.
-    ``flops`` is XLA's ``cost_analysis()`` of the compiled program, which counts the body of a loop once. ``error``
-    is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where the
-    compiled program departs from the report.
+    ``flops`` is XLA's own count over the compiled program, with the bodies of loops as often as they run; None where
+    XLA does not say, or does not know how often, as of the loops of programs for a TPU. ``error`` is one sentence
+    where a step failed; what was measured before stays. ``findings`` are sentences on where the compiled program
+    departs from the report.
+
+    Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
+    program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
+    memory JAX takes three quarters unless it is told otherwise); ``needed_bytes`` and ``available_bytes`` are both
+    sizes, as XLA rounds them where it is too big for a TPU. ``host_bytes`` are those in the host's memory,
+    ``rematerialized`` counts the instructions that XLA computes again by itself. ``quick`` says that it was compiled
+    with less optimization, so that a full compilation may need other bytes; ``compiled_before`` that the answer, its
+    seconds too, was kept from an earlier time. ``timeline`` is its memory over time by XLA's own schedule, None where
+    that is not known.
     """
 
     policy: str
@@ -219,6 +310,14 @@ class Measurement:
     flops: int | None = None
     error: str = ""
     findings: tuple[Note, ...] = ()
+    fits: bool | None = None
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    host_bytes: int | None = None
+    rematerialized: int | None = None
+    quick: bool = False
+    compiled_before: bool = False
+    timeline: XlaMemory | None = None
 
     @property
     def total_bytes(self) -> int | None:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from remat_magic.records.base import Displayed, Labelled, registered, write
 from remat_magic.records.source import SourceSpan, SourceText
@@ -25,6 +25,7 @@ __all__ = [
     "ProgramLine",
     "Reader",
     "RecomputationKind",
+    "Remark",
     "Report",
     "Residual",
     "Site",
@@ -45,6 +46,7 @@ NoteKind = Literal[
     "names-unknown",
     "gradient-per-example",
     "gradient-per-device",
+    "devices-together",
     "names-ignored",
     "policy-asked-little",
     "plan-of-other-operations",
@@ -53,6 +55,7 @@ NoteKind = Literal[
     "forward-dropped",
     "kept-less",
     "no-gain",
+    "peak-no-lower",
     "offload-kept",
 ]
 
@@ -272,9 +275,10 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place where ``jax.checkpoint`` is applied; calls of one function at one place are one site.
+    """A place where ``jax.checkpoint`` is applied, or could be; calls of one function at one place are one site.
 
     ``policy`` is the policy as written: a choice's key where it is one of JAX's, else the callable's own name.
+    ``possible`` tells that there is no checkpoint; ``code`` is then what to write for one that saves nothing.
     """
 
     key: str
@@ -282,6 +286,8 @@ class Site:
     times: int
     policy: str
     source: SourceSpan | None = None
+    possible: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +317,14 @@ class _Later:
 
     __slots__ = ("_work_out",)
     _work_out: Callable[[], Any]
+    _working_out: ClassVar = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         """A field that is not filled in yet."""
         fields = [field.name for field in dataclasses.fields(cast("Any", self))]
         if name not in fields:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        with _working_out:
+        with self._working_out:
             try:
                 work_out = object.__getattribute__(self, "_work_out")
             except AttributeError:  # another thread has done it meanwhile
@@ -327,9 +334,6 @@ class _Later:
                 object.__setattr__(self, field, getattr(record, field))
             object.__delattr__(self, "_work_out")
         return object.__getattribute__(self, name)
-
-
-_working_out = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +364,23 @@ class Program(_Later):
     def text(self) -> str:
         """The whole text."""
         return "\n".join(line.text for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark(_Later):
+    """A sentence that takes work to find out, which is done when it is first looked at; empty where there is none."""
+
+    text: str = ""
+    _working_out: ClassVar = (
+        threading.RLock()
+    )  # of its own: the work waits for a trace, which may be looking at programs
+
+    @classmethod
+    def later(cls, find_out: Callable[[], Remark]) -> Remark:
+        """The remark that ``find_out`` gives, which is called at most once to the end."""
+        remark = cls.__new__(cls)
+        object.__setattr__(remark, "_work_out", find_out)
+        return remark
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +416,9 @@ class Report(Displayed, Labelled):
     program and nothing recomputed. ``backward_error`` is a sentence where the function has a forward half but no
     backward one (a dynamic ``while_loop``). ``notes`` are sentences the reader must see (stale traces, unknowns).
     ``sources`` is the user's own text that the program was traced from, the same in every report of one trace.
+    ``peak_by_kind`` has the bytes that are held at the estimated peak by their kind (``LiveValue.kind``), which add up
+    to ``peak_bytes``.
+    ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower.
     """
 
     policy: str
@@ -421,6 +445,16 @@ class Report(Displayed, Labelled):
     recomputed_kernels: tuple[Kernel, ...] = ()
     sources: tuple[SourceText, ...] = ()
     label: str = ""
+    no_gain: Remark = dataclasses.field(default=Remark(), compare=False)
+    peak_by_kind: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def remarked(self) -> Report:
+        """The same with ``no_gain`` among its notes, as it is shown."""
+        noted = not self.complete or any(note.kind == "peak-no-lower" for note in self.notes)
+        if noted or not self.no_gain.text:
+            return self
+        return dataclasses.replace(self, notes=(*self.notes, Note("peak-no-lower", self.no_gain.text)))
 
     def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:
         """Write the report, both programs in full, as one HTML file that needs neither scripts nor a network.
@@ -432,7 +466,7 @@ class Report(Displayed, Labelled):
         Raises:
             RematError: the file cannot be written.
         """
-        write(path, registered("display").page_html(self, others))
+        write(path, registered("display").page_html(self.remarked, [other.remarked for other in others]))
 
     def _bytes_of(self, *kinds: Kind) -> int:
         return sum(residual.nbytes for residual in self.residuals if residual.kind in kinds and not residual.dropped)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.source import SourceSpan
@@ -16,8 +17,13 @@ __all__ = ["Advice", "FrontierPoint", "Loop", "Nesting", "WhatIf"]
 class Advice:
     """Something about a policy, or about the program, that costs memory or work without need, and how to mend it.
 
-    ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what is at
-    stake in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of.
+    ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what the mend
+    changes in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of. ``policy`` at
+    ``at`` is what to try, where one policy mends it.
+
+    ``stake`` are the bytes, saved or held at the peak, that it speaks of, None where that is not known. ``share`` is
+    what part of the estimated peak these are, or of all FLOPs the ``figure`` is, whichever is more: what has more at
+    stake is said first.
     """
 
     kind: str
@@ -26,6 +32,19 @@ class Advice:
     figure: int | None = None
     unit: Literal["", "bytes", "FLOPs"] = ""
     source: SourceSpan | None = None
+    policy: str = ""
+    at: str = ""
+    stake: int | None = None
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        """What is at stake are the bytes of the figure, where it is in bytes and nothing else is said."""
+        if self.stake is None and self.unit == "bytes":
+            object.__setattr__(self, "stake", self.figure)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON: bytes and FLOPs as numbers, None where unknown."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

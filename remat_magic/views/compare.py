@@ -10,15 +10,23 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from remat_magic.records import ComparisonRow, GradientDifference
+from remat_magic.records import Comparison, ComparisonRow, GradientDifference, Places
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.html import style
-from remat_magic.views.pareto import pareto_svg, same_text
+from remat_magic.views.pareto import pareto_svg, stands_for
 from remat_magic.views.tables import KEYS
 from remat_magic.views.text import Text
 
-__all__ = ["comparison_html", "comparison_panel", "comparison_table", "gradients_html", "render"]
+__all__ = [
+    "about",
+    "comparison_html",
+    "comparison_panel",
+    "comparison_table",
+    "gradients_html",
+    "places_panel",
+    "render",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +104,15 @@ def _saved(row: ComparisonRow) -> _Cell:
     return _Cell(cell.text, f"{cell.exact}; {besides}", cell.value)
 
 
+def _peak(row: ComparisonRow) -> _Cell:
+    """The peak; marked where less is saved and the peak is no lower, with why on hover."""
+    cell = _bytes(row.peak_bytes)
+    return _Cell(f"{cell.text} !", f"{cell.exact}; {row.no_gain}", cell.value) if row.no_gain else cell
+
+
 def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     """What decides comes first: estimates, then what was measured, then what was counted."""
-    yield _Column("peak", "estimated", lambda row: _bytes(row.peak_bytes), "device memory held at most")
+    yield _Column("peak", "estimated", _peak, "device memory held at most")
     if any(row.times for row in rows):
         yield _Column("step", "estimated", _step, "forward, backward and offloading, one after the other")
         yield _Column("recomputing", "estimated", lambda row: _time(row, "recomputed"), "part of the backward pass")
@@ -112,6 +126,12 @@ def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
 def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     columns: list[tuple[str, str, Callable[[ComparisonRow], _Cell], str]] = [
         (
+            "measured_fits",
+            "fits",
+            _fits,
+            "whether the compiled program needs no more than the device has: arguments, results and temporaries",
+        ),
+        (
             "measured_temp_bytes",
             "temporaries",
             _temporaries,
@@ -123,7 +143,7 @@ def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
             "measured_flops",
             "FLOPs",
             lambda row: _flops(_whole(row.measured_flops)),
-            "as XLA counts them: the body of a loop once",
+            "as XLA counts them, the bodies of loops as often as they run",
         ),
     ]
     for field, head, cell, meaning in columns:
@@ -137,6 +157,19 @@ def _temporaries(row: ComparisonRow) -> _Cell:
     if row.measured_bytes is None:
         return cell
     return _Cell(cell.text, f"{cell.exact}; {row.measured_bytes:,} bytes with arguments and results", cell.value)
+
+
+def _fits(row: ComparisonRow) -> _Cell:
+    """Whether it fits; how much it needs on hover."""
+    if row.measured_fits is None or row.needed_bytes is None:
+        return _Cell("")
+    needed, exact = row.needed_bytes, fmt.exact(row.needed_bytes, "bytes")
+    if row.available_bytes is None:
+        return _Cell(f"yes: {fmt.nbytes(needed)}", f"{exact} needed, by XLA's compiler", needed)
+    exact += f" of {row.available_bytes:,} needed, by XLA's compiler"
+    if row.measured_fits:
+        return _Cell(f"yes: {fmt.percent(needed, row.available_bytes)}", exact, needed)
+    return _Cell(f"no: {fmt.nbytes(needed - row.available_bytes)} too much", exact, needed)
 
 
 def _known_seconds(number: float | None) -> _Cell:
@@ -160,6 +193,8 @@ def _groups(columns: Sequence[_Column]) -> list[tuple[str, int]]:
 def _heading(group: str, device: str, rows: Sequence[ComparisonRow]) -> str:
     if group == "estimated":
         return f"estimated, for {device}" if device and any(row.times for row in rows) else "estimated"
+    if group == "measured" and any(row.measured_fits is not None for row in rows):
+        return f"compiled, for {device}"
     if group == "measured":
         where = dict.fromkeys(row.measured_device for row in rows if row.measured_device)
         return f"measured, on {', '.join(where)}" if where else "measured"
@@ -199,20 +234,23 @@ def comparison_table(
     )
     body = list[str]()
     for row in rows:
-        current = ' aria-current="true"' if chosen and chosen in (row.policy, *row.same_as) else ""
+        current = ' aria-current="true"' if chosen and chosen in stands_for(row) else ""
         also = "".join(f"<br><small>= <code>{escape(other)}</code></small>" for other in row.same_labels)
         name = f"<code>{escape(row.label)}</code>"
         if live:
-            value = html.escape(row.policy)
-            name = f'<button type="button" class="remat-link" data-policy="{value}" {KEYS}>{name}</button>'
+            value, place = html.escape(row.policy), html.escape(row.at)
+            button = f'<button type="button" class="remat-link" data-policy="{value}" data-at="{place}" {KEYS}>'
+            name = f"{button}{name}</button>"
         front = '<span class="remat-front" title="on the front" aria-label="on the front" role="img">◆</span>'
         # In the row itself, so that it stays with it when the table is sorted.
         failed = f"<br><small>{escape(row.error)}</small>" if row.error and row.peak_bytes is not None else ""
+        failed += f"<br><small>{escape(row.no_gain)}</small>" if row.no_gain else ""
         head = f'<th scope="row">{front if row.pareto else ""}{name}{also}{failed}</th>'
         cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
             cells = f'<td colspan="{len(columns)}">{escape(row.error)}</td>'
-        body.append(f'<tr class="remat-row" data-same="{html.escape(same_text(row))}"{current}>{head}{cells}</tr>')
+        same = html.escape("\n".join(stands_for(row)))
+        body.append(f'<tr class="remat-row" data-same="{same}"{current}>{head}{cells}</tr>')
     return (
         f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function))}</caption><thead>'
         f'<tr><th scope="col" rowspan="2">policy</th>{groups}</tr>'
@@ -277,6 +315,19 @@ def comparison_panel(
     )
 
 
+def about(comparison: Comparison) -> dict[str, Any]:
+    """What is told with the rows of a comparison."""
+    device = comparison.device
+    times = {"device": device.name, "source": device.source} if device else {}
+    not_tried = comparison.not_tried if isinstance(comparison, Places) else ()
+    return {"function": comparison.function, "notes": (*comparison.notes, *not_tried), **times}
+
+
+def places_panel(places: Places, policy: str, at: str, *, live: bool = False) -> str:
+    """As ``comparison_panel``, of policies at several places, with the chosen one marked."""
+    return comparison_panel(places.rows, chosen=f"{policy} at {at}", **about(places), live=live)
+
+
 def _said(rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:
     """What the estimates cannot tell, and where compiled programs depart from what the jaxprs say."""
     items = [f"<li>{escape(note)}</li>" for note in notes]
@@ -304,11 +355,11 @@ def render(
         table.add_column(head, justify="right", overflow="fold")
     errors = list[Text]()
     for row in rows:
-        name = Text(row.label, style="bold" if chosen in (row.policy, *row.same_as) else "")
+        name = Text(row.label, style="bold" if chosen in stands_for(row) else "")
         for other in row.same_labels:
             name.append(f"\n= {other}", style="dim")
         table.add_row(name, Text(_mark(row)), *(Text(column.cell(row).text) for column in columns))
-        said = [*filter(None, [row.error]), *row.findings]
+        said = [*filter(None, [row.error, row.no_gain]), *row.findings]
         errors += [Text(f"! {row.label}: {sentence}", style="yellow") for sentence in said]
     about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
     return Group(

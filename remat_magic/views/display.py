@@ -14,6 +14,7 @@ from remat_magic.records import (
     Edit,
     FrontierPoint,
     Loop,
+    Places,
     Plan,
     Report,
     SourceSpan,
@@ -23,7 +24,7 @@ from remat_magic.records import (
 from remat_magic.views import compare
 from remat_magic.views import format as fmt
 from remat_magic.views.advice import advice_html, stake
-from remat_magic.views.edit import best_edit, edit_html, edit_sentences, unnamed_sentences
+from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
 from remat_magic.views.html import page_html, report_html, static
 from remat_magic.views.plan import frontier_svg, plan_html, plan_rows, plan_sentences
 from remat_magic.views.text import Text, grid, printed, render
@@ -38,7 +39,7 @@ def html(record: Any) -> str:
     """A fragment that serves without scripts."""
     match record:
         case Report():
-            return report_html(record)
+            return report_html(record.remarked)
         case Plan():
             return static(plan_html(record), ())
         case Edit():
@@ -46,7 +47,7 @@ def html(record: Any) -> str:
         case Timeline():
             return static(timeline_html(record), ())
         case Comparison():
-            return compare.comparison_html(record.rows, **_about(record))
+            return compare.comparison_html(record.rows, **compare.about(record))
         case [WhatIf(), *_]:
             return static(what_if_html(record, live=False), ())
         case [Advice(), *_]:
@@ -63,7 +64,7 @@ def text(record: Any, width: int = 100) -> str:
     """Tables without colours, no line longer than ``width`` columns; the diff of an edit is as it is to be applied."""
     if isinstance(record, Edit):
         sentences, reasons = edit_sentences(record), unnamed_sentences(record)
-        return printed(Group(*map(Text, [*sentences, *reasons])), width) + printable(best_edit(record).diff())
+        return printed(Group(*map(Text, [*sentences, *reasons])), width) + printable(record.diff())
     return printed(renderable(record), width)
 
 
@@ -71,12 +72,12 @@ def renderable(record: Any) -> RenderableType:
     """The same for rich."""
     match record:
         case Report():
-            return render(record)
+            return render(record.remarked)
         case Plan():
             return Group(*map(Text, plan_sentences(record)), _plan(record))
         case Edit():
             sentences = [*edit_sentences(record), *unnamed_sentences(record)]
-            diff = Text(best_edit(record).diff(), no_wrap=True, overflow="ignore")
+            diff = Text(record.diff(), no_wrap=True, overflow="ignore")
             return Group(*map(Text, sentences), diff)
         case Timeline():
             rows = [
@@ -85,7 +86,7 @@ def renderable(record: Any) -> RenderableType:
             ]
             return Group(Text(line(record)), _table(("Size", "Type", "Kind", "What", "Source"), rows))
         case Comparison():
-            return compare.render(record.rows, **_about(record))
+            return compare.render(record.rows, **compare.about(record))
         case [WhatIf(), *_]:
             return _what_if(record)
         case [Advice(), *_]:
@@ -107,7 +108,8 @@ def line(record: Any) -> str:
     """One line, for ``repr`` of a report, a plan, an edit or a timeline."""
     of = record.function or "a function"
     if isinstance(record, Comparison):
-        return f"<Comparison of {len(record.rows)} policies for {one_line(of)}>"
+        kind, what = ("Places", "choices") if isinstance(record, Places) else ("Comparison", "policies")
+        return f"<{kind} of {len(record.rows)} {what} for {one_line(of)}>"
     under = one_line(f"{of} under {record.label}" + (f" at {record.at}" if record.at else ""), 100)
     match record:
         case Report():
@@ -127,12 +129,6 @@ def line(record: Any) -> str:
 
 
 _NOTHING = "There is nothing to show."
-
-
-def _about(comparison: Comparison) -> dict[str, Any]:
-    device = comparison.device
-    times = {"device": device.name, "source": device.source} if device else {}
-    return {"function": comparison.function, "notes": comparison.notes, **times}
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:

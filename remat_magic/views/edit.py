@@ -10,17 +10,12 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
-__all__ = ["best_edit", "edit_html", "edit_sentences", "unnamed_sentences"]
-
-
-def best_edit(edit: Edit) -> Edit:
-    """The edit itself, or the closest one where it does not do what is chosen."""
-    return edit if edit.verified or edit.closest is None else edit.closest
+__all__ = ["edit_html", "edit_sentences", "unnamed_sentences"]
 
 
 def edit_sentences(edit: Edit) -> list[str]:
     """Whether an edit of the user's own source, the best that there is, does what is chosen, and what it costs."""
-    best = best_edit(edit)
+    best = edit.best
     sentences = list[str]()
     if best is not edit:
         sentences.append(
@@ -53,7 +48,7 @@ def unnamed_sentences(edit: Edit) -> list[str]:
 
 def edit_html(edit: Edit, *, live: bool = True) -> str:
     """The edit of the user's own source that does what is chosen, with a button that copies it if ``live``."""
-    best = best_edit(edit)
+    best = edit.best
     result, reasons = _findings(edit_sentences(edit)), _findings(unnamed_sentences(edit))
     diff = best.diff()
     if not diff:

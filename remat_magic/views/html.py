@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -13,13 +13,14 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
 from remat_magic.views.listing import listing_html
+from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals, uncounted, unread
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
 __all__ = ["jaxprs", "page_html", "report_html", "style"]
 
 STATIC = Path(__file__).parent / "static"
-_SHEETS = ("report.css", "source.css")  # in the order of the cascade
+_SHEETS = ("report.css", "source.css", "glance.css")  # in the order of the cascade
 
 # What only the widget's script reads. Text cannot look like it: quotes are escaped there.
 _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
@@ -35,7 +36,7 @@ def style(live: bool = False) -> str:
     Args:
         live: with what only the widget needs.
     """
-    names = (*_SHEETS, "widget.css") if live else _SHEETS
+    names = (*_SHEETS, "widget.css", "calm.css") if live else _SHEETS
     text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
@@ -87,26 +88,82 @@ def _needed(row: ResidualRow, complete: bool) -> str:
     return f"{shown}<details>{summary}<ul>{items}</ul></details>"
 
 
-def residuals_html(report: Report) -> str:
-    """The residual table."""
+# So many rows, the biggest, are seen at first: more is not read at a glance.
+_FIRST = 5
+
+
+def residuals_html(report: Report, folded: bool = False) -> str:
+    """The residual table.
+
+    Args:
+        report: of which policy.
+        folded: for where no script is: but for the biggest rows all are folded, in tables of their own. Else all are
+            in one, and the script folds them.
+    """
     if not report.residuals:
         return '<p class="remat-empty">Nothing is saved for the backward pass.</p>'
-    rows = list[str]()
+    kept, alive = list[ResidualRow](), list[ResidualRow]()
     for row in residual_rows(report):
-        times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
-        kind = row.kind.split()[0]
-        cells = [
-            td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
-            td("type", f"<code>{escape(row.type)}</code>{times}"),
-            td("kind", escape(row.kind)),
-            td("what", what_html(row.label, row.name, row.also)),
-            td("source", where_html(row)),
-            td("needed", _needed(row, report.complete)),
-        ]
-        rows.append(row_html(f"remat-{kind}", row, row.nbytes, cells))
-    heads = [("Size", "num"), ("Type", "type"), ("Kind", "kind"), ("What", "what"), ("Source", "source"),
-             ("Needed by", "needed")]  # fmt: skip
-    return table("Values saved for the backward pass", heads, rows)
+        (kept if row.kept else alive).append(row)
+    said = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
+    if not folded:
+        return said + _residuals(report, kept, alive)
+    folds = [
+        (f"the other {fmt.count(sum(row.count for row in kept[_FIRST:]), 'value')}", kept[_FIRST:]),
+        *((fmt.count(sum(row.count for row in rows), noun), rows) for noun, rows in _by_noun(alive)),
+    ]
+    return (
+        said
+        + (_residuals(report, kept[:_FIRST], kept=kept) if kept else "")
+        + "".join(
+            f"<details><summary>{what}, {fmt.nbytes(sum(row.nbytes for row in rows))}</summary>"
+            f"{_residuals(report, rows, kept=kept)}</details>"
+            for what, rows in folds
+            if rows
+        )
+    )
+
+
+def _by_noun(alive: Sequence[ResidualRow]) -> list[tuple[str, list[ResidualRow]]]:
+    arguments = [row for row in alive if row.kind == "argument"]
+    return [("argument", arguments), ("constant", [row for row in alive if row.kind != "argument"])]
+
+
+def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = ()) -> str:
+    """A table of groups of rows; a bar of full length is the biggest row of its kind, which ``kept`` may have too."""
+    sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
+    html_rows = list[str]()
+    for rows in groups:
+        most = max((row.nbytes for row in (*rows, *(kept if rows and rows[0].kept else ()))), default=0)
+        for row in rows:
+            times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
+            kind = row.kind.split()[0]
+            hidden = kind == "intermediate"  # it says nothing to those who see that it is no argument
+            cells = [
+                td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
+                _share(row, kind, sums.get(kind, report.constant_bytes), most),
+                td("type", f"<code>{escape(row.type)}</code>{times}"),
+                td("kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind)),
+                td("what", what_html(row.label, row.name, row.also)),
+                td("source", where_html(row)),
+                td("needed", _needed(row, report.complete)),
+            ]
+            html_rows.append(row_html(f"remat-{kind}", row, row.nbytes, cells))
+    heads = [("Size", "num"), ("Share", "share"), ("Type", "type"), ("Kind", "kind"), ("What", "what"),
+             ("Source", "source"), ("Needed by", "needed")]  # fmt: skip
+    one_kind = ["one-kind"] * (len({row.kind for rows in groups for row in rows}) == 1)
+    return table("Values saved for the backward pass", heads, html_rows, ("stacks", "shares", *one_kind))
+
+
+def _share(row: ResidualRow, kind: str, whole: int, most: int) -> str:
+    """How much of all that is of its kind a row is, as a bar and as a number."""
+    if row.dropped or not whole:
+        return td("share", "")
+    share = fmt.percent(row.nbytes, whole)
+    fill = {"intermediate": "saved", "offloaded": "offloaded"}.get(kind, "alive")
+    words = {"intermediate": "of what is saved", "argument": "of the arguments"}.get(kind, f"of all {kind}")
+    bar = f'<span class="remat-fill remat-fill-{fill}" style="width:{100 * row.nbytes / most:.0f}%"></span>'
+    return td("share", f'<span><span class="remat-track">{bar}</span><b>{share}</b></span>', f"{share} {words}")
 
 
 def _runs(row: RecomputedRow) -> str:
@@ -198,7 +255,7 @@ def _tables(report: Report, jaxprs_html: str = "") -> str:
     recomputed = fmt.count(len(report.recomputed), "operation")
     title = f"Recomputed, {recomputed}" if report.complete and report.recomputed else "Recomputed"
     return (
-        f"{notes_html(report)}{residuals_html(report)}"
+        f"{notes_html(report)}{residuals_html(report, folded=True)}"
         f"<details><summary>{title}</summary>{recomputed_html(report)}</details>{jaxprs_html}"
     )
 
@@ -207,7 +264,8 @@ def signature_html(signature: str, wrt: Iterable[str]) -> str:
     """What is inspected, and with respect to what."""
     names = ", ".join(wrt)
     differentiated = f' <small class="remat-wrt">differentiated: {escape(names)}</small>' if names else ""
-    return f'<div class="remat-signature"><code>{escape(signature)}</code>{differentiated}</div>'
+    text = escape(signature)
+    return f'<div class="remat-signature"><code title="{text}">{text}</code>{differentiated}</div>'
 
 
 def report_html(report: Report, others: Iterable[Report] = ()) -> str:
@@ -238,7 +296,7 @@ def folded(report: Report) -> str:
     return _LINKS.sub(
         "",
         f'<details class="remat-other"><summary>{_choice(report)} {totals_html(report)}</summary>'
-        f"{code}{_tables(report)}</details>",
+        f"{peak_bar_html(report)}{code}{_tables(report)}</details>",
     )
 
 
@@ -249,7 +307,8 @@ def unfolded(report: Report, most_lines: float = _STATIC_LINES) -> str:
         "",
         f"{signature_html(report.signature or report.function, report.wrt)}"
         f'<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{code}{_tables(report, _lines(report) + _static_jaxprs(report, most_lines))}</div>",
+        f"{totals_html(report)}{peak_bar_html(report)}{code}"
+        f"{_tables(report, _lines(report) + _static_jaxprs(report, most_lines))}</div>",
     )
 
 

@@ -11,7 +11,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 
-__all__ = ["pareto_svg", "same_text"]
+__all__ = ["pareto_svg", "stands_for"]
 
 _LABEL = 30  # characters of a policy's key beside its point
 _HALF = 6.5  # pixels from the middle of a point to its edge
@@ -41,12 +41,18 @@ class _Point:
 
     @property
     def label(self) -> str:
-        return truncate(self.row.label, _LABEL)
+        row = self.row
+        placed = row.label == f"{row.policy} at {row.at}"  # the place first, of which there are more than policies
+        return truncate(f"{row.at}: {row.policy.removesuffix('_saveable')}" if placed else row.label, _LABEL)
 
 
-def same_text(row: ComparisonRow) -> str:
-    """The policies of a row, a line each: by which a script finds what shows the chosen one."""
-    return "\n".join((row.policy, *row.same_as))
+def stands_for(row: ComparisonRow) -> tuple[str, ...]:
+    """The policies of a row, with their places where it has one of its own: how it is told that it shows the chosen."""
+    placed = f"{row.policy} at {row.at}"
+    if row.label in (placed, row.at):
+        return (placed, *row.same_as)
+    # A plan's label can have its place, among policies of one place too.
+    return (row.policy, *([placed] if row.label.endswith(f" at {row.at}") else []), *row.same_as)
 
 
 def _cost(row: ComparisonRow, timed: bool) -> float | None:
@@ -92,7 +98,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
     upward = ticks(max(cost for _, _, cost in shown))
     frame = Frame(64, 34, width - 26, height - 46, across[-1], upward[-1])
     points = [
-        _Point(row, frame.x(memory), frame.y(cost), memory, cost, bool(chosen) and chosen in (row.policy, *row.same_as))
+        _Point(row, frame.x(memory), frame.y(cost), memory, cost, bool(chosen) and chosen in stands_for(row))
         for row, memory, cost in shown
     ]
     unit = "estimated seconds that recomputation and offloading add" if timed else "recomputed FLOPs"
@@ -152,7 +158,8 @@ def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: b
         tabindex=0,
         role="button",
         data_policy=point.row.policy,
-        data_same=same_text(point.row),
+        data_at=point.row.at,
+        data_same="\n".join(stands_for(point.row)),
         aria_label=said,
         aria_pressed=str(point.chosen).lower(),
     )

@@ -234,8 +234,13 @@ def plan_sentences(plan: Plan) -> list[str]:
     if plan.unreached:
         best = possible = _claims(plan.unreached)[0]
     least = f"at most {max(plan.gap, 0.0001):.2%} above {possible}" if plan.gap else best
+    saves, budget = f"Saves {fmt.nbytes(plan.saved_bytes)}", fmt.nbytes(plan.budget_bytes)
+    if plan.of == "saved":
+        saves += f" of {budget}"
+    elif plan.peak_bytes is not None:
+        saves = f"Peaks at {fmt.nbytes(plan.peak_bytes)} of {budget} (estimated); saves {fmt.nbytes(plan.saved_bytes)}"
     facts = [
-        f"Saves {fmt.nbytes(plan.saved_bytes)} of {fmt.nbytes(plan.budget_bytes)}",
+        saves,
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
         f"recomputes {again}{share}, {least}",
         f"solved in {fmt.seconds(plan.solve_seconds)}",

@@ -35,7 +35,7 @@ VARIABLE = r"(?<![\w.'\"]){}(?![\w\[=.'\"])"
 
 _T = TypeVar("_T")
 
-_KINDS = {"intermediate": 0, "offloaded": 1, "argument": 2, "constant": 3, "literal": 4}
+_KINDS = {"intermediate": 0, "offloaded": 0, "argument": 1, "constant": 2, "literal": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,11 @@ class ResidualRow:
     sources: tuple[SourceSpan, ...]
     library: SourceSpan | None
     dropped: bool
+
+    @property
+    def kept(self) -> bool:
+        """Whether it takes memory for the backward pass alone, the device's or another, and is not alive anyway."""
+        return self.kind.split()[0] in ("intermediate", "offloaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +264,9 @@ def _work_total(key: str, report: Report, compare: Report | None) -> Total:
         total = Total(key, key, operations, "cost unknown", operations, unit="FLOPs")
     else:
         detail, exact = operations, fmt.exact(number, "FLOPs")
-        if report.forward_flops:
+        if key == "deferred":
+            detail, exact = f"{detail}, no extra work", f"{exact} that run only now"
+        elif report.forward_flops:
             share = fmt.percent(number, report.forward_flops)
             detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
         total = Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")

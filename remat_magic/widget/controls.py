@@ -43,7 +43,7 @@ def search(key: str, label: str, placeholder: str) -> str:
 
 
 def copies(part: str) -> str:
-    """Buttons that copy the table of a part as it is shown."""
-    return button("copy-table", "Copy TSV", data_table=part, data_as="tsv") + button(
-        "copy-table", "Copy Markdown", data_table=part, data_as="markdown"
-    )
+    """Buttons that copy the table of a part as it is shown, among what *More* unfolds."""
+    tsv = button("copy-table", "Copy TSV", data_table=part, data_as="tsv")
+    markdown = button("copy-table", "Copy Markdown", data_table=part, data_as="markdown")
+    return f'<span class="remat-optional">{tsv} {markdown}</span>'

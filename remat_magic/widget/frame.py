@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 
+from remat_magic import devices
 from remat_magic.api import Trace
 from remat_magic.records import Site
 from remat_magic.views.format import escape
@@ -18,6 +20,7 @@ __all__ = ["frame"]
 
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
+_MORE = "Compare with another choice, undo and redo, copy tables, and rarer options; what is unfolded stays so"
 # More names than this are searched rather than read.
 _MANY_NAMES = 6
 
@@ -33,16 +36,25 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     """
     trace = live.trace
     policies = [(choice.key, choice.label or choice.key) for choice in trace.choices()]
-    at = select("at", "at", _places(trace.sites, trace.function_name)) if trace.sites else ""
+    places = [*_places(trace.sites, trace.function_name), *((site.key, _group(site)) for site in trace.groups)]
+    at = select("at", "at", places) if len(places) > 1 else ""
     apply = button("apply", "Apply") if can_apply else ""
+    more = button("more", "More", aria_expanded="false", aria_controls=f"{ID}more", title=_MORE)
+    # Of one gradient there is little to choose.
+    several, itself = (_gradients(trace), "") if len(trace.gradients) > 1 else ("", _gradients(trace))
     return (
-        f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}{_gradients(trace)}"
-        f'<div class="remat-controls">{select("policy", "Policy", policies)}{at}'
-        f"{select('against', 'vs', [('', 'nothing'), *policies])}"
+        f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}"
+        f'<div class="remat-controls remat-choosing">{several}{select("policy", "Policy", policies)}{at}{more}</div>'
+        f'<div class="remat-controls remat-optional" id="{ID}more">{itself}<span class="remat-field">Compare</span>'
+        f"{select('against', 'vs', [('', 'no comparison'), *policies])}"
         f"<span>{button('pin', 'Pin', title='Compare every choice with the one that is shown now')} "
-        f"{button('undo', 'Undo', disabled='')} {button('redo', 'Redo', disabled='')}</span>"
-        f'<span class="remat-meaning" id="{ID}meaning"></span></div>'
+        f"{button('undo', 'Undo', disabled='', title='Back to the choice before (Ctrl+Z)')} "
+        f"{button('redo', 'Redo', disabled='', title='Forward again (Ctrl+Shift+Z)')}</span></div>"
+        f'<div class="remat-said"><span class="remat-meaning" id="{ID}meaning"></span> '
+        f'<span class="remat-against" data-part="against" role="status" aria-live="polite"></span></div>'
         f'{_names(trace.names)}<div data-part="totals"></div>'
+        f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory()))}"></div>'
+        '<div data-part="fits" role="status" aria-live="polite"></div>'
         f'<div class="remat-code"><code data-part="code"></code>'
         f"{button('copy', 'Copy')}{apply}</div>"
         '<div data-part="notes"></div>'
@@ -55,6 +67,12 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     )
 
 
+def _memory() -> dict[str, int]:
+    """The bytes of each accelerator, by its name."""
+    sizes = {name: devices.get(name).memory_bytes for name in devices.names() if name != devices.THIS_CPU}
+    return {name: size for name, size in sizes.items() if size}
+
+
 def _gradients(trace: Trace) -> str:
     """A choice among the gradients that a function takes inside, and its own derivative; empty without any."""
     if not trace.gradients:
@@ -65,20 +83,28 @@ def _gradients(trace: Trace) -> str:
     ]
     itself = ("none", "the function itself, not a gradient in it")
     chosen = trace.gradient.key if trace.gradient else "none"
-    return f'<div class="remat-controls">{select("gradient", "Gradient of", [*options, itself], chosen)}</div>'
+    return select("gradient", "Gradient of", [*options, itself], chosen)
 
 
 def _places(sites: Sequence[Site], function: str) -> list[tuple[str, str]]:
     whole = ("function", f"the whole of {function}" if function else "the whole function")
+    possible = [(site.key, f"{_site(site)}, no checkpoint yet") for site in sites if site.possible]
+    sites = [site for site in sites if not site.possible]
+    if not sites:
+        return [whole, *possible]
     if len(sites) == 1:
-        return [whole, ("sites", _site(sites[0]))]
-    return [whole, ("sites", f"all {len(sites)} sites"), *((site.key, _site(site)) for site in sites)]
+        return [whole, ("sites", _site(sites[0])), *possible]
+    return [whole, ("sites", f"all {len(sites)} sites"), *((site.key, _site(site)) for site in sites), *possible]
 
 
 def _site(site: Site) -> str:
     times = f" x{site.times}" if site.times > 1 else ""
     where = f" ({site.source.place})" if site.source else ""
     return f"{site.function}{times}{where}"
+
+
+def _group(site: Site) -> str:
+    return f"{_site(site)}, {site.key.rpartition('/')[2]} steps under one checkpoint"
 
 
 def _tab(panel: Panel) -> str:
@@ -116,7 +142,8 @@ def _names(names: Sequence[str]) -> str:
         )
         groups.append(
             f'<div class="remat-name" role="radiogroup" aria-labelledby="{ID}name{number}">'
-            f'<code id="{ID}name{number}">{escape(name)}</code>{radios}</div>'
+            f'<code id="{ID}name{number}">{escape(name)}</code>{radios}'
+            f"<small hidden>not needed by the backward pass</small></div>"
         )
     tools = ""
     if len(names) > _MANY_NAMES:

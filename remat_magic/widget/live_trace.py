@@ -24,15 +24,22 @@ class LiveTrace:
         trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface); None is closed already.
         namespace: the user's namespace, in which a policy that is no key is looked up.
         inputs: arguments with values, for measured runs, or None.
+        device: the name of the accelerator to begin with; empty for this machine.
     """
 
     def __init__(
-        self, trace: Trace | None, namespace: Mapping[str, Any] | None = None, inputs: Inputs | None = None
+        self,
+        trace: Trace | None,
+        namespace: Mapping[str, Any] | None = None,
+        inputs: Inputs | None = None,
+        device: str = "",
     ) -> None:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.inputs = inputs
+        self.device = device
         self._policies: dict[str, Policy] = {}
+        self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()
 
     @property
@@ -72,10 +79,15 @@ class LiveTrace:
                 self._policies[report.policy] = policy
         return report
 
+    def offer(self, plans: Mapping[str, Plan]) -> None:
+        """Let keys stand for plans, so that these can be chosen by them."""
+        with self._lock:
+            self._offered |= plans
+
     def policy(self, key: str) -> Policy:
         """What a shown key stands for."""
         with self._lock:
-            return self._policies.get(key, key)
+            return self._policies.get(key, self._offered.get(key, key))
 
     def arguments(self, policy: str, at: str) -> tuple[Policy, str, Mapping[str, Any]]:
         """What the trace takes for a shown policy."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from remat_magic.records import Report
 from remat_magic.views import html, rows, text
+from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget.panel import Panel
 
 __all__ = ["Kept", "Rendered"]
@@ -45,16 +46,21 @@ class Rendered:
         """
         key = (report.policy, report.at)
         view = self._views.get(key)
-        if view is None or view["complete"] != report.complete:
+        if view is None or view["complete"] != report.complete or view["noted"] < len(report.notes):
             view = {
                 "policy": report.policy,
                 "label": report.label,
                 "at": report.at,
                 "complete": report.complete,
+                "noted": len(report.notes),
                 "meaning": meanings.get(report.policy, ""),
                 "code": report.code,
                 "unpasted": (unpasted or {}).get(report.policy, "as it is written: nothing to paste"),
-                "parts": {"totals": html.totals_html(report), "notes": html.notes_html(report)},
+                "parts": {
+                    "totals": html.totals_html(report),
+                    "peak": peak_bar_html(report),
+                    "notes": html.notes_html(report),
+                },
                 "counts": {},
                 "names": rows.name_states(report),
             }

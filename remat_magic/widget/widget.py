@@ -12,7 +12,7 @@ from IPython.core.getipython import get_ipython
 from rich.console import Console
 
 from remat_magic.api import Policy, Trace
-from remat_magic.records import Plan, Report
+from remat_magic.records import Note, Plan, Report
 from remat_magic.views import html, text
 from remat_magic.views import plan as plan_views
 from remat_magic.widget.bundle import widget_script
@@ -42,6 +42,7 @@ class RematWidget(Channel):
         namespace: the user's namespace, in which a policy that is no key is looked up.
         cell_id: the cell that shows the widget: when it runs again, the widget is closed.
         inputs: positional and keyword arguments with values, for measured runs; held until the widget is closed.
+        device: the name of the accelerator to begin with; empty for the one that the reader chose last.
         panels: the tabs.
 
     Attributes:
@@ -71,12 +72,13 @@ class RematWidget(Channel):
         namespace: Mapping[str, Any] | None = None,
         cell_id: str | None = None,
         inputs: Inputs | None = None,
+        device: str = "",
         panels: tuple[type[Panel], ...] = PANELS,
     ) -> None:
         self._title = title
         self._apply = apply
         self._panel_types = panels
-        first = self._turn_to(LiveTrace(trace, namespace, inputs), policy, at)
+        first = self._turn_to(LiveTrace(trace, namespace, inputs, device), policy, at)
         self._worker = Worker[Wish](self._work)
         self._peek_worker = Worker[Wish](self._peek)
         self._gradient_worker = Worker[str](self._work_on_gradient)
@@ -230,6 +232,10 @@ class RematWidget(Channel):
                 report = self._report(wish.policy, wish.at)
                 if self._wanted(wish):
                     self._publish(report, wish.serial)
+            # Last, since it may have to be found out first what there is without a checkpoint.
+            said = self._live.trace.no_gain(*self._live.arguments(wish.policy, wish.at)) if self._wanted(wish) else ""
+            if said and self._wanted(wish):
+                self._publish(replace(report, notes=(*report.notes, Note("peak-no-lower", said))), wish.serial)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             if self._wanted(wish):
                 self._settle(self._good, wish)
@@ -268,7 +274,7 @@ class RematWidget(Channel):
         if live.closed:
             return
         try:
-            other = LiveTrace(live.trace.of_gradient(key), live.namespace, None)
+            other = LiveTrace(live.trace.of_gradient(key), live.namespace, None, live.device)
             first = self._turn_to(other, "as_written", None)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._say(sentence_of(error), error=True)

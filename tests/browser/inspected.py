@@ -68,6 +68,13 @@ class Widget:
         """The tab of a panel."""
         return self.root.get_by_role("tab", name=name)
 
+    def unfold(self) -> None:
+        """Unfold what a first visit does not show."""
+        more = self.root.get_by_role("button", name="More", exact=True)
+        expect(more).to_be_visible()
+        if more.get_attribute("aria-expanded") == "false":
+            more.click()
+
     def shows(self, policy: str) -> None:
         """Wait until the widget shows a policy's residuals, in the control and in the numbers."""
         expect(self.root).to_be_visible()

@@ -68,6 +68,7 @@ _VOLUME = [pytest.param(theme, marks=pytest.mark.volume) for theme in ("Dark", "
 @pytest.mark.parametrize("theme", ["Light", "Dark High Contrast", *_VOLUME])
 def test_every_panel(widget: Widget, theme: str) -> None:
     widget.notebook.set_theme(f"JupyterLab {theme}")
+    widget.unfold()
     for name in TABS:
         widget.tab(name).click()
         drawn = {"Memory": "memory", "Compare": "comparison", "Plan": "frontier"}

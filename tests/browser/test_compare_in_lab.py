@@ -13,9 +13,12 @@ CELL = """\
 %%remat -o w
 import jax, jax.numpy as jnp
 
+def layer(W, x):
+    return jnp.sin(x @ W)
+
 def loss(params, x):
     for W in params:
-        x = jnp.sin(x @ W)
+        x = layer(W, x)
     return jnp.sum(x)
 
 loss([jnp.ones((64, 64))] * 3, jnp.ones((256, 64)))
@@ -127,9 +130,76 @@ def test_measuring_fills_the_table_while_the_kernel_works(widget: Widget) -> Non
     expect(widget.root.get_by_role("button", name="Cancel")).to_be_hidden()
 
 
+def test_nothing_slides_under_the_pointer_while_it_measures(widget: Widget) -> None:
+    """The other buttons stay where they are, and the keyboard finds what it was on."""
+    others = [
+        widget.root.get_by_role("button", name="Check gradients"),
+        widget.root.get_by_role("button", name="Try all places"),
+        widget.root.get_by_role("slider", name="Budget"),
+    ]
+    measure = widget.root.get_by_role("button", name="Measure", exact=True)
+    cancel = widget.root.get_by_role("button", name="Cancel")
+    expect(others[-1]).to_be_enabled(timeout=60_000)
+    before = [control.bounding_box() for control in others]
+    focus(measure)
+    widget.notebook.page.keyboard.press("Enter")
+    expect(cancel).to_be_visible()
+    assert [control.bounding_box() for control in others] == before
+    expect(cancel).to_be_focused()
+    expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 measured\.$"), timeout=120_000)
+    expect(cancel).to_be_hidden()
+    expect(measure).to_be_focused()
+    assert [control.bounding_box() for control in others] == before
+
+
+@pytest.mark.parametrize("width", [1650, 2000])
+def test_every_column_can_be_read(widget: Widget, width: int) -> None:
+    """Beside the picture where there is room for both, else below it; nothing scrolls in what scrolls."""
+    page = widget.notebook.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    try:
+        for measured in (False, True):
+            if measured:
+                widget.root.get_by_role("button", name="Measure", exact=True).click()
+                expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 measured\.$"), timeout=120_000)
+            table = widget.part("comparison").locator(".remat-compare")
+            expect(table.locator("table")).to_contain_text("measured" if measured else "estimated")
+            assert table.evaluate("e => getComputedStyle(e).overflowX") == "visible"
+            panel = widget.part("comparison").locator("xpath=ancestor::*[contains(@class, 'remat-panel')][1]")
+            assert panel.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+def test_places_are_tried_and_chosen(widget: Widget) -> None:
+    """By the keyboard in the table, and by a click in the picture."""
+    page = widget.notebook.page
+    widget.root.get_by_role("button", name="Try all places").click()
+    expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 tried\.$"), timeout=120_000)
+    places = widget.part("places")
+    row = places.locator('tbody button[data-policy="nothing_saveable"][data-at="layer"]')
+    focus(row)
+    page.keyboard.press("Enter")
+    expect(widget.policy).to_have_value("nothing_saveable")
+    expect(widget.at).to_have_value("layer")
+    expect(row).to_be_focused()
+    expect(places.locator('tr[aria-current="true"]')).to_contain_text("nothing_saveable at layer")
+    places.locator('svg [data-policy="none"][data-at="function"] path').click()  # a label may stand far off
+    expect(widget.policy).to_have_value("none")
+    expect(widget.at).to_have_value("function")
+    expect(places.locator('[aria-pressed="true"]')).to_have_attribute("data-at", "function")
+
+
 def test_estimates_follow_the_device(widget: Widget) -> None:
-    widget.root.get_by_label("Estimate for", exact=True).select_option("TPU v5e")
+    widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
     expect(widget.part("comparison")).to_contain_text("estimated, for TPU v5e")
+    # At the top, wherever one is: whether it fits, or what would tell.
+    expect(widget.part("fits")).to_contain_text(re.compile(r"pip install 'remat_magic\[tpu\]'|fits TPU v5e"))
+    assert (
+        widget.notebook.page.evaluate("() => localStorage.getItem('remat_magic-device')") == "TPU v5e"
+    )  # and next time
+    widget.root.get_by_label("Device", exact=True).select_option("this machine")
+    expect(widget.part("fits")).to_be_empty()
 
 
 def test_memory_over_time_follows_the_policy(widget: Widget) -> None:

@@ -101,7 +101,9 @@ def inspection(opened: NotebookPage, cell: int) -> Widget:
     opened.page.mouse.move(0, 0)
     opened.run(cell)
     assert opened.errors() == []
-    return Widget(opened, cell)
+    widget = Widget(opened, cell)
+    widget.unfold()  # what a first visit does not show
+    return widget
 
 
 @pytest.fixture
@@ -133,6 +135,16 @@ def clipboard(page: Page) -> str:
     return page.evaluate("() => navigator.clipboard.readText()")
 
 
+def scrolls_around(element: Locator) -> int:
+    """How many parts of the widget around an element, and it, have a height and a scrollbar of their own."""
+    return element.evaluate(
+        "element => { let number = 0;"
+        " for (let at = element; !at.matches('.remat-widget'); at = at.parentElement)"
+        " number += getComputedStyle(at).maxHeight !== 'none' && /auto|scroll/.test(getComputedStyle(at).overflowY);"
+        " return number }"
+    )
+
+
 def action(widget: Widget, name: str) -> Locator:
     return widget.root.get_by_role("button", name=name, exact=True)
 
@@ -148,7 +160,7 @@ def test_rows_are_sorted(widget: Widget) -> None:
     head.get_by_role("button", name="Size").click()
     expect(head.locator('th[aria-sort="ascending"]')).to_have_text(re.compile("Size"))
     head.get_by_role("button", name="What").click()
-    assert column(widget, 4) == sorted(column(widget, 4), key=str.casefold)
+    assert column(widget, 5) == sorted(column(widget, 5), key=str.casefold)
 
 
 def test_the_totals_follow_the_search(widget: Widget, reports: dict[str, Any]) -> None:
@@ -185,7 +197,7 @@ def test_rows_are_grouped_and_folded(widget: Widget, reports: dict[str, Any]) ->
     expect(again).to_have_attribute("aria-expanded", "false")
     expect(again).to_be_focused()
     assert rows(widget).count() < before
-    for text in rows(widget).locator("td:nth-child(4) code").all_inner_texts():
+    for text in rows(widget).locator("td.remat-what code").all_inner_texts():
         assert text != "sin"
 
 
@@ -219,9 +231,9 @@ def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, repor
     expect(summary(widget)).to_contain_text(f"{len(here)} of ")
     expect(summary(widget)).to_contain_text(units.nbytes(sum(row["nbytes"] for row in here)))
     widget.tab("Jaxprs").click()
-    marked = widget.part("jaxprs").locator(".remat-picked em").all_inner_texts()
-    assert "tanh" in marked
-    assert "sin" not in marked
+    marked = widget.part("jaxprs").locator(".remat-picked em")  # which is marked a moment after the tab is shown
+    expect(marked.filter(has_text=re.compile("^tanh$")).first).to_be_attached()
+    expect(marked.filter(has_text=re.compile("^sin$"))).to_have_count(0)
     chip = widget.root.locator('[data-action="unpick"]')
     expect(chip).to_contain_text(f":{LAYER_LINE}")
     chip.click()
@@ -361,6 +373,23 @@ def test_two_choices_are_compared_wherever_there_is_a_number(widget: Widget, rep
     expect(widget.totals.locator(".remat-change")).to_have_count(0)
 
 
+def test_groups_are_in_the_order_of_the_totals_that_they_show(widget: Widget) -> None:
+    """The rows that only the other policy has count in none of them."""
+    widget.policy.select_option("nothing_saveable")
+    widget.root.get_by_label("vs", exact=True).select_option("as_written")
+    expect(widget.part("residuals").locator(".remat-missing")).not_to_have_count(0)
+    widget.root.get_by_label("Group by").first.select_option("operation")
+    totals = widget.part("residuals").evaluate(
+        "part => { const sums = [];"
+        " for (const row of part.querySelectorAll('tbody tr')) {"
+        "   if (row.matches('.remat-grouprow')) sums.push(0);"
+        "   else if (!row.matches('.remat-missing')) sums[sums.length - 1] += Number(row.dataset.value); }"
+        " return sums }"
+    )
+    assert len(set(totals)) > 1
+    assert totals == sorted(totals, reverse=True)
+
+
 def test_a_policy_never_seen_can_be_compared_with(widget: Widget, reports: dict[str, Any]) -> None:
     widget.root.get_by_label("vs", exact=True).select_option("nothing_saveable")
     change = reports["as_written"]["saved"] - reports["nothing_saveable"]["saved"]
@@ -413,6 +442,7 @@ def test_slider_dot_and_headline_follow_a_typed_budget(widget: Widget) -> None:
     widget.tab("Plan").click()
     slider = widget.root.get_by_role("slider", name="Budget")
     expect(slider).to_be_enabled(timeout=60_000)
+    widget.root.get_by_label("of", exact=True).select_option("saved")
     before = slider.input_value()
     widget.root.get_by_label("or", exact=True).fill("12%")
     action(widget, "Plan").click()
@@ -427,8 +457,9 @@ def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
     widget.tab("Plan").click()
     slider = widget.root.get_by_role("slider", name="Budget")
     expect(slider).to_be_enabled(timeout=60_000)
+    widget.root.get_by_label("of", exact=True).select_option("saved")
     stops = widget.part("frontier").locator("[data-stop]")
-    assert stops.count() == int(slider.get_attribute("max") or 0) + 1
+    expect(stops).to_have_count(int(slider.get_attribute("max") or 0) + 1)
     before = widget.part("stop").inner_text()
     focus(slider)
     page.keyboard.press("ArrowLeft")
@@ -451,6 +482,22 @@ def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
     expect(widget.policy).to_have_value(policy)
 
 
+def test_the_budget_is_of_the_peak_unless_it_is_changed(widget: Widget) -> None:
+    page = widget.notebook.page
+    widget.tab("Plan").click()
+    slider = widget.root.get_by_role("slider", name="Budget")
+    expect(slider).to_be_enabled(timeout=60_000)
+    expect(widget.root.get_by_label("of", exact=True)).to_have_value("peak")
+    expect(widget.part("stop")).to_contain_text("of peak")
+    focus(slider)
+    page.keyboard.press("ArrowLeft")
+    expect(widget.part("planned")).to_contain_text("Peaks at ")
+    budget = re.search(r"Peaks at (\S+ \S+) of (\S+ \S+)", widget.part("planned").inner_text())
+    assert budget is not None
+    expect(widget.part("totals")).to_contain_text(f"peak {budget[1]}")
+    expect(widget.part("stop")).to_contain_text(f"{budget[2]} of peak: ")
+
+
 def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
     widget.tab("Plan").click()
     action(widget, "What if").click()
@@ -471,6 +518,7 @@ def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
     expect(diff).to_contain_text(
         "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)", timeout=60_000
     )
+    assert scrolls_around(diff) <= 1  # the panel, besides the notebook
     action(widget, "Copy the diff").click()
     expect(widget.status).to_have_text("Copied.")
     assert clipboard(widget.notebook.page) == diff.inner_text()
@@ -489,6 +537,19 @@ def test_many_names_are_set_together(opened: NotebookPage) -> None:
     expect(widget.part("code")).to_contain_text("'attn_0', 'attn_1', 'attn_2', 'attn_3', 'attn_4'")
     expect(widget.part("code")).not_to_contain_text("mlp")
     expect(widget.totals).to_contain_text("saved 160 B")  # five of eight floats
+
+
+def test_a_name_without_a_state_says_why(opened: NotebookPage) -> None:
+    """The last sine's value is summed, which needs nothing of it; of the others the cosine is what is saved."""
+    widget = inspection(opened, NAMES)
+    expect(widget.part("recomputed")).not_to_be_empty()
+    for name in widget.root.locator(".remat-name").all():
+        checked = name.locator("input:checked").count()
+        expect(name).to_have_text(re.compile("recompute$" if checked else "not needed by the backward pass$"))
+    expect(widget.root.locator(".remat-name", has_text="not needed")).not_to_have_count(0)
+    widget.policy.select_option("nothing_saveable")
+    expect(widget.root.locator(".remat-name", has=opened.page.locator("input:checked"))).not_to_have_count(0)
+    expect(widget.root.locator(".remat-name small:visible")).to_have_count(0)
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -524,7 +585,7 @@ def test_lines_of_libraries(opened: NotebookPage, lab: Server) -> None:
     fold.locator("summary").click()
     expression = fold.locator("u").first
     expression.hover()
-    assert widget.part("residuals").locator("tr.remat-same").count() == made
+    expect(widget.part("residuals").locator("tr.remat-same")).to_have_count(made)
     fold.get_by_role("button", name="line 5").click()
     expect(widget.root.locator('[data-action="unpick"]')).to_contain_text("Only shelf.py:5")
     shown = [row for row in rows.all() if row.get_attribute("hidden") is None]

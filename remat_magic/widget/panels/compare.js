@@ -1,10 +1,13 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
 
+const REMEMBERED = "remat_magic-device";
+
 /** Every policy side by side, as estimated and as measured. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   const { one, all, part, say } = widget;
-  const asked = { table: "", beside: "" };
+  const asked = { table: "", beside: "", fits: "" };
+  let fitting = 0;
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
@@ -28,25 +31,60 @@ export function panel(widget, key) {
     if (!part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
   }
 
+  // The device that was chosen last is chosen again, unless the cell names one. There may be no storage.
+  try {
+    const remembered = localStorage.getItem(REMEMBERED);
+    const control = one('[data-control="device"]');
+    if (!control.value && [...control.options].some((option) => option.value === remembered)) control.value = remembered;
+  } catch {}
+
+  function remember() {
+    try {
+      localStorage.setItem(REMEMBERED, control("device"));
+    } catch {}
+  }
+
+  /** Asks whether the shown choice fits in the chosen device, when it has been looked at for a moment. */
+  function askWhetherItFits() {
+    clearTimeout(fitting);
+    const { shown } = widget;
+    const device = control("device");
+    if (!shown || !device) {
+      asked.fits = "";
+      part("fits").replaceChildren();
+      return;
+    }
+    const { policy, at, complete } = shown;
+    const what = `${device}\n${at}\n${policy}`;
+    if (asked.fits === what || !complete) return;
+    asked.fits = what;
+    part("fits").replaceChildren();
+    fitting = setTimeout(() => {
+      part("fits").textContent = `Compiling for ${device}…`;
+      widget.send({ type: "fits", policy, at, device });
+    }, 400);
+  }
+
   /** Whether a row or a point of the comparison is of a policy. @param {HTMLElement} entry @param {string} [policy] */
   const stands = (entry, policy) => (entry.dataset.same ?? "").split("\n").includes(policy ?? "");
 
-  /** What stands for the shown policy. */
+  /** What stands for the shown policy, and among places for the policy at its own. */
   function markChosen() {
-    for (const entry of all('[data-part="comparison"] [data-same]')) {
-      const chosen = String(stands(entry, widget.shown?.policy));
+    const { policy, at } = widget.shown ?? {};
+    const placed = policy === "mixed" ? at : `${policy} at ${at}`;
+    for (const entry of all(":is([data-part=comparison], [data-part=places]) [data-same]")) {
+      const chosen = String(stands(entry, entry.closest("[data-part=places]") ? placed : policy));
       entry.setAttribute(entry.tagName === "TR" ? "aria-current" : "aria-pressed", chosen);
     }
   }
 
-  /** Rows without a value come last. @param {string} column @param {boolean} descending */
-  function sort(column, descending) {
-    sorted = { column, descending };
-    const button = one(`[data-sort="${column}"]`);
+  /** Rows without a value come last. @param {HTMLElement | null} button of the column @param {boolean} descending */
+  function sort(button, descending) {
+    const column = button?.dataset.sort;
     const table = button?.closest("table");
-    if (!table) return;
+    if (!button || !table) return;
     for (const head of table.querySelectorAll("[aria-sort]")) head.removeAttribute("aria-sort");
-    button.closest("th").setAttribute("aria-sort", descending ? "descending" : "ascending");
+    button.closest("th")?.setAttribute("aria-sort", descending ? "descending" : "ascending");
     const body = table.tBodies[0];
     /** @param {HTMLTableRowElement} row */
     const value = (row) => {
@@ -65,19 +103,34 @@ export function panel(widget, key) {
   widget.panel(key).addEventListener("click", ({ target }) => {
     const button = /** @type {HTMLElement} */ (target).closest("button");
     const column = button?.dataset.sort;
-    if (column !== undefined) sort(column, sorted?.column === column ? !sorted.descending : false);
+    if (!button || column === undefined) return;
+    const descending = button.closest("th")?.getAttribute("aria-sort") === "ascending";
+    if (button.closest("[data-part=comparison]")) sorted = { column, descending };
+    sort(button, descending);
   });
 
-  /** @param {{done: number, total: number, current: string, finished: boolean, cancelled: boolean}} now */
+  /**
+   * @param {{done: number, total: number, current: string, finished: boolean, cancelled: boolean, doing: string,
+   *   did: string}} now
+   */
   function showProgress(now) {
     const bar = part("progress");
     bar.max = now.total;
     bar.value = now.done;
-    bar.hidden = one('[data-action="cancel"]').hidden = now.finished;
-    one('[data-action="measure"]').hidden = !now.finished;
-    if (now.cancelled) say(`Cancelled; ${now.done} of ${now.total} measured.`);
-    else if (now.finished) say(`${now.done} of ${now.total} measured.`);
-    else say(`Measuring ${now.current}, ${now.done + 1} of ${now.total}…`);
+    const cancel = one('[data-action="cancel"]');
+    const hadFocus = document.activeElement === cancel;
+    bar.hidden = cancel.hidden = now.finished;
+    for (const action of ["measure", "places"]) {
+      const button = one(`[data-action="${action}"]`);
+      const focused = document.activeElement === button;
+      // Gone, it would let the others slide under the pointer.
+      button.disabled = !now.finished;
+      if (focused && button.disabled) cancel.focus();
+    }
+    if (hadFocus && now.finished) one(`[data-action="${now.doing === "Trying" ? "places" : "measure"}"]`).focus();
+    if (now.cancelled) say(`Cancelled; ${now.done} of ${now.total} ${now.did}.`);
+    else if (now.finished) say(`${now.done} of ${now.total} ${now.did}.`);
+    else say(`${now.doing} ${now.current}, ${now.done + 1} of ${now.total}…`);
   }
 
   /** @param {string} type */
@@ -96,16 +149,20 @@ export function panel(widget, key) {
   return {
     open() {
       // One slider, above the pictures of both: its plans are points of either.
-      widget.panel(key).querySelector(".remat-tools")?.append(one('[data-slot="budget"]'));
+      one('[data-action="cancel"]').before(one('[data-slot="budget"]'));
     },
     fill,
-    show: markChosen,
+    show() {
+      markChosen();
+      askWhetherItFits();
+    },
+    stop: () => clearTimeout(fitting),
     messages: {
       compare({ device, at, html, error }) {
         if (asked.table !== `${device}\n${at}`) return;
         if (html) {
           widget.place("comparison", html);
-          if (sorted) sort(sorted.column, sorted.descending);
+          if (sorted) sort(one(`[data-part=comparison] [data-sort="${sorted.column}"]`), sorted.descending);
           markChosen();
           if (widget.status().startsWith("Tracing every")) say("");
           if (widget.tab === key) widget.panels.plan?.fill?.(); // only now: both at once would take twice as long
@@ -117,13 +174,33 @@ export function panel(widget, key) {
       },
       gradients: showGradients,
       measure: showGradients,
+      places({ html, error }) {
+        if (html) widget.place("places", html);
+        if (error) say(error, true);
+        markChosen();
+      },
+      fits({ policy, at, device, html, error }) {
+        if (asked.fits !== `${device}\n${at}\n${policy}`) return;
+        widget.place("fits", html ?? "");
+        if (error) say(error, true);
+      },
       progress: showProgress,
     },
-    controls: { device: fill },
+    controls: {
+      device() {
+        remember();
+        fill();
+        askWhetherItFits();
+      },
+    },
     actions: {
       measure() {
         say("Measuring…");
         request("measure");
+      },
+      places() {
+        say("Trying…");
+        request("places");
       },
       gradients() {
         say("Comparing gradients…");

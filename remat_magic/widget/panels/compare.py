@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Measurement
-from remat_magic.views.compare import comparison_panel, gradients_html
+from remat_magic.records import Measurement, Progress
+from remat_magic.views.compare import comparison_panel, gradients_html, places_panel
+from remat_magic.views.fits import fits_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, copies, select
 from remat_magic.widget.panel import Panel, Request
@@ -18,29 +21,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Compare"]
 
+_PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
+_FIRST = 3  # rows that make a picture
+_LONG = 8.0  # seconds of compiling after which it is also compiled quickly
+
 
 class Compare(Panel):
-    """The comparison of policies, and the check of their gradients."""
+    """The comparison of policies, at one place and at all, and the check of their gradients."""
 
-    key, title, parts = "compare", "Compare", ("comparison", "gradients")
-    asks = (("compare",), ("gradients",), ("measure", "cancel"))
+    key, title, parts = "compare", "Compare", ("places", "comparison", "gradients")
+    asks = (("compare",), ("gradients",), ("measure", "cancel"), ("places",), ("fits",))
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._lock = threading.Lock()
-        self._measured: dict[tuple[str, str], Measurement] = {}
+        self._measured: dict[tuple[str, str, str], Measurement] = {}  # by policy, place and device
         self._job: Measuring | None = None
+        self._fitting: tuple[Measuring, ...] = ()
+        self._wished: Request | None = None  # the newest request for what fits
         self._series: object = None
+        self._search: object = None
         self._shown = Request({"type": "compare"})
 
     def tools(self) -> str:
-        """What stays while the content changes: what times are estimated for, and measuring."""
+        """What stays while the content changes: what is estimated and compiled for, and measuring."""
         machines = [("", "this machine"), *((name, name) for name in devices.names() if name != devices.THIS_CPU)]
         given = [("given", "compile, run on your inputs")] if self._live.inputs is not None else []
         runs = [("", "compile only"), *given, ("random", "compile, run on random inputs")]
         return (
-            f'<div class="remat-tools">{select("device", "Estimate for", machines)}{select("inputs", "Measure", runs)}'
-            f"{button('measure', 'Measure')}{button('gradients', 'Check gradients')}"
+            f'<div class="remat-tools">{select("device", "Device", machines, self._live.device)}'
+            f"{button('places', 'Try all places', title='Where a checkpoint should go, and with which policy')}"
+            f"{select('inputs', 'Measure', runs)}{button('measure', 'Measure')}{button('gradients', 'Check gradients')}"
             f'<button type="button" data-action="cancel" hidden {KEYS}>Cancel</button>'
             f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress>'
             f"{copies('comparison')}</div>"
@@ -48,33 +59,44 @@ class Compare(Panel):
 
     def handle(self, request: Request) -> None:
         """Take a message of the browser; to cancel waits for no thread."""
+        if request.kind == "fits":
+            self._give_up_fitting(request)
         if request.kind != "cancel":
             super().handle(request)
-        elif self._job is not None:
+            return
+        self._search = None
+        if self._job is not None:
             self._job.cancel()
 
     def close(self) -> None:
         """Measure nothing more."""
         if self._job is not None:
             self._job.cancel()
-        self._job = None
+        self._job = self._search = None
+        self._give_up_fitting(None)
         super().close()
 
     def answer(self, request: Request) -> dict[str, Any] | None:
-        """The table with its picture, or the check of gradients; what is measured is sent bit by bit."""
+        """The table with its picture, or the check of gradients; what is measured or tried is sent bit by bit."""
         match request.kind:
             case "compare":
                 return {"html": self._compared(request)}
             case "measure":
                 self._measure(request)
                 return None
+            case "places":
+                self._try_places(request)
+                return None
+            case "fits":
+                return self._fits(request)
             case _:
                 return {"html": self._gradients(request)}
 
     def _compared(self, request: Request) -> str:
         self._shown = request
         with self._lock:
-            measurements = tuple(self._measured.values())
+            of_device = request.text("device")
+            measurements = [result for (*_, device), result in self._measured.items() if device == of_device]
         comparison = self._live.trace.compare(
             at=request.at,
             device=request.text("device") or None,
@@ -92,7 +114,7 @@ class Compare(Panel):
         """What the reader chose that the dropdown does not offer: plans, and a policy by names."""
         offered = {choice.key for choice in self._live.trace.choices()}
         with self._lock:
-            measured = [policy for policy, at in self._measured if at == request.at]
+            measured = [policy for policy, at, _ in self._measured if at == request.at]
         chosen = dict.fromkeys((*self._live.plans(request.at), request.policy, *measured))
         return [self._live.policy(key) for key in chosen if key and key not in offered]
 
@@ -106,24 +128,66 @@ class Compare(Panel):
         live = self._live
         rows = live.trace.compare(at=request.at, namespace=live.namespace, besides=self._besides(request)).rows
         self._shown = request
-        series = self._series = object()
+        series, device = object(), request.text("device")
+        self._series = series
         self._job = live.trace.measuring(
             [live.arguments(row.policy, row.at)[:2] for row in rows if not row.error],
             inputs=self._inputs(request),
             namespace=live.namespace,
-            on_update=lambda job: self._on_update(job, series),
+            on_update=lambda job: self._on_update(job, series, device),
+            device=device or None,
         )
 
-    def _on_update(self, job: Measuring, series: object) -> None:
+    def _on_update(self, job: Measuring, series: object, device: str) -> None:
         """On the job's thread, whenever it has come further; of an older series nothing is told."""
         if self._live.closed or series is not self._series:
             return
         with self._lock:
-            self._measured |= {(result.policy, result.at): result for result in job.results}
-        now = job.progress
+            self._measured |= {(result.policy, result.at, device): result for result in job.results}
+        self._send_progress(job.progress, "Measuring", "measured")
+        self.handle(Request({**self._shown.content, "type": "compare"}))
+
+    def _give_up_fitting(self, wished: Request | None) -> None:
+        """Another choice is shown: what the compiler would say of the last one nobody waits for."""
+        self._wished = wished
+        jobs, self._fitting = self._fitting, ()
+        for job in jobs:
+            job.cancel()
+
+    def _fits(self, request: Request) -> dict[str, Any] | None:
+        """Whether the shown choice fits in the chosen device, by its compiler; first quickly, where that takes long."""
+        live, device = self._live, devices.get(request.text("device"))
+        if not device.compiles_here:
+            return {"html": fits_html(Measurement("", "", device=device.name, error=device.why_not), None)}
+        policy, at, namespace = self._arguments(request)
+
+        def compiling(quick: bool) -> Measuring:
+            job = live.trace.measuring([(policy, at)], device=device, namespace=namespace, quick=quick)
+            self._fitting = (*self._fitting, job)
+            if self._wished is not request:  # in between: whoever wished has not seen this job
+                job.cancel()
+            return job
+
+        full = compiling(False)
+        if device.target is not None and device.target.platform == "tpu" and not full.wait(_LONG):
+            quick = compiling(True)
+            quick.wait()
+            if quick.results and not quick.results[0].error and not full.results:
+                html = fits_html(quick.results[0], device.memory_bytes, unfinished=True)
+                self._send({**request.content, "html": html})
+        full.wait()
+        if not full.results:
+            return None
+        with self._lock:
+            self._measured |= {(result.policy, result.at, device.name): result for result in full.results}
+        return {"html": fits_html(full.results[0], device.memory_bytes)}
+
+    def _send_progress(self, now: Progress, doing: str, done: str) -> None:
         self._send(
             {
                 "type": "progress",
+                "doing": doing,
+                "did": done,
                 "done": now.done,
                 "total": now.total,
                 "current": now.current,
@@ -131,7 +195,24 @@ class Compare(Panel):
                 "cancelled": now.cancelled,
             }
         )
-        self.handle(Request({**self._shown.content, "type": "compare"}))
+
+    def _try_places(self, request: Request) -> None:
+        """Which place, and which policy there; what is known is shown as it grows, until another search is begun."""
+        search = self._search = object()
+        rows = _FIRST - 1
+        for places in self._live.trace.placing(device=request.text("device") or None):
+            if self._live.closed:
+                return
+            cancelled = search is not self._search
+            now = replace(places.progress, cancelled=True) if cancelled else places.progress
+            if len(places) > rows or now.finished:
+                rows = len(places)
+                self._live.offer(places.plans)
+                self._send({**request.content, "html": places_panel(places, request.policy, request.at, live=True)})
+            self._send_progress(now, "Trying", "tried")
+            if cancelled:
+                return
+            time.sleep(_PAUSE)
 
     def _gradients(self, request: Request) -> str:
         live = self._live

@@ -11,19 +11,26 @@ export function panel(widget, key) {
   /** The budgets of the slider at the place that is shown. @type {{budget: number, text: string, beyond: string}[]} */
   let stops = [];
   let asked = "";
+  /** The peaks that the slider moves between where the budget is of the peak. @type {[number, number] | null} */
+  let peaks = null;
   /** Whether the slider is held, so that no answer moves it. */
   let moving = false;
 
   /** How equal layers are decided: "together", "separately", or as the function shares them. */
   const layers = () => one('[data-control="layers"]').value;
 
+  /** What the budget is of. */
+  const of = () => one('[data-control="of"]').value;
+  /** Whether the slider moves over peaks. */
+  const ofPeak = () => of() === "peak" && peaks !== null;
+
   /** The slider, the picture and the sentence below it, of one plan where one is chosen. @param {any} message */
-  function placeAll({ picture, stops: budgets, place, text }) {
+  function placeAll({ picture, stops: budgets, peaks: ends, place, peak_place: peakPlace, text }) {
     if (!picture) return;
-    stops = budgets;
+    [stops, peaks] = [budgets, ends];
     slider.disabled = !stops.length;
     slider.max = String(Math.max(0, stops.length - 1));
-    slider.value = String(place ?? Math.floor(stops.length / 2));
+    slider.value = String((ofPeak() ? peakPlace : place) ?? Math.floor(stops.length / 2));
     widget.place("frontier", picture);
     if (text) tell(text, -1);
     else tellStop();
@@ -55,12 +62,14 @@ export function panel(widget, key) {
   /** The bytes that the slider is at: between two stops in proportion. */
   function budgetAt() {
     const place = Number(slider.value);
+    if (ofPeak() && peaks) return Math.round(peaks[0] + ((peaks[1] - peaks[0]) * place) / Number(slider.max || 1));
     const [below, above] = [stops[Math.floor(place)], stops[Math.ceil(place)]];
     return below ? Math.round(below.budget + (above.budget - below.budget) * (place % 1)) : 0;
   }
 
   /** What can be had where the slider is, at once: a stop's own plan, or between two what they bound. */
   function tellStop() {
+    if (ofPeak()) return tell(`within ${quantity(budgetAt(), "bytes")} of peak`, -1);
     const place = Number(slider.value);
     const number = Math.floor(place);
     const stop = stops[number];
@@ -70,8 +79,8 @@ export function panel(widget, key) {
 
   /** @param {number | string} budget */
   function plan(budget) {
-    const of = typeof budget === "number" ? "saved" : one('[data-control="of"]').value;
-    widget.ask({ type: "plan", budget, of, layers: layers(), at: widget.shown?.at });
+    const kind = typeof budget === "number" && !ofPeak() ? "saved" : of();
+    widget.ask({ type: "plan", budget, of: kind, layers: layers(), at: widget.shown?.at });
     part("planned").classList.add("remat-stale");
   }
 
@@ -147,6 +156,7 @@ export function panel(widget, key) {
         plan(budgetAt());
       },
       layers: fill,
+      of: () => tellStop(),
     },
     actions: {
       plan: () => plan(one('[data-control="typed"]').value.trim() || budgetAt()),

@@ -33,7 +33,7 @@ class Plan(Panel):
 
     def tools(self) -> str:
         """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
-        kinds = [("saved", "saved bytes"), ("peak", "estimated peak")]
+        kinds = [("peak", "estimated peak"), ("saved", "saved bytes")]
         layers = [("", "automatic"), ("together", "together"), ("separately", "one by one")]
         return (
             '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide">'
@@ -43,7 +43,8 @@ class Plan(Panel):
             f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
             f'<span class="remat-field"><label for="{ID}typed">or</label> <input type="search" id="{ID}typed" '
             f'data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}></span>'
-            f"{select('of', 'of', kinds)}{select('layers', 'Equal layers', layers)}{button('plan', 'Plan')}</span>"
+            f'{select("of", "of", kinds)}<span class="remat-optional">{select("layers", "Equal layers", layers)}</span>'
+            f"{button('plan', 'Plan')}</span>"
             f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
         )
 
@@ -112,11 +113,19 @@ class Plan(Panel):
         together = request.text("layers") == "together"
         svg = views.frontier_svg(points, reports, together=together, chosen=chosen)
         points = views.known_points(points, [*reports, *([chosen] if chosen else [])])
-        where = (
-            {} if chosen is None else {"place": views.slider_place(points, chosen), "text": views.chosen_text(chosen)}
-        )
+        extremes = [trace.report(policy, at) for policy in ("none", "nothing_saveable")]
+        peaks = sorted(report.peak_bytes for report in (*reports, *extremes) if report.peak_bytes is not None)
+        # From the least peak that is known to that without a checkpoint.
+        ends = [peaks[0], extremes[0].peak_bytes] if peaks and extremes[0].peak_bytes is not None else None
+        where: dict[str, Any] = {}
+        if chosen is not None:
+            where = {"text": views.chosen_text(chosen), "place": views.slider_place(points, chosen)}
+            if chosen.of == "peak" and ends is not None and ends[0] < ends[1]:
+                share = (chosen.budget_bytes - ends[0]) / (ends[1] - ends[0])
+                where["peak_place"] = (len(points) - 1) * min(max(share, 0.0), 1.0)
         return {
             "picture": svg,
+            "peaks": ends,
             **where,
             "stops": [
                 {

@@ -8,12 +8,16 @@
  * @property {string} group
  * @property {{column: number, descending: boolean} | null} sort
  * @property {Set<string>} folded labels of the groups that are folded
+ * @property {Set<string>} unfolded labels of what is folded at first, and is not
  */
 import { standsOn } from "./linking.js";
 import { count, quantity } from "./units.js";
 
+// So many rows, the biggest, are seen at first.
+const FIRST = 5;
+
 /** @returns {Arrangement} */
-export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set() });
+export const arrangement = () => ({ find: "", group: "", sort: null, folded: new Set(), unfolded: new Set() });
 
 /** What a row is grouped by, the text as it is shown. @type {Record<string, (row: HTMLElement) => string>} */
 const GROUPS = {
@@ -60,6 +64,7 @@ function dressHeads(table, onSort) {
 /** By what a row is sorted in a column. @param {HTMLTableRowElement} row @param {number} column */
 function sortKey(row, column) {
   const cell = row.cells[column];
+  if (cell?.classList.contains("remat-share")) return value(row);
   if (!cell?.classList.contains("remat-num")) return cell?.textContent?.trim() ?? "";
   if (column === 0) return value(row);
   const parsed = Number((cell.textContent ?? "").replace(/,/g, ""));
@@ -132,7 +137,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   if (!table || !body) return other ? count(rowsOf(other).length, "row") + " only under A" : "";
   dressHeads(table, (column) => {
     // Numbers begin with the largest.
-    const first = table.tHead?.rows[0].cells[column]?.classList.contains("remat-num") ?? false;
+    const first = table.tHead?.rows[0].cells[column]?.matches(".remat-num, .remat-share") ?? false;
     state.sort = { column, descending: state.sort?.column === column ? !state.sort.descending : first };
     again();
   });
@@ -145,6 +150,7 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
   for (const row of rows) {
     const here = !line || standsOn(row, line);
     row.hidden = !here || !(row.textContent ?? "").toLowerCase().includes(find);
+    delete row.dataset.later;
   }
   const heads = [...table.tHead?.rows[0].cells ?? []];
   heads.forEach((head, column) => {
@@ -153,8 +159,17 @@ export function arrange(part, state, { line, other, noun, unit, again }) {
     } else head.removeAttribute("aria-sort");
   });
   if (state.sort) rows = sorted(rows, state.sort.column, state.sort.descending);
-  body.append(...(state.group ? grouped(rows, state, heads.length, noun, unit, again) : rows));
-  const shown = own.filter((row) => !row.hidden);
+  const words = { columns: heads.length, noun, unit, again };
+  const asked = find || line || state.sort || other !== undefined;
+  if (state.group) body.append(...grouped(rows, state, words));
+  else if (asked || !table.classList.contains("remat-shares")) body.append(...rows);
+  else body.append(...firstScreen(rows, state, words));
+  const shown = own.filter((row) => !row.hidden || row.dataset.later);
+  if (find && !shown.length) body.append(textRow(`No row has “${state.find.trim()}”.`, heads.length));
+  else if (line && !shown.length) body.append(textRow("No row is of that line.", heads.length));
+  const visible = rows.filter((row) => !row.hidden);
+  const plain = !missing.length && visible.every((row) => row.classList.contains("remat-intermediate"));
+  if (table.classList.contains("remat-shares")) table.classList.toggle("remat-one-kind", plain);
   return summary(own, shown, noun, unit) + aside(own, missing);
 }
 
@@ -176,15 +191,91 @@ function aside(own, missing) {
 }
 
 /**
+ * A row across the table.
+ * @param {string | Node} content
+ * @param {number} columns
+ */
+function textRow(content, columns) {
+  const row = document.createElement("tr");
+  row.className = "remat-extra remat-grouprow";
+  const cell = document.createElement("th");
+  cell.colSpan = columns;
+  cell.append(content);
+  row.append(cell);
+  return row;
+}
+
+/** What the heads of folds need. @typedef {{columns: number, noun: string, unit: string, again: () => void}} Words */
+
+/**
+ * A row across the table with a button that folds what follows.
+ * @param {string} label
+ * @param {boolean} open
+ * @param {() => void} turn
+ * @param {Words} words
+ */
+function foldRow(label, open, turn, { columns, again }) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "remat-link remat-twist";
+  button.setAttribute("aria-expanded", String(open));
+  button.dataset.lmSuppressShortcuts = "true";
+  button.dataset.label = label;
+  button.textContent = label;
+  button.addEventListener("click", () => {
+    const table = button.closest("table");
+    turn();
+    again();
+    // This very button was made anew.
+    const buttons = /** @type {HTMLElement[]} */ ([...(table?.querySelectorAll(".remat-twist") ?? [])]);
+    buttons.find((other) => other.dataset.label === label)?.focus();
+  });
+  const row = textRow(button, columns);
+  row.cells[0].scope = "rowgroup";
+  return row;
+}
+
+/**
+ * The biggest rows, and what else there is in a line each that unfolds.
+ * @param {HTMLTableRowElement[]} rows
+ * @param {Arrangement} state
+ * @param {Words} words
+ */
+function firstScreen(rows, state, words) {
+  const [kept, values, constants] = [[], [], []].map(() => /** @type {HTMLTableRowElement[]} */ ([]));
+  for (const row of rows) {
+    const argument = row.classList.contains("remat-argument");
+    const constant = row.matches(".remat-constant, .remat-literal");
+    (argument ? values : constant ? constants : kept).push(row);
+  }
+  /** @param {HTMLTableRowElement[]} later @param {string} key @param {string} label */
+  const folded = (later, key, label) => {
+    if (!later.length) return [];
+    const open = state.unfolded.has(key);
+    for (const row of later) {
+      row.hidden = !open;
+      row.dataset.later = "yes";
+    }
+    const turn = () => void (state.unfolded.delete(key) || state.unfolded.add(key));
+    return [foldRow(label, open, turn, words), ...later];
+  };
+  const told = (/** @type {HTMLTableRowElement[]} */ all, /** @type {string} */ noun) =>
+    `${count(all.reduce((sum, row) => sum + number(row), 0), noun)}, ${quantity(total(all), words.unit)}`;
+  return [
+    ...kept.slice(0, FIRST),
+    ...folded(kept.slice(FIRST), "kept", `all ${told(kept, words.noun)}`),
+    ...folded(values, "arguments", told(values, "argument")),
+    ...folded(constants, "constants", told(constants, "constant")),
+  ];
+}
+
+/**
  * The rows under the heads of their groups, the largest group first.
  * @param {HTMLTableRowElement[]} rows
  * @param {Arrangement} state
- * @param {number} columns
- * @param {string} noun
- * @param {string} unit
- * @param {() => void} again
+ * @param {Words} words
  */
-function grouped(rows, state, columns, noun, unit, again) {
+function grouped(rows, state, words) {
   /** @type {Map<string, HTMLTableRowElement[]>} */
   const groups = new Map();
   for (const row of rows) {
@@ -192,37 +283,20 @@ function grouped(rows, state, columns, noun, unit, again) {
     groups.set(label, [...(groups.get(label) ?? []), row]);
   }
   const visible = (/** @type {HTMLElement[]} */ group) => group.filter((row) => !row.hidden);
-  const ordered = [...groups].sort((a, b) => total(visible(b[1])) - total(visible(a[1])));
+  // Another policy's rows count in no total, and so in no order.
+  const ownOf = (/** @type {HTMLElement[]} */ group) =>
+    visible(group).filter((row) => !row.classList.contains("remat-missing"));
+  const ordered = [...groups].sort((a, b) => total(ownOf(b[1])) - total(ownOf(a[1])));
   return ordered.flatMap(([label, members]) => {
-    const shown = visible(members);
-    if (!shown.length) return members;
-    const folded = state.folded.has(`${state.group}\n${label}`);
-    const head = document.createElement("tr");
-    head.className = "remat-extra remat-grouprow";
-    const cell = document.createElement("th");
-    cell.colSpan = columns;
-    cell.scope = "rowgroup";
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "remat-link remat-twist";
-    button.setAttribute("aria-expanded", String(!folded));
-    button.dataset.lmSuppressShortcuts = "true";
-    button.dataset.label = label;
-    button.textContent = label;
-    button.addEventListener("click", () => {
-      const key = `${state.group}\n${label}`;
-      const table = cell.closest("table");
-      if (!state.folded.delete(key)) state.folded.add(key);
-      again();
-      // This very button was made anew.
-      const buttons = /** @type {HTMLElement[]} */ ([...(table?.querySelectorAll(".remat-twist") ?? [])]);
-      buttons.find((other) => other.dataset.label === label)?.focus();
-    });
-    const own = shown.filter((row) => !row.classList.contains("remat-missing"));
+    if (!visible(members).length) return members;
+    const key = `${state.group}\n${label}`;
+    const folded = state.folded.has(key);
+    const turn = () => void (state.folded.delete(key) || state.folded.add(key));
+    const head = foldRow(label, !folded, turn, words);
+    const own = ownOf(members);
     const totals = document.createElement("small");
-    totals.textContent = ` ${summary(own, own, noun, unit)}`;
-    cell.append(button, totals);
-    head.append(cell);
+    totals.textContent = ` ${summary(own, own, words.noun, words.unit)}`;
+    head.cells[0].append(totals);
     if (folded) for (const row of members) row.hidden = true;
     return [head, ...members];
   });
@@ -244,7 +318,7 @@ function exported(cell) {
 export function tableText(table, format) {
   const heads = [...table.tHead?.rows ?? []].at(-1)?.cells ?? [];
   const lines = [...table.tBodies[0].rows]
-    .filter((row) => !row.hidden && !row.classList.contains("remat-grouprow"))
+    .filter((row) => (!row.hidden || row.dataset.later) && !row.classList.contains("remat-grouprow"))
     .map((row) => [...row.cells].map(exported));
   // In a head of two rows, the first column's own stands in the upper one.
   const upper = (table.tHead?.rows.length ?? 1) > 1 ? [table.tHead?.rows[0].cells[0].textContent ?? ""] : [];

@@ -22,7 +22,12 @@ export function checkpointNames(widget) {
     ask,
     /** @param {View} view */
     select(view) {
-      for (const radio of all('input[type="radio"]')) radio.checked = view.names[radio.dataset.name] === radio.value;
+      for (const radio of all('input[type="radio"]')) {
+        const state = view.names[radio.dataset.name];
+        radio.checked = state === radio.value;
+        // Neither saved nor recomputed: no radio can say that.
+        radio.closest(".remat-name").querySelector("small").hidden = Boolean(state);
+      }
     },
     /** @param {string} text */
     find(text) {

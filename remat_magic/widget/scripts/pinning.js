@@ -51,7 +51,8 @@ export function pinning(widget) {
       control.add(new Option(view()?.label ?? choice.policy, choice.policy));
     }
     control.value = choice?.policy ?? "";
-    control.title = choice ? `A: ${choice.policy} at ${choice.at}` : "";
+    const named = control.selectedOptions[0]?.text ?? "";
+    part("against").textContent = choice ? `A, compared with: ${named} at ${choice.at}. B: what is shown.` : "";
     contrast();
     widget.panels[widget.tab]?.pinned?.();
   }

@@ -58,7 +58,7 @@
  * @property {(name: string) => HTMLElement} panel a tab's panel, its tools included
  * @property {(content: object) => void} send a message to the kernel
  * @property {(request: Record<string, any>, cached?: View) => void} ask for a policy; what is at hand is shown at once
- * @property {(policy: string) => void} choose a policy at the place that is shown
+ * @property {(policy: string, at?: string) => void} choose a policy, at the place that is shown if at no other
  * @property {(text: string, error?: boolean) => void} say a sentence in the status line
  * @property {() => string} status the sentence in the status line
  * @property {(name: string, html: string) => void} place a part's content

@@ -2,6 +2,7 @@
 /** @import { Choice, Model, Panel, Store, View, Widget } from "./types.js" */
 import { tableText } from "./arranging.js";
 import { copyText } from "./clipboard.js";
+import { firstScreen } from "./glance.js";
 import { choiceHistory } from "./history.js";
 import { linking } from "./linking.js";
 import { checkpointNames } from "./names.js";
@@ -61,6 +62,8 @@ export function draw({ model, el }, makers) {
   /** @param {string} name */
   const panel = (name) => one(`[data-panel="${name}"]`);
 
+  const status = () => part("status").textContent ?? "";
+
   let waiting = 0;
   let late = 0;
   const tabs = all('[role="tab"]').map((button) => button.dataset.tab);
@@ -70,6 +73,7 @@ export function draw({ model, el }, makers) {
   widget.pinning = pinning(widget);
   const history = choiceHistory(widget);
   const names = checkpointNames(widget);
+  const first = firstScreen(widget);
   const twin = staticTwin(el);
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
   const panels = Object.values(widget.panels);
@@ -139,11 +143,7 @@ export function draw({ model, el }, makers) {
   function say(text, error = false) {
     clearTimeout(waiting);
     part("status").textContent = text;
-    part("status").classList.toggle("remat-error", error);
-  }
-
-  function status() {
-    return part("status").textContent ?? "";
+    part("status").className = `remat-status${error ? " remat-error" : ""}`;
   }
 
   function chosenAt() {
@@ -201,8 +201,7 @@ export function draw({ model, el }, makers) {
     widget.shown = view;
     history.remember(view);
     select(view);
-    part("totals").innerHTML = view.parts.totals;
-    part("notes").innerHTML = view.parts.notes;
+    first.show(view);
     part("code").textContent = view.code || view.unpasted;
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
@@ -271,9 +270,9 @@ export function draw({ model, el }, makers) {
     ask({ type: "choose", policy, at }, store.views.get(keyOf(policy, at)));
   }
 
-  /** Chooses a policy that is shown elsewhere than in the dropdown. @param {string} policy */
-  function choose(policy) {
-    askFor({ policy, at: widget.shown?.at ?? "function" });
+  /** Chooses a policy that is shown elsewhere than in the dropdown. @param {string} policy @param {string} [at] */
+  function choose(policy, at) {
+    askFor({ policy, at: at || (widget.shown?.at ?? "function") });
   }
 
   function chooseControls() {
@@ -322,6 +321,7 @@ export function draw({ model, el }, makers) {
   function saidByKernel({ text, error, serial }) {
     if (serial < store.clock) return;
     say(text, error);
+    part("status").classList.add("remat-long");
     const { shown } = widget;
     if (!error || !shown) return;
     history.forget();
@@ -348,7 +348,7 @@ export function draw({ model, el }, makers) {
   root.addEventListener("click", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     const policy = /** @type {HTMLElement | null} */ (target.closest("[data-policy]"));
-    if (policy?.dataset.policy !== undefined) return choose(policy.dataset.policy);
+    if (policy?.dataset.policy !== undefined) return choose(policy.dataset.policy, policy.dataset.at);
     const button = target.closest("button");
     if (!button) return;
     const { tab, pick, action } = button.dataset;
@@ -376,7 +376,7 @@ export function draw({ model, el }, makers) {
     // The points of the picture are buttons, which HTML's own would be without this.
     if (target.getAttribute?.("role") !== "button" || ![" ", "Enter"].includes(event.key)) return;
     event.preventDefault();
-    choose(target.dataset.policy);
+    choose(target.dataset.policy, target.dataset.at);
   });
 
   root.addEventListener("mouseover", (event) => widget.linking.point(/** @type {Element} */ (event.target)));

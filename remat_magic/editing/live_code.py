@@ -1,0 +1,239 @@
+"""The user's functions with the code of an edited text, in one thread and for as long as it is traced.
+
+Whoever uses a function holds it: a model's class, a wrapper of a library, a closure, JAX. So none is made again. While
+the edited text is traced, each function that it changes looks which thread it is called in, and does there what the
+edited text says, in a copy of its namespace. Other threads do not notice, and afterwards nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import gc
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from remat_magic.editing.applications import PARTIAL, Application
+from remat_magic.editing.parsed_text import ParsedText, code_objects, functions_of, number_of
+from remat_magic.editing.user_code import UserCode, reachable
+from remat_magic.engine.signature import function_name
+from remat_magic.libraries import modules_as_they_were
+from remat_magic.records import RematError
+from remat_magic.user_files import STAND_IN
+
+__all__ = ["NewWrapper", "as_edited"]
+
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewWrapper:
+    """What an edit puts around functions that were there before the trace.
+
+    Attributes:
+        text: where it is written.
+        maker: an expression to be called with the function; None: nothing is around it any more.
+        around: the number of the function in its text, or what was around it before.
+    """
+
+    text: ParsedText
+    maker: ast.expr | None
+    around: int | Application
+
+
+@contextlib.contextmanager
+def as_edited(
+    code: UserCode, trees: Mapping[str, ast.Module], given: Mapping[str, Any], wrappers: Sequence[NewWrapper] = ()
+) -> Iterator[None]:
+    """While this lasts, the user's functions do in this thread what other trees of their texts say.
+
+    Args:
+        code: what ran, with its texts.
+        trees: by file name; a file that is not in it is as it was.
+        given: names to put into every namespace.
+        wrappers: what these trees put around functions that were there before the trace.
+
+    Raises:
+        RematError: something of the edit cannot be evaluated.
+    """
+    with _one_at_a_time:
+        things = {id(thing): thing for thing in (*gc.get_objects(), *reachable(code.function))}
+        edited = _Edited(code, trees, given).functions([*things.values()], wrappers)
+        before = [(function, function.__code__, "__signature__" in vars(function)) for function, _ in edited]
+        thread = [threading.get_ident()]
+        try:
+            for function, new in edited:
+                signature = _signature(function)
+                function.__code__ = _dispatcher(function, new, thread)
+                if signature is not None:
+                    vars(function)["__signature__"] = signature  # that of its code is another now
+            with modules_as_they_were(things.values()):
+                yield
+        finally:
+            thread.clear()  # they do at once what they did
+            _put_back(before)
+
+
+def _put_back(before: list[tuple[FunctionType, CodeType, bool]]) -> None:
+    """Give functions the code that they had, whatever interrupts it, and take off the signatures that they had not."""
+    try:
+        while before:
+            function, own, had_signature = before[-1]
+            function.__code__ = own
+            if not had_signature:
+                vars(function).pop("__signature__", None)
+            before.pop()
+    finally:
+        if before:
+            _put_back(before)
+
+
+class _Edited:
+    def __init__(self, code: UserCode, trees: Mapping[str, ast.Module], given: Mapping[str, Any]) -> None:
+        self._code, self._trees = code, trees
+        self._given = {**given, PARTIAL: functools.partial}
+        self._copies: dict[int, dict[str, Any]] = {}
+        self._codes: dict[str, dict[int | None, CodeType]] = {}
+        for file, text in code.texts.items():
+            tree = trees.get(file, text.tree)
+            flags = text.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            compiled = compile(tree, file, "exec", flags=flags, dont_inherit=True)
+            functions = functions_of(tree)
+            self._codes[file] = {number_of(functions, inner): inner for inner in code_objects(compiled)}
+
+    def functions(
+        self, things: Sequence[Any], wrappers: Sequence[NewWrapper]
+    ) -> list[tuple[FunctionType, Callable[..., Any]]]:
+        """The functions among all things that are to do something else, and what does it."""
+        functions = [thing for thing in things if type(thing) is FunctionType]
+        edited: dict[int, tuple[FunctionType, Callable[..., Any]]] = {}
+        for function in functions:
+            number = self._code.number_of(function)
+            if number is None:
+                continue
+            file = function.__code__.co_filename
+            new: Any = self._function(function, number)
+            for wrapper in wrappers:
+                if (wrapper.text.file, wrapper.around) == (file, number):
+                    new = self._wrapped(wrapper, new)
+            edited[id(function)] = function, new
+        objects: dict[int, tuple[FunctionType, dict[int, Any]]] = {}
+        for wrapper in wrappers:
+            if not isinstance(wrapper.around, Application):
+                continue
+            kind = wrapper.around.kind
+            like = functions if kind is FunctionType else [thing for thing in things if type(thing) is kind]
+            for old in like:
+                inner = wrapper.around.made_of(old, self._code)
+                if inner is not None:
+                    new = self._wrapped(wrapper, inner)
+                    if kind is FunctionType:
+                        edited[id(old)] = old, new
+                    else:  # an object of equinox, whose class has the call
+                        call: Any = type(old).__call__
+                        objects.setdefault(id(call), (call, {}))[1][id(old)] = new
+        for call, by_object in objects.values():
+            edited[id(call)] = call, _call_of(by_object, _copy(call))
+        return [*edited.values()]
+
+    def _function(self, function: FunctionType, number: int) -> FunctionType:
+        """A function of what its definition has become."""
+        code = self._codes[function.__code__.co_filename][number]
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        closure = tuple(cells.get(name) or CellType() for name in code.co_freevars)
+        return _copy(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
+
+    def _namespace(self, original: dict[str, Any], file: str) -> dict[str, Any]:
+        """The copy of a file's namespace, with the imports that the edit adds."""
+        namespace = self._copies.get(id(original))
+        if namespace is None:
+            namespace = self._copies[id(original)] = {**original, **self._given}
+            for edited, tree in self._trees.items():
+                if edited == file or self._code.namespaces.get(edited) is original:
+                    old = {ast.dump(statement) for statement in self._code.texts[edited].tree.body}
+                    for statement in tree.body:
+                        if isinstance(statement, ast.Import | ast.ImportFrom) and ast.dump(statement) not in old:
+                            exec(compile(ast.Module([statement], []), edited, "exec"), namespace)  # noqa: S102 - an import that the edit adds
+        return namespace
+
+    def _wrapped(self, wrapper: NewWrapper, inner: Any) -> Any:
+        if wrapper.maker is None:
+            return inner
+        text = wrapper.text
+        scope = {**self._code.scope(text.file), **self._namespace(self._code.namespaces[text.file], text.file)}
+        try:
+            made = compile(ast.Expression(wrapper.maker), text.file, "eval", flags=text.flags, dont_inherit=True)
+            return eval(made, scope)(inner)  # noqa: S307 - what the user, or the edit, wrote
+        except Exception as error:
+            raise RematError(
+                f"what the edit puts around {function_name(inner)} cannot be executed apart from your session: "
+                f"{type(error).__name__}: {error}."
+            ) from error
+
+
+def _copy(
+    function: FunctionType,
+    code: CodeType | None = None,
+    namespace: dict[str, Any] | None = None,
+    closure: tuple[CellType, ...] | None = None,
+) -> FunctionType:
+    """A function like another one, with other code in another namespace."""
+    new = FunctionType(
+        code or function.__code__,
+        function.__globals__ if namespace is None else namespace,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__ if closure is None else closure,
+    )
+    new.__kwdefaults__ = function.__kwdefaults__
+    new.__dict__.update(vars(function))
+    new.__qualname__, new.__module__ = function.__qualname__, function.__module__
+    return new
+
+
+def _call_of(by_object: Mapping[int, Callable[..., Any]], own: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is another one for some objects."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        new = by_object.get(id(self))
+        return own(self, *args, **kwargs) if new is None else new(*args, **kwargs)
+
+    return call
+
+
+def _dispatcher(function: FunctionType, new: Callable[..., Any], thread: Sequence[int]) -> CodeType:
+    """Code for a function that calls ``new`` in a thread, if there is one, and does what it did in others.
+
+    It says that it stands where the function stands, since JAX tells functions apart by that.
+    """
+    code, own = function.__code__, _copy(function)
+
+    def choose() -> Callable[..., Any]:
+        return new if threading.get_ident() in thread else own
+
+    made = _stand_in.__code__
+    return made.replace(
+        co_consts=tuple(choose if constant == STAND_IN else constant for constant in made.co_consts),
+        co_freevars=code.co_freevars,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )
+
+
+def _stand_in(*args: Any, **kwargs: Any) -> Any:
+    __remat_magic_choose__: Any = "__remat_magic_choose__"
+    return __remat_magic_choose__()(*args, **kwargs)
+
+
+def _signature(function: FunctionType) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,221 @@
+"""How a checkpoint can be written where there is none: on a definition or at calls, JAX's own or a library's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any
+
+import jax
+
+from remat_magic import _jax
+from remat_magic.editing.loop_steps import JaxLoop, LoopKind, for_loop_around
+from remat_magic.editing.parsed_text import Function, ParsedText, first_line
+from remat_magic.editing.user_code import UserCode, referent
+from remat_magic.engine.engine import Engine
+from remat_magic.jaxprs.walk import walk
+from remat_magic.libraries import module_kind
+from remat_magic.user_files import is_user_file
+
+__all__ = ["CHECKPOINTS", "Way", "ways_at", "ways_of_function"]
+
+# By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
+CHECKPOINTS = {
+    "equinox": ("eqx", "import equinox as eqx", "filter_checkpoint"),
+    "flax.nnx": ("nnx", "from flax import nnx", "remat"),
+    "flax.linen": ("nn", "import flax.linen as nn", "remat"),
+    "haiku": ("hk", "import haiku as hk", "remat"),
+}
+_OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to write a checkpoint.
+
+    Attributes:
+        library: whose, by its module; empty for JAX's own.
+        definition: the function that gets it, with its text; None for the traced one, or at calls.
+        calls: else the calls that get it, with their texts.
+        options: the text of further arguments.
+        bind: whether what is passed by keyword at these calls is bound before, by ``functools.partial``.
+        condition: which steps of the ``for`` loop around the one call get it, with ``{}`` for their number; empty: all.
+        loops: else the loops that get one around each ``size`` of their steps, with their texts.
+        size: how many.
+    """
+
+    library: str = ""
+    definition: tuple[ParsedText, Function] | None = None
+    calls: tuple[tuple[ParsedText, ast.Call], ...] = ()
+    options: str = ""
+    bind: bool = False
+    condition: str = ""
+    loops: tuple[tuple[ParsedText, ast.For] | JaxLoop, ...] = ()
+    size: int = 1
+
+
+def ways_of_function(code: UserCode) -> list[Way]:
+    """Those for the whole function: JAX's own checkpoint first, then those of the libraries that its texts use."""
+    values = [value for file in code.texts for value in code.scope(file).values()]
+    modules = {getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None) for value in values}
+    modules |= {kind.__module__ for value in values if isinstance(value, type) for kind in value.__mro__}
+    used = [f"{name}." for name in modules if isinstance(name, str)]
+    return [Way(), *(Way(name) for name in _OF_ARGUMENTS if any(module.startswith(f"{name}.") for module in used))]
+
+
+def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
+    """Those for a place without a checkpoint, the most usual ones first; empty where the source has no such place."""
+    place = engine.place(at)
+    if place is None:
+        return []
+    callee = place.callee
+    if place.group > 1:
+        loops = _loops(code, engine, at) if place.calls == slice(None) else []
+        library = "haiku" if callee.module == "haiku" else ""  # whose modules keep their parameters by it
+        return [Way(library, loops=tuple(loops), size=place.group)] if loops else []
+    library = callee.module if callee.module in CHECKPOINTS else ""
+    positions, bound = [position for position, _ in callee.static], bool(callee.module)
+    ways: list[Way] = []
+    definition = _definition(code, callee.who) if place.calls == slice(None) else None
+    if definition is not None and library != "haiku":  # whose checkpoint can only be made during a trace
+        # As few as will do: parameters that have their defaults are no arguments, and stand at the end.
+        numbers = [positions[:count] for count in range(len(positions) + 1)]
+        numbers = [[0, *some] for some in numbers] * (callee.module == "class") + numbers
+        ways += [Way(library, definition, options=_numbers(some)) for some in numbers if library != "equinox"]
+        ways += [Way(library, definition)] if library == "equinox" else []
+    library = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
+    calls, condition = _chosen([*_calls(code, engine, callee.who)], engine, at)
+    if library != "flax.linen" and calls:
+        static = [] if library == "equinox" else [position - bound for position in positions]
+        numbers = [static[:count] for count in range(len(static) + 1)]
+        ways += [Way(library, calls=calls, options=_numbers(some), condition=condition) for some in numbers]
+        ways += [Way(library, calls=calls, bind=True, condition=condition)]
+    return list(dict.fromkeys(ways))
+
+
+_Calls = tuple[tuple[ParsedText, ast.Call], ...]
+
+
+def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -> tuple[_Calls, str]:
+    """Those of the calls in the source that a place is, and the condition of ``Way``."""
+    place = engine.place(at)
+    assert place is not None
+    if place.calls == slice(None):
+        return tuple(calls), ""
+    times = next(site.times for site in engine.possible_sites if at.startswith(f"{site.key}["))
+    chosen = range(times)[place.calls]
+    if len(calls) == 1 and for_loop_around(*calls[0]) is not None:
+        return tuple(calls), _condition(chosen, times)
+    # As they run: what is given to one before it.
+    calls.sort(key=lambda call: (call[0].file, call[0].end(call[1])))
+    return tuple(calls[number] for number in chosen if number < len(calls)), ""
+
+
+def _condition(chosen: range, times: int) -> str:
+    start, stop, step = chosen.start, chosen.stop, chosen.step
+    if step == 1:
+        last = f"{{}} < {stop}"
+        return last if not start else f"{{}} >= {start}" if stop == times else f"{start} <= {last}"
+    return f"{{}} % {step} == 0" if not start and stop == times else f"{{}} in range({start}, {stop}, {step})"
+
+
+def _loops(code: UserCode, engine: Engine, at: str) -> list[tuple[ParsedText, ast.For] | JaxLoop]:
+    """The loops that make the calls of a place; none where some of the calls are made otherwise."""
+    place = engine.place(at)
+    assert place is not None
+    loops: list[tuple[ParsedText, ast.For] | JaxLoop] = []
+    scans = engine.grouped_loops(at)
+    for eqn in scans:
+        loop = _jax_loop(code, eqn)
+        if loop is None or not loop.length:
+            return []
+        before = [each for each in loops if isinstance(each, JaxLoop) and each.call is loop.call]
+        if any(each.length != loop.length for each in before):
+            return []  # one text, and other groups each time
+        loops += [] if before else [loop]
+    if not scans:
+        around = [(text, for_loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
+        loops += [(text, loop) for text, loop in around if loop is not None]
+        if len(loops) != len(around) or any(_in_linen(code, text, loop) for text, loop in around):
+            return []
+    return loops
+
+
+def _in_linen(code: UserCode, text: ParsedText, node: ast.AST | None) -> bool:
+    """Whether code is a linen module's, which may not make its parameters within a checkpoint of JAX's own."""
+    while node is not None:
+        if isinstance(node, ast.ClassDef):
+            owner = code.scope(text.file).get(node.name)
+            return isinstance(owner, type) and module_kind(owner) == "flax.linen"
+        node = text.parents.get(id(node))
+    return False
+
+
+def _jax_loop(code: UserCode, eqn: Any) -> JaxLoop | None:
+    """The call of one of JAX's loops in the source that an equation comes from."""
+    traceback = _jax.traceback_of(eqn)
+    frames = [] if traceback is None else zip(*traceback.raw_frames(), strict=True)
+    frame, instruction = next(((frame, at) for frame, at in frames if is_user_file(frame.co_filename)), (None, 0))
+    text = code.texts.get(frame.co_filename) if frame is not None else None
+    if frame is None or text is None:
+        return None
+    position = [*frame.co_positions()][instruction // 2]
+    kinds: tuple[LoopKind, ...] = ("scan", "map", "fori_loop")
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Call) and (
+            (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == position
+        ):
+            function = referent(node.func, code.scope(text.file))
+            consts, carries, _ = _jax.scan_split(eqn)
+            has_inputs = len(eqn.invars) > consts + carries
+            for kind in kinds:
+                if function is getattr(jax.lax, kind):
+                    return JaxLoop(text, node, kind, _jax.scan_length(eqn), has_inputs, _jax.is_reversed(eqn))
+    return None
+
+
+def _numbers(positions: Sequence[int]) -> str:
+    return f", static_argnums={tuple(positions)}" if positions else ""
+
+
+def _definition(code: UserCode, who: tuple[str, str, int]) -> tuple[ParsedText, Function] | None:
+    """Where the source defines a function."""
+    name, file, line = who
+    text = code.texts.get(file)
+    if text is None:
+        return None
+    for node in text.functions:
+        is_lambda = isinstance(node, ast.Lambda)
+        if (node.lineno if is_lambda else first_line(node)) == line and (
+            name.rpartition(".")[2] == ("<lambda>" if is_lambda else node.name)
+        ):
+            return text, node
+    return None
+
+
+def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterator[tuple[ParsedText, ast.Call]]:
+    """Where the source calls a function, as JAX's tracebacks say."""
+    called = {
+        place
+        for _, eqn in walk(engine.provenances.closed)
+        if (place := _called_from(_jax.traceback_of(eqn), who)) is not None
+    }
+    positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
+    for file, text in code.texts.items():
+        for node in ast.walk(text.tree):
+            if isinstance(node, ast.Call) and (
+                (file, node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) in positions
+            ):
+                yield text, node
+
+
+def _called_from(traceback: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
+    """The code of the user's that called a function, and the instruction there."""
+    frames = [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
+    inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in frames]
+    if True not in inside:
+        return None
+    outside = frames[inside.index(True) + 1 :]
+    return next(((code, at) for code, at in outside if is_user_file(code.co_filename)), None)

@@ -1,0 +1,277 @@
+"""Which calls of functions the equations of a jaxpr come from, recorded while it is traced.
+
+A call is an interval of the equations of one jaxpr: those that were made between its beginning and its return. JAX
+makes other jaxprs of this one later on, and evaluates it again. Its equations keep their tracebacks then, by which the
+intervals are found again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import inspect
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.engine.sites import Identity
+from remat_magic.engine.watching import watching
+from remat_magic.libraries import module_kind
+from remat_magic.user_files import STAND_IN, is_user_file
+
+__all__ = ["Call", "Callee", "Calls", "Interval", "recording"]
+
+_NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
+_numbers = itertools.count()
+_UNKNOWN: Any = object()
+_SUSPENDS = 0x20 | 0x80 | 0x100 | 0x200  # generators and coroutines, which return more than once
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A function that is called.
+
+    Attributes:
+        who: its name (``block``, ``Layer.__call__``), file and line.
+        module: whose module its first argument is: ``"flax.linen"``, ``"flax.nnx"``, ``"equinox"``, ``"haiku"``,
+            ``"class"`` for an object of another class, empty for none.
+        parameters: the names of its parameters.
+        static: the positions and names of parameters that were given something which is no array, such as a bool.
+    """
+
+    who: Identity
+    module: str = ""
+    parameters: tuple[str, ...] = ()
+    static: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call: the equations ``begin`` to ``end`` (excluded) of one jaxpr, as they were written down.
+
+    ``returned`` has what it returned of these, by the number of the equation and of its output; ``given`` what it was
+    given of the equations before these, and of the inputs, which are those of an equation -1.
+    """
+
+    callee: Callee
+    begin: int
+    end: int
+    given: tuple[tuple[int, int], ...]
+    returned: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interval:
+    """One call in a jaxpr: its equations ``first`` to ``last`` (excluded) there, and the variables it took and gave."""
+
+    callee: Callee
+    first: int
+    last: int
+    given: tuple[Any, ...] = ()
+    returned: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    """A jaxpr while it was made: its calls, inner ones first, and the tracebacks of the equations in them."""
+
+    calls: list[Call] = field(default_factory=list)
+    tracebacks: list[tuple[int, Any]] = field(default_factory=list)
+    equations: Sequence[Any] = ()  # only while calls are open: JAX must not find them held after the trace
+    open: int = 0
+    inputs: tuple[Any, ...] = ()
+    makers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    reached: int = 0  # how far `makers` goes
+
+    def places(self, values: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+        """Where what is traced in some pytrees was made, as in ``Call``."""
+        self.makers.update(_jax.makers(self.equations, self.reached))
+        self.reached = len(self.equations)
+        places = (self.makers.get(id(var)) for value in values for var in _jax.variables(value))
+        return tuple(place for place in places if place is not None)
+
+
+class Calls:
+    """The calls that were made while something was traced.
+
+    Args:
+        earlier: those of traces of the same before, whose inner jaxprs JAX may have kept.
+    """
+
+    def __init__(self, earlier: Calls | None = None) -> None:
+        self._earlier = earlier
+        self._frames: dict[int, _Frame] = {}  # by number
+        self._callees: dict[int, Callee | None] = {}  # by identity of their code; None: it can have no checkpoint
+        self._codes: list[CodeType] = []
+        self._traces: dict[int, tuple[weakref.ref[Any], _Frame]] = {}  # by the identity of a trace
+        self._open: list[tuple[FrameType, _Frame | None, Callee, int, tuple[tuple[int, int], ...]]] = []
+        self.elsewhere: set[Identity] = set()
+        """Functions that were also called where no jaxpr is written, as under ``jax.jvp``, or in a nested gradient."""
+        self._positions: dict[int, dict[int, list[int]]] = {}  # by identity of a traceback: for each frame
+
+    # ----------------------------------------------------------------------------------------------------- recording
+
+    def begin(self, frame: FrameType) -> None:
+        """A function is called."""
+        code = frame.f_code
+        callee = self._callees.get(id(code), _UNKNOWN)
+        if callee is _UNKNOWN:
+            callee = self._callees[id(code)] = _callee(frame)
+            self._codes.append(code)  # kept alive, so that its identity stays its own
+        trace = None if callee is None else _jax.staged()
+        if callee is None or trace is None:
+            return
+        if trace is _jax.ELSEWHERE:
+            self._open.append((frame, None, callee, 0, ()))
+            self.elsewhere.add(callee.who)
+            return
+        known, inside = self._traces.get(id(trace), (None, None))
+        if inside is None or known is None or known() is not trace:
+            inside = self._frames[next(_numbers)] = _Frame(inputs=tuple(_jax.inputs_of(trace)))
+            inside.makers.update((id(var), (-1, number)) for number, var in enumerate(inside.inputs))
+            self._traces[id(trace)] = weakref.ref(trace), inside
+        inside.equations = _jax.equations_of(trace)
+        inside.open += 1
+        self._open.append((frame, inside, callee, len(inside.equations), inside.places(_arguments(frame, callee))))
+
+    def end(self, frame: FrameType, value: Any) -> None:
+        """A function has returned a value."""
+        while any(entry[0] is frame for entry in self._open):
+            caller, inside, callee, begin, given = self._open.pop()
+            if inside is None:
+                continue
+            end = len(inside.equations)
+            inside.open -= 1
+            if caller is frame and end > begin:  # else it raised
+                returned = tuple(place for place in inside.places([value]) if place[0] >= begin)
+                inside.calls.append(Call(callee, begin, end, given, returned))
+                if not inside.open:
+                    inside.tracebacks.extend(enumerate(_jax.tracebacks(inside.equations[begin:end]), begin))
+            if not inside.open:
+                inside.equations = ()
+
+    @contextlib.contextmanager
+    def nested(self) -> Iterator[None]:
+        """Take the calls from now on for such of a gradient within another one, which are no places."""
+        before = set(self._frames)
+        yield
+        for key in set(self._frames) - before:
+            self.elsewhere.update(call.callee.who for call in self._frames[key].calls)
+
+    def close(self) -> None:
+        """Nothing more is recorded."""
+        self._open.clear()
+        self._callees.clear()
+        self._codes.clear()
+        self._traces.clear()
+        for number, frame in self._frames.items():
+            frame.equations, frame.makers = (), {}
+            self._add(number, frame)
+
+    def _add(self, number: int, frame: _Frame) -> None:
+        for position, traceback in frame.tracebacks:
+            if traceback is not None:
+                self._positions.setdefault(id(traceback), {}).setdefault(number, []).append(position)
+
+    def keep(self, later: Calls, but: Any) -> None:
+        """Take over what a later trace recorded; not the jaxpr ``but``, which JAX does not keep."""
+        _, left_out = later._find(but)
+        for number, frame in later._frames.items():
+            if number not in (left_out, *self._frames):
+                self._frames[number] = frame
+                self._add(number, frame)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def of(self, jaxpr: Any) -> list[Interval]:
+        """The calls in a jaxpr, those in its equations' own jaxprs left out; outer ones before those inside them."""
+        found, number = self._find(jaxpr)
+        if number is None:
+            return [] if self._earlier is None else self._earlier.of(jaxpr)
+        at: list[int | None] = []
+        reached = -1  # equations keep their order; what one call of JAX's own writes has one traceback
+        for positions in found:
+            candidates = positions.get(number, [])
+            index = bisect.bisect_right(candidates, reached)
+            if index < len(candidates):
+                reached = candidates[index]
+            at.append(reached if reached in candidates[: index + 1] else None)  # several can come of one
+        known = [(position, index) for index, position in enumerate(at) if position is not None]
+        order = [position for position, _ in known]
+        eqns, invars = _jax.open_jaxpr(jaxpr).eqns, {*_jax.open_jaxpr(jaxpr).invars}
+        # JAX moves inputs around, and leaves some out.
+        made = {-1: [var if var in invars else None for var in self._frames[number].inputs]}
+        made |= {position: eqns[index].outvars for position, index in known}
+
+        def variables(places: Sequence[tuple[int, int]]) -> tuple[Any, ...]:
+            found = (made[position][i : i + 1] for position, i in places if position in made)
+            return tuple(var for one in found for var in one if var is not None)
+
+        intervals: list[Interval] = []
+        for call in self._frames[number].calls:
+            first, after = bisect.bisect_left(order, call.begin), bisect.bisect_left(order, call.end)
+            if first < after:
+                given, returned = variables(call.given), variables(call.returned)
+                intervals.append(Interval(call.callee, known[first][1], known[after - 1][1] + 1, given, returned))
+        return sorted(intervals, key=lambda one: (one.first, -one.last))
+
+    def _find(self, jaxpr: Any) -> tuple[list[dict[int, list[int]]], int | None]:
+        """For each equation of a jaxpr where it can have been made, and the number of the one jaxpr it was made as."""
+        found = [self._positions.get(id(_jax.traceback_of(eqn)), {}) for eqn in _jax.open_jaxpr(jaxpr).eqns]
+        votes = Counter(number for positions in found for number in positions)
+        return found, votes.most_common(1)[0][0] if votes else None
+
+
+@contextlib.contextmanager
+def recording(earlier: Calls | None = None) -> Iterator[Calls]:
+    """Record this thread's calls until it ends; ``earlier`` as for ``Calls``."""
+    calls = Calls(earlier)
+    try:
+        with watching(calls):
+            yield calls
+    finally:
+        calls.close()
+
+
+def _is_layer(cls: type) -> bool:
+    """Whether a library's module is a layer, and no wrapper such as what ``eqx.filter_jit`` returns."""
+    return not cls.__name__.startswith("_") and not cls.__module__.startswith("equinox._")
+
+
+def _arguments(frame: FrameType, callee: Callee) -> list[Any]:
+    """What a call is given; a checkpoint on a method of a class of the user's closes over ``self``."""
+    code = frame.f_code
+    variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + variadic]
+    values = frame.f_locals
+    return [values.get(name) for name in names[callee.module == "class" :]]
+
+
+def _callee(frame: FrameType) -> Callee | None:
+    """What is called, if it is a function that a checkpoint can be put on: the user's, or a library's module."""
+    code = frame.f_code
+    if code.co_name in _NO_FUNCTIONS or code.co_flags & _SUSPENDS or STAND_IN in code.co_varnames:
+        return None
+    users = is_user_file(code.co_filename)
+    if not users and code.co_name != "__call__":
+        return None
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    module, name = "", code.co_qualname.rpartition("<locals>.")[2]
+    owner: Any = frame.f_locals.get("self")
+    if parameters[:1] == ("self",):
+        module = module_kind(type(owner)) or "class"
+        name = f"{type(owner).__name__}.{code.co_name}"
+    if not users and (module in ("", "class") or not _is_layer(type(owner))):
+        return None
+    static = tuple(
+        (position, name)
+        for position, name in enumerate(parameters)
+        if isinstance(frame.f_locals.get(name), (bool, int, float, complex, str)) or callable(frame.f_locals.get(name))
+        if not (position == 0 and module)
+    )
+    return Callee((name, code.co_filename, code.co_firstlineno), module, parameters, static)

@@ -1,0 +1,547 @@
+"""Places that could have a checkpoint and have none: finding them, and putting checkpoints there.
+
+A place is a function that is called, by its definition. Its key, as ``at=``, is the function's name; ``block[::2]`` is
+every second of its calls, ``block[:8]`` the first eight, ``block/3`` one checkpoint around each three in a row: where a
+loop makes one call in each step, around three of its steps. Functions that have a checkpoint have such places too.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.engine.calls import Callee, Calls, Interval
+from remat_magic.engine.segments import SHORTEST, Checkpoint, in_segments, segment_of
+from remat_magic.engine.sites import PUT_AT, Identity, SiteTable, definition, identity, keys_of
+from remat_magic.jaxprs.spans import Spans
+from remat_magic.jaxprs.walk import multiply, walk
+from remat_magic.records import RematError, Site
+from remat_magic.user_files import is_user_file
+
+__all__ = ["Intervals", "PossibleSites", "Where", "code_of", "possible_sites"]
+
+_KEY = re.compile(r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which calls of a function have a checkpoint.
+
+    Attributes:
+        callee: the function.
+        calls: which of its calls, in the order of the program.
+        group: how many calls after one another one checkpoint is around.
+        decorated: whether these calls have a checkpoint already.
+    """
+
+    callee: Callee
+    calls: slice = field(default_factory=lambda: slice(None))
+    group: int = 1
+    decorated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleSites:
+    """The places of a program that have no checkpoint.
+
+    Attributes:
+        sites: each as a site.
+        callees: the functions by their keys.
+        decorated: those that have a checkpoint, by the keys of their sites.
+        loops: by key of either kind the loop that makes one call in each step, the longest of several.
+        groups: steps of these loops that are worth a checkpoint around them, as sites.
+    """
+
+    sites: tuple[Site, ...]
+    callees: Mapping[str, Callee]
+    decorated: Mapping[str, Callee]
+    loops: Mapping[str, _Loop]
+    groups: tuple[Site, ...]
+
+    def where(self, key: str) -> Where | None:
+        """What a key asks for; None where it is of no such place.
+
+        Raises:
+            RematError: there is nothing to group, or no call is chosen.
+        """
+        if key in self.decorated:
+            return None
+        if key in self.callees:
+            return Where(self.callees[key])
+        match = _KEY.fullmatch(key)
+        name = match["name"] if match else ""
+        callee = self.decorated.get(name) or self.callees.get(name)
+        if match is None or callee is None:
+            return None
+        chosen = slice(None)
+        if match["slice"]:
+            chosen = slice(*(int(text) if text else None for text in match["slice"][1:-1].split(":")))
+        group = int(match["group"] or 1)
+        if group < 1 or chosen.step == 0:
+            raise RematError(f"at={key!r}: a step, or a number of calls in a group, is 1 at least.")
+        if name in self.decorated and match["slice"]:  # their calls share one trace, which does not tell them apart
+            raise RematError(
+                f"at={key!r}: {name} has a checkpoint of its own: choose all of its calls, or groups of them."
+            )
+        return Where(callee, chosen, group, name in self.decorated)
+
+    def code(self, key: str, policy: str = "") -> str:
+        """What to write for a checkpoint at a place; arguments are those of ``where`` and ``code_of``."""
+        where = self.where(key)
+        assert where is not None
+        loop = self.loops.get(_KEY.fullmatch(key)["name"])  # pyright: ignore[reportOptionalSubscript] - `where` matched
+        if where.group > 1 and loop is not None:
+            return loop.code(where.group, policy)
+        code = code_of(where.callee, policy)
+        return code if key in self.callees else f"{code.partition('  #')[0]}  # for {key}"
+
+    def put(self, closed: Any, calls: Calls, policies: Iterable[tuple[str, Any]]) -> Any:
+        """A jaxpr of the program with checkpoints at places that have none.
+
+        Args:
+            closed: the jaxpr.
+            calls: those that were recorded when it was traced.
+            policies: keys, those of sites too, which are left as they are, with a policy each.
+
+        Raises:
+            RematError: a key chooses no call.
+        """
+        chosen = {key: (where, policy) for key, policy in policies if (where := self.where(key)) is not None}
+        return _Writer(closed, calls, chosen)(closed) if chosen else closed
+
+    def grouped_loops(self, closed: Any, calls: Calls, key: str) -> list[Any]:
+        """The scans of a program whose steps a place groups; arguments as for ``put``."""
+        where = self.where(key)
+        return [] if where is None else _Writer(closed, calls, {key: (where, None)}).grouped_loops()
+
+
+class Intervals:
+    """The intervals of a program's jaxprs that a checkpoint can be put around. Reads each jaxpr once."""
+
+    def __init__(self, closed: Any, calls: Calls) -> None:
+        self._root = _jax.open_jaxpr(closed)
+        self._calls = calls
+        self._spans = Spans()
+        self._of: dict[int, tuple[Any, list[Interval]]] = {}
+
+    def of(self, jaxpr: Any, around: Any = None) -> list[Interval]:
+        """Those of a jaxpr, outer ones first.
+
+        Args:
+            jaxpr: an open jaxpr.
+            around: the equation that it is the body of.
+        """
+        cached = self._of.get(id(jaxpr))
+        if cached is None:
+            cached = self._of[id(jaxpr)] = jaxpr, self._find(jaxpr, around)
+        return cached[1]
+
+    def _find(self, jaxpr: Any, around: Any) -> list[Interval]:
+        intervals = self._calls.of(jaxpr)
+        is_decorated = around is not None and (_jax.is_checkpoint(around) or _jax.is_jit(around))
+        if jaxpr is self._root or is_decorated:  # the function itself, or one that is a place by its equation
+            intervals = [one for one in intervals if (one.first, one.last) != (0, len(jaxpr.eqns))]
+        for number, eqn in enumerate(jaxpr.eqns):
+            callee = self._jitted(eqn)
+            if callee is not None and len(jaxpr.eqns) > (jaxpr is self._root):
+                intervals.append(Interval(callee, number, number + 1))
+        intervals = [one for one in intervals if self._can_have_checkpoint(jaxpr, one)]
+        return sorted(intervals, key=lambda one: (one.first, -one.last))
+
+    def decorated(self, jaxpr: Any) -> list[Interval]:
+        """The calls in a jaxpr that have a checkpoint already, each of one equation."""
+        return [
+            Interval(Callee(identity(eqn, self._spans)), number, number + 1)
+            for number, eqn in enumerate(jaxpr.eqns)
+            if _jax.is_checkpoint(eqn)
+        ]
+
+    def _jitted(self, eqn: Any) -> Callee | None:
+        """The function of the user's own that an equation is the jitted call of."""
+        if not _jax.is_jit(eqn):
+            return None
+        (body,) = _jax.bodies(eqn)
+        name, file, line = _jax.function_name(body.jaxpr)
+        whole = [one.callee for one in self._calls.of(body.jaxpr) if one.last - one.first == len(body.jaxpr.eqns)]
+        if whole:
+            return whole[0]
+        return Callee((name, file, line)) if file and line and is_user_file(file) else None
+
+    def _can_have_checkpoint(self, jaxpr: Any, interval: Interval) -> bool:
+        eqns = jaxpr.eqns[interval.first : interval.last]
+        return interval.callee.who not in self._calls.elsewhere and not any(map(_jax.writes_to_inputs, eqns))
+
+
+def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites:
+    """The places of a program, in the order of their first call.
+
+    Args:
+        closed: the primal jaxpr.
+        calls: those that were recorded when it was traced.
+        table: the places that have a checkpoint.
+    """
+    places = Intervals(closed, calls)
+    times: dict[Identity, int | None] = {}
+    callees: dict[Identity, Callee] = {}
+    loops: dict[tuple[Identity, bool], _Loop] = {}
+    widest: dict[tuple[Identity, bool], tuple[_Loop, int]] = {}
+
+    def visit(jaxpr: Any, runs: int | None, around: Any) -> None:
+        if around is not None and _jax.is_scan(around):
+            of_step = [(one, True) for one in places.decorated(jaxpr)] + [(one, False) for one in places.of(jaxpr)]
+            once = Counter((one.callee.who, decorated) for one, decorated in of_step)
+            alone = [(one, decorated) for one, decorated in of_step if once[one.callee.who, decorated] == 1]
+            for one, decorated in alone:
+                place = one.callee.who, decorated
+                loops[place] = max(
+                    _Loop.of(around, one.callee), loops.get(place, _Loop()), key=lambda loop: loop.length
+                )
+            if alone:
+                one, decorated = max(
+                    alone, key=lambda each: (each[0].last - each[0].first, "<" not in each[0].callee.who[0])
+                )
+                loop, before = _Loop.of(around, one.callee), widest.get((one.callee.who, decorated), (_Loop(), 0))[1]
+                if loop.length >= SHORTEST:
+                    widest[one.callee.who, decorated] = loops[one.callee.who, decorated], before + (runs or 0)
+        for interval in places.of(jaxpr, around):
+            who = interval.callee.who
+            before = times.get(who, 0)
+            times[who] = None if runs is None or before is None else before + runs
+            callees.setdefault(who, interval.callee)
+        for eqn in jaxpr.eqns:
+            for body in () if _jax.is_custom_rule(eqn) else _jax.bodies(eqn):
+                visit(body.jaxpr, multiply(runs, body.times), eqn)
+
+    visit(_jax.open_jaxpr(closed), 1, None)
+    taken = frozenset(table.keys.values())
+    keys: dict[Identity, str] = {}
+    for who, key in keys_of(tuple(times)).items():
+        # A function may have a checkpoint in one place, and be called without one in another.
+        keys[who] = f"{key} (without a checkpoint)" if key in taken else key
+    sites = tuple(
+        Site(
+            keys[who],
+            who[0],
+            count or 0,
+            "",
+            definition((who[0].rpartition(".")[2], *who[1:])),
+            possible=True,
+            code=code_of(callees[who]),
+        )
+        for who, count in times.items()
+    )
+    key_of = {
+        **{(who, False): key for who, key in keys.items()},
+        **{(who, True): key for who, key in table.keys.items()},
+    }
+    groups: list[Site] = []
+    for (who, decorated), (loop, steps) in widest.items():
+        size = segment_of(loop.length)
+        groups.append(
+            Site(
+                f"{key_of[who, decorated]}/{size}",
+                who[0],
+                math.ceil(steps / size),
+                "",
+                definition((who[0].rpartition(".")[2], *who[1:])),
+                possible=True,
+                code=loop.code(size),
+            )
+        )
+    return PossibleSites(
+        sites,
+        {keys[who]: callees[who] for who in times},
+        {key: Callee(who) for who, key in table.keys.items()},
+        {key_of[place]: loop for place, loop in loops.items() if place in key_of},
+        tuple(groups),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop that makes a call in each step."""
+
+    length: int = 0
+    function: str = ""
+    module: str = ""
+    kind: str = "scan"
+    has_inputs: bool = True
+    is_reversed: bool = False
+    unroll: int = 1
+
+    @classmethod
+    def of(cls, eqn: Any, callee: Callee) -> _Loop:
+        """That of a scan's equation."""
+        name, file, _ = _jax.function_name(_jax.scan_body(eqn))
+        kind = "fori_loop" if _jax.use_of(_jax.scan_body(eqn)) == "fori_loop" else "scan"
+        consts, carries, _ = _jax.scan_split(eqn)
+        if not (file and is_user_file(file)):
+            name, kind = callee.who[0], "scan" if carries else "map"
+        inputs = len(eqn.invars) > consts + carries
+        return cls(
+            _jax.scan_length(eqn),
+            name if name.replace(".", "_").isidentifier() else "body",
+            callee.module,
+            kind,
+            inputs,
+            _jax.is_reversed(eqn),
+            _jax.scan_unroll(eqn),
+        )
+
+    def code(self, size: int, policy: str = "") -> str:
+        """What to write for a checkpoint around so many steps; ``policy`` as for ``code_of``."""
+        size = max(1, min(size, self.length))  # a loop may have no step at all
+        count, rest = divmod(self.length, size)
+        options = f", policy={policy}" if policy else ""
+        reverse = ", reverse=True" if self.is_reversed else ""
+        unroll = f", unroll={min(self.unroll, size)}" if self.unroll > 1 else ""
+        comments = [f"chunks: xs reshaped to ({count}, {size}, ...)"] if self.has_inputs else []
+        if self.module == "flax.linen":
+            code = f"nn.scan(nn.remat(nn.scan({self.function.partition('.')[0]}, ..., length={size}){options}), ..., "
+            code, comments = f"{code}length={count})", []
+        elif self.kind == "fori_loop":
+            step = f"lambda j, x: {self.function}({size} * i + j, x)"
+            code = f"jax.checkpoint(lambda i, x: jax.lax.fori_loop(0, {size}, {step}, x){options})"
+            code = f"jax.lax.fori_loop(0, {count}, {code}, x)"
+        elif self.kind == "map":
+            code = f"jax.lax.map(jax.checkpoint(lambda chunk: jax.lax.map({self.function}, chunk){options}), chunks)"
+        else:
+            xs, chunks = ("chunk", "chunks") if self.has_inputs else (f"length={size}", f"length={count}")
+            step = f"lambda carry, {'chunk' if self.has_inputs else '_'}: "
+            step += f"jax.lax.scan({self.function}, carry, {xs}{reverse}{unroll})"
+            code = f"jax.lax.scan(jax.checkpoint({step}{options}), carry, {chunks}{reverse})"
+        if rest:
+            comments.append(f"and the last {rest} under a checkpoint of their own")
+        return f"{code}  # {'; '.join(comments)}" if comments else code
+
+
+def code_of(callee: Callee, policy: str = "") -> str:
+    """What to write for a checkpoint on a function.
+
+    Args:
+        callee: the function.
+        policy: the policy as code; without one, the checkpoint saves nothing.
+    """
+    name, file, _ = callee.who
+    options = f", policy={policy}" if policy else ""
+    cls, _, method = name.rpartition(".")
+    if callee.module == "flax.linen":
+        only = "" if method == "__call__" else f", methods=[{method!r}]"
+        return f"nn.remat({cls}{only}{options})"
+    if callee.module == "flax.nnx":
+        if is_user_file(file):
+            return f"@functools.partial(nnx.remat{options})  # on {name}" if options else f"@nnx.remat  # on {name}"
+        return f"nnx.remat({name}{options})"
+    if callee.module == "equinox":
+        return f"eqx.filter_checkpoint({_instance(cls, method)}{options})"
+    if callee.module == "haiku":
+        return f"hk.remat({_instance(cls, method)}{options})"
+    if callee.static:
+        numbers = tuple(position - bool(callee.module) for position, _ in callee.static)
+        options += f", static_argnums={numbers}"
+    if callee.module or name == "<lambda>":
+        function = f"self.{method}" if callee.module else f"lambda {', '.join(callee.parameters)}: ..."
+        return f"jax.checkpoint({function}{options})"
+    return f"@functools.partial(jax.checkpoint{options})  # on {name}" if options else f"@jax.checkpoint  # on {name}"
+
+
+def _instance(cls: str, method: str) -> str:
+    """What stands in code for an object of a class, or for a method of it."""
+    variable = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls).lower()
+    return variable if method == "__call__" else f"{variable}.{method}"
+
+
+# ----------------------------------------------------------------------------------------------- putting them there
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint."""
+
+    first: int
+    last: int
+    checkpoint: Checkpoint
+    given: tuple[Any, ...]
+    returned: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A call where it stands: in which jaxpr, the body of which equation, and whether it has a checkpoint."""
+
+    jaxpr: Any
+    around: Any
+    interval: Interval
+    decorated: bool
+
+
+class _Writer:
+    """Writes the jaxprs of one program anew. Bodies that several calls share stay shared."""
+
+    def __init__(self, closed: Any, calls: Calls, chosen: Mapping[str, tuple[Where, Any]]) -> None:
+        self._root = closed
+        self._places = Intervals(closed, calls)
+        self._groups: dict[int, list[_Group]] = {}  # by the identity of a jaxpr
+        self._steps: dict[int, list[tuple[int, Checkpoint]]] = {}  # by that of a loop's body, with how many
+        self._done: dict[int, tuple[Any, Any]] = {}
+        self._parts: dict[Any, Any] = {}  # for all calls that do the same one jaxpr, as JAX has it of one function
+        ordered = self._in_order(_jax.open_jaxpr(closed))
+        for key, (where, policy) in chosen.items():
+            who = where.callee.who
+            of_callee = [one for one in ordered if one.interval.callee.who == who and one.decorated == where.decorated]
+            selected = of_callee[where.calls]
+            if not selected:
+                raise RematError(f"at={key!r} chooses none of the {len(of_callee)} calls of {who[0]}.")
+            checkpoint = Checkpoint(policy, "{} at {}:{}".format(*who), PUT_AT + key, self._parts)
+            if where.group > 1:
+                selected = [*self._beside(selected, where.group, checkpoint, key)]
+            for jaxpr, interval in _grouped(selected, where.group):
+                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned)
+                self._groups.setdefault(id(jaxpr), []).append(group)
+
+    def _beside(
+        self, selected: Sequence[_Standing], size: int, checkpoint: Checkpoint, key: str
+    ) -> Iterator[_Standing]:
+        """The calls that are not the only one in each step of a loop; the steps of the other loops are grouped."""
+        in_jaxpr = Counter(id(one.jaxpr) for one in selected)
+        for one in selected:
+            loop = one.around is not None and (_jax.is_scan(one.around) or _jax.is_while(one.around))
+            if not loop or in_jaxpr[id(one.jaxpr)] > 1:
+                yield one
+            elif _jax.is_while(one.around) or _jax.writes_to_inputs(one.around):
+                why = "of unknown length" if _jax.is_while(one.around) else "that writes to references"
+                raise RematError(
+                    f"at={key!r}: {one.interval.callee.who[0]} is called in a loop {why}, whose steps "
+                    "cannot be grouped."
+                )
+            else:
+                self._steps.setdefault(id(one.jaxpr), []).append((size, checkpoint))
+
+    def _in_order(self, root: Any) -> list[_Standing]:
+        """Every call in program order, those of each jaxpr once."""
+        ordered: list[_Standing] = []
+        seen: set[int] = set()
+
+        def visit(jaxpr: Any, around: Any) -> None:
+            if id(jaxpr) in seen:
+                return
+            seen.add(id(jaxpr))
+            standing = [_Standing(jaxpr, around, one, False) for one in self._places.of(jaxpr, around)]
+            standing += [_Standing(jaxpr, around, one, True) for one in self._places.decorated(jaxpr)]
+            standing.sort(key=lambda one: (one.interval.first, -one.interval.last))
+            position = 0
+            for number, eqn in enumerate(jaxpr.eqns):
+                while position < len(standing) and standing[position].interval.first <= number:
+                    ordered.append(standing[position])
+                    position += 1
+                for body in () if _jax.is_custom_rule(eqn) else _jax.bodies(eqn):
+                    visit(body.jaxpr, eqn)
+
+        visit(root, None)
+        return ordered
+
+    def __call__(self, jaxpr: Any) -> Any:
+        cached = self._done.get(id(jaxpr))
+        if cached is not None:
+            return cached[1]
+        old = _jax.open_jaxpr(jaxpr)
+        eqns = [eqn if _jax.is_custom_rule(eqn) else _jax.map_jaxprs(eqn, self) for eqn in old.eqns]
+        groups = sorted(self._groups.get(id(old), []), key=lambda group: (group.first, -group.last))
+        new = jaxpr
+        if groups or any(one is not other or self._is_grouped(one) for one, other in zip(eqns, old.eqns, strict=True)):
+            last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
+            for group in groups:
+                last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
+            last_read.update((atom, len(eqns)) for atom in old.outvars if not _jax.is_literal(atom))
+            written = self._written(old, eqns, 0, len(eqns), _nested(groups), last_read)
+            new = _jax.with_body(jaxpr, _jax.replace_eqns(old, written))
+        if id(old) in self._steps:
+            self._steps[id(_jax.open_jaxpr(new))] = self._steps[id(old)]
+        self._done[id(jaxpr)] = (jaxpr, new)
+        return new
+
+    def grouped_loops(self) -> list[Any]:
+        """The scans, in the program that is to be written anew, whose steps are to be grouped."""
+        return [eqn for _, eqn in walk(self._root) if self._is_grouped(eqn)]
+
+    def _is_grouped(self, eqn: Any) -> bool:
+        return _jax.is_scan(eqn) and id(_jax.open_jaxpr(_jax.scan_body(eqn))) in self._steps
+
+    def _in_groups(self, eqns: Iterable[Any]) -> Iterator[Any]:
+        """The equations, those of loops with their steps in groups: the largest outside."""
+        for eqn in eqns:
+            if self._is_grouped(eqn):
+                groups = self._steps[id(_jax.open_jaxpr(_jax.scan_body(eqn)))]
+                yield from _segments(eqn, sorted(groups, key=lambda group: group[0]))
+            else:
+                yield eqn
+
+    def _written(
+        self,
+        jaxpr: Any,
+        eqns: Sequence[Any],
+        first: int,
+        last: int,
+        groups: Sequence[_Group],
+        last_read: Mapping[Any, int],
+    ) -> list[Any]:
+        """The equations ``first`` to ``last``, with each group of them as one checkpoint."""
+        written: list[Any] = []
+        number, after = first, 0
+        while after < len(groups):
+            group, inside = groups[after], after + 1
+            after = bisect.bisect_left(groups, group.last, inside, key=lambda other: other.first)
+            written += self._in_groups(eqns[number : group.first])
+            body = self._written(jaxpr, eqns, group.first, group.last, groups[inside:after], last_read)
+            number = group.last
+            made = {var for eqn in body for var in eqn.outvars}
+            # JAX keeps all that a function is given or returns, whether it is read or not.
+            read_later = (var for eqn in body for var in eqn.outvars if last_read.get(var, -1) >= group.last)
+            outputs = [*dict.fromkeys((*(var for var in group.returned if var in made), *read_later))]
+            if not outputs:
+                written += body
+                continue
+            written.append(group.checkpoint.around(jaxpr, body, outputs, group.given))
+        return [*written, *self._in_groups(eqns[number:last])]
+
+
+def _segments(eqn: Any, groups: Sequence[tuple[int, Checkpoint]]) -> list[Any]:
+    """A scan with its steps in segments, in segments again, from the last of some sizes to the first."""
+    if not groups:
+        return [eqn]
+    size, checkpoint = groups[-1]
+    return in_segments(eqn, size, checkpoint, lambda segment: _segments(segment, groups[:-1]))
+
+
+def _grouped(calls: Iterable[_Standing], size: int) -> list[tuple[Any, Interval]]:
+    """Each ``size`` calls after one another in one jaxpr as one interval with what is between them."""
+    groups: list[tuple[Any, Interval]] = []
+    count = 0
+    for call in calls:
+        jaxpr, interval = call.jaxpr, call.interval
+        if 0 < count < size and groups[-1][0] is jaxpr and groups[-1][1].last <= interval.first:
+            groups[-1] = jaxpr, Interval(interval.callee, groups[-1][1].first, interval.last, (), interval.returned)
+            count += 1
+        else:
+            groups.append((jaxpr, interval))
+            count = 1
+    return groups
+
+
+def _nested(groups: Iterable[_Group]) -> list[_Group]:
+    """Groups that stand beside or inside one another; of two that cross, the first."""
+    kept: list[_Group] = []
+    around: list[_Group] = []
+    for group in groups:
+        while around and around[-1].last <= group.first:
+            around.pop()
+        if not around or group.last <= around[-1].last:
+            kept.append(group)
+            around.append(group)
+    return kept

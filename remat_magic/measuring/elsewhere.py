@@ -1,0 +1,196 @@
+"""Compiling for a device that is not here: in a process of its own, and never twice.
+
+An answer is kept as plain data in the user's cache folder, by what it follows from: the program, the device and its
+compiler. ``REMAT_MAGIC_CACHE`` names another folder; empty, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.devices import Device, Target
+from remat_magic.errors import RematError
+
+__all__ = ["cache_folder", "compile_for"]
+
+_FORMAT = 2  # of what is kept
+_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+_OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
+
+
+def compile_for(
+    device: Device,
+    lowered: Any,
+    *,
+    quick: bool = False,
+    seconds: float = 600.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """What XLA says of a program, compiled for a device that need not be here.
+
+    Args:
+        device: the device.
+        lowered: the program, lowered for the device's platform.
+        quick: compile with less optimization.
+        seconds: how long to wait for the compiler at most.
+        stop: asked all the time; where it says so the compiler is killed.
+
+    Returns:
+        What ``compiler_process.compile_in`` gives, with ``kept``: whether it had been compiled before. Then there is
+        no ``timeline`` where the program's source stands elsewhere by now.
+
+    Raises:
+        RematError: the compiler is not installed, took too long, or died; the program is for several devices.
+        InterruptedError: ``stop`` said so.
+    """
+    if device.target is None or not device.compiles_here:
+        raise RematError(device.why_not or f"{device.name} is this machine: leave out device=.")
+    text = lowered.as_text()
+    if "mhlo.num_partitions = 1 " not in text[: text.find("\n")]:
+        raise RematError(
+            f"the program is for several devices, and one {device.name} is compiled for: pass arguments without a "
+            "sharding, of the shapes that one device has."
+        )
+    request = {
+        "platform": device.target.platform,
+        "topology": device.target.topology,
+        "facts": dict(device.target.facts),
+        "options": {},
+    }
+    kept = _kept(text, request, quick)
+    program = _jax.bytecode(lowered)
+    lines = hashlib.sha256(program).hexdigest()
+    if kept is not None and kept.is_file():
+        try:
+            answer = json.loads(kept.read_text(encoding="utf-8"))
+            # The bytes are the same wherever the source stands; the lines of what is alive are not.
+            return answer | {"kept": True, "timeline": answer["timeline"] if answer["lines"] == lines else None}
+        except (ValueError, KeyError):  # half-written by a machine that went down: compiled anew
+            pass
+    answer = _compiled(program, request, device.target, quick, seconds, stop) | {"lines": lines}
+    if kept is not None and ("memory" in answer or "needed" in answer):
+        _keep(kept, answer)
+    return answer | {"kept": False}
+
+
+def _compiled(
+    program: bytes,
+    request: Mapping[str, Any],
+    target: Target,
+    quick: bool,
+    seconds: float,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Run the compiler's process to its end."""
+    with tempfile.TemporaryDirectory(prefix="remat_magic-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "program").write_bytes(program)
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        # What this process imports, the other one finds, wherever it was installed.
+        paths = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
+        settings = {**_jax.ENVIRONMENT, "TPU_LOG_DIR": name, "PYTHONPATH": paths, **(_jax.QUICK if quick else {})}
+        command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", name]
+        with (folder / "said").open("wb") as said:
+            process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
+                command,
+                cwd=name,
+                env={**os.environ, **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # an interrupt of the notebook is not the compiler's
+            )
+        try:
+            _wait(process, target, seconds, stop)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        answer = folder / "answer.json"
+        if process.returncode or not answer.is_file():
+            raise RematError(_death(process.returncode, (folder / "said").read_text("utf-8", "replace")))
+        return json.loads(answer.read_text(encoding="utf-8"))
+
+
+def _wait(process: subprocess.Popen[bytes], target: Target, seconds: float, stop: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while process.poll() is None:
+        if stop():
+            raise InterruptedError
+        if time.monotonic() > end:
+            raise RematError(
+                f"XLA has not compiled it for {target.topology or target.facts['name']} within {seconds:g} s: allow "
+                "more (seconds=), or compile quickly (quick=True)."
+            )
+        time.sleep(0.05)
+
+
+def _death(code: int, said: str) -> str:
+    """Why there is no answer, with the last that the process said."""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    lines = [line for line in said.splitlines() if line.strip()]
+    last = f": {lines[-1].strip()[:400]}" if lines else ""
+    memory = ", as a machine that runs out of memory does it" if code == -signal.SIGKILL else ""
+    return f"The compiler's process {how}{memory}{last}."
+
+
+# ---------------------------------------------------------------------------------------------------- what is kept
+
+
+def cache_folder() -> Path | None:
+    """Where answers are kept: ``REMAT_MAGIC_CACHE``, else a folder in the user's cache folder; None for nowhere."""
+    own = os.environ.get("REMAT_MAGIC_CACHE")
+    if own is not None:
+        return Path(own) if own else None
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a home
+        return None
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "remat_magic"
+
+
+def _kept(text: str, request: Mapping[str, Any], quick: bool) -> Path | None:
+    """The file of an answer, by all that it follows from; source positions are not in the text."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    versions = {package: _version(package) for package in _PACKAGES}
+    own = {name: os.environ.get(name, "") for name in _OWN_SETTINGS}
+    key = json.dumps([_FORMAT, text, request, quick, versions, own], sort_keys=True)
+    return folder / "compiled" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+def _keep(path: Path, answer: Mapping[str, Any]) -> None:
+    """Write an answer whole or not at all; a folder that cannot be written to is no reason to fail."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump(answer, file)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

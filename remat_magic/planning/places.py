@@ -1,0 +1,368 @@
+"""Where a checkpoint should go, and with which policy: several of both tried, and what each costs by JAX's own answer.
+
+The search tries what promises most first, so that a first front stands soon, and leaves out what cannot matter. What
+promises most is a place that makes much and is called often: what it saves goes away, and comes back for one call at a
+time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_magic import _jax, devices, units
+from remat_magic.comparing.compare import row_of
+from remat_magic.engine.contents import Contents
+from remat_magic.facts.facts import Facts
+from remat_magic.planning.plan import plan_at
+from remat_magic.policies import MIXED
+from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematError, Report, no_gain
+
+__all__ = [
+    "CLEARLY_LOWER",
+    "DEEPEST",
+    "POLICIES",
+    "known",
+    "lower_elsewhere",
+    "no_gain_at",
+    "no_gain_of",
+    "placing",
+    "promising",
+    "searched",
+]
+
+_NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
+POLICIES = (_NOTHING, _BATCHLESS, _DOTS)
+_LEAST = 0.001  # of all that is made: a place that makes less is not tried
+_LOWER = 0.99  # of the peak without a checkpoint: what is above that is no lower
+CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
+# Of checkpoints in each other, each of which repeats all inside it once more. Under jax_remat3 the name stacks that JAX
+# writes then grow faster than any power of the depth: 550 names at 3, 10,000 at 4, 200,000 at 5, by hand too.
+DEEPEST = 3
+_FIRST = 3  # choices that are tried before this machine is measured, which times are estimated by
+_PLANNED = 2  # places that are planned for
+_SOLVING = 1.0  # seconds for each plan
+_FEWEST = 4  # calls that are worth grouping
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A policy at a place, or policies at several; ``after`` is the choice that tells whether it is worth a try.
+
+    With a ``budget`` it is the plan there that saves so many bytes at most. What is ``late`` promises less than plans.
+    """
+
+    policy: str
+    at: str
+    after: tuple[str, str] | None = None
+    budget: int | None = None
+    late: bool = False
+
+
+def placing(facts: Facts, device: str | devices.Device | None = None, seconds: float = 10.0) -> Iterator[Places]:
+    """``Trace.placing``."""
+    search = _Search(facts, None if device is None else devices.get(device))
+    return search.run(device is None, time.perf_counter() + seconds, f"the {seconds:g} seconds were up", plans=True)
+
+
+def searched(facts: Facts, seconds: float) -> Places:
+    """What the last search has come to, or a new one of so many seconds, which takes no estimate of times."""
+    if known(facts) is None:
+        search = _Search(facts, None)
+        for _ in search.run(False, time.perf_counter() + seconds, f"the {seconds:g} seconds were up"):
+            pass
+    return facts.memo[__name__]
+
+
+def known(facts: Facts) -> Places | None:
+    """What the last search has come to, None where there was none."""
+    return facts.memo.get(__name__)
+
+
+def promising(facts: Facts) -> list[str]:
+    """Places without a checkpoint, in no other one, that would gain something by one; what promises most first."""
+    inside = facts.engine.contents()
+    outside = _Search(facts, None).outside(inside)
+    sites = {site.key for site in facts.engine.sites}
+    return [key for key in outside if key not in sites and inside[key].gain]
+
+
+class _Search:
+    """What was tried so far, and what was left out."""
+
+    def __init__(self, facts: Facts, device: devices.Device | None) -> None:
+        self._facts, self._device = facts, device
+        self._reports: dict[Any, list[Report]] = {}  # those that do the same together
+        self._failed: list[ComparisonRow] = []
+        self._left_out: dict[str, list[str]] = {}  # what, by the reason
+
+    def run(self, default_device: bool, end: float, why: str, *, plans: bool = False) -> Iterator[Places]:
+        """Try everything; what is known before each choice, and at the end."""
+        by_key: dict[tuple[str, str], _Choice] = {}
+        for choice in self._choices():
+            by_key.setdefault((choice.policy, choice.at), choice)
+        left, done = deque(by_key.values()), 0
+        while left or plans:
+            if plans and (not left or left[0].late):  # now that it is known which places are worth a plan
+                left, plans = deque([*self._planned(), *left]), False
+                continue
+            if default_device and done == _FIRST:
+                self._device = devices.default()
+            if time.perf_counter() > end:
+                self._leave_out(why, *map(_label, left))
+                break
+            choice = left[0]
+            in_vain = self._in_vain(choice)
+            if in_vain:
+                self._leave_out(in_vain, _label(left.popleft()))
+                continue
+            yield self._places(Progress(done, done + len(left), _label(choice)))
+            self._attempt(left.popleft())
+            done += 1
+        if default_device:
+            self._device = devices.default()
+        places = self._facts.memo[__name__] = self._places(Progress(done, done))
+        yield places
+
+    # ------------------------------------------------------------------------------------------------- what to try
+
+    def _choices(self) -> Iterator[_Choice]:
+        """What to try, what promises most first."""
+        engine = self._facts.engine
+        inside = engine.contents()
+        sites = [site.key for site in engine.sites]
+        places = self._worth_trying(inside)
+        outside = self.outside(inside, places)
+        free = [key for key in outside if key not in sites]
+        best = engine.default_at if sites else next(iter(places), "function")
+        yield from (_Choice(policy, best) for policy in POLICIES)
+        yield _Choice("none", "sites" if sites else "function")
+        yield _Choice("as_written", engine.default_at)
+        apart = _apart(outside, inside)
+        if len(apart) > 1:
+            for policy in (_NOTHING, _BATCHLESS):
+                yield _mixed(dict.fromkeys(apart, policy))
+        yield from self._moved(sites, [key for key in places if key not in sites], inside)
+        for key in free[:2]:
+            yield from _at(key)
+        yield from _at("function")
+        for key in sites if len(sites) > 1 else ():
+            yield _Choice("none", key)
+            yield from _at(key)
+        groups = (choice for key in free[:1] for choice in _groups(key, inside[key].calls))
+        for group in engine.groups:
+            yield from _steps(group.key, sites) if group.key.rpartition("/")[0] in outside else ()
+        others = (choice for key in free[2:] for choice in _at(key))
+        yield from (replace(choice, late=True) for choice in (*groups, *others))
+
+    def outside(self, inside: Mapping[str, Contents], places: Sequence[str] | None = None) -> list[str]:
+        """Of places (all that matter by default) those in no checkpoint, where another one would only cost."""
+        places = self._worth_trying(inside) if places is None else places
+        around: dict[int, list[set[int]]] = {}  # the checkpoints that each operation is in
+        for key in {site.key for site in self._facts.engine.sites} & inside.keys():
+            for operation in inside[key].operations:
+                around.setdefault(operation, []).append(inside[key].operations)
+        return [key for key in places if not _is_within(inside[key].operations, around)]
+
+    def _worth_trying(self, inside: Mapping[str, Contents]) -> list[str]:
+        """The places that make enough to matter, each once, those with most to gain first."""
+        engine = self._facts.engine
+        keys = [site.key for site in (*engine.sites, *engine.possible_sites) if site.key in inside]
+        smallest = _LEAST * inside["function"].nbytes
+        small = [key for key in keys if inside[key].nbytes < smallest]
+        if small:
+            self._leave_out("what it makes is less than a thousandth of all", *small)
+        deep = [key for key in keys if inside[key].depths[key] > DEEPEST]
+        if deep:
+            self._leave_out(f"its calls stand in each other more than {DEEPEST} deep", *deep)
+        keys = [key for key in keys if key not in (*small, *deep)]
+        # Where calls of two are the same either will do, but a lambda has no definition to write a checkpoint on.
+        same: dict[tuple[frozenset[int], int], str] = {}
+        for key in keys:
+            calls = frozenset(inside[key].operations), inside[key].runs
+            other = same.setdefault(calls, key)
+            if other != key:
+                dropped = other if "<lambda>" in other else key
+                same[calls] = key if dropped == other else other
+                self._leave_out("calls of another function are the same", dropped)
+        return sorted(same.values(), key=lambda key: (-inside[key].gain, -inside[key].nbytes))
+
+    def _moved(self, sites: list[str], free: list[str], inside: Mapping[str, Contents]) -> Iterator[_Choice]:
+        """Each checkpoint taken off, and put on the nearest place around it, or on the dearest inside."""
+        for site in sites:
+            own = inside[site].operations if site in inside else set()
+            around = [key for key in free if inside[key].operations > own]
+            within = [key for key in free if inside[key].operations < own]
+            nearest = min(around, key=lambda key: len(inside[key].operations), default=None)
+            for key in (*([nearest] if nearest else []), *within[:1]):
+                first = _mixed({site: "none", key: _NOTHING})
+                yield first
+                yield replace(_mixed({site: "none", key: _BATCHLESS}), after=(first.policy, first.at))
+
+    def _planned(self) -> Iterator[_Choice]:
+        """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
+        front = [row for row in self._places(Progress(0, 0)) if row.pareto and row.policy in POLICIES]
+        reports = [report for reports in self._reports.values() for report in reports if report.policy in POLICIES]
+        for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
+            saved = sorted({report.saved_bytes for report in reports if report.at == at})
+            budgets = [*saved[1:], *((less + more) // 2 for less, more in itertools.pairwise(saved))]
+            for budget in budgets or [2 * size for size in saved]:
+                yield _Choice(f"plan within {units.nbytes(budget)}", at, budget=budget)
+
+    # ------------------------------------------------------------------------------------------------- what was tried
+
+    def _plan(self, at: str, budget: int) -> Plan | str:
+        """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
+        plan = plan_at(self._facts, at, budget, seconds=_SOLVING)
+        return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
+
+    def _attempt(self, choice: _Choice) -> None:
+        """Let JAX say what a choice does."""
+        try:
+            policy = choice.policy if choice.budget is None else self._plan(choice.at, choice.budget)
+            report = self._facts.report(policy, choice.at)
+        except RematError as error:
+            if choice.budget is not None:  # what is too little for a plan is no choice
+                return
+            self._failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=_label(choice)))
+            return
+        alike = self._reports.setdefault(_effect(report), [])
+        if choice.budget is None or not alike:
+            alike.append(report)
+
+    def _in_vain(self, choice: _Choice) -> str:
+        """Why a choice is not worth a try, by what saving nothing there has come to; empty where it is."""
+        if choice.after is None:
+            return ""
+        by_choice = {(report.policy, report.at): report for reports in self._reports.values() for report in reports}
+        tried = by_choice.get(choice.after)
+        without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
+        if tried is None or tried.peak_bytes is None:
+            return "a checkpoint there that saves nothing could not be tried"
+        if without is not None and tried.peak_bytes > _LOWER * (without.peak_bytes or 0):
+            return "the peak is no lower with a checkpoint there that saves nothing"
+        if choice.policy in (_BATCHLESS, _DOTS) and not any(row.primitive in _jax.MATMULS for row in tried.recomputed):
+            return "no matrix product is recomputed there that they could save"
+        return ""
+
+    def _leave_out(self, why: str, *what: str) -> None:
+        self._left_out.setdefault(why, []).extend(what)
+
+    def _places(self, progress: Progress) -> Places:
+        """What is known by now."""
+        rows = [*map(self._row, self._reports.values()), *self._failed]
+        plans = self._facts.engine.plans
+        places = Places(
+            self._facts.engine.function_name,
+            tuple(rows),
+            self._device,
+            {(report.policy, report.at): report for reports in self._reports.values() for report in reports},
+            tuple(f"Not tried, since {why}: {', '.join(what)}." for why, what in self._left_out.items()),
+            progress,
+        )
+        # Of plans only those that nothing beats.
+        kept = tuple(row for row in places if row.pareto or row.policy not in plans)
+        return replace(places, rows=kept, plans={row.policy: plans[row.policy] for row in kept if row.policy in plans})
+
+    def _row(self, reports: list[Report]) -> ComparisonRow:
+        # What changes nothing goes by the name of no checkpoint.
+        first, *others = sorted(reports, key=lambda report: report.policy != "none")
+        return replace(row_of(first, self._device), label=_label(first), same_as=tuple(map(_label, others)))
+
+
+def _is_within(operations: set[int], around: Mapping[int, list[set[int]]]) -> bool:
+    """Whether some are part of what is around one of them."""
+    return any(operations < outer for outer in around.get(next(iter(operations), 0), ()))
+
+
+def no_gain_of(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None) -> str:
+    """``Trace.no_gain``."""
+    return no_gain_at(facts, facts.report(policy, at, namespace))
+
+
+def no_gain_at(facts: Facts, choice: ComparisonRow | Report) -> str:
+    """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
+    if choice.peak_bytes is None or choice.policy in ("none", "as_written"):
+        return ""
+    everywhere = "sites" if facts.engine.sites else "function"
+    without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
+    sentence = no_gain(choice, without)
+    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes)}" if sentence else ""
+
+
+def lower_elsewhere(facts: Facts, peak: int | None) -> str:
+    """A sentence on what lowers a peak clearly and adds least, after a space; empty where nothing is known to.
+
+    Before anything was searched that is what saves nothing at the place that promises most.
+    """
+    places = known(facts)
+    if places is not None:
+        reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
+    else:
+        reports = [facts.report(_NOTHING, at) for at in promising(facts)[:1]]
+    lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
+    if not lower:
+        return ""
+    report = max(lower, key=lambda report: report.peak_bytes or 0)
+    return f" {_label(report)} lowers it to {units.nbytes(report.peak_bytes or 0)}."
+
+
+def _label(choice: Report | _Choice) -> str:
+    """How people call a policy at a place."""
+    if choice.policy == MIXED:
+        return choice.at
+    # The label of a plan has its place where that is not the usual one.
+    name = choice.label if isinstance(choice, Report) and choice.label else choice.policy
+    return name if name.endswith(f" at {choice.at}") else f"{name} at {choice.at}"
+
+
+def _effect(report: Report) -> Any:
+    """What makes two reports of one function the same, wherever their checkpoints are."""
+    saved = Counter((row.type, row.kind, row.nbytes) for row in report.residuals if row.kind != "literal")
+    again = Counter((row.primitive, row.outputs, row.times, row.repeated) for row in report.recomputed)
+    return frozenset(saved.items()), frozenset(again.items()), report.peak_bytes, report.backward_error
+
+
+def _apart(places: list[str], inside: Mapping[str, Contents]) -> list[str]:
+    """Places that hold nothing of one another, taken in order."""
+    taken: list[str] = []
+    for key in places:
+        if not any(inside[key].operations & inside[other].operations for other in taken):
+            taken.append(key)
+    return taken
+
+
+def _mixed(chosen: Mapping[str, str]) -> _Choice:
+    return _Choice(MIXED, ", ".join(f"{key}={policy}" for key, policy in chosen.items()))
+
+
+def _at(key: str) -> Iterator[_Choice]:
+    """The policies at a place: those that save more only if saving nothing lowers the peak."""
+    yield _Choice(_NOTHING, key)
+    yield from (_Choice(policy, key, (_NOTHING, key)) for policy in (_BATCHLESS, _DOTS))
+
+
+def _groups(key: str, calls: int) -> Iterator[_Choice]:
+    """A checkpoint on some of the calls, or around several after one another; nothing where these are few."""
+    if calls < _FEWEST:
+        return
+    after = (_NOTHING, key)
+    sizes = dict.fromkeys((2, round(math.sqrt(calls))))
+    for group in (f"{key}[::2]", f"{key}[:{calls // 2}]", *(f"{key}/{size}" for size in sizes)):
+        yield _Choice(_NOTHING, group, after)
+
+
+def _steps(group: str, sites: list[str]) -> Iterator[_Choice]:
+    """A checkpoint around several steps of a loop, with and without one on each step."""
+    key = group.rpartition("/")[0]
+    if key in sites:
+        yield _Choice(_NOTHING, group)
+        yield _mixed({key: "none", group: _NOTHING})
+    else:
+        yield _Choice(_NOTHING, group, (_NOTHING, key))
+        yield replace(_mixed(dict.fromkeys((key, group), _NOTHING)), after=(_NOTHING, key))

@@ -1,0 +1,60 @@
+"""Whether a compiled program fits in a device, as one line of HTML or text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_magic.records import Measurement
+from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
+
+__all__ = ["fits_html", "fits_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """``verdict`` is said of the device, ``needs`` are sentences, ``how`` is one."""
+
+    verdict: str
+    needs: str
+    how: str
+
+
+def fits_html(measured: Measurement, memory_bytes: int | None, unfinished: bool = False) -> str:
+    """What XLA's compiler for a device says of a choice, as HTML.
+
+    Args:
+        measured: what was compiled for the device.
+        memory_bytes: of the device, by its data sheet, for where its compiler does not tell.
+        unfinished: it was compiled quickly, and is being compiled in full.
+    """
+    said = _said(measured, memory_bytes, unfinished)
+    if said is None:
+        return f'<span class="remat-fits">{escape(measured.error)}</span>' if measured.error else ""
+    kind = "remat-yes" if measured.fits else "remat-no"
+    verdict = f"<b>{escape(said.verdict)}</b>"
+    return f'<span class="remat-fits {kind}">{verdict}: {said.needs} <small>{said.how}</small></span>'
+
+
+def fits_text(measured: Measurement, memory_bytes: int | None) -> str:
+    """The same as text; the arguments are those of :func:`fits_html`."""
+    said = _said(measured, memory_bytes, False)
+    return measured.error if said is None else f"{said.verdict}: {said.needs} {said.how}"
+
+
+def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> _Said | None:
+    needed, available = measured.needed_bytes, measured.available_bytes or memory_bytes
+    if measured.error or measured.fits is None or needed is None:
+        return None
+    of = f" of {fmt.nbytes(available)}" if available else ""
+    over = f", {fmt.nbytes(needed - available)} too much" if available and not measured.fits else ""
+    how = "Compiled."
+    if measured.quick:
+        how = "Compiled quickly, so that the bytes are not final" + ("; compiling in full…" if unfinished else ".")
+    elif measured.compile_seconds is not None:
+        when = "before, " if measured.compiled_before else ""
+        how = f"Compiled {when}in {fmt.seconds(measured.compile_seconds)}."
+    again = measured.rematerialized or 0
+    itself = f" XLA computes {again:,} instruction{'s' * (again != 1)} again by itself." if again else ""
+    verdict = f"fits {measured.device}" if measured.fits else f"does not fit {measured.device}"
+    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{of}{over}.{itself}", how)

@@ -1,0 +1,141 @@
+"""Hold estimated peaks against what XLA needs, compiled for devices that need not be here.
+
+``python -m tests.benchmarks.estimates ["H100 SXM" "TPU v5e" ...]`` prints a row for each choice, and then a table;
+``--write README.md`` puts that table between the marks in a text. It needs the extras ``tpu`` and ``cuda`` and compiles
+some thirty programs for each device, which takes minutes; what was compiled before is not compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import remat_magic as rm
+from tests.benchmarks.named_models import resnet, shape, transformer
+
+MARKS = ("<!-- estimates: begin -->\n", "<!-- estimates: end -->\n")
+_MIXED = "mixed"
+
+
+def recurrent(layers: int = 2, steps: int = 64, width: int = 256) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Layers of an LSTM, each a scan over the sequence."""
+
+    def cell(p: Any, carry: Any, x: Any) -> Any:
+        hidden, state = carry
+        i, f, g, o = jnp.split(x @ p["w"] + hidden @ p["u"], 4, -1)
+        state = jax.nn.sigmoid(f) * state + jax.nn.sigmoid(i) * jnp.tanh(g)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(state)
+        return (hidden, state), hidden
+
+    def loss(params: Any, x: Any) -> Any:
+        for p in params:
+            x = jax.lax.scan(functools.partial(cell, p), (jnp.zeros_like(x[0]), jnp.zeros_like(x[0])), x)[1]
+        return (x**2).mean()
+
+    weights = {"w": shape(width, 4 * width), "u": shape(width, 4 * width)}
+    return loss, ([weights] * layers, shape(steps, width, width))
+
+
+def language_model(layers: int = 6, width: int = 256, words: int = 4096) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Scanned attention layers without any checkpoint, between shared embeddings, with a softmax over the words."""
+
+    def norm(x: Any) -> Any:
+        return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+
+    def attend(p: Any, x: Any) -> Any:
+        q, k, v = ((x @ p[name]).reshape(*x.shape[:2], 8, -1) for name in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bshd,bthd->bhst", q, k))
+        return jnp.einsum("bhst,bthd->bshd", weights, v).reshape(x.shape) @ p["o"]
+
+    def layer(x: Any, p: Any) -> Any:
+        x = x + attend(p, norm(x))
+        return x + jax.nn.gelu(norm(x) @ p["up"]) @ p["down"], None
+
+    def loss(params: Any, embedding: Any, tokens: Any) -> Any:
+        x, _ = jax.lax.scan(layer, embedding[tokens], params)
+        logits = jax.nn.log_softmax(x @ embedding.T)
+        return -jnp.take_along_axis(logits, tokens[..., None], -1).mean()
+
+    square = {name: shape(layers, width, width) for name in "qkvo"}
+    wide = {"up": shape(layers, width, 4 * width), "down": shape(layers, 4 * width, width)}
+    return loss, ({**square, **wide}, shape(words, width), shape(8, 256, dtype=jnp.int32))
+
+
+MODELS = {
+    "12 blocks, unrolled": lambda: transformer(scanned=False),
+    "12 blocks, scanned": lambda: transformer(scanned=True),
+    "ResNet": resnet,
+    "LSTM": recurrent,
+    "language model": language_model,
+}
+
+
+def ratios(names: Iterable[str], device: str) -> list[tuple[str, bool, float]]:
+    """What was estimated in parts of what XLA needs, for every place and policy that is tried, printed on the way.
+
+    Returns:
+        For each the model, whether there is a checkpoint, and the ratio.
+    """
+    found: list[tuple[str, bool, float]] = []
+    for name in names:
+        fun, args = MODELS[name]()
+        trace = rm.trace(fun, *args)
+        rows = [row for row in trace.places(seconds=60) if not row.error and row.policy != _MIXED]
+        rows = [row for row in rows if row.peak_bytes and "plan" not in row.label]
+        job = trace.measuring([(row.policy, row.at) for row in rows], device=device)
+        job.wait()
+        for row, measured in zip(rows, job.results, strict=True):
+            if measured.needed_bytes is None:
+                print(f"| {name} | {row.policy} | {row.at} | {measured.error} |", flush=True)
+                continue
+            ratio = (row.peak_bytes or 0) / measured.needed_bytes
+            found.append((name, bool(row.recomputed_flops), ratio))
+            sizes = f"{row.peak_bytes:,} | {measured.needed_bytes:,} | {ratio:.2f}"
+            print(f"| {name} | {row.policy} | {row.at} | {sizes} |", flush=True)
+    return found
+
+
+def table(by_device: dict[str, list[tuple[str, bool, float]]]) -> str:
+    """A Markdown table: by how much the estimates are off."""
+    lines = ["| compiled for | | choices | off by, in the median | lowest | highest |", "|---|---|---:|---:|---:|---:|"]
+    for device, found in by_device.items():
+        for what, checkpointed in (("with a checkpoint", True), ("without", False)):
+            part = [ratio for _, has, ratio in found if has == checkpointed]
+            if part:
+                median = statistics.median(abs(ratio - 1) for ratio in part)
+                cells = [
+                    device,
+                    what,
+                    str(len(part)),
+                    f"{median:.0%}",
+                    f"{min(part) - 1:+.0%}",
+                    f"{max(part) - 1:+.0%}",
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Print the table, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("devices", nargs="*", default=["H100 SXM", "TPU v5e"])
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    text = table({device: ratios(options.models, device) for device in options.devices})
+    print(f"\n{text}")
+    if options.write:
+        before, rest = options.write.read_text(encoding="utf-8").split(MARKS[0])
+        after = rest.split(MARKS[1])[1]
+        options.write.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

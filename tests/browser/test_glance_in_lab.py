@@ -1,0 +1,275 @@
+"""What is seen first in JupyterLab: the biggest values, the bar of the peak, and the few controls of a first visit."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import FloatRect, Locator, expect
+
+from remat_magic import units
+from tests.browser.inspected import LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
+
+# Eight layers of eight sizes and a scan: more values than are seen at first, and arguments.
+CELL = """\
+%%remat -o w
+import jax, jax.numpy as jnp
+
+def loss(params, x):
+    for W in params:
+        x = jnp.sin(x @ W)
+    return jnp.sum(x ** 2)
+
+sizes = range(64, 64 + 9)
+params = [jax.ShapeDtypeStruct((rows, rows + 1), "float32") for rows in sizes[:-1]]
+loss(params, jax.ShapeDtypeStruct((128, 64), "float32"))
+"""
+
+TELL = """\
+import json
+report = w.report
+rows = [dict(nbytes=row.nbytes, kind=row.kind) for row in report.residuals]
+print(json.dumps(dict(rows=rows, saved=report.saved_bytes, arguments=report.argument_bytes, peak=report.peak_bytes,
+                      by_kind=report.peak_by_kind)))
+"""
+
+BIG_CELL = """\
+%%remat
+import jax, jax.numpy as jnp
+
+def big(x):
+    return jnp.sum(jnp.sin(x) ** 2)
+
+big(jax.ShapeDtypeStruct((2**20, 2**12), "float32"))
+"""
+BIG = 3
+
+
+def under(policy: str) -> str:
+    """What the line of code has as soon as a policy is shown."""
+    return f"policy=jax.checkpoint_policies.{policy})"
+
+
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
+    write_notebook(lab.folder / "glance.ipynb", LOAD, CELL, TELL, BIG_CELL)
+    page_of_module.open("glance.ipynb")
+    page_of_module.run(0)
+    return page_of_module
+
+
+@pytest.fixture
+def widget(opened: NotebookPage) -> Widget:
+    """A widget that nobody has touched."""
+    opened.page.mouse.move(0, 0)
+    opened.run(1)
+    assert opened.errors() == []
+    widget = Widget(opened, 1)
+    expect(widget.part("recomputed")).not_to_be_empty()
+    return widget
+
+
+@pytest.fixture
+def report(widget: Widget) -> dict[str, Any]:
+    """The report as Python has it."""
+    widget.notebook.run(2)
+    return json.loads(widget.notebook.outputs(2).inner_text())
+
+
+def box(element: Locator) -> FloatRect:
+    """Where an element that can be seen is on the page, in pixels."""
+    found = element.bounding_box()
+    assert found is not None
+    return found
+
+
+def rows(widget: Widget) -> Locator:
+    return widget.part("residuals").locator("tr.remat-row:visible")
+
+
+def fold(widget: Widget, text: str) -> Locator:
+    return widget.part("residuals").get_by_role("button", name=re.compile(text))
+
+
+def test_the_biggest_values_come_first(widget: Widget, report: dict[str, Any]) -> None:
+    """The rest, and the arguments, are a line each, which the keyboard unfolds; what is searched is shown whole."""
+    page = widget.notebook.page
+    kept = sorted((row["nbytes"] for row in report["rows"] if row["kind"] == "intermediate"), reverse=True)
+    arguments = [row["nbytes"] for row in report["rows"] if row["kind"] == "argument"]
+    assert len(kept) > 5
+    assert len(arguments) > 1
+    expect(rows(widget)).to_have_count(5)
+    assert rows(widget).locator("td.remat-num").all_inner_texts() == [units.nbytes(size) for size in kept[:5]]
+    shares = [units.percent(size, report["saved"]) for size in kept[:5]]
+    assert [text.strip() for text in rows(widget).locator("td.remat-share").all_inner_texts()] == shares
+    full, *others = [box(bar)["width"] for bar in rows(widget).locator(".remat-fill").all()]
+    assert others == pytest.approx([full * size / kept[0] for size in kept[1:5]], rel=0.02)
+    everything = fold(widget, f"^all {len(kept)} values, {units.nbytes(report['saved'])}$")
+    focus(everything)
+    page.keyboard.press("Enter")
+    expect(everything).to_have_attribute("aria-expanded", "true")
+    expect(everything).to_be_focused()
+    expect(rows(widget)).to_have_count(len(kept))
+    held = fold(widget, f"^{len(arguments)} arguments, {units.nbytes(report['arguments'])}$")
+    expect(held).to_have_attribute("aria-expanded", "false")
+    focus(held)
+    page.keyboard.press("Space")
+    expect(rows(widget)).to_have_count(len(report["rows"]))
+    widget.policy.select_option("dots_saveable")  # what is unfolded stays so
+    expect(widget.root).to_contain_text(under("dots_saveable"))
+    expect(held).to_have_attribute("aria-expanded", "true")
+    widget.policy.select_option("as_written")
+    expect(widget.root).not_to_contain_text(under("dots_saveable"))
+    held.click()
+    everything.click()
+    expect(rows(widget)).to_have_count(5)
+    widget.root.get_by_label("Find").first.fill("argument")
+    expect(rows(widget)).to_have_count(len(arguments))
+    widget.root.get_by_label("Find").first.fill("nowhere to be found")
+    expect(widget.part("residuals")).to_contain_text("No row has “nowhere to be found”.")
+    widget.root.get_by_label("Find").first.fill("")
+    widget.root.get_by_label("Group by").first.select_option("operation")
+    expect(rows(widget)).to_have_count(len(report["rows"]))
+    widget.root.get_by_label("Group by").first.select_option("")
+    expect(rows(widget)).to_have_count(5)
+
+
+def test_the_bar_is_the_peak_and_what_is_left_of_the_device(widget: Widget, report: dict[str, Any]) -> None:
+    bar = widget.part("peak")
+    assert sum(nbytes for _, nbytes in report["by_kind"]) == report["peak"]
+    expect(bar).to_contain_text(f"Alive at the estimated peak of {units.nbytes(report['peak'])}")
+    whole = box(bar.locator(".remat-stack"))["width"]
+    parts = [box(part)["width"] for part in bar.locator(".remat-held > *").all()]
+    assert sum(parts) == pytest.approx(whole, abs=len(parts) + 1)
+    sizes = dict(report["by_kind"])
+    saved = box(bar.locator(".remat-held > .remat-role-saved"))["width"]
+    assert saved == pytest.approx(whole * sizes["residual"] / report["peak"], abs=4)
+    expect(bar.get_by_role("list")).to_contain_text(f"arguments {units.nbytes(sizes['argument'])}")
+    widget.tab("Compare").click()
+    widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
+    expect(bar).to_contain_text(re.compile(r"GB left of TPU v5e, 17.\d GB"))
+    assert box(bar.locator(".remat-held"))["width"] < whole / 100
+    expect(bar.locator(".remat-role-left")).to_be_visible()
+    widget.root.get_by_label("Device", exact=True).select_option("")
+    expect(bar.locator(".remat-of-device")).to_have_count(0)
+
+
+def test_what_is_too_big_for_the_device_is_said(opened: NotebookPage) -> None:
+    opened.run(BIG)
+    widget = Widget(opened, BIG)
+    widget.tab("Compare").click()
+    widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
+    bar = widget.part("peak")
+    expect(bar).to_contain_text(re.compile(r"[\d.]+ GB too much for TPU v5e, 17.2 GB"))
+    whole = box(bar.locator(".remat-stack"))
+    limit = box(bar.locator(".remat-limit"))
+    assert box(bar.locator(".remat-held"))["width"] == pytest.approx(whole["width"], abs=1)
+    assert whole["x"] < limit["x"] < whole["x"] + whole["width"]
+    widget.root.get_by_label("Device", exact=True).select_option("")
+
+
+# -------------------------------------------------------------------------------------------------------- a first visit
+
+
+def test_a_first_visit_is_calm_and_what_was_unfolded_stays_so(widget: Widget) -> None:
+    page = widget.notebook.page
+    more = widget.root.get_by_role("button", name="More", exact=True)
+    folded = [
+        widget.root.get_by_label("vs", exact=True),
+        *(widget.root.get_by_role("button", name=name, exact=True) for name in ("Pin", "Undo", "Redo")),
+        widget.root.get_by_role("button", name="Copy TSV").first,
+    ]
+    for control in folded:
+        expect(control).to_be_hidden()
+    focus(more)
+    page.keyboard.press("Enter")
+    expect(more).to_have_attribute("aria-expanded", "true")
+    for control in folded:
+        expect(control).to_be_visible()
+    assert folded[0].evaluate("select => select.selectedOptions[0].text") == "no comparison"
+    folded[0].select_option("nothing_saveable")
+    widget.notebook.run(1)
+    again = Widget(widget.notebook, 1)
+    expect(again.root.get_by_role("button", name="Pin", exact=True)).to_be_visible()
+    again.root.get_by_label("vs", exact=True).select_option("nothing_saveable")
+    again.root.get_by_role("button", name="More", exact=True).click()
+    expect(again.root.get_by_role("button", name="Pin", exact=True)).to_be_hidden()
+    # What it is compared with is told all the same, and undoing goes on.
+    expect(again.part("against")).to_have_text("A, compared with: nothing_saveable at function. B: what is shown.")
+    again.policy.select_option("dots_saveable")
+    focus(again.policy)
+    page.keyboard.press("Control+z")
+    expect(again.policy).to_have_value("as_written")
+
+
+@pytest.mark.parametrize("width", [900, 1280])
+def test_the_header_is_two_lines(widget: Widget, width: int) -> None:
+    """In a small window, beside the file browser."""
+    page = widget.notebook.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    try:
+        expect(page.locator("#jp-left-stack")).to_be_visible()
+        choosing = widget.root.locator(".remat-choosing")
+        controls = [widget.policy, widget.root.get_by_role("button", name="More", exact=True)]
+        middles = [place["y"] + place["height"] / 2 for place in map(box, controls)]
+        assert middles[0] == pytest.approx(middles[1], abs=4)
+        line = 34  # pixels, as tall as a control with what is around it
+        assert box(widget.root.locator(".remat-signature"))["height"] < line
+        assert box(choosing)["height"] < line
+        top = box(widget.root)["y"]
+        assert box(widget.root.locator(".remat-said"))["y"] - top < 2.2 * line
+        room = widget.root.evaluate("root => root.scrollWidth - root.clientWidth")
+        assert room <= 0  # and nothing is cut off
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+# -------------------------------------------------------------------------------------------------- faults of the frame
+
+
+def test_no_hidden_text_makes_room_below_the_widget(widget: Widget) -> None:
+    """What only screen readers read lies within the panels, however far they can be scrolled."""
+    outer = widget.notebook.page.locator(".jp-WindowedPanel-outer")
+    before = outer.evaluate("e => e.scrollHeight")
+    everything = fold(widget, "^all ")
+    everything.click()
+    fold(widget, "arguments").click()
+    panel = widget.part("residuals")
+    assert panel.evaluate("e => e.scrollHeight - e.clientHeight") > 200
+    grown = panel.evaluate("e => e.clientHeight")
+    assert outer.evaluate("e => e.scrollHeight") <= before + grown
+    hidden = panel.locator(".remat-hidden").first
+    assert hidden.evaluate("e => e.offsetParent?.closest('.remat-panel') !== null && e.offsetParent !== null")
+
+
+def test_what_apply_says_can_be_read_whole(widget: Widget) -> None:
+    page = widget.notebook.page
+    page.set_viewport_size({"width": 1250, "height": 1000})
+    try:
+        widget.policy.select_option("nothing_saveable")
+        expect(widget.root).to_contain_text(under("nothing_saveable"))  # the button is another one then
+        widget.root.get_by_role("button", name="Apply").click()
+        expect(widget.status).to_contain_text("nothing_saveable")
+        assert widget.status.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
+        assert box(widget.status)["width"] > 150
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+def test_forced_colours_mark_the_chosen_tab_alone(widget: Widget) -> None:
+    page = widget.notebook.page
+    page.emulate_media(forced_colors="active")
+    try:
+        colours = [
+            tab.evaluate("e => [getComputedStyle(e).borderBottomColor, getComputedStyle(e).backgroundColor]")
+            for tab in widget.root.get_by_role("tab").all()
+        ]
+        back = page.evaluate(
+            "() => { const e = document.createElement('i'); e.style.color = 'Canvas';"
+            " document.body.append(e); const c = getComputedStyle(e).color; e.remove(); return c }"
+        )
+        assert colours[0][0] != back
+        assert {line for line, _ in colours[1:]} == {back}
+    finally:
+        page.emulate_media(forced_colors="none")

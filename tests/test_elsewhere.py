@@ -1,0 +1,294 @@
+"""Compiling for devices that are not here: XLA's bytes are those of a program compiled by hand, and are kept.
+
+The compilers are large, and not needed for anything else: without them those tests are skipped that compile, unless
+REMAT_COMPILERS is set, as it is where they were installed to be tested with.
+"""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import remat_magic as rm
+from remat_magic import _jax, devices
+from remat_magic.measuring import elsewhere
+from remat_magic.records import RematError
+from tests.pretend_compiler import NAMES, SIZES
+from tests.programs import f32
+
+pytestmark = pytest.mark.usefixtures("cache")
+H100, V5E = "H100 SXM", "TPU v5e"
+
+
+def compiler(name: str) -> str:
+    """The device's name; where it cannot be compiled for, the test is skipped."""
+    device = devices.get(name)
+    if not device.compiles_here and not os.environ.get("REMAT_COMPILERS"):
+        pytest.skip(device.why_not)
+    return name
+
+
+def loss(ws, x):
+    def layer(x, w):
+        return x + jnp.tanh(x @ w), None
+
+    return (jax.lax.scan(layer, x, ws)[0] ** 2).sum()
+
+
+ARGS = (f32(6, 256, 256), f32(128, 256))
+
+
+# ------------------------------------------------------------------------------------------ without any such compiler
+
+
+def test_what_the_compiler_says_is_kept_and_asked_for_once(pretend, cache):
+    started = pretend(SIZES)
+    trace = rm.trace(loss, *ARGS)
+    first, again = trace.measure("none", device=H100), trace.measure("none", device=H100)
+    assert not first.error
+    assert (first.total_bytes, first.host_bytes, first.rematerialized) == (8 + 8 + 8 - 3, 16, 2)
+    assert (first.compiled_before, again.compiled_before) == (False, True)
+    assert first.device == H100
+    assert first.fits
+    # Another trace of the same program is the same program, wherever its source stands.
+    assert rm.trace(loss, *ARGS).measure("none", device=H100).compiled_before
+    assert len(started.read_text().split()) == 1
+    # Other programs, devices and compilations are others.
+    trace.measure("nothing_saveable", at="function", device=H100)
+    trace.measure("none", device="B200")
+    trace.measure("none", device=H100, quick=True)
+    assert len(started.read_text().split()) == 4
+    (kept, *_) = (cache / "compiled").glob("*.json")
+    assert "memory" in json.loads(kept.read_text())  # plain data
+
+
+def test_what_was_kept_by_another_version_or_is_broken_is_compiled_anew(pretend, cache, monkeypatch):
+    started = pretend(SIZES)
+    trace = rm.trace(loss, *ARGS)
+    trace.measure("none", device=H100)
+    for kept in (cache / "compiled").glob("*.json"):
+        kept.write_text('{"memory": ')
+    assert trace.measure("none", device=H100).temp_bytes == 8
+    monkeypatch.setattr(elsewhere, "_version", lambda package: "another")
+    trace.measure("none", device=H100)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
+    trace.measure("none", device=H100)
+    assert len(started.read_text().split()) == 4
+    monkeypatch.setenv("REMAT_MAGIC_CACHE", "")
+    assert not trace.measure("none", device=H100).compiled_before
+    assert len(started.read_text().split()) == 5
+
+
+def test_a_cache_that_cannot_be_written_to_is_no_reason_to_fail(pretend, cache):
+    pretend(SIZES)
+    cache.write_text("no folder")
+    assert rm.trace(loss, *ARGS).measure("none", device=H100).temp_bytes == 8
+
+
+def test_too_big_is_an_answer_and_no_error(pretend):
+    pretend("answer(error='RESOURCE_EXHAUSTED', needed=20 * 2**30, available=15 * 2**30, seconds=0.2)")
+    measured = rm.trace(loss, *ARGS).measure("none", device=V5E)
+    assert (measured.fits, measured.error) == (False, "")
+    assert (measured.needed_bytes, measured.available_bytes) == (20 * 2**30, 15 * 2**30)
+    # A compiler for GPUs refuses nothing.
+    pretend(f"answer(memory=dict.fromkeys({NAMES}, 60 * 2**30), seconds=1, rematerialized=0)")
+    measured = rm.trace(loss, *ARGS).measure("none", device=H100)
+    assert (measured.fits, measured.error) == (False, "")
+    assert measured.available_bytes < measured.needed_bytes == measured.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "answer(error='INTERNAL: no such layout. More.', seconds=1)",
+            "JAX could not compile loss under none for H100 SXM",
+        ),
+        ("print('out of luck'); sys.exit(3)", "The compiler's process ended with 3: out of luck."),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL, as a machine that runs out of memory does it."),
+        ("time.sleep(600)", "within 2 s: allow more (seconds=), or compile quickly (quick=True)."),
+    ],
+)
+def test_a_failure_is_a_sentence_and_not_kept(pretend, cache, body, sentence):
+    started = pretend(body)
+    measured = rm.trace(loss, *ARGS).measure("none", device=H100, seconds=2)
+    assert sentence in measured.error
+    assert measured.fits is None
+    assert not list(cache.rglob("*.json"))
+    for pid in started.read_text().split():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_is_cancelled_is_killed_at_once(pretend):
+    started = pretend("time.sleep(600)")
+    choices = [(policy, "function") for policy in ("none", "nothing_saveable", "dots_saveable")]
+    job = rm.trace(loss, *ARGS).measuring(choices, device=H100)
+    deadline = time.monotonic() + 60
+    while not started.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job.cancel()
+    assert job.wait(60)
+    assert job.results == ()
+    assert job.progress.cancelled
+    for pid in started.read_text().split():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_several_policies_come_in_their_order(pretend):
+    pretend(SIZES)
+    choices = [(policy, "function") for policy in ("none", "nothing_saveable", "dots_saveable", "nope")]
+    seen = []
+    job = rm.trace(loss, *ARGS).measuring(choices, device=H100, on_update=lambda job: seen.append(job.progress.done))
+    assert job.wait(60)
+    assert [result.policy for result in job.results] == ["none", "nothing_saveable", "dots_saveable", "nope"]
+    assert [bool(result.error) for result in job.results] == [False, False, False, True]
+    assert seen == sorted(seen)
+
+
+def test_what_cannot_be_compiled_for_names_the_command(monkeypatch):
+    monkeypatch.setattr(devices, "_is_installed", lambda module: False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "x86_64")
+    trace = rm.trace(loss, *ARGS)
+    for name, command in ((V5E, "pip install 'remat_magic[tpu]'"), (H100, "pip install 'remat_magic[cuda]'")):
+        assert devices.get(name).install == command
+        with pytest.raises(RematError, match="is not installed: pip install 'remat_magic"):
+            trace.measure(device=name)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(RematError, match="made for Linux only"):
+        trace.measure(device=V5E)
+
+
+def test_what_calls_back_into_python_is_told_so(pretend):
+    pretend(SIZES)
+
+    def prints(x):
+        jax.debug.print("{}", x.sum())
+        return (x**2).sum()
+
+    measured = rm.trace(prints, f32(8)).measure(device=H100)
+    assert measured.error == (
+        "prints calls back into Python, as jax.debug.print does, which cannot be compiled for H100 SXM where there is "
+        "none: take the callbacks out."
+    )
+
+
+def test_text_says_whether_it_fits(pretend, capsys):
+    pretend(SIZES)
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "remat_magic")
+    shell.push({"loss": loss, "ARGS": ARGS})
+    shell.run_line_magic("remat", '--text --device "TPU v5e" loss(*ARGS)')
+    said = capsys.readouterr().out
+    assert "policy as_written" in said
+    assert said.splitlines()[-1] == (
+        "fits TPU v5e: XLA needs 21 B of 17.2 GB. XLA computes 2 instructions again by itself. Compiled in 1.50 s."
+    )
+
+
+def test_what_is_not_here_runs_nothing(pretend):
+    pretend(SIZES)
+    with pytest.raises(RematError, match="there is no B200 here to run on"):
+        rm.trace(loss, *ARGS).measure(device="B200", inputs="random")
+    with pytest.raises(RematError, match="No device is called 'H1000'"):
+        rm.trace(loss, *ARGS).measuring([("none", None)], device="H1000")
+
+
+def test_this_machine_is_compiled_for_as_before():
+    here, named = (rm.trace(loss, *ARGS).measure("none", device=device) for device in (None, devices.THIS_CPU))
+    assert (here.total_bytes, here.device, named.fits) == (named.total_bytes, named.device, None)
+
+
+# --------------------------------------------------------------------------------------------- with XLA's own compilers
+
+BY_HAND = """
+import sys
+import jax
+from jax.experimental import topologies
+from remat_magic import _jax, devices
+from tests.test_elsewhere import PROGRAMS
+
+target = devices.get(sys.argv[1]).target
+settings = (
+    {"topology": "1x1x1", "target_config": _jax.compile_only._target_config(target.facts)}
+    if target.platform == "cuda"
+    else {"chips_per_host_bounds": (1, 1, 1)}
+)
+described = topologies.get_topology_desc(target.topology or "one", target.platform, **settings)
+there = jax.sharding.SingleDeviceSharding(described.devices[0])
+function, args, options = PROGRAMS[sys.argv[2]]()
+args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), args)
+memory = jax.jit(function, **options).lower(*args).compile().memory_analysis()
+print([getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")])
+"""
+
+
+def train_step(ws, x):
+    value, gradient = jax.value_and_grad(loss)(ws, x)
+    return value, ws - 0.1 * gradient
+
+
+def checkpointed():
+    policy = jax.checkpoint_policies.nothing_saveable
+    return jax.value_and_grad(jax.checkpoint(loss, policy=policy), (0, 1)), ARGS, {}
+
+
+PROGRAMS = {
+    "gradient": lambda: (jax.value_and_grad(loss, (0, 1)), ARGS, {}),
+    "checkpointed": checkpointed,
+    "step": lambda: (train_step, ARGS, {"donate_argnums": 0}),
+}
+
+
+@pytest.mark.parametrize("device", [H100, V5E])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bytes_are_those_of_a_program_compiled_by_hand(device, name, tmp_path):
+    compiler(device)
+    environment = {**os.environ, **_jax.ENVIRONMENT, "TPU_LOG_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
+    command = [sys.executable, "-c", BY_HAND, device, name]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    function = jax.jit(train_step, donate_argnums=0) if name == "step" else loss
+    policy = "nothing_saveable" if name == "checkpointed" else "none"
+    measured = rm.trace(function, *ARGS).measure(policy, "function", device=device)
+    assert not measured.error
+    sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.aliased_bytes]
+    assert sizes == json.loads(said.stdout.splitlines()[-1])
+    assert measured.fits
+    assert (measured.aliased_bytes > 0) == (name == "step")
+    # XLA's own memory over time, with the user's lines; small programs on a TPU are mostly slots of 512 bytes.
+    timeline = measured.timeline
+    assert 0.9 * measured.total_bytes < timeline.peak_bytes <= 1.1 * measured.total_bytes
+    assert any(buffer.source and buffer.source.file == __file__ for buffer in timeline.alive)
+    # The same from somewhere else has the same bytes, and no lines that are not its own.
+    moved = {}
+    exec(compile(f"\n\n{inspect.getsource(loss)}", "moved", "exec"), globals() | {"loss": None}, moved)
+    again = rm.trace(moved["loss"], *ARGS).measure("none", "function", device=device)
+    if name == "gradient":
+        assert (again.compiled_before, again.total_bytes, again.timeline) == (True, measured.total_bytes, None)
+
+
+@pytest.mark.parametrize(("device", "unroll"), [(H100, 1), (H100, 10), (V5E, 1), (V5E, 10)])
+def test_flops_there_have_the_bodies_of_loops_as_often_as_they_run(device, unroll):
+    """For a TPU no program says how often its loops run, once it is compiled."""
+    compiler(device)
+
+    def steps(w, x):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x @ w), None), x, None, 10, unroll=unroll)[0].sum()
+
+    measured = rm.trace(steps, f32(256, 256), f32(128, 256)).measure("none", device=device)
+    products = 10 * 3 * 2 * 128 * 256 * 256
+    if (device, unroll) == (V5E, 1):
+        assert measured.flops is None
+    else:
+        assert products <= measured.flops < 1.2 * products  # and what is elementwise

@@ -1,0 +1,328 @@
+"""Which place, and which policy there: every row against the report of the same choice, the front by brute force."""
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import remat_magic as rm
+from remat_magic import _jax, units
+from remat_magic.planning import places as places_module
+from remat_magic.planning.places import no_gain_at
+from remat_magic.records import ComparisonRow, no_gain
+from remat_magic.views import display
+from tests.benchmarks.models import transformer
+from tests.programs import PROGRAMS, f32
+
+DEVICE = "A100 80GB SXM"
+
+
+@functools.cache
+def blocks(**options):
+    fun, args = transformer(2, **options)
+    return rm.trace(fun, *args)
+
+
+@functools.cache
+def places(**options):
+    return blocks(**options).places(device=DEVICE, seconds=600)
+
+
+def test_rows_are_the_reports(remat2):
+    trace = blocks(site=True)
+    found = places(site=True)
+    assert {row.at for row in found} > {"sites", "function", "block=none, _attention=nothing_saveable"}
+    for row in found:
+        report = trace.report(row.policy, row.at)
+        for name in ("at", "code", "saved_bytes", "peak_bytes", "repeated_flops", "recomputed_flops"):
+            assert getattr(row, name) == getattr(report, name), name
+        if row.policy in found.plans:
+            assert row.label.startswith("plan within ")
+            assert row.label.endswith(f" at {row.at}")
+        else:
+            assert row.label == (row.at if row.policy == "mixed" else f"{row.policy} at {row.at}")
+        for other in row.same_as:
+            same = trace.report(*(other.split(" at ") if " at " in other else ("mixed", other)))
+            assert (same.saved_bytes, same.peak_bytes) == (row.saved_bytes, row.peak_bytes)
+            assert same.recomputed_flops == row.recomputed_flops
+
+
+@pytest.mark.parametrize("options", [{"site": True}, {"scanned": True}], ids=str)
+def test_plans_beat_the_policies_at_their_places(options, remat2):
+    trace, found = blocks(**options), places(**options)
+    assert found.plans
+    for key, plan in found.plans.items():
+        row = found.row(key)
+        assert (row.pareto, row.at, row.policy) == (True, plan.at, plan.policy)
+        assert plan.names
+        for policy in (plan, key):  # the key stands for the plan in every method of the trace
+            report = trace.report(policy, row.at)
+            assert (row.saved_bytes, row.peak_bytes) == (report.saved_bytes, report.peak_bytes)
+            assert (row.recomputed_flops, row.label) == (report.recomputed_flops, f"{plan.label} at {row.at}".replace(
+                f" at {row.at} at {row.at}", f" at {row.at}"))  # fmt: skip
+        policies = [other for other in found if other.at == row.at and other.policy not in found.plans]
+        assert not any(
+            other.peak_bytes <= row.peak_bytes and other.times.extra <= row.times.extra for other in policies
+        )
+    # For as many bytes as a policy of JAX's saves there, at least one plan recomputes less.
+    assert any(
+        plan.saved_bytes <= row.saved_bytes and plan.recomputed_flops < row.recomputed_flops
+        for plan in found.plans.values()
+        for row in found
+        if row.at == plan.at and row.policy not in found.plans and row.recomputed_flops is not None
+    )
+
+
+def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):
+    """The row of an undecorated block against JAX's own answer for the decorated one."""
+    found, decorated = places(), blocks(site=True)
+    for policy in ("nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"):
+        row, by_hand = found.row(policy, "block"), decorated.report(policy, "sites")
+        for name in ("saved_bytes", "peak_bytes", "repeated_flops", "recomputed_flops"):
+            assert getattr(row, name) == getattr(by_hand, name), name
+        assert "jax.checkpoint" in row.code
+    assert min(found, key=lambda row: row.peak_bytes).at == "block"
+    assert found.best("100 GiB").policy == "none"
+
+
+def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
+    trace = blocks(site=True)
+    moved = places(site=True).row("mixed", "block=none, _attention=nothing_saveable")
+    by_mapping = trace.report(at={"block": "none", "_attention": "nothing_saveable"})
+    assert moved.peak_bytes == by_mapping.peak_bytes == blocks().report("nothing_saveable", "_attention").peak_bytes
+    assert moved.at == by_mapping.at
+
+    def first(x):
+        return jnp.sin(jnp.sin(x) * x)
+
+    def second(x):
+        return jnp.tanh(jnp.exp(x) * x)
+
+    def fun(x):
+        for _ in range(4):
+            x = first(x) @ x
+        for _ in range(4):
+            x = second(x) @ x
+        return x.sum()
+
+    together = rm.trace(fun, f32(8, 8)).places(device=DEVICE)
+    both = "first=nothing_saveable, second=nothing_saveable"
+    row = together.row("mixed", both)
+    written = jax.checkpoint(first), jax.checkpoint(second)
+
+    def by_hand(x):
+        for _ in range(4):
+            x = written[0](x) @ x
+        for _ in range(4):
+            x = written[1](x) @ x
+        return x.sum()
+
+    report = rm.trace(by_hand, f32(8, 8)).report()
+    assert (row.saved_bytes, row.peak_bytes, row.recomputed_flops) == (
+        report.saved_bytes, report.peak_bytes, report.recomputed_flops)  # fmt: skip
+    assert "first[::2]" in [other.at for other in together] or "second[::2]" in [other.at for other in together]
+
+
+def test_places_that_cannot_matter_are_left_out_and_said(remat2):
+    def small(x):
+        return jnp.sin(x[:1]) * 2
+
+    def outer(x):
+        return inner(x)
+
+    def inner(x):
+        return jnp.sin(jnp.cos(x) * x)
+
+    def fun(x):
+        return (outer(outer(x)) * small(x)).sum()
+
+    found = rm.trace(fun, f32(4000)).places(device=DEVICE)
+    assert "Not tried, since what it makes is less than a thousandth of all: small." in found.not_tried
+    assert "Not tried, since calls of another function are the same: outer." in found.not_tried
+    assert not {row.at for row in found} & {"small", "outer"}
+    assert any("no matrix product is recomputed" in sentence for sentence in found.not_tried)
+
+
+def test_places_that_are_named_as_text():
+    trace = blocks(site=True)
+    policy = "offload_dot_with_no_batch_dims('device', 'pinned_host')"  # with a comma that parts nothing
+    one = trace.report("mixed", f"block={policy}, _norm=none")
+    assert one is trace.report(at={"block": policy, "_norm": "none"})
+    assert one is trace.report("mixed", one.at)
+    with pytest.raises(rm.RematError, match="is to name a policy for each place"):
+        trace.report("mixed", "block=")
+
+
+def test_the_front_comes_first(remat2):
+    rows = places(site=True).rows
+
+    def beats(a, b):
+        (peak, cost), (other_peak, other_cost) = [(row.peak_bytes, row.times.extra) for row in (a, b)]
+        return peak <= other_peak and cost <= other_cost and (peak, cost) != (other_peak, other_cost)
+
+    assert [row.pareto for row in rows] == [not any(beats(other, row) for other in rows) for row in rows]
+    front = [row for row in rows if row.pareto]
+    assert list(rows[: len(front)]) == front
+    assert [row.peak_bytes for row in front] == sorted(row.peak_bytes for row in front)
+
+
+def test_saving_less_for_nothing_is_said(remat2):
+    """A checkpoint around a function that scans: nothing is saved, and all of it comes back at once."""
+    found = places(scanned=True)
+    row, plain = found.row("nothing_saveable", "function"), found.row("none")
+    assert row.saved_bytes == 0
+    assert row.peak_bytes >= 0.95 * plain.peak_bytes
+    assert "less is saved than without a checkpoint, but the estimated peak is" in row.no_gain
+    assert not plain.no_gain
+    assert not places(site=True).row("nothing_saveable", "sites").no_gain
+
+
+def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
+    fun, args = transformer(2, scanned=True)
+    trace = rm.trace(fun, *args)
+    sentence = trace.no_gain("nothing_saveable", "function")
+    of_row = places(scanned=True).row("nothing_saveable", "function").no_gain
+    lower = units.nbytes(trace.report("nothing_saveable", "block").peak_bytes)
+    assert sentence == f"{of_row} nothing_saveable at block lowers it to {lower}."
+    assert not trace.no_gain("none")
+    assert not trace.no_gain("nothing_saveable", "block")
+    compared = trace.compare(at="function")  # also where its own rows have nothing that helps
+    assert compared.row("nothing_saveable").no_gain == sentence
+    assert all(row.no_gain == trace.no_gain(row.policy, row.at) for row in compared)
+    trace.places(device=DEVICE, seconds=600)
+    assert trace.no_gain("nothing_saveable", "function").startswith(f"{of_row} ")
+    assert " lowers it to " in trace.no_gain("nothing_saveable", "function")
+
+
+def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_path, monkeypatch):
+    fun, args = transformer(2, scanned=True)
+    trace = rm.trace(fun, *args)
+    asked = []
+    monkeypatch.setattr(places_module, "no_gain_at", lambda *args: asked.append(args) or no_gain_at(*args))
+    report, useful = trace.report("nothing_saveable", "function"), trace.report("nothing_saveable", "block")
+    assert not asked  # found out when it is shown
+    sentence = trace.no_gain("nothing_saveable", "function")
+    lower = units.nbytes(useful.peak_bytes)
+    assert sentence.endswith(f"nothing_saveable at block lowers it to {lower}.")
+    report.save_html(tmp_path / "report.html")
+    shown = [display.text(report, 2000), report._repr_html_(), (tmp_path / "report.html").read_text()]
+    assert all(text.count(sentence) == 1 for text in shown)
+    assert len(asked) == 2
+    assert useful.no_gain.text == trace.report("none").no_gain.text == ""
+    assert "less is saved than" not in display.text(useful)
+    # It is data: a copy has it, and nothing of the trace.
+    trace.close()
+    copied = pickle.loads(pickle.dumps(report))
+    assert copied == report
+    assert copied.no_gain.text == report.no_gain.text == sentence
+
+
+@pytest.mark.parametrize(
+    ("saved", "peak", "said"),
+    [
+        (0, 1000, "is no lower."),
+        (0, 1400, "is 400 B higher."),
+        (0, 900, "is only 100 B lower."),
+        (0, 200, ""),
+        (995, 1000, ""),
+    ],
+)
+def test_no_gain(saved, peak, said):
+    row, plain = (ComparisonRow("p", "f", saved_bytes=a, peak_bytes=b) for a, b in ((saved, peak), (1000, 1000)))
+    assert no_gain(row, plain).endswith(said)
+    assert bool(no_gain(row, plain)) == bool(said)
+
+
+def test_the_search_tells_how_far_it_is():
+    fun, args = PROGRAMS["three_layers"]
+    steps = list(rm.trace(fun, *args).placing(device=DEVICE))
+    assert [step.progress.done for step in steps[:-1]] == list(range(len(steps) - 1))
+    assert steps[-1].progress.finished
+    assert not steps[0].rows
+    assert steps[0].progress.current
+
+
+def test_what_there_is_no_time_for_is_said():
+    fun, args = PROGRAMS["three_layers"]
+    found = rm.trace(fun, *args).places(device=DEVICE, seconds=0)
+    assert not found.rows
+    assert "the 0 seconds were up" in found.not_tried[0]
+
+
+def test_a_choice_that_fails_is_a_row():
+    fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
+    found = rm.trace(fun, f32(3)).places(device=DEVICE)
+    assert all("cannot differentiate a while_loop" in row.error for row in found)
+
+
+def test_no_such_device():
+    fun, args = PROGRAMS["three_layers"]
+    with pytest.raises(rm.RematError, match="No device is called"):
+        rm.trace(fun, *args).places(device="H1000")
+
+
+def test_tables_tell_the_place_and_what_is_no_gain(remat2):
+    found = places(scanned=True)
+    shown = display.text(found, 200)
+    assert shown.count("less is saved than without a checkpoint") == sum(bool(row.no_gain) for row in found) > 0
+    page = places(site=True)._repr_html_()
+    assert "nothing_saveable at sites" in page
+    assert repr(found).startswith("<Places of ")
+
+
+def test_calls_that_do_the_same_share_one_body(remat2):
+    """As of a function that is decorated by hand, and what differs in a number, or in its sign, stays apart."""
+
+    def step(x, w, scale, shift):
+        return jnp.arctan2(jnp.sin(x @ w) * scale, shift) + shift
+
+    def fun(x, w):
+        for scale, shift in ((0.5, 0.0), (0.5, -0.0), (2.0, 0.0), (0.5, 0.0)):
+            x = step(x, w, scale, shift)
+        return (x**2).sum()
+
+    x, w = jnp.linspace(-1, 1, 6).reshape(2, 3), jnp.linspace(-2, 1, 9).reshape(3, 3)
+    applied = rm.trace(fun, x, w).function("nothing_saveable", "step")
+    eqns = jax.make_jaxpr(applied)(x, w).eqns
+    bodies = [id(eqn.params["jaxpr"]) for eqn in eqns if _jax.is_checkpoint(eqn)]
+    assert len(bodies) == 4
+    assert bodies[0] == bodies[3]
+    assert len(set(bodies)) == 3
+    for ours, plain in zip(jax.grad(applied, (0, 1))(x, w), jax.grad(fun, (0, 1))(x, w), strict=True):
+        assert jnp.allclose(ours, plain, atol=1e-6)
+    assert applied(x, w) == fun(x, w)
+
+
+def test_a_function_that_only_calls_another_many_times_is_another_place():
+    """Both hold the same operations; around the one they come back all at once."""
+
+    def layer(x):
+        return jnp.tanh(jnp.sin(x) * x)
+
+    def net(x):
+        for _ in range(8):
+            x = layer(x)
+        return x
+
+    found = rm.trace(lambda x: (net(x) ** 2).sum(), f32(4000)).places(device=DEVICE)
+    assert {"layer", "net"} <= {row.at for row in found}
+    lowest = min(found, key=lambda row: row.peak_bytes)
+    assert lowest.at.startswith("layer")
+    assert found.row("nothing_saveable", "net").peak_bytes > lowest.peak_bytes
+
+
+def test_what_changes_nothing_goes_by_the_name_of_no_checkpoint():
+    def keep(x):
+        return x * 2.0  # saves nothing by itself
+
+    def fun(x):
+        for _ in range(4):
+            x = keep(x)
+        return jnp.sin(x).sum()
+
+    found = rm.trace(fun, f32(4000)).places(device=DEVICE)
+    (row,) = [row for row in found if "nothing_saveable at keep" in row.same_as]
+    assert row.label == "none at function"
+    assert found.row("nothing_saveable", "keep") is row

@@ -1,0 +1,142 @@
+"""Plans until it fits: judged by a compiler, which here is one that can be seen through, and XLA's own where it is."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+
+import remat_magic as rm
+from remat_magic import devices, units
+from remat_magic.devices import Device, Target
+from remat_magic.planning.fits import _Compiled, plan_that_fits
+from remat_magic.records import Measurement, RematError
+from tests.programs import f32
+from tests.test_elsewhere import compiler
+
+
+def block(x, w):
+    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def loss(params, x):
+    for w in params:
+        x = block(x, w)
+    return (x**2).sum()
+
+
+ARGS = ([{"up": f32(64, 256), "down": f32(256, 64)}] * 6, f32(512, 64))
+
+
+class Compiler:
+    """Needs so much of the estimated peak, and remembers what it was asked for."""
+
+    def __init__(self, trace, memory, factor=1.3):
+        self.trace, self.memory, self.factor, self.asked = trace, memory, factor, []
+
+    def __call__(self, policy, at):
+        report = self.trace.report(policy, at)
+        self.asked.append((report.policy, report.at))
+        needed = self.needs(report)
+        return Measurement(report.policy, report.at, fits=needed <= self.memory, needed_bytes=needed)
+
+    def needs(self, report):
+        return round(report.peak_bytes * self.factor)
+
+    def plan(self, **options):
+        small = Device("small", {"f32": 1e14}, 1e13, 1e12, self.memory, None, "made up", target=Target("cuda"))
+        return plan_that_fits(self.trace.facts, small, self, **options)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return rm.trace(loss, *ARGS)
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.3])
+@pytest.mark.parametrize("part", [0.4, 0.6, 0.9])
+def test_the_plan_fits_and_no_policy_of_jax_that_fits_recomputes_less(trace, part, factor):
+    most = trace.report("none").peak_bytes * factor
+    there = Compiler(trace, round(part * most), factor)
+    plan = there.plan()
+    assert there.needs(trace.report(plan)) <= there.memory
+    assert plan.recomputed_flops == trace.report(plan).recomputed_flops
+    assert len(there.asked) == len(set(there.asked)) <= 12  # nothing is compiled twice
+    for row in trace.places().rows:
+        report = None if row.error else trace.report(row.policy, row.at)
+        if report is not None and there.needs(report) <= there.memory:
+            assert plan.recomputed_flops <= report.recomputed_flops, row.label
+    assert f"it needs {units.nbytes(there.needs(trace.report(plan)))} of" in plan.status
+    assert plan.status.count(", ") == len(there.asked) - 1  # each with what it needs
+
+
+def test_what_fits_without_a_checkpoint_needs_none(trace):
+    there = Compiler(trace, 10**9)
+    plan = there.plan()
+    assert (plan.policy, plan.recomputed_flops, len(there.asked)) == ("none", 0, 1)
+
+
+def test_where_nothing_fits_the_nearest_is_said(trace):
+    there = Compiler(trace, 10**5)
+    with pytest.raises(RematError, match=r"fits small, which has 100 kB: none .* comes nearest: use smaller batches"):
+        there.plan()
+    assert len(there.asked) == 4
+
+
+def test_what_was_compiled_is_called_by_its_place(trace):
+    plan = trace.plan("50%", at="block")
+    names = {
+        "each its own": dataclasses.replace(
+            plan, policy="mixed", label="mixed", at="block=none, block/2=dots_saveable"
+        ),
+        "a policy": dataclasses.replace(plan, policy="dots_saveable", label="dots_saveable"),
+        "none": dataclasses.replace(plan, policy="none", label="none", at="function"),
+    }
+    assert [_Compiled(each, 5, True).text for each in names.values()] == [
+        "block=none, block/2=dots_saveable 5 B",
+        "dots_saveable at block 5 B",
+        "none 5 B",
+    ]
+
+
+def test_a_place_that_was_given_is_the_only_one(trace):
+    there = Compiler(trace, round(0.8 * 1.3 * trace.report("none").peak_bytes))
+    assert there.plan(at="block").at == "block"
+    assert {at for _, at in there.asked} == {"block"}
+
+
+def test_what_cannot_be_compiled_says_why(trace):
+    def fails(policy, at):
+        return Measurement("none", "function", error="there is no such layout.")
+
+    with pytest.raises(RematError, match="there is no such layout"):
+        plan_that_fits(trace.facts, devices.get("H100 SXM"), fails)
+
+
+def test_a_budget_and_a_device_are_too_much(trace):
+    with pytest.raises(RematError, match="has no budget"):
+        trace.plan("1 GiB", fits="H100 SXM")
+    with pytest.raises(RematError, match="names a device that is not here"):
+        trace.plan(fits=devices.THIS_CPU)
+
+
+def test_xla_itself_says_that_it_fits(monkeypatch, cache):
+    """On an H100 with little memory, which is another device for its compiler."""
+    compiler("H100 SXM")
+
+    def scanned(params, x):
+        return (jax.lax.scan(lambda x, w: (block(x, w), None), x, params)[0] ** 2).sum()
+
+    args = ({"up": f32(6, 256, 1024), "down": f32(6, 1024, 256)}, f32(4096, 256))
+    trace = rm.trace(scanned, *args)
+    h100 = devices.get("H100 SXM")
+    needed = functools.partial(trace.measure, device=h100)
+    bare, least = needed("none").needed_bytes, needed("nothing_saveable", "block").needed_bytes
+    memory = (bare + least) // 2
+    facts = {**h100.target.facts, "device_memory_size": memory}
+    small = dataclasses.replace(h100, name="H100 with little", target=dataclasses.replace(h100.target, facts=facts))
+    plan = trace.plan(fits=small)
+    measured = trace.measure(plan, plan.at, device=small)
+    assert measured.fits
+    assert least <= measured.needed_bytes <= memory < bare
+    assert 0 < plan.recomputed_flops <= trace.report("nothing_saveable", "block").recomputed_flops
