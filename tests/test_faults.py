@@ -138,7 +138,9 @@ def counted(moments: Moments):
     # Also where a module imported the function of another.
     for module in modules:
         for name, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and (value.__module__ or "").startswith("remat_magic"):
+            ours = isinstance(value, types.FunctionType) and (value.__module__ or "").startswith("remat_magic")
+            # What stands in the place of a function of JAX's is known by what it is when it is taken away again.
+            if ours and name != "_stand_in":
                 patch.setattr(module, name, wrapper(value))
     for owner, name in ((jax, "make_jaxpr"), (jax, "vjp"), (jax, "checkpoint"), (jax.tree_util, "tree_flatten")):
         patch.setattr(owner, name, moments.wrapped(getattr(owner, name)))
@@ -166,6 +168,7 @@ _WATCHED = [config.jax_xla_profile_version, config.enable_x64, *([config.remat3]
 def state() -> list[object]:
     """What an interrupt must not leave otherwise: settings of this thread, the collector, JAX's own tracing."""
     gc.collect()
+    position = source_info_util._source_info_context.context
     return [
         *(item.get_local() for item in _WATCHED),
         gc.isenabled(),
@@ -176,7 +179,8 @@ def state() -> list[object]:
         getattr(caches._in_force, "generation", None),
         type(pe.trace_to_jaxpr),
         core.trace_state_clean(),
-        source_info_util._source_info_context.context,
+        position.traceback,
+        str(position.name_stack),
     ]
 
 
