@@ -1,5 +1,6 @@
 """The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
 
+import json
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
 from remat_magic.widget.panels import PANELS
 from remat_magic.widget.panels import compare as compare_panel
+from tests.plot_records import xla_memory
 from tests.pretend_compiler import SIZES
 from tests.views_records import EVIL
 
@@ -179,6 +181,31 @@ def test_whether_the_shown_choice_fits_is_compiled(browser, pretend, cache):
     assert ">fits<" not in browser.wait(lambda message: message.get("device") == "B200")["html"]
     assert len(started.read_text().split()) == 1
     comparing.close()
+
+
+def test_xlas_memory_over_time_follows_the_compilation(comparing, browser, pretend, cache):
+    """In the tab that was open before, and in one that is opened later."""
+    timeline = json.dumps(xla_memory().to_dict())
+    pretend(SIZES.replace("answer(", f"answer(timeline=json.loads({timeline!r}), "))
+    ask(comparing, "memory")
+    assert "XLA for" not in browser.of("memory")["html"]
+    ask(comparing, "fits", device="H100 SXM")
+    html = browser.wait(lambda message: message["type"] == "memory" and "XLA for" in message["html"])["html"]
+    assert "XLA for H100 SXM" in html
+    assert "program for H100 SXM 4.10 kB" in html
+    assert "fits H100 SXM" in browser.of("fits")["html"]
+    # Another choice was not compiled.
+    ask(comparing, "memory", policy="nothing_saveable")
+    other = browser.wait(lambda message: message["type"] == "memory" and message["policy"] == "nothing_saveable")
+    assert "XLA for" not in other["html"]
+
+
+def test_a_compilation_that_tells_no_memory_over_time_still_says_whether_it_fits(comparing, browser, pretend, cache):
+    pretend(SIZES)
+    ask(comparing, "memory")
+    ask(comparing, "fits", device="H100 SXM")
+    assert "fits H100 SXM" in browser.of("fits")["html"]
+    assert "XLA for" not in browser.of("memory")["html"]
 
 
 def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache, monkeypatch):

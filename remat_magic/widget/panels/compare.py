@@ -144,6 +144,8 @@ class Compare(Panel):
             return
         with self._lock:
             self._measured |= {(result.policy, result.at, device): result for result in job.results}
+        for result in job.results:
+            self._live.add_compiled(result)
         self._send_progress(job.progress, "Measuring", "measured")
         self.handle(Request({**self._shown.content, "type": "compare"}))
 
@@ -180,6 +182,7 @@ class Compare(Panel):
             return None
         with self._lock:
             self._measured |= {(result.policy, result.at, device.name): result for result in full.results}
+        self._live.add_compiled(full.results[0])
         return {"html": fits_html(full.results[0], device.memory_bytes)}
 
     def _send_progress(self, now: Progress, doing: str, done: str) -> None:
