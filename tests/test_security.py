@@ -86,7 +86,7 @@ ATTRIBUTES = re.compile(
     r"|patternunits|patterntransform|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
 STYLES = re.compile(
-    r"(width: ?[\d.]+%|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
+    r"(width: ?[\d.]+%|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
     r"|white-space: ?pre|overflow: auto|(; ?))+"
 )
 
