@@ -75,7 +75,7 @@ LONG = "<b>x</b>" * 12_500  # 100 kB
 ELEMENTS = {
     *("div", "span", "p", "b", "i", "u", "small", "code", "pre", "h4", "br", "ul", "ol", "li", "section"),
     *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script"),
-    *("label", "select", "option", "optgroup", "button", "input", "progress", "em", "output"),
+    *("label", "select", "option", "optgroup", "button", "input", "progress", "em", "output", "ins", "del"),
     *("html", "head", "meta", "body", "main"),
     *("svg", "title", "desc", "g", "path", "rect", "circle", "line", "text", "tspan", "defs", "use", "pattern"),
 }
