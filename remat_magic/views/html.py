@@ -37,7 +37,7 @@ def style(live: bool = False) -> str:
     Args:
         live: with what only the widget needs.
     """
-    names = (*_SHEETS, "widget.css", "calm.css") if live else _SHEETS
+    names = (*_SHEETS, "widget.css", "calm.css", "choosing.css") if live else _SHEETS
     text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
