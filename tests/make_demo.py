@@ -3,7 +3,7 @@
 The notebook's text and code are written by hand, in the notebook itself; this only renews its outputs. Kept are the
 static reports, with every policy that the widget would compute ahead in a notebook that is left open; for the file's
 size not those of training steps, nor of the same report again. Not kept are the widgets themselves: without their
-kernel they show nothing, and their state would double the file. Chapter 12 needs the extra ``models``.
+kernel they show nothing, and their state would double the file. Chapter 11 needs the extra ``models``.
 """
 
 from __future__ import annotations
