@@ -21,7 +21,7 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
-from remat_magic._jax.formulas import mapped_devices, shards_kept
+from remat_magic._jax.formulas import mapped_devices
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
 from remat_magic._jax.jaxprs import (
@@ -89,10 +89,28 @@ from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, readin
 from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
+from remat_magic._jax.shardings import (
+    automatic_devices,
+    equation_of_one,
+    mesh_devices,
+    of_one_device,
+    sharding_text,
+    spec_types,
+    spread_like,
+    type_in_mesh,
+)
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
 from remat_magic._jax.xla_costs import xla_flops
 
 __all__ = [
+    "automatic_devices",
+    "equation_of_one",
+    "mesh_devices",
+    "of_one_device",
+    "sharding_text",
+    "spec_types",
+    "spread_like",
+    "type_in_mesh",
     "ELSEWHERE",
     "ENVIRONMENT",
     "JAX_VERSION",
@@ -189,7 +207,6 @@ __all__ = [
     "scan_length",
     "scan_split",
     "scan_unroll",
-    "shards_kept",
     "short_dtype",
     "staged",
     "stale_traces",

@@ -43,7 +43,6 @@ __all__ = [
     "kernel_estimate",
     "mapped_devices",
     "moved_bytes",
-    "shards_kept",
 ]
 
 Flops = Callable[[Any], int | None]
@@ -286,17 +285,6 @@ def mapped_devices(eqn: Any) -> int:
     if not is_shard_map(eqn):
         return 1
     return math.prod(eqn.params["mesh"].shape[axis] for axis in _mapped_axes(eqn))
-
-
-def shards_kept(eqn: Any, aval: Any) -> int:
-    """Of how many devices' parts a residual is that is saved inside a ``shard_map``, 1 inside any other equation.
-
-    Of what is the same on the devices along an axis of the mesh one is kept, where JAX checks that it is.
-    """
-    if not is_shard_map(eqn):
-        return 1
-    axes = aval.mat.varying if eqn.params["check_vma"] else _mapped_axes(eqn)
-    return math.prod(eqn.params["mesh"].shape[axis] for axis in axes)
 
 
 def _mapped_axes(eqn: Any) -> Any:

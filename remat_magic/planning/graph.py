@@ -132,6 +132,7 @@ class _Builder:
     def __init__(self, parts: Dissection) -> None:
         self.graph = Graph()
         self._residuals = len(parts.half.residual_types)
+        self._type_of = parts.half.type_of
         self._recomputation = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
         self._paid = _paid(parts)
         self._nodes: dict[tuple[int, int], int] = {}
@@ -170,9 +171,8 @@ class _Builder:
         name = _gate(eqn)
         times = scope.nesting[1]
         if name is not None:
-            aval = eqn.outvars[0].aval
-            parts = math.prod(_jax.shards_kept(around, aval) for around in scope.around())
-            self.graph.gates[len(self.graph.flops)] = (name, parts * _jax.nbytes(aval), times or 1)
+            size = _jax.nbytes(self._type_of(eqn.outvars[0]))
+            self.graph.gates[len(self.graph.flops)] = (name, size, times or 1)
             self.graph.flops.append(0)
             self.graph.operations.append(())
             self.graph.needed.append(False)
@@ -183,7 +183,7 @@ class _Builder:
             if not self._recomputation.live(leaf):
                 continue
             if self._recomputation(leaf):
-                price, around = equation_cost(leaf), self._recomputation.surroundings(inner)
+                price, around = equation_cost(leaf, type_of=self._type_of), self._recomputation.surroundings(inner)
                 # What is not known counts as none, as in the report.
                 flops = 0 if price.uncosted else price.flops * around.runs
                 operations.append(_Leaf(leaf, flops, around.branches, inner.turns))
@@ -270,7 +270,7 @@ def _gate(eqn: Any) -> str | None:
 def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
     """For each residual leaf that is an intermediate the first leaf of the same value, and the value's bytes."""
     saved = saved_values(parts.half.closed, parts.half.outputs)
-    rows = residuals(parts.half.closed, saved, parts.provenances, parts.arguments)
+    rows = residuals(parts.half, saved, parts.provenances, parts.arguments)
     return {
         leaf: (value.leaves[0], row.nbytes)
         for value, row in zip(saved, rows, strict=True)

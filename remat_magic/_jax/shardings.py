@@ -1,0 +1,210 @@
+"""What one device of a mesh holds of a value, and computes of an equation.
+
+On explicit meshes the type says how a value is spread (``aval.sharding``); in the body of a ``shard_map`` the shape is
+one device's already. Outside of it, on an automatic mesh, types say nothing: there the specs of the ``shard_map`` do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from remat_magic._jax.jaxprs import is_literal
+from remat_magic._jax.primitives import is_shard_map
+
+__all__ = [
+    "automatic_devices",
+    "equation_of_one",
+    "mesh_devices",
+    "of_one_device",
+    "sharding_text",
+    "spec_types",
+    "spread_like",
+    "type_in_mesh",
+]
+
+_Axes = tuple[str, ...]
+
+
+def _named(entry: Any) -> _Axes:
+    """The axes that an entry of a spec names."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spread(sharding: Any, automatic: bool = False) -> tuple[_Axes, ...]:
+    """For each dimension the axes that it is spread over, without those that no type can tell of; empty for none.
+
+    Axes are explicit, and with ``automatic`` also those that XLA decides about.
+    """
+    mesh = sharding.mesh
+    told = {AxisType.Explicit, AxisType.Auto} if automatic else {AxisType.Explicit}
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    axes = tuple(tuple(name for name in _named(entry) if types[name] in told) for entry in sharding.spec)
+    return axes if any(axes) else ()
+
+
+def _axes(aval: Any) -> tuple[_Axes, ...]:
+    sharding = getattr(aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return ()
+    return _spread(sharding)
+
+
+def _shared(size: int, axes: _Axes, mesh: Any) -> int:
+    """A device's share of a dimension: the largest, where it does not divide."""
+    return -(-size // math.prod(mesh.shape[axis] for axis in axes)) if axes else size
+
+
+def of_one_device(aval: Any, kept: Mapping[int, Collection[str]] | None = None) -> Any:
+    """The type of what one device holds of a value; the type itself where it holds it whole.
+
+    ``kept`` are for each dimension the axes of the mesh that it stays spread over, where others are gathered.
+    """
+    axes = _axes(aval)
+    if not axes:
+        return aval
+    if kept is not None:
+        axes = tuple(tuple(axis for axis in of if axis in kept[dim]) for dim, of in enumerate(axes))
+    sizes = zip(aval.shape, (*axes, *[()] * (len(aval.shape) - len(axes))), strict=True)
+    return _unspread(aval, tuple(_shared(int(size), of, aval.sharding.mesh) for size, of in sizes))
+
+
+def _unspread(aval: Any, shape: tuple[int, ...]) -> Any:
+    whole = NamedSharding(AbstractMesh((), (), axis_types=()), PartitionSpec(*[None] * len(shape)))
+    return aval.update(shape=shape, sharding=None if isinstance(aval, jax.ShapeDtypeStruct) else whole)
+
+
+def sharding_text(aval: Any, text: str) -> str:
+    """A type's ``text`` with the sharding as JAX writes it, ``f32[1024@data,64]``; empty where it is on no mesh."""
+    if mesh_devices(aval) == 1:
+        return ""
+    sizes = []
+    for size, axes in zip(aval.shape, (*_axes(aval), *[()] * len(aval.shape)), strict=False):
+        sizes.append(f"{size}@{axes[0] if len(axes) == 1 else '(' + ','.join(axes) + ')'}" if axes else str(size))
+    return f"{text[: text.index('[')]}[{','.join(sizes)}]"
+
+
+def mesh_devices(aval: Any) -> int:
+    """How many devices have a part, or a copy, of a value, as far as its type tells; 1 without a mesh."""
+    sharding = getattr(aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return 1
+    return _told_devices(sharding.mesh)
+
+
+@functools.lru_cache(maxsize=256)
+def _told_devices(mesh: Any) -> int:
+    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return math.prod(mesh.shape[axis] for axis, kind in axes if kind != AxisType.Auto)
+
+
+def automatic_devices(sharding: Any) -> int:
+    """Over how many devices a value is spread in a way of which types say nothing; 1 where each has it whole."""
+    if sharding is None:
+        return 1
+    if isinstance(sharding, NamedSharding):
+        if sharding.mesh.empty:
+            return 1
+        axes = {axis for of in _spread(sharding, automatic=True) for axis in of}
+        types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+        return sharding.mesh.size if any(types[axis] == AxisType.Auto for axis in axes) else 1
+    try:
+        return 1 if sharding.is_fully_replicated else len(sharding.device_set)
+    except (AttributeError, ValueError, TypeError):
+        return 1
+
+
+# --------------------------------------------------------------------------------------------- shard_map's own specs
+
+
+@functools.lru_cache(maxsize=256)
+def _told(mesh: Any) -> AbstractMesh:
+    """The same mesh, in which types tell of every axis."""
+    sizes, names = tuple(mesh.shape.values()), tuple(mesh.axis_names)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
+
+
+def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
+    """The type of a value of which a spec says how it is spread over a mesh."""
+    entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
+    return aval.update(sharding=NamedSharding(_told(mesh), PartitionSpec(*map(_plain, entries))))
+
+
+def _plain(entry: Any) -> Any:
+    named = _named(entry)
+    return named or None
+
+
+def spec_types(eqn: Any) -> list[tuple[Any, Any]]:
+    """What a ``shard_map`` takes and gives, each variable with its type as the specs have it."""
+    if not is_shard_map(eqn):
+        return []
+    params = eqn.params
+    pairs = [*zip(eqn.invars, params["in_specs"], strict=True), *zip(eqn.outvars, params["out_specs"], strict=True)]
+    return [(atom, type_in_mesh(atom.aval, params["mesh"], spec)) for atom, spec in pairs if not is_literal(atom)]
+
+
+def spread_like(aval: Any, other: Any, skip: int = 0, lead: int = 0) -> Any:
+    """A type spread as another of the same sizes is; without its first ``skip`` dimensions, or ``lead`` more."""
+    spec = other.sharding.spec
+    return type_in_mesh(aval, other.sharding.mesh, PartitionSpec(*[None] * lead, *spec[skip:]))
+
+
+# ------------------------------------------------------------------------------------------------ one device's equation
+
+
+def equation_of_one(eqn: Any, type_of: Callable[[Any], Any]) -> Any:
+    """What one device computes of an equation: the same, on the types that it holds; itself where these are whole.
+
+    A contraction along a dimension of which both operands are spread alike is done in parts, whose sum is taken after;
+    any other contracted dimension is gathered first, and so is what an operand has spread along an axis that the
+    result is not.
+    """
+    inside, outside = [[type_of(atom) for atom in atoms] for atoms in (eqn.invars, eqn.outvars)]
+    if not any(_axes(aval) for aval in (*inside, *outside)):
+        return eqn
+    local = [of_one_device(aval) for aval in inside]
+    if eqn.primitive.name == "dot_general" and len(inside) == 2:
+        local = _of_dot(eqn, inside, outside[0])
+    return SimpleNamespace(
+        primitive=eqn.primitive,
+        params=eqn.params,
+        invars=[_atom(atom, aval) for atom, aval in zip(eqn.invars, local, strict=True)],
+        outvars=[SimpleNamespace(aval=of_one_device(aval)) for aval in outside],
+        source_info=eqn.source_info,
+        effects=eqn.effects,
+    )
+
+
+def _atom(atom: Any, aval: Any) -> Any:
+    return atom if aval is atom.aval else SimpleNamespace(aval=aval)
+
+
+def _of_dot(eqn: Any, inside: Sequence[Any], out: Any) -> list[Any]:
+    """The operands of a matmul as one device multiplies them."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    spread = [{axis for dim in dims for axis in _along(aval, dim)} for aval, dims in zip(inside, contracted, strict=True)]
+    in_parts = (spread[0] & spread[1]).difference(*_axes(out))
+    operands, start = [], len(batch[0])
+    for aval, summed, own in zip(inside, contracted, batch, strict=True):
+        free = [dim for dim in range(len(aval.shape)) if dim not in summed and dim not in own]
+        kept: dict[int, Collection[str]] = dict.fromkeys(summed, in_parts)
+        kept.update((dim, _along(out, place)) for place, dim in enumerate(own))
+        kept.update((dim, _along(out, start + place)) for place, dim in enumerate(free))
+        start += len(free)
+        operands.append(of_one_device(aval, kept))
+    return operands
+
+
+def _along(aval: Any, dim: int) -> _Axes:
+    axes = _axes(aval)
+    return axes[dim] if dim < len(axes) else ()
