@@ -87,30 +87,24 @@ from remat_magic._jax.primitives import (
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.settings import default_device, thread_settings, x64
-from remat_magic._jax.stale import stale_traces
-from remat_magic._jax.trips import trip_count
 from remat_magic._jax.shardings import (
     automatic_devices,
     equation_of_one,
+    keeps_shape,
     mesh_devices,
     of_one_device,
+    shape_of,
     sharding_text,
     spec_types,
     spread_like,
     type_in_mesh,
 )
+from remat_magic._jax.stale import stale_traces
+from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
 from remat_magic._jax.xla_costs import xla_flops
 
 __all__ = [
-    "automatic_devices",
-    "equation_of_one",
-    "mesh_devices",
-    "of_one_device",
-    "sharding_text",
-    "spec_types",
-    "spread_like",
-    "type_in_mesh",
     "ELSEWHERE",
     "ENVIRONMENT",
     "JAX_VERSION",
@@ -121,6 +115,7 @@ __all__ = [
     "Lack",
     "Vmaps",
     "as_function",
+    "automatic_devices",
     "bodies",
     "bytecode",
     "calls_back",
@@ -134,6 +129,7 @@ __all__ = [
     "consts_of",
     "default_device",
     "donated",
+    "equation_of_one",
     "equations_of",
     "fresh_rows",
     "fresh_var",
@@ -169,6 +165,7 @@ __all__ = [
     "is_tested",
     "is_transparent",
     "is_while",
+    "keeps_shape",
     "label_of",
     "lacks",
     "like_tuple",
@@ -179,9 +176,11 @@ __all__ = [
     "map_rule",
     "mapped_devices",
     "memory_space",
+    "mesh_devices",
     "name_equation",
     "name_stack",
     "nbytes",
+    "of_one_device",
     "of_one_trace",
     "old_checkpoint",
     "open_jaxpr",
@@ -207,7 +206,11 @@ __all__ = [
     "scan_length",
     "scan_split",
     "scan_unroll",
+    "shape_of",
+    "sharding_text",
     "short_dtype",
+    "spec_types",
+    "spread_like",
     "staged",
     "stale_traces",
     "structure",
@@ -217,6 +220,7 @@ __all__ = [
     "tracebacks",
     "tracing",
     "trip_count",
+    "type_in_mesh",
     "type_text",
     "untransformed_scopes",
     "use_of",

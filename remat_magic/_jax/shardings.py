@@ -16,13 +16,15 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from remat_magic._jax.jaxprs import is_literal
-from remat_magic._jax.primitives import is_shard_map
+from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_shard_map, primitive_name
 
 __all__ = [
     "automatic_devices",
     "equation_of_one",
+    "keeps_shape",
     "mesh_devices",
     "of_one_device",
+    "shape_of",
     "sharding_text",
     "spec_types",
     "spread_like",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 _Axes = tuple[str, ...]
+_SHAPE_KEPT = ELEMENTWISE | FEW_TERMS | VIEWS
 
 
 def _named(entry: Any) -> _Axes:
@@ -76,6 +79,11 @@ def of_one_device(aval: Any, kept: Mapping[int, Collection[str]] | None = None) 
         axes = tuple(tuple(axis for axis in of if axis in kept[dim]) for dim, of in enumerate(axes))
     sizes = zip(aval.shape, (*axes, *[()] * (len(aval.shape) - len(axes))), strict=True)
     return _unspread(aval, tuple(_shared(int(size), of, aval.sharding.mesh) for size, of in sizes))
+
+
+def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and, on an explicit mesh, the sharding of a type, to trace with."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding if _axes(aval) else None)
 
 
 def _unspread(aval: Any, shape: tuple[int, ...]) -> Any:
@@ -153,6 +161,11 @@ def spec_types(eqn: Any) -> list[tuple[Any, Any]]:
     return [(atom, type_in_mesh(atom.aval, params["mesh"], spec)) for atom, spec in pairs if not is_literal(atom)]
 
 
+def keeps_shape(eqn: Any) -> bool:
+    """Whether what an equation gives is spread as its operands of the same shape are."""
+    return primitive_name(eqn) in _SHAPE_KEPT
+
+
 def spread_like(aval: Any, other: Any, skip: int = 0, lead: int = 0) -> Any:
     """A type spread as another of the same sizes is; without its first ``skip`` dimensions, or ``lead`` more."""
     spec = other.sharding.spec
@@ -192,7 +205,9 @@ def _atom(atom: Any, aval: Any) -> Any:
 def _of_dot(eqn: Any, inside: Sequence[Any], out: Any) -> list[Any]:
     """The operands of a matmul as one device multiplies them."""
     contracted, batch = eqn.params["dimension_numbers"]
-    spread = [{axis for dim in dims for axis in _along(aval, dim)} for aval, dims in zip(inside, contracted, strict=True)]
+    spread = [
+        {axis for dim in dims for axis in _along(aval, dim)} for aval, dims in zip(inside, contracted, strict=True)
+    ]
     in_parts = (spread[0] & spread[1]).difference(*_axes(out))
     operands, start = [], len(batch[0])
     for aval, summed, own in zip(inside, contracted, batch, strict=True):

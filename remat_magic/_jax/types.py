@@ -40,9 +40,10 @@ def memory_space(aval: Any) -> str:
 
 
 def nbytes(aval: Any) -> int:
-    """Bytes that one device holds of a value of a type (packed: 4-bit types count half), from its shape and dtype.
+    """Bytes that one device holds of a value (packed: 4-bit types count half), from its type.
 
-    A type without a sharding is held whole. PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize`` does in JAX.
+    A type without a sharding is held whole. PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize``
+    does in JAX.
     """
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None:

@@ -102,8 +102,8 @@ def of_devices(function: str, devices: int, per_device: bool, unknown: int) -> I
     if not per_device:
         yield Note(
             "devices-together",
-            f"The arguments are sharded over {devices} devices, and XLA alone decides how what {function} computes from "
-            f"them is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
+            f"The arguments are sharded over {devices} devices, and XLA alone decides how what {function} computes is: "
+            f"bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
             (function,),
         )
     elif unknown:

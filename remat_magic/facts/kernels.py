@@ -101,9 +101,7 @@ def kernels_of(
     return _merged(kernels), _merged(recomputed)
 
 
-def shares(
-    jaxpr: Any, live: Callable[[Any], bool] | None = None, type_of: TypeOf = own_type
-) -> dict[int, Kernel]:
+def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None, type_of: TypeOf = own_type) -> dict[int, Kernel]:
     """For every operation of a jaxpr, at any depth, its share of its kernel in one run; by ``id`` of equation.
 
     What several operations of a kernel read is shared between them; what is written is the share of what makes it.
@@ -218,7 +216,9 @@ class _Fusion:
             again = self._recomputing is not None and self._recomputing(eqn)
             eqn = _jax.equation_of_one(eqn, self._lines.type_of)
             sizes = tuple(_jax.nbytes(var.aval) for var in eqn.outvars)
-            step = _Step(eqn, id(operation.eqn), name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes)
+            step = _Step(
+                eqn, id(operation.eqn), name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes
+            )
             self._known.steps[id(operation.eqn)] = step
         return step
 

@@ -75,11 +75,13 @@ def both_halves(
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
     ahead, back = lines or live_lines(first, outputs, LiveEquations(second), type_of)
     schedule = Schedule(type_of=type_of)
-    arguments = [schedule.permanent(type_of(var), Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
+    arguments = [
+        schedule.permanent(type_of(var), Held(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
+    ]
     results = schedule.run(ahead, forward, arguments, "forward")
     read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * len(second.invars)
     saved = schedule.own_buffers(forward, outputs, results, read)
-    cotangents = [schedule.buffer(type_of(var), Held(0, var.aval)) for var in second.invars[residuals:]]
+    cotangents = [schedule.buffer(type_of(var), Held(0, type_of(var))) for var in second.invars[residuals:]]
     schedule.arrive("backward", cotangents)
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from remat_magic import _jax
+from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import Cost, equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
@@ -104,7 +104,7 @@ def full(
         recomputed=recomputation.records(_cost_in(half)),
         forward=_forward_program(half, saved, provenances),
         backward=program_later(backward, provenances, marked, recomputation.kinds),
-        notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation)),
+        notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation), *_replicated(first.devices, rows)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
@@ -115,6 +115,12 @@ def full(
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
+
+
+def _type_text(aval: Any) -> str:
+    """A type as JAX writes it, with its sharding if it has one."""
+    text = _jax.type_text(aval)
+    return _jax.sharding_text(aval, text) or text
 
 
 def _kind(buffer: Held, roles: Sequence[ArgumentRole]) -> LiveKind:
@@ -168,6 +174,26 @@ def _saved_in_vain(
             )
             notes.setdefault(Note("saved-in-vain", sentence, (row.name or "", row.primitive)))
     return list(notes)
+
+
+_LARGE = 0.1  # of the bytes saved
+
+
+def _replicated(devices: int, rows: Sequence[Residual]) -> Iterator[Note]:
+    """Intermediates that every device holds whole, where they are a large part of what is saved."""
+    kept = [row for row in rows if row.kind == "intermediate" and not row.unread]
+    whole = [row for row in kept if row.replicated and row.shape]
+    total = sum(row.nbytes for row in whole)
+    if total > _LARGE * sum(row.nbytes for row in kept):
+        largest = max(whole, key=lambda row: row.nbytes)
+        line = f" (line {largest.source.line})" if largest.source else ""
+        yield Note(
+            "replicated",
+            f"Each of {devices} devices holds all of {len(whole)} saved value{'s' if len(whole) > 1 else ''}, "
+            f"{units.nbytes(total)}, the largest {largest.type} of {largest.primitive}{line}: sharded, it would be a "
+            "part of that.",
+            (largest.primitive,),
+        )
 
 
 class Programs:
@@ -251,7 +277,7 @@ def over_time(
             programs.maker(buffer) if buffer.argument is None else ("", arguments[buffer.argument], None)
         )
         return LiveValue(
-            _jax.type_text(buffer.aval) if buffer.aval is not None else "",
+            _type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
             "temporary" if kind == "gradient" and not roles else kind,
             primitive,

@@ -127,7 +127,9 @@ class Schedule:
             if _jax.is_literal(value.atom) or value.atom not in makers or not any(read[leaf] for leaf in value.leaves):
                 continue
             if shown in taken or self._sizes[shown] < _device_bytes(self.type_of(value.atom)):
-                own = self.buffer(self.type_of(value.atom), Held(0, value.atom.aval, makers[value.atom], value.atom))
+                own = self.buffer(
+                    self.type_of(value.atom), Held(0, self.type_of(value.atom), makers[value.atom], value.atom)
+                )
                 self.steps.append(ScheduledStep(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
                 for leaf in value.leaves:
                     buffers[leaf] = own
@@ -193,7 +195,10 @@ class Schedule:
         """
         slices = _first_slice(eqn, body)
         schedule = self.new()
-        sliced = [schedule.buffer(self.type_of(var), Held(0, var.aval, eqn, var)) for var in body.jaxpr.invars[slices:]]
+        sliced = [
+            schedule.buffer(self.type_of(var), Held(0, self.type_of(var), eqn, var))
+            for var in body.jaxpr.invars[slices:]
+        ]
         schedule.arrive("backward", sliced)
         schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
         return schedule
@@ -287,7 +292,7 @@ class Schedule:
         alive = (alive | self._permanent) - {*written_over(steps[at], dying, self._sizes), _NOTHING, *besides}
         saved = self.saved - self._permanent
         origins = {
-            number: (var.aval, step.eqn, var)
+            number: (self.type_of(var), step.eqn, var)
             for step in steps
             if step.eqn is not None
             for number, var in zip(step.makes, step.eqn.outvars, strict=True)

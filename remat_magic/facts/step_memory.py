@@ -37,7 +37,7 @@ def step_schedule(step: Step, halves: Mapping[int, Halves]) -> Schedule:
     arguments = list[int]()
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
         make = schedule.buffer if donated else schedule.permanent
-        arguments.append(make(schedule.type_of(var), Held(0, var.aval, argument=number)))
+        arguments.append(make(schedule.type_of(var), Held(0, schedule.type_of(var), argument=number)))
         if donated:
             schedule.donated.add(arguments[-1])
     schedule.arrive("forward", sorted(schedule.donated))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS
 from remat_magic.jaxprs.walk import Scope, walk
 
 __all__ = ["Spread", "TypeOf", "own_type", "unknown_values"]
@@ -19,7 +18,6 @@ __all__ = ["Spread", "TypeOf", "own_type", "unknown_values"]
 TypeOf = Callable[[Any], Any]
 """Tells the type of a variable or literal, with how it is spread over a mesh."""
 
-_SAME_SHAPE = ELEMENTWISE | FEW_TERMS | VIEWS
 _ROUNDS = 8  # of following values through a program: deeper nests of loops and calls are none that people write
 
 
@@ -74,10 +72,14 @@ def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:
     for inner in scope.inner(eqn):
         if inner.body is None:
             continue
-        pairs += [(eqn.invars[i], v) for i, v in zip(inner.body.operands, inner.jaxpr.invars) if i is not None]
-        pairs += [(v, inner.jaxpr.outvars[i]) for i, v in zip(inner.body.results, eqn.outvars) if i is not None]
+        pairs += [
+            (eqn.invars[i], v) for i, v in zip(inner.body.operands, inner.jaxpr.invars, strict=False) if i is not None
+        ]
+        pairs += [
+            (v, inner.jaxpr.outvars[i]) for i, v in zip(inner.body.results, eqn.outvars, strict=False) if i is not None
+        ]
         pairs += [(inner.jaxpr.outvars[out], inner.jaxpr.invars[to]) for out, to in inner.body.carries]
-    if _jax.primitive_name(eqn) in _SAME_SHAPE:
+    if _jax.keeps_shape(eqn):
         pairs += [(atom, var) for atom in eqn.invars for var in eqn.outvars]
     for one, other in pairs:
         if _jax.is_literal(one) or _jax.is_literal(other) or not getattr(other.aval, "ndim", 0):

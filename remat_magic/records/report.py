@@ -48,6 +48,7 @@ NoteKind = Literal[
     "gradient-per-device",
     "devices-together",
     "devices-unknown",
+    "replicated",
     "names-ignored",
     "policy-asked-little",
     "plan-of-other-operations",

@@ -51,7 +51,7 @@ def _script() -> str:
 
 def totals_html(report: Report, compare: Report | None = None) -> str:
     """The headline's numbers, readable as a sentence where no style sheet is applied."""
-    items = list[str]()
+    items = [f'<small class="remat-devices">{report.of_devices}: </small>'] if report.of_devices else []
     for number, total in enumerate(totals(report, compare)):
         separator = '<span class="remat-hidden">; </span>' if number else ""
         change = f" <small>({escape(total.change)})</small>" if total.change else ""
@@ -142,7 +142,7 @@ def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[Re
             cells = [
                 td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
                 _share(row, kind, sums.get(kind, report.constant_bytes), most),
-                td("type", f"<code>{escape(row.type)}</code>{times}"),
+                td("type", f"<code>{escape(row.type)}</code>{times}{_whole(row)}"),
                 td("kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind)),
                 td("what", what_html(row.label, row.name, row.also)),
                 td("source", where_html(row)),
@@ -153,6 +153,11 @@ def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[Re
              ("Source", "source"), ("Needed by", "needed")]  # fmt: skip
     one_kind = ["one-kind"] * (len({row.kind for rows in groups for row in rows}) == 1)
     return table("Values saved for the backward pass", heads, html_rows, ("stacks", "shares", *one_kind))
+
+
+def _whole(row: ResidualRow) -> str:
+    """That no device is spared a value."""
+    return f' <small class="remat-whole">{row.whole}</small>' if row.whole else ""
 
 
 def _share(row: ResidualRow, kind: str, whole: int, most: int) -> str:
