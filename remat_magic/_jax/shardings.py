@@ -57,9 +57,8 @@ def _spread(sharding: Any, automatic: bool = False) -> tuple[_Axes, ...]:
 
 def _axes(aval: Any) -> tuple[_Axes, ...]:
     sharding = getattr(aval, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
-        return ()
-    return _spread(sharding)
+    mesh = getattr(sharding, "mesh", None)
+    return () if mesh is None or mesh.empty else _spread(sharding)
 
 
 def _shared(size: int, axes: _Axes, mesh: Any) -> int:

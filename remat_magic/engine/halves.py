@@ -132,7 +132,7 @@ def backward_half(half: Forward) -> Any:
     axes = [axes for axes, yes in zip(half.axes, [True] * count + inexact, strict=False) if yes]
     mapped = half.vmaps.over(backward, axes) if half.vmaps else backward
     closed = jax.make_jaxpr(mapped)(*half.residual_types, *types)
-    if isinstance(half.type_of, Spread):
+    if isinstance(half.type_of, Spread) and half.type_of.known:
         saved = _jax.open_jaxpr(half.closed).outvars[len(half.output_types) :]
         pairs = zip(_jax.open_jaxpr(closed).invars, map(half.type_of, saved), strict=False)
         half.type_of.learn(closed, {var: aval for var, aval in pairs if aval is not var.aval})

@@ -142,7 +142,7 @@ class Primal:
         half = forward_half(
             function, self.types, signature.differentiated, self.outputs, self.auxiliary, signature.vmaps
         )
-        return replace(half, type_of=self._spread(half.closed)) if self.maps_devices else half
+        return replace(half, type_of=self._spread(half.closed)) if self.devices > 1 else half
 
     @property
     def name(self) -> str:
@@ -182,6 +182,8 @@ class Primal:
     def _spread(self, closed: Any) -> Spread:
         """How the values of a jaxpr with this program's inputs are spread over a mesh."""
         spread, given = Spread(), dict[Any, Any]()
+        if not self.maps_devices:  # types tell, or nothing does
+            return spread
         for var, leaf in zip(_jax.open_jaxpr(closed).invars, self.signature.arrays, strict=False):
             if _jax.automatic_devices(leaf.sharding) > 1 and hasattr(leaf.sharding, "spec"):
                 given[var] = _jax.type_in_mesh(var.aval, leaf.sharding.mesh, leaf.sharding.spec)

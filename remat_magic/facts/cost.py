@@ -101,7 +101,8 @@ def _costs_of_jaxprs(live: Live | None, type_of: TypeOf) -> CostOf:
 
 def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
     name, whole = _jax.primitive_name(eqn), eqn
-    eqn = _jax.equation_of_one(eqn, type_of)
+    if type_of is not own_type:  # on a mesh
+        eqn = _jax.equation_of_one(eqn, type_of)
     formula = FLOPS.get(name)
     if formula is not None:
         flops = formula(eqn)

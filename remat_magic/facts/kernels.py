@@ -214,7 +214,8 @@ class _Fusion:
         step = self._known.steps.get(id(operation.eqn))
         if step is None:
             again = self._recomputing is not None and self._recomputing(eqn)
-            eqn = _jax.equation_of_one(eqn, self._lines.type_of)
+            if self._lines.type_of is not own_type:  # on a mesh
+                eqn = _jax.equation_of_one(eqn, self._lines.type_of)
             sizes = tuple(_jax.nbytes(var.aval) for var in eqn.outvars)
             step = _Step(
                 eqn, id(operation.eqn), name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes

@@ -12,7 +12,7 @@ from remat_magic.facts.memory import live_lines
 from remat_magic.facts.schedule import Held, Schedule
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.one_device import Spread, TypeOf
+from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Phase
@@ -49,6 +49,8 @@ def step_schedule(step: Step, halves: Mapping[int, Halves]) -> Schedule:
 
 def _spread(step: Step, halves: Mapping[int, Halves]) -> TypeOf:
     """How the values of a step are spread, those of the gradients in it included."""
+    if not any(isinstance(both.forward.type_of, Spread) for both in halves.values()):
+        return own_type
     spread, given = Spread(), dict[Any, Any]()
     for _, eqn in walk(step.closed, once=True):
         part = half_of(eqn)

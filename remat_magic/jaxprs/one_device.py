@@ -22,7 +22,7 @@ _ROUNDS = 8  # of following values through a program: deeper nests of loops and 
 
 
 def own_type(atom: Any) -> Any:
-    """The type that a variable has itself."""
+    """The type that a variable has itself: what is asked of programs that are on no mesh."""
     return atom.aval
 
 
@@ -35,6 +35,11 @@ class Spread:
     def __call__(self, atom: Any) -> Any:
         """The type of a variable or literal."""
         return atom.aval if _jax.is_literal(atom) else self._types.get(atom, atom.aval)
+
+    @property
+    def known(self) -> bool:
+        """Whether it knows more than the variables' own types."""
+        return bool(self._types)
 
     def take(self, other: Spread) -> None:
         """Know what another one knows."""
