@@ -204,6 +204,9 @@ def test_a_mesh_larger_than_the_machine():
     assert tanh.sharding in plain(report)
     assert "of one of 4096 devices" in report_html(report)
     assert not tanh.replicated
+    with jax.sharding.use_abstract_mesh(mesh):
+        measured = rm.trace(mlp(out), *args).measure()
+    assert measured.error.startswith("the mesh of the arguments is abstract")
 
 
 def test_what_every_device_holds_is_called_out():
@@ -351,6 +354,9 @@ def test_automatic_sharding_is_of_all_devices_and_says_so():
     assert "of all 8 together, arguments too" in note
     assert "of all 8 devices together" in plain(report)
     assert "of all 8 devices together" in report_html(report)
+    comparison = rm.trace(loss, of((32, 16), P()), of((64, 32), P("data"))).compare(["none", "nothing_saveable"])
+    assert {row.of_devices for row in comparison} == {"of all 8 devices together"}
+    assert "of all 8 devices together" in comparison._repr_html_()
     whole = rm.trace(loss, of((32, 16), P()), of((64, 32), P())).report()  # nothing is shared out
     assert whole.per_device
 
@@ -360,3 +366,14 @@ def test_without_a_mesh_nothing_is_said_of_devices():
     assert (report.devices, report.per_device, report.of_devices) == (1, True, "")
     assert "devices" not in plain(report)
     assert all(row.sharding == "" and row.shard_shape == row.shape and not row.replicated for row in report.residuals)
+
+
+def test_axes_that_are_left_to_xla_are_named():
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    part = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), axis_names={"data"})
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    with jax.sharding.use_abstract_mesh(mesh):
+        report = rm.trace(lambda w, x: (part(w, x) ** 2).sum(), w, x).report()
+    assert report.devices == 4
+    (note,) = (note for note in report.notes if note.kind == "devices-unknown")
+    assert note.startswith("Over 'model' of the mesh XLA spreads the values")

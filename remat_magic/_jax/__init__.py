@@ -21,7 +21,6 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
-from remat_magic._jax.formulas import mapped_devices
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
 from remat_magic._jax.jaxprs import (
@@ -90,7 +89,9 @@ from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.shardings import (
     automatic_devices,
     equation_of_one,
+    is_abstract,
     keeps_shape,
+    mapped_devices,
     mesh_devices,
     of_one_device,
     shape_of,
@@ -98,6 +99,7 @@ from remat_magic._jax.shardings import (
     spec_types,
     spread_like,
     type_in_mesh,
+    untold_axes,
 )
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
@@ -138,6 +140,7 @@ __all__ = [
     "high_params",
     "holding",
     "inputs_of",
+    "is_abstract",
     "is_barrier",
     "is_broadcast",
     "is_call",
@@ -222,6 +225,7 @@ __all__ = [
     "trip_count",
     "type_in_mesh",
     "type_text",
+    "untold_axes",
     "untransformed_scopes",
     "use_of",
     "variables",

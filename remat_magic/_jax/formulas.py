@@ -28,7 +28,6 @@ from remat_magic._jax.primitives import (
     SLICES,
     VIEWS,
     high,
-    is_shard_map,
     primitive_name,
 )
 from remat_magic._jax.settings import partitionable_threefry
@@ -41,7 +40,6 @@ __all__ = [
     "expansion",
     "is_operation",
     "kernel_estimate",
-    "mapped_devices",
     "moved_bytes",
 ]
 
@@ -278,18 +276,6 @@ def is_operation(eqn: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ what else is priced
-
-
-def mapped_devices(eqn: Any) -> int:
-    """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
-    if not is_shard_map(eqn):
-        return 1
-    return math.prod(eqn.params["mesh"].shape[axis] for axis in _mapped_axes(eqn))
-
-
-def _mapped_axes(eqn: Any) -> Any:
-    # 0.10 and 0.12 call it otherwise.
-    return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
 
 
 def kernel_estimate(eqn: Any) -> tuple[int, int] | None:

@@ -21,7 +21,9 @@ from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_shard_
 __all__ = [
     "automatic_devices",
     "equation_of_one",
+    "is_abstract",
     "keeps_shape",
+    "mapped_devices",
     "mesh_devices",
     "of_one_device",
     "shape_of",
@@ -29,6 +31,7 @@ __all__ = [
     "spec_types",
     "spread_like",
     "type_in_mesh",
+    "untold_axes",
 ]
 
 _Axes = tuple[str, ...]
@@ -100,12 +103,42 @@ def sharding_text(aval: Any, text: str) -> str:
     return f"{text[: text.index('[')]}[{','.join(sizes)}]"
 
 
+def is_abstract(sharding: Any) -> bool:
+    """Whether a sharding is over a mesh that has names and sizes, and no devices."""
+    return isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+
+
 def mesh_devices(aval: Any) -> int:
     """How many devices have a part, or a copy, of a value, as far as its type tells; 1 without a mesh."""
     sharding = getattr(aval, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return 1
     return _told_devices(sharding.mesh)
+
+
+def untold_axes(eqn: Any) -> set[str]:
+    """The axes that XLA may spread values over beside those that the types or a ``shard_map`` tell of."""
+    if is_shard_map(eqn):
+        mesh, manual = eqn.params["mesh"], mapped_axes(eqn)
+        return _automatic_axes(mesh) - {*manual}
+    sharding = next((aval.sharding for aval in (var.aval for var in eqn.outvars) if mesh_devices(aval) > 1), None)
+    return set() if sharding is None else _automatic_axes(sharding.mesh)
+
+
+def _automatic_axes(mesh: Any) -> set[str]:
+    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {axis for axis, kind in axes if kind == AxisType.Auto and mesh.shape[axis] > 1}
+
+
+def mapped_axes(eqn: Any) -> Any:
+    """The axes over which a ``shard_map`` maps its body."""
+    # 0.10 and 0.12 call it otherwise.
+    return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
+
+
+def mapped_devices(eqn: Any) -> int:
+    """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
+    return math.prod(eqn.params["mesh"].shape[axis] for axis in mapped_axes(eqn)) if is_shard_map(eqn) else 1
 
 
 @functools.lru_cache(maxsize=256)

@@ -307,7 +307,13 @@ class Engine:
                 self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown
             ),
             *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
-            *notes.of_devices(self.function_name, self.devices, self.per_device, self._primal.unknown_values),
+            *notes.of_devices(
+                self.function_name,
+                self.devices,
+                self.per_device,
+                self._primal.unknown_values,
+                self._primal.untold_axes,
+            ),
             *notes.of_settings(self._settings),
         )
 
@@ -436,6 +442,11 @@ class Engine:
         """
         if shardings is None:
             shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
+        if any(map(_jax.is_abstract, shardings)):
+            raise RematError(
+                "the mesh of the arguments is abstract, a name without devices: compile for arguments on a mesh of "
+                "devices (simulated ones will do)."
+            )
         if platform is not None:
             if any(len(getattr(sharding, "device_set", ())) > 1 for sharding in shardings):
                 raise RematError(

@@ -90,7 +90,7 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
         )
 
 
-def of_devices(function: str, devices: int, per_device: bool, unknown: int) -> Iterator[Note]:
+def of_devices(function: str, devices: int, per_device: bool, unknown: int, untold: Sequence[str]) -> Iterator[Note]:
     """What the figures are of where several devices share the work.
 
     Args:
@@ -98,6 +98,7 @@ def of_devices(function: str, devices: int, per_device: bool, unknown: int) -> I
         devices: how many.
         per_device: whether figures are of one of them.
         unknown: how many values are taken to be held whole, since nothing tells how they are spread.
+        untold: the axes of the mesh that XLA may spread them over besides.
     """
     if not per_device:
         yield Note(
@@ -106,7 +107,16 @@ def of_devices(function: str, devices: int, per_device: bool, unknown: int) -> I
             f"bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
             (function,),
         )
-    elif unknown:
+        return
+    if untold:
+        axes = ", ".join(map(repr, untold))
+        yield Note(
+            "devices-unknown",
+            f"Over {axes} of the mesh XLA spreads the values of {function} as it likes: figures are of one of "
+            f"{devices} parts, as if each were one device's.",
+            tuple(untold),
+        )
+    if unknown:
         yield Note(
             "devices-unknown",
             f"{unknown} value{'s' if unknown > 1 else ''} that {function} computes outside of its shard_map "

@@ -209,6 +209,12 @@ class Primal:
         return max((_jax.automatic_devices(leaf.sharding) for leaf in self.signature.arrays), default=1)
 
     @functools.cached_property
+    def untold_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh that XLA may spread values over as well, in which no type tells of them."""
+        untold = (_jax.untold_axes(eqn) for _, eqn in walk(self.closed, once=True)) if self.devices > 1 else ()
+        return tuple(sorted(set().union(*untold)))
+
+    @functools.cached_property
     def unknown_values(self) -> int:
         """How many values outside of every ``shard_map`` are taken to be held whole, since nothing tells of them."""
         return unknown_values(self.closed, self._spread(self.closed)) if self.maps_devices else 0
