@@ -329,6 +329,25 @@ def test_what_nothing_tells_of_outside_a_shard_map_is_said():
     assert "no sharding in the type: counted as if every device held all of it" in note
 
 
+@eight
+def test_what_each_device_differentiates_is_not_called_replicated():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def step(w, x):
+        return w - lax.pmean(jax.grad(lambda w: (body(w, x) ** 2).mean())(w), "data")
+
+    whole = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+    for fun, args in (
+        (whole, (jnp.ones((WIDTH, WIDTH)), jnp.ones((BATCH, WIDTH)))),
+        (jax.pmap(step, axis_name="data"), (jnp.ones((8, WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH)))),
+    ):
+        trace = rm.trace(fun, *args)
+        report = trace.report()
+        assert (report.devices, report.per_device) == (8, True)
+        assert not any(row.replicated for row in report.residuals)
+        assert trace.step.batch_bytes == BATCH // 8 * WIDTH * 4
+
+
 # --------------------------------------------------------------------------------------------------- automatic sharding
 
 
@@ -357,6 +376,11 @@ def test_automatic_sharding_is_of_all_devices_and_says_so():
     comparison = rm.trace(loss, of((32, 16), P()), of((64, 32), P("data"))).compare(["none", "nothing_saveable"])
     assert {row.of_devices for row in comparison} == {"of all 8 devices together"}
     assert "of all 8 devices together" in comparison._repr_html_()
+    spread = NamedSharding(mesh, P("data"))
+    asked = lambda w, x: loss(w, lax.with_sharding_constraint(x, spread))  # noqa: E731
+    jitted = jax.jit(loss, in_shardings=(None, spread))
+    for function in (asked, jitted):
+        assert rm.trace(function, of((32, 16)), of((64, 32))).report().of_devices == "of all 8 devices together"
     whole = rm.trace(loss, of((32, 16), P()), of((64, 32), P())).report()  # nothing is shared out
     assert whole.per_device
 

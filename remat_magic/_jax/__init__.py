@@ -88,8 +88,10 @@ from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, readin
 from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.shardings import (
     automatic_devices,
+    automatic_devices_in,
     equation_of_one,
     is_abstract,
+    is_replicated,
     keeps_shape,
     mapped_devices,
     mesh_devices,
@@ -118,6 +120,7 @@ __all__ = [
     "Vmaps",
     "as_function",
     "automatic_devices",
+    "automatic_devices_in",
     "bodies",
     "bytecode",
     "calls_back",
@@ -159,6 +162,7 @@ __all__ = [
     "is_matmul",
     "is_placeholder",
     "is_primal_left",
+    "is_replicated",
     "is_reversed",
     "is_rounding",
     "is_scan",

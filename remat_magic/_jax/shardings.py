@@ -16,12 +16,14 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from remat_magic._jax.jaxprs import is_literal
-from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_shard_map, primitive_name
+from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, is_shard_map, primitive_name
 
 __all__ = [
     "automatic_devices",
+    "automatic_devices_in",
     "equation_of_one",
     "is_abstract",
+    "is_replicated",
     "keeps_shape",
     "mapped_devices",
     "mesh_devices",
@@ -94,13 +96,23 @@ def _unspread(aval: Any, shape: tuple[int, ...]) -> Any:
 
 
 def sharding_text(aval: Any, text: str) -> str:
-    """A type's ``text`` with the sharding as JAX writes it, ``f32[1024@data,64]``; empty where it is on no mesh."""
-    if mesh_devices(aval) == 1:
+    """A type's ``text`` with the sharding as JAX writes it, ``f32[1024@data,64]``; empty where no type tells of it."""
+    if AxisType.Explicit not in _axis_types(aval):
         return ""
     sizes = []
     for size, axes in zip(aval.shape, (*_axes(aval), *[()] * len(aval.shape)), strict=False):
         sizes.append(f"{size}@{axes[0] if len(axes) == 1 else '(' + ','.join(axes) + ')'}" if axes else str(size))
     return f"{text[: text.index('[')]}[{','.join(sizes)}]"
+
+
+def _axis_types(aval: Any) -> set[Any]:
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return set() if mesh is None or mesh.empty else {*mesh.axis_types}
+
+
+def is_replicated(aval: Any) -> bool:
+    """Whether a type tells that every device of a mesh holds all of a value."""
+    return _axis_types(aval) == {AxisType.Explicit} and mesh_devices(aval) > 1 and not _axes(aval)
 
 
 def is_abstract(sharding: Any) -> bool:
@@ -128,6 +140,14 @@ def untold_axes(eqn: Any) -> set[str]:
 def _automatic_axes(mesh: Any) -> set[str]:
     axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return {axis for axis, kind in axes if kind == AxisType.Auto and mesh.shape[axis] > 1}
+
+
+def automatic_devices_in(eqn: Any) -> int:
+    """Over how many devices an equation asks XLA to spread a value in a way of which types say nothing."""
+    asked = [eqn.params["sharding"]] if eqn.primitive.name == "sharding_constraint" else []
+    if is_jit(eqn):
+        asked = [*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ())]
+    return max(map(automatic_devices, asked), default=1)
 
 
 def mapped_axes(eqn: Any) -> Any:

@@ -103,8 +103,8 @@ def of_devices(function: str, devices: int, per_device: bool, unknown: int, unto
     if not per_device:
         yield Note(
             "devices-together",
-            f"The arguments are sharded over {devices} devices, and XLA alone decides how what {function} computes is: "
-            f"bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
+            f"{function} is sharded automatically, over {devices} devices, and XLA alone decides how what it computes "
+            f"is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
             (function,),
         )
         return

@@ -205,8 +205,9 @@ class Primal:
 
     @functools.cached_property
     def automatic_devices(self) -> int:
-        """Over how many devices arguments are spread of whose types nothing tells it."""
-        return max((_jax.automatic_devices(leaf.sharding) for leaf in self.signature.arrays), default=1)
+        """Over how many devices values are spread of whose types nothing tells it."""
+        asked = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
+        return max((*(_jax.automatic_devices(leaf.sharding) for leaf in self.signature.arrays), *asked), default=1)
 
     @functools.cached_property
     def untold_axes(self) -> tuple[str, ...]:

@@ -131,6 +131,7 @@ def residuals(
                 times=first.times,
                 origins=origins,
                 memory_space=_jax.memory_space(aval),
+                replicated=_jax.is_replicated(aval),
                 sharding=_jax.sharding_text(aval, text),
                 shard_shape=tuple(int(size) for size in getattr(_jax.of_one_device(aval), "shape", ())),
             )

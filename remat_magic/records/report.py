@@ -143,8 +143,8 @@ class Residual:
     ``dtype`` is JAX's short form ("f32", "bf16", "key<fry>"), ``shape`` the residual's own shape, so that a value
     stacked by a scan has its leading length; ``nbytes`` is what one device holds of it. On a mesh ``sharding`` is the
     type as JAX writes it, ``f32[1024@data,64]`` (empty where it is not known), ``shard_shape`` the shape of what one
-    device holds. ``primitive``, ``source``, ``library``, ``path`` and ``times`` are those
-    of the first origin.
+    device holds, and ``replicated`` tells that every device holds all of it. ``primitive``, ``source``, ``library``,
+    ``path`` and ``times`` are those of the first origin.
     ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host"). ``unread``: JAX lists it, and
     no gradient depends on it (the zeros of a relu), so that a compiled program drops it.
     """
@@ -166,16 +166,12 @@ class Residual:
     unread: bool = False
     sharding: str = ""
     shard_shape: tuple[int, ...] | None = None
+    replicated: bool = False
 
     @property
     def part(self) -> tuple[int, ...]:
         """The shape of what one device holds: ``shard_shape`` where there is one, else ``shape``."""
         return self.shape if self.shard_shape is None else self.shard_shape
-
-    @property
-    def replicated(self) -> bool:
-        """Whether every device of the mesh holds all of it."""
-        return bool(self.sharding) and self.part == self.shape
 
     @property
     def kept(self) -> bool:
