@@ -309,6 +309,35 @@ def test_the_arguments_of_a_shard_map_are_one_devices():
 
 
 @eight
+@pytest.mark.parametrize("other", [AxisType.Explicit, AxisType.Auto])
+def test_a_shard_map_over_one_axis_of_two(other):
+    """Manual over the data inside, and over the model as the types say."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(other, AxisType.Explicit))
+    on_data = P("data") if other == AxisType.Explicit else P()
+    w = jax.ShapeDtypeStruct((WIDTH, HIDDEN), jnp.float32, sharding=NamedSharding(mesh, P(None, "model")))
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, on_data))
+    mapped = jax.shard_map(
+        lambda w, x: jnp.tanh(x @ w), mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), axis_names={"data"}
+    )
+    with jax.set_mesh(mesh):
+        trace = rm.trace(lambda w, x: (mapped(w, x) ** 2).sum(), w, x)
+    report = trace.report()
+    local = rm.trace(
+        lambda w, x: (jnp.tanh(x @ w) ** 2).sum(),
+        jax.ShapeDtypeStruct((WIDTH, HIDDEN // 2), jnp.float32),
+        jax.ShapeDtypeStruct((BATCH // 4, WIDTH), jnp.float32),
+    ).report()
+    assert report.devices == 8
+    assert made(report) == made(local)
+    assert report.forward_flops == local.forward_flops
+    assert {row.shard_shape for row in report.residuals if row.primitive not in _VIEWS} == {
+        row.shape for row in local.residuals if row.primitive != "" or row.argument == "x"
+    }
+    if other == AxisType.Explicit:
+        assert dict(report.peak_by_kind)["argument"] == trace.measure().argument_bytes
+
+
+@eight
 def test_the_body_of_a_pmap_is_one_devices():
     w, x = jnp.ones((WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH))
     trace = rm.trace(lambda w, x: (jax.pmap(body, in_axes=(None, 0))(w, x) ** 2).sum(), w, x)

@@ -82,7 +82,7 @@ def of_one_device(aval: Any, kept: Mapping[int, Collection[str]] | None = None) 
     if kept is not None:
         axes = tuple(tuple(axis for axis in of if axis in kept[dim]) for dim, of in enumerate(axes))
     sizes = zip(aval.shape, (*axes, *[()] * (len(aval.shape) - len(axes))), strict=True)
-    return _unspread(aval, tuple(_shared(int(size), of, aval.sharding.mesh) for size, of in sizes))
+    return _typed(aval, [_shared(int(size), of, aval.sharding.mesh) for size, of in sizes])
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
@@ -90,9 +90,10 @@ def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding if _axes(aval) else None)
 
 
-def _unspread(aval: Any, shape: tuple[int, ...]) -> Any:
-    whole = NamedSharding(AbstractMesh((), (), axis_types=()), PartitionSpec(*[None] * len(shape)))
-    return aval.update(shape=shape, sharding=None if isinstance(aval, jax.ShapeDtypeStruct) else whole)
+def _typed(aval: Any, shape: Sequence[int], sharding: Any = None) -> Any:
+    """A type of the same dtype and memory, which says nothing of axes that are mapped around it."""
+    space = getattr(aval, "memory_space", None) or jax.memory.Space.Device
+    return jax.core.ShapedArray(tuple(shape), aval.dtype, sharding=sharding, memory_space=space)
 
 
 def sharding_text(aval: Any, text: str) -> str:
@@ -194,14 +195,11 @@ def _told(mesh: Any) -> AbstractMesh:
 
 
 def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
-    """The type of a value of which a spec says how it is spread over a mesh."""
+    """The type of a value of which a spec says how it is spread over a mesh, on top of what its own type says."""
     entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
-    return aval.update(sharding=NamedSharding(_told(mesh), PartitionSpec(*map(_plain, entries))))
-
-
-def _plain(entry: Any) -> Any:
-    named = _named(entry)
-    return named or None
+    merged = [(*(axis for axis in _along(aval, dim)), *_named(entry)) for dim, entry in enumerate(entries)]
+    told = PartitionSpec(*(tuple(dict.fromkeys(axes)) or None for axes in merged))
+    return _typed(aval, aval.shape, NamedSharding(_told(mesh), told))
 
 
 def spec_types(eqn: Any) -> list[tuple[Any, Any]]:
