@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from remat_magic._jax.jaxprs import is_literal
+from remat_magic._jax.jaxprs import is_literal, open_jaxpr
 from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, is_shard_map, primitive_name
 
 __all__ = [
@@ -202,13 +202,24 @@ def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
     return _typed(aval, aval.shape, NamedSharding(_told(mesh), told))
 
 
-def spec_types(eqn: Any) -> list[tuple[Any, Any]]:
-    """What a ``shard_map`` takes and gives, each variable with its type as the specs have it."""
+def spec_types(eqn: Any, type_of: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    """What a ``shard_map`` takes and gives, each variable with its type as the specs have it.
+
+    Args:
+        eqn: any equation.
+        type_of: tells the types of variables inside, where another ``shard_map`` spreads them over more axes.
+    """
     if not is_shard_map(eqn):
         return []
-    params = eqn.params
-    pairs = [*zip(eqn.invars, params["in_specs"], strict=True), *zip(eqn.outvars, params["out_specs"], strict=True)]
-    return [(atom, type_in_mesh(atom.aval, params["mesh"], spec)) for atom, spec in pairs if not is_literal(atom)]
+    params, body = eqn.params, open_jaxpr(eqn.params["jaxpr"])
+    outer, inner = (*eqn.invars, *eqn.outvars), (*body.invars, *body.outvars)
+    pairs = list[tuple[Any, Any]]()
+    for atom, inside, spec in zip(outer, inner, (*params["in_specs"], *params["out_specs"]), strict=True):
+        if not is_literal(atom):
+            aval = type_in_mesh(atom.aval, params["mesh"], spec)
+            more = type_of(inside)
+            pairs.append((atom, type_in_mesh(aval, params["mesh"], more.sharding.spec) if _axes(more) else aval))
+    return pairs
 
 
 def keeps_shape(eqn: Any) -> bool:

@@ -49,8 +49,8 @@ class Spread:
         """Find out about the variables of a jaxpr at any depth; ``given`` are types that are known of some."""
         self._types.update(given or {})
         equations = list(walk(jaxpr))
-        for _, eqn in equations:
-            for var, aval in _jax.spec_types(eqn):
+        for _, eqn in reversed(equations):  # what is inside of another first
+            for var, aval in _jax.spec_types(eqn, self):
                 self._types.setdefault(var, aval)
         before = -1
         for number in range(_ROUNDS):
