@@ -225,7 +225,7 @@ def test_what_every_device_holds_is_called_out():
     assert {row.shape for row in whole} == {(WIDTH, WIDTH), (BATCH, WIDTH)}
     assert {row.primitive for row in report.residuals if not row.replicated} >= {"cos"}
     (note,) = (note for note in report.notes if note.kind == "replicated")
-    assert note.startswith(f"Each of 8 devices holds all of {len(whole)} saved values")
+    assert note.startswith(f"Each of 8 devices holds all of {len(whole)} saved values, the largest f32[64,32] of ")
     assert plain(report).count("whole on every device") == len(whole)
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from remat_magic._jax.jaxprs import is_literal, open_jaxpr
@@ -93,7 +94,7 @@ def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
 def _typed(aval: Any, shape: Sequence[int], sharding: Any = None) -> Any:
     """A type of the same dtype and memory, which says nothing of axes that are mapped around it."""
     space = getattr(aval, "memory_space", None) or jax.memory.Space.Device
-    return jax.core.ShapedArray(tuple(shape), aval.dtype, sharding=sharding, memory_space=space)
+    return ShapedArray(tuple(shape), aval.dtype, sharding=sharding, memory_space=space)
 
 
 def sharding_text(aval: Any, text: str) -> str:

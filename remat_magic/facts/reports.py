@@ -186,12 +186,12 @@ def _replicated(devices: int, rows: Sequence[Residual]) -> Iterator[Note]:
     total = sum(row.nbytes for row in whole)
     if total > _LARGE * sum(row.nbytes for row in kept):
         largest = max(whole, key=lambda row: row.nbytes)
-        line = f" (line {largest.source.line})" if largest.source else ""
+        what = f"{largest.type} of {largest.primitive}{f' (line {largest.source.line})' if largest.source else ''}"
+        if len(whole) > 1:
+            what = f"{len(whole)} saved values, the largest {what}"
         yield Note(
             "replicated",
-            f"Each of {devices} devices holds all of {len(whole)} saved value{'s' if len(whole) > 1 else ''}, "
-            f"{units.nbytes(total)}, the largest {largest.type} of {largest.primitive}{line}: sharded, it would be a "
-            "part of that.",
+            f"Each of {devices} devices holds all of {what}, {units.nbytes(total)}: sharded, each would hold a part.",
             (largest.primitive,),
         )
 

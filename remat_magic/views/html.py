@@ -51,7 +51,7 @@ def _script() -> str:
 
 def totals_html(report: Report, compare: Report | None = None) -> str:
     """The headline's numbers, readable as a sentence where no style sheet is applied."""
-    items = [f'<small class="remat-devices">{report.of_devices}: </small>'] if report.of_devices else []
+    items = [f'<small class="remat-label remat-devices">{report.of_devices}: </small>'] if report.of_devices else []
     for number, total in enumerate(totals(report, compare)):
         separator = '<span class="remat-hidden">; </span>' if number else ""
         change = f" <small>({escape(total.change)})</small>" if total.change else ""
