@@ -51,7 +51,8 @@ def _script() -> str:
 
 def totals_html(report: Report, compare: Report | None = None) -> str:
     """The headline's numbers, readable as a sentence where no style sheet is applied."""
-    items = [f'<small class="remat-label remat-devices">{report.of_devices}: </small>'] if report.of_devices else []
+    whose = f'<small class="remat-label">{report.of_devices}: </small>' if report.of_devices else ""
+    items = list[str]()
     for number, total in enumerate(totals(report, compare)):
         separator = '<span class="remat-hidden">; </span>' if number else ""
         change = f" <small>({escape(total.change)})</small>" if total.change else ""
@@ -62,7 +63,7 @@ def totals_html(report: Report, compare: Report | None = None) -> str:
             f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b>{change} '
             f'<small class="remat-detail">{escape(total.detail)}</small></span>'
         )
-    return f'<div class="remat-totals">{"".join(items)}</div>'
+    return f'{whose}<div class="remat-totals">{"".join(items)}</div>'
 
 
 def notes_html(report: Report) -> str:
