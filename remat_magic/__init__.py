@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat_magic.measuring.job import Measuring
     from remat_magic.records.comparison import Comparison
     from remat_magic.records.plan import load_plan
+    from remat_magic.widget.show import show
 
 __version__ = "0.2.0"
 # How records show, apply and judge themselves, for which they need the layers above; loaded when it is first asked for.
@@ -42,6 +43,7 @@ __all__ = [
     "devices",
     "load_plan",
     "policies",
+    "show",
     "trace",
 ]
 
@@ -54,6 +56,7 @@ _LAZY = {
     "check_gradients": "remat_magic.measuring.gradients",
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",
+    "show": "remat_magic.widget.show",
 }
 _MODULES = ("policies", "devices")
 

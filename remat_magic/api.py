@@ -667,14 +667,15 @@ class Trace:
 
         return advise(self.facts, policy, at, namespace, device=device)
 
-    def edit(self, choice: Policy | Iterable[Residual], at: str | None = None) -> Edit:
+    def edit(self, choice: Policy | Iterable[Residual], at: At = None) -> Edit:
         """A plan, or a choice of residuals to keep, as an edit of your own source, verified by tracing the edited text.
 
         Args:
             choice: a plan, the key of a policy or an object of JAX's, or residuals from a report of this trace: these
                 are kept by name, and everything else is recomputed.
             at: as for ``plan``, also the key of a possible site, where a checkpoint is then written: on the definition,
-                around the lambda or at the calls. A plan has its own place.
+                around the lambda or at the calls; or a mapping of places to policies, each of which is then written. A
+                plan has its own place.
 
         Raises:
             RematError: the source of what ran is not available or has changed, or cannot be executed apart from the

@@ -22,6 +22,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jax._src import config
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, PartitionSpec
 
 from tests import generated_operations as ops
 from tests.generated_operations import fit, floating, indices, like, predicate
@@ -287,6 +288,19 @@ class Machine:
             return jax.vmap(with_sum, axes, out_axes=0, axis_name="lanes")(batched, *others)
         return jax.vmap(inner, axes, out_axes=0)(batched, *others)
 
+    def _shard_map(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
+        """A function of each device's part, on one device: of everything, or of rows that are its own."""
+        inner = self._body(step.body)
+
+        def of_device(*operands):
+            results = inner(*operands)
+            return [*results, jax.lax.psum(floating(results[0]), "devices")] if step.n % 2 else results
+
+        spec = PartitionSpec("devices") if step.n % 3 == 0 and all(map(jnp.ndim, operands)) else PartitionSpec()
+        mesh = Mesh(np.array(jax.devices()[:1]), ("devices",))
+        mapped = jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)
+        return list(mapped(*operands))
+
     def _scan(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         carry, *others = operands
         length = trips(step)
@@ -451,7 +465,7 @@ def _decorated(fun: Callable[..., Any], decorator: str) -> Callable[..., Any]:
 
 _PLAIN = ("unary", "binary", "shaped", "dot", "name", "product")
 _RARE = ("convolution", "indexed", "random", "algebra", "type", "constant", "name tree", "complex", "callback")
-_CALLS = ("jit", "shared", "scope", "vmap", "custom_jvp", "custom_vjp", "grad")
+_CALLS = ("jit", "shared", "scope", "vmap", "custom_jvp", "custom_vjp", "grad", "shard_map")
 _LOOPS = ("scan", "layers", "map", "fori", "while")
 _NESTING = (*_CALLS, *_LOOPS)
 _numbers = st.integers(0, 59)

@@ -1,6 +1,16 @@
 """Comparisons and timelines made by hand: what the pictures and tables are tested on, without the engine."""
 
-from remat_magic.records import ComparisonRow, LiveValue, Moment, SourceSpan, Timeline, Times
+from remat_magic.records import (
+    ComparisonRow,
+    LiveValue,
+    Measurement,
+    Moment,
+    SourceSpan,
+    Timeline,
+    Times,
+    XlaBuffer,
+    XlaMemory,
+)
 from tests.views_records import DOT, EVIL, SIN, span
 
 
@@ -66,3 +76,25 @@ def evil_timeline():
     moments = (Moment("forward", 0, 1, 0, 0), Moment("backward", 0, 1, 1, 3, EVIL, where))
     alive = (LiveValue(EVIL, 4, "temporary", EVIL, None, where), LiveValue(EVIL, 1, "argument", "", EVIL, where))
     return Timeline(EVIL, EVIL, EVIL, moments, 1, alive)
+
+
+def xla_memory(forward=40, backward=60, peak=45):
+    """What XLA would hold: less than the estimate, with a peak of its own; the rows add up to it."""
+    held = [600 + 20 * min(step, forward) if step < peak else 600 + 12 * (forward + backward - step)
+            for step in range(forward + backward)]  # fmt: skip
+    alive = (
+        XlaBuffer("dot.1", 3000, 40, 50, "fusion", "f32[6,125]", "temporary", "device", "jit(f)/dot_general", DOT),
+        XlaBuffer("sin.1", 250, 3, 80, "fusion", "f32[25]", "saved", "device", "jit(f)/sin", SIN, span(4, "cos(x)")),
+        XlaBuffer("sin.2", 250, 5, 78, "fusion", "f32[25]", "saved", "device", "jit(f)/sin", SIN, span(4, "cos(x)")),
+        XlaBuffer("arrays_0_", 600, 0, 99, "parameter", "f32[150]", "argument", "device", "params['w']"),
+        XlaBuffer("slot", 64, 45, 46, "copy", "f32[16]", "temporary", "VMEM"),
+    )
+    held[peak] = sum(buffer.nbytes for buffer in alive if buffer.space == "device")
+    steps = tuple(f"step.{number}" for number in range(forward + backward))
+    return XlaMemory(steps, tuple(held), peak, alive, forward)
+
+
+def compiled(**changes):
+    """A compilation for a device that is not here."""
+    fields = {"device": "H100 SXM", "needed_bytes": 5000, "fits": True, "timeline": xla_memory()}
+    return Measurement("dots_saveable", "function", **{**fields, **changes})

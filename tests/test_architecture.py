@@ -53,7 +53,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"IPython", "jax", "rich"},
     ),
     # What `import remat_magic` offers.
-    "__init__": ({"records", "policies", "devices", "measuring", "comparing", "api", "notebook"}, {"IPython"}),
+    "__init__": (
+        {"records", "policies", "devices", "measuring", "comparing", "api", "widget", "notebook"},
+        {"IPython"},
+    ),
 }
 
 

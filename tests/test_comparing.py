@@ -1,5 +1,6 @@
 """The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
 
+import json
 import re
 import threading
 import time
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic import devices
+from remat_magic import devices, units
 from remat_magic.records import (
     Advice,
     Comparison,
@@ -20,6 +21,7 @@ from remat_magic.records import (
     RematError,
     SourceSpan,
 )
+from remat_magic.views import choices
 from remat_magic.views.advice import advice_html
 from remat_magic.views.compare import gradients_html
 from remat_magic.views.fits import fits_html
@@ -27,6 +29,7 @@ from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
 from remat_magic.widget.panels import PANELS
 from remat_magic.widget.panels import compare as compare_panel
+from tests.plot_records import xla_memory
 from tests.pretend_compiler import SIZES
 from tests.views_records import EVIL
 
@@ -118,6 +121,63 @@ def test_the_plans_of_the_slider_are_compared(browser):
     comparing.close()
 
 
+def test_what_each_policy_does_is_told_for_the_list(comparing, browser, monkeypatch):
+    """As it is found out, then with those that do the same together and the front of all: what Compare has."""
+    trace = comparing.live.trace
+    monkeypatch.setattr(compare_panel, "_TELL", 0)
+    plan = comparing.live.preview(trace.plan(0.3, "function"), "function").policy
+    keys = [*(choice.key for choice in trace.choices()), plan]
+    ask(comparing, "choices", device="A100 40GB SXM", policies=[*keys, 7])
+    browser.wait(lambda message: message["type"] == "choices" and message["done"])
+    answers = [message for message in browser.messages if message["type"] == "choices"]
+    assert [answer["done"] for answer in answers] == [False] * len(keys) + [True]
+    early = answers[2]["rows"]
+    assert [row["keys"] for row in early] == [[key] for key in keys[:3]]
+    assert not any(row["front"] for row in early)
+    compared = trace.compare(at="function", device="A100 40GB SXM", besides=[comparing.live.policy(plan)])
+    for told, row in zip(answers[-1]["rows"], compared, strict=True):
+        assert told["keys"] == [row.policy, *row.same_as]
+        assert (told["saved"], told["peak"]) == (units.nbytes(row.saved_bytes), units.nbytes(row.peak_bytes))
+        assert told["repeated"].startswith(units.flops(row.repeated_flops) if row.repeated_flops else "nothing")
+        assert told["front"] == row.pareto
+        # What was told of each alone was the same.
+        alone = [each for answer in answers[:-1] for each in answer["rows"] if each["keys"][0] in told["keys"]]
+        assert {(each["saved"], each["repeated"], each["peak"]) for each in alone} == {
+            (told["saved"], told["repeated"], told["peak"])
+        }
+    assert plan in [key for row in answers[-1]["rows"] for key in row["keys"]]
+    assert any(row["front"] for row in answers[-1]["rows"])
+
+
+def test_a_list_that_is_no_longer_asked_for_is_given_up(comparing, browser, monkeypatch):
+    monkeypatch.setattr(compare_panel, "_TELL", 0)
+    keys = [choice.key for choice in comparing.live.trace.choices()]
+    panel = next(panel for panel in comparing.panels if "choices" in panel._workers)
+    send = panel._send
+
+    def interrupted(message):
+        send(message)
+        panel._listed = None
+
+    panel._send = interrupted
+    ask(comparing, "choices", policies=keys)
+    panel._workers["choices"].join()
+    assert len([message for message in browser.messages if message["type"] == "choices"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "repeated"),
+    [({}, "20 FLOPs +20%"), ({"complete": False}, "≥ 20 FLOPs +20%"), ({"repeated_flops": 0}, "nothing"),
+     ({"repeated_flops": 0, "complete": False}, "unknown"), ({"repeated_flops": None}, "unknown"),
+     ({"forward_flops": 0}, "20 FLOPs")],
+)  # fmt: skip
+def test_what_is_not_known_of_a_policy_is_said(changes, repeated):
+    figures = {"saved_bytes": 8, "peak_bytes": None, "repeated_flops": 20, "forward_flops": 100, **changes}
+    told = choices.figures(ComparisonRow("none", "function", **figures))
+    assert (told["repeated"], told["peak"]) == (repeated, "unknown")
+    assert choices.figures(ComparisonRow("none", "function", error="No.")) == {"keys": ["none"], "error": "No."}
+
+
 def test_memory_over_time(comparing, browser):
     ask(comparing, "memory")
     html = browser.of("memory")["html"]
@@ -179,6 +239,31 @@ def test_whether_the_shown_choice_fits_is_compiled(browser, pretend, cache):
     assert ">fits<" not in browser.wait(lambda message: message.get("device") == "B200")["html"]
     assert len(started.read_text().split()) == 1
     comparing.close()
+
+
+def test_xlas_memory_over_time_follows_the_compilation(comparing, browser, pretend, cache):
+    """In the tab that was open before, and in one that is opened later."""
+    timeline = json.dumps(xla_memory().to_dict())
+    pretend(SIZES.replace("answer(", f"answer(timeline=json.loads({timeline!r}), "))
+    ask(comparing, "memory")
+    assert "XLA for" not in browser.of("memory")["html"]
+    ask(comparing, "fits", device="H100 SXM")
+    html = browser.wait(lambda message: message["type"] == "memory" and "XLA for" in message["html"])["html"]
+    assert "XLA for H100 SXM" in html
+    assert "program for H100 SXM 4.10 kB" in html
+    assert "fits H100 SXM" in browser.of("fits")["html"]
+    # Another choice was not compiled.
+    ask(comparing, "memory", policy="nothing_saveable")
+    other = browser.wait(lambda message: message["type"] == "memory" and message["policy"] == "nothing_saveable")
+    assert "XLA for" not in other["html"]
+
+
+def test_a_compilation_that_tells_no_memory_over_time_still_says_whether_it_fits(comparing, browser, pretend, cache):
+    pretend(SIZES)
+    ask(comparing, "memory")
+    ask(comparing, "fits", device="H100 SXM")
+    assert "fits H100 SXM" in browser.of("fits")["html"]
+    assert "XLA for" not in browser.of("memory")["html"]
 
 
 def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache, monkeypatch):

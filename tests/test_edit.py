@@ -1514,6 +1514,88 @@ def test_a_plan_for_groups_of_steps_is_written(module, name):
     assert rm.trace(again.f, *arguments(text)).report().saved_bytes == edit.saved_bytes
 
 
+LAYERS = """
+def attention(w, x):
+    return jnp.tanh(jax.nn.softmax(x @ w) @ w)
+
+
+def feed_forward(w, x):
+    return x + jnp.sin(jnp.tanh(x @ w) @ w)
+
+
+def head(w, x):
+    return jnp.sin(jnp.tanh(x @ w) @ w)
+
+
+DECORATORdef block(w, x):
+    return feed_forward(w, attention(w, x))
+
+
+def f(ws, x):
+    for w in ws:
+        x = block(w, x)
+    for w in ws[:5]:
+        x = head(w, x)
+    return x.sum()
+"""
+CHECKPOINT = "@jax.checkpoint\n"
+SEVERAL = {  # a policy for each place; the decorator of `block`; what the edited text has
+    "two functions": (
+        {"attention": "nothing_saveable", "feed_forward": "dots_saveable"},
+        "",
+        ["nothing_saveable)\ndef attention", "dots_saveable)\ndef feed_forward"],
+    ),
+    "moved inward": (
+        {"block": "none", "attention": "nothing_saveable"},
+        CHECKPOINT,
+        ["\n\ndef block", ")\ndef attention"],
+    ),
+    "moved outward": (
+        {"block": "none", "block/5": "nothing_saveable"},
+        CHECKPOINT,
+        [
+            "\n\ndef block",
+            "    @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)\n        def group",
+        ],
+    ),
+    "one in another": (
+        {"block": "dots_saveable", "attention": "nothing_saveable"},
+        CHECKPOINT,
+        ["dots_saveable)\ndef block", "nothing_saveable)\ndef attention"],
+    ),
+    "within groups of steps": (
+        {"block/5": "nothing_saveable", "attention": "dots_saveable"},
+        "",
+        ["def group", "dots_saveable)\ndef attention"],
+    ),
+    "two loops": (
+        {"block/5": "nothing_saveable", "head/2": "dots_saveable"},
+        "",
+        ["def group(", "def group_(", "for first_ in range(0, len(steps_), 2):"],
+    ),
+    "as it is written, at one of them": (
+        {"block": "as_written", "attention": "nothing_saveable"},
+        CHECKPOINT,
+        [CHECKPOINT],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_policies_at_several_places_are_written(module, name, remat3):
+    at, decorator, lines = SEVERAL[name]
+    text = LAYERS.replace("DECORATOR", decorator)
+    args = arguments("in ws:")
+    trace = rm.trace(module(text).f, *args)
+    edit = trace.edit("as_written", at)
+    assert edit.verified, edit.differences
+    assert not [line for line in lines if line not in edit.apply_text()], edit.apply_text()
+    again = module(edit.apply_text().encode())
+    report = trace.report("as_written", at)
+    assert answers(rm.trace(again.f, *args).report()) == answers(report)
+    assert trace.edit("mixed", report.at) == edit  # as a row of `places` is asked for
+
+
 def test_lines_that_are_put_into_a_loop_move_with_it(tmp_path):
     path = tmp_path / "text.py"
     path.write_text("def f(ws, x):\n    for w in ws:\n        x = x @ w\n\n        x = x + 1\n    return x\n")

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from IPython.core.error import UsageError
-from jax._src import config, core
+from jax._src import config, core, source_info_util
 from jax._src.interpreters import partial_eval as pe
 from jax.ad_checkpoint import checkpoint_name
 
@@ -138,7 +138,9 @@ def counted(moments: Moments):
     # Also where a module imported the function of another.
     for module in modules:
         for name, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and (value.__module__ or "").startswith("remat_magic"):
+            ours = isinstance(value, types.FunctionType) and (value.__module__ or "").startswith("remat_magic")
+            # What stands in the place of a function of JAX's is known by what it is when it is taken away again.
+            if ours and name != "_stand_in":
                 patch.setattr(module, name, wrapper(value))
     for owner, name in ((jax, "make_jaxpr"), (jax, "vjp"), (jax, "checkpoint"), (jax.tree_util, "tree_flatten")):
         patch.setattr(owner, name, moments.wrapped(getattr(owner, name)))
@@ -166,6 +168,7 @@ _WATCHED = [config.jax_xla_profile_version, config.enable_x64, *([config.remat3]
 def state() -> list[object]:
     """What an interrupt must not leave otherwise: settings of this thread, the collector, JAX's own tracing."""
     gc.collect()
+    position = source_info_util._source_info_context.context
     return [
         *(item.get_local() for item in _WATCHED),
         gc.isenabled(),
@@ -176,6 +179,8 @@ def state() -> list[object]:
         getattr(caches._in_force, "generation", None),
         type(pe.trace_to_jaxpr),
         core.trace_state_clean(),
+        position.traceback,
+        str(position.name_stack),
     ]
 
 
@@ -393,6 +398,34 @@ def test_an_interrupt_while_calls_are_no_longer_recorded(monkeypatch, at, way):
     with contextlib.suppress(KeyboardInterrupt), watching.watching(calls.Calls()):
         pass
     assert state() == before
+
+
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+@pytest.mark.parametrize(
+    "manager",
+    [
+        source_info_util.UserContextManager,
+        source_info_util.SetNameStackContextManager,
+        core.SetCurrentTraceContextManager,
+    ],
+)
+def test_an_interrupt_while_jax_enters_or_leaves_a_block(monkeypatch, manager, method):
+    """JAX then stays in it: whatever this thread traces later would be told to be of that line, or cannot be traced."""
+    usual = getattr(manager, method)
+
+    def interrupted(*args):
+        if method == "__enter__":
+            usual(*args)
+        raise KeyboardInterrupt
+
+    before = state()
+    monkeypatch.setattr(manager, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rm.trace(loss, *SHAPES).report("dots_saveable", "function")
+    monkeypatch.undo()
+    assert state() == before
+    _undisturbed.cache_clear()
+    check_trace(rm.trace(loss, *SHAPES))
 
 
 # ------------------------------------------------------------------------------------------ policies that misbehave

@@ -75,7 +75,7 @@ LONG = "<b>x</b>" * 12_500  # 100 kB
 ELEMENTS = {
     *("div", "span", "p", "b", "i", "u", "small", "code", "pre", "h4", "br", "ul", "ol", "li", "section"),
     *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script"),
-    *("label", "select", "option", "optgroup", "button", "input", "progress", "em", "output"),
+    *("label", "select", "option", "optgroup", "button", "input", "progress", "em", "output", "ins", "del"),
     *("html", "head", "meta", "body", "main"),
     *("svg", "title", "desc", "g", "path", "rect", "circle", "line", "text", "tspan", "defs", "use", "pattern"),
 }
@@ -86,7 +86,7 @@ ATTRIBUTES = re.compile(
     r"|patternunits|patterntransform|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
 STYLES = re.compile(
-    r"(width: ?[\d.]+%|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
+    r"(width: ?[\d.]+%|--s:[\d.e-]+|text-align: ?left|font-family: var\(--jp-code-font-family, monospace\)"
     r"|white-space: ?pre|overflow: auto|(; ?))+"
 )
 

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -103,9 +104,8 @@ def test_a_share_is_of_what_is_of_the_kind():
     """Of what is saved or of the arguments; the bar of the biggest is the longest."""
     page = fragments(blocks(12))["residuals"]
     assert [row[1] for row in rows(page)] == ["17%"] * 6 + ["100%"]
-    assert 'title="17% of what is saved"' in page
-    assert 'title="100% of the arguments"' in page
-    assert page.count('style="width:100%"') == 7
+    assert 'title="of all that is of its kind">Share' in page
+    assert page.count('style="--s:1"') == 7
 
 
 def test_where_there_are_no_scripts_the_biggest_rows_are_not_folded():
@@ -186,7 +186,7 @@ def test_big_programs_come_in_chunks_of_a_hundred():
 
 
 def test_the_static_part_needs_no_script():
-    page = report_html(small(), [small(policy="none"), blocks(3)])
+    page = report_html(small(), [small(policy="none", recomputed=()), blocks(3)])
     parsed = _Page(page)
     assert not {"select", "input", "button"} & set(parsed.tags)
     assert parsed.tags.count("script") == 1  # which makes a dropdown of what can be read without it
@@ -197,6 +197,26 @@ def test_the_static_part_needs_no_script():
     assert "font-family: var(--jp-code-font-family, monospace)" in page
     for piece in ("loss(x f32[4]) -> f32[]", "differentiated: x", "Policy dots_saveable", "Other policies none"):
         assert piece in parsed.text
+
+
+def test_what_is_the_same_under_several_policies_is_kept_once():
+    chosen, bare, other = small(), small(policy="bare", recomputed=()), blocks(3)
+    twins = (replace(chosen, policy="twin", label="twin"), replace(bare, policy="too", label="too"))
+    page = report_html(chosen, [bare, twins[0], other, twins[1]])
+    text = _Page(page).text
+    assert "Other policies The same as the above: twin" in text
+    assert "bare = too saved" in text
+    assert page.count('<details class="remat-other">') == 2
+    assert page.count('class="remat-choice"') == 5
+    # One byte is enough of a difference.
+    assert "The same" not in report_html(chosen, [replace(twins[0], peak_bytes=7)])
+
+
+def test_the_kinds_are_left_out_where_there_is_but_one():
+    page = report_html(small())
+    assert "offloaded (pinned_host)" in page
+    assert ">intermediate<" not in report_html(blocks(12))
+    assert ">intermediate<" in fragments(blocks(12))["residuals"]
 
 
 def test_the_static_part_does_not_keep_big_programs():

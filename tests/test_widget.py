@@ -766,7 +766,7 @@ def test_policies_are_compared_while_others_are_measured():
     request = Request({"type": "compare", "policy": "none", "at": "function"})
 
     def measured():
-        result = SimpleNamespace(policy=f"p{next(numbers)}", at="function")
+        result = SimpleNamespace(policy=f"p{next(numbers)}", at="function", timeline=None)
         panel._on_update(SimpleNamespace(results=[result], progress=progress), None, "")
 
     panel._workers["compare"].post = lambda request: None

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from remat_magic._jax.private import courtesy
-from remat_magic._jax.settings import set_locally, setting
+from remat_magic._jax.settings import left_as_found, set_locally, setting
 
 __all__ = ["Generation", "tracing", "user_traces"]
 
@@ -166,5 +166,6 @@ def tracing(generation: Generation, use_remat3: bool, x64: bool) -> Iterator[Non
     ]
     if hasattr(jax.config, "jax_remat3"):  # a JAX that has gone over to it has no setting for it
         wanted.append((setting("remat3", "jax_remat3 is that of whoever asks, not that of the trace"), use_remat3))
-    with _own_caches(generation), set_locally([pair for pair in wanted if pair[0] is not None]):
+    wanted = [pair for pair in wanted if pair[0] is not None]
+    with _own_caches(generation), set_locally(wanted), left_as_found():
         yield

@@ -36,7 +36,11 @@ def default_device() -> Any:
 
 def setting(name: str, effect: str) -> Any:
     """A setting of JAX that one thread can give another value; None in a JAX where it is not, with that effect."""
-    state = courtesy(f"jax._src.config.{name}", effect)
+    return _of_a_thread(f"jax._src.config.{name}", effect)
+
+
+def _of_a_thread(path: str, effect: str) -> Any:
+    state = courtesy(path, effect)
     return state if hasattr(state, "get_local") and hasattr(state, "set_local") else None
 
 
@@ -102,6 +106,32 @@ def _under(resources: Any, meshes: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         resources.stack, resources.env = before
+
+
+_LEFT = "what is traced after an interrupt may be told to be of another line, or cannot be traced"
+_source_position = courtesy("jax._src.source_info_util._source_info_context", _LEFT)
+_traces_under_way = [
+    state
+    for name in ("trace_state", "trace_state_strong_ref", "axis_env_state")
+    if (state := _of_a_thread(f"jax._src.core.{name}", _LEFT)) is not None
+]
+
+
+@contextlib.contextmanager
+def left_as_found() -> Iterator[None]:
+    """Leave what this thread is tracing, and for which line, as it was.
+
+    JAX notes both at the beginning of a block and takes them back at its end; an interrupt between them leaves them so.
+    """
+    position = getattr(_source_position, "context", None)
+    under_way = [(state, state.get_local()) for state in _traces_under_way]
+    try:
+        yield
+    finally:
+        for state, value in under_way:
+            state.set_local(value)
+        if position is not None:
+            _source_position.context = position
 
 
 @contextlib.contextmanager

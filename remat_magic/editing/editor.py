@@ -28,11 +28,13 @@ from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
 from remat_magic.editing.user_code import Executed, UserCode, executed_codes
 from remat_magic.editing.ways import Way, ways_at, ways_of_function
 from remat_magic.editing.writing import EditedTexts
+from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.plan import best_of_groups
+from remat_magic.policies import MIXED
 from remat_magic.records import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
 
 __all__ = ["edit"]
@@ -50,13 +52,13 @@ class _Mark:
         return False
 
 
-def edit(facts: Facts, choice: Any, at: str | None = None) -> Edit:
+def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     """A choice of what to keep as an edit of the source of the traced function.
 
     Args:
         facts: of the traced function.
         choice: a plan, the key of a policy, or residuals of a report of this trace.
-        at: one place or all sites; a plan has its own.
+        at: one place, all sites, or a mapping of places to policies; a plan has its own.
 
     Raises:
         RematError: as ``trace.edit``.
@@ -75,7 +77,7 @@ class _Editor:
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
-    def plan_of(self, choice: Any, at: str | None) -> tuple[Plan, list[str]]:
+    def plan_of(self, choice: Any, at: Any) -> tuple[Plan, list[str]]:
         """What is asked for as a plan, with sentences about what no plan can keep."""
         choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
         if isinstance(choice, Plan):
@@ -155,7 +157,7 @@ class _Editor:
     # ------------------------------------------------------------------------------------------------------ the program
 
     def _sites(self, at: str) -> tuple[Site, ...]:
-        """The checkpoint sites that a place is; none where a new checkpoint is put around the function."""
+        """The checkpoint sites that a place is; none where a new checkpoint is written."""
         sites = self._engine.sites
         if at == "function":
             own = own_checkpoint(self._engine.provenances.closed)
@@ -267,23 +269,42 @@ class _Editor:
         return edited if edited.verified else None
 
     def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
-        """The edit with JAX's own checkpoint, or with that of a library which the source needs for it."""
-        sites = self._sites(plan.at)
-        places = self._applied(sites)
-        edits, errors = list[Edit](), list[RematError]()
-        for way in self._ways(plan, sites):
+        """The edit with JAX's own checkpoint, or with that of a library which the source needs for it.
+
+        Of policies at several places one after another is added, in the way that was verified with those before it.
+        """
+        parts = _parts(plan)
+        places = self._applied([site for part in parts for site in self._sites(part.at)])
+        ways = list[tuple[Plan, Way]]()
+        for number, part in enumerate(parts[:-1], 1):
+            so_far = replace(plan, at=", ".join(f"{each.at}={each.policy}" for each in parts[:number]))
+            ways.append((part, self._first_verified(part, ways, so_far, chosen, unnamed, places)[1]))
+        return self._first_verified(parts[-1], ways, plan, chosen, unnamed, places)[0]
+
+    def _first_verified(
+        self,
+        part: Plan,
+        before: Sequence[tuple[Plan, Way]],
+        plan: Plan,
+        chosen: ChosenNames,
+        unnamed: Sequence[str],
+        places: Mapping[str, Sequence[Application]],
+    ) -> tuple[Edit, Way]:
+        """The edit of a plan with the last of its parts in the first way that is verified, else one that is traced."""
+        edits, errors = list[tuple[Edit, Way]](), list[RematError]()
+        for way in self._ways(part):
             try:
-                edits.append(self._written_in(way, plan, chosen, unnamed, sites, places))
+                edits.append((self._written_in([*before, (part, way)], plan, chosen, unnamed, places), way))
             except RematError as error:
                 errors.append(error)
-            if edits and edits[-1].verified:
+            if edits and edits[-1][0].verified:
                 return edits[-1]
         if not edits:
             raise errors[0]
-        return next((edit for edit in edits if edit.saved_bytes is not None), edits[0])
+        return next((edit for edit in edits if edit[0].saved_bytes is not None), edits[0])
 
-    def _ways(self, plan: Plan, sites: Sequence[Site]) -> list[Way]:
-        if sites or plan.policy in ("as_written", "none"):
+    def _ways(self, plan: Plan) -> list[Way]:
+        if self._sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":
             return ways_of_function(self._code)
@@ -297,17 +318,18 @@ class _Editor:
 
     def _written_in(
         self,
-        way: Way,
+        parts: Sequence[tuple[Plan, Way]],
         plan: Plan,
         chosen: ChosenNames,
         unnamed: Sequence[str],
-        sites: tuple[Site, ...],
         places: Mapping[str, Sequence[Application]],
     ) -> Edit:
-        texts = EditedTexts(self._facts, self._code, way)
+        texts = EditedTexts(self._facts, self._code)
         names = tuple(texts.name(option) for option in chosen.options)
-        if plan.names or plan.policy != "as_written":
-            texts.policy(plan, tuple(dict.fromkeys(name.name for name in names)), sites, places)
+        for part, way in parts:
+            if part.names or part.policy != "as_written":
+                kept = tuple(dict.fromkeys(name.name for name in names))
+                texts.policy(part, kept, self._sites(part.at), places, way)
         edited = Edit(
             self._engine.function_name,
             plan.at,
@@ -327,7 +349,11 @@ class _Editor:
         except RematError as error:
             return replace(edited, differences=(str(error),))
         differences = _differences(expected, traced)
-        if (way.calls or way.loops) and not differences and expected.recomputed_flops != traced.recomputed_flops:
+        if (
+            any(way.calls or way.loops for _, way in parts)
+            and not differences
+            and expected.recomputed_flops != traced.recomputed_flops
+        ):
             differences = ["the edited text saves what is asked for, and recomputes something else."]  # at other calls
         return replace(
             edited,
@@ -390,6 +416,14 @@ def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Pl
     return Plan(
         report.function, report.at, policy, 0, report.saved_bytes, report.recomputed_flops, 0, names, code=report.code
     )
+
+
+def _parts(plan: Plan) -> list[Plan]:
+    """A plan for each place that has a policy of its own."""
+    if plan.policy != MIXED:
+        return [plan]
+    chosen = policy_of_each(plan.at)
+    return [replace(plan, policy=policy, at=at, code="") for at, policy in chosen.items()]
 
 
 def _differences(expected: Report, traced: Report) -> list[str]:

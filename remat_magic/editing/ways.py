@@ -197,11 +197,7 @@ def _definition(code: UserCode, who: tuple[str, str, int]) -> tuple[ParsedText, 
 
 def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterator[tuple[ParsedText, ast.Call]]:
     """Where the source calls a function, as JAX's tracebacks say."""
-    called = {
-        place
-        for _, eqn in walk(engine.provenances.closed)
-        if (place := _called_from(_jax.traceback_of(eqn), who)) is not None
-    }
+    called = {place for _, eqn in walk(engine.provenances.closed) if (place := _called_from(eqn, who)) is not None}
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
     for file, text in code.texts.items():
         for node in ast.walk(text.tree):
@@ -211,11 +207,17 @@ def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterato
                 yield text, node
 
 
-def _called_from(traceback: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
-    """The code of the user's that called a function, and the instruction there."""
+def _called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
+    """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
+    traceback = _jax.traceback_of(eqn)
     frames = [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
     inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in frames]
-    if True not in inside:
+    # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
+    is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
+    if is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn)):
+        outside = frames
+    elif True in inside:
+        outside = frames[inside.index(True) + 1 :]
+    else:
         return None
-    outside = frames[inside.index(True) + 1 :]
     return next(((code, at) for code, at in outside if is_user_file(code.co_filename)), None)

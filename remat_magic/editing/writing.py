@@ -91,14 +91,15 @@ class _Imports:
 class EditedTexts:
     """The texts with names and a policy written into them.
 
-    ``wrappers`` is what has become of the checkpoints around functions. New ones are written in one ``way``.
+    ``wrappers`` is what has become of the checkpoints around functions.
     """
 
-    def __init__(self, facts: Facts, code: UserCode, way: Way) -> None:
-        self._code, self._facts, self._way = code, facts, way
+    def __init__(self, facts: Facts, code: UserCode) -> None:
+        self._code, self._facts, self._way = code, facts, Way()
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = set(facts.engine.names).union(*map(used_names, code.texts.values()))
         self._added: tuple[set[str], set[str]] = set(), set()  # names of functions, as for `mark_added`
+        self._new_names: set[str] = set()
         self.wrappers: list[NewWrapper] = []
 
     def _of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
@@ -145,7 +146,12 @@ class EditedTexts:
     # ---------------------------------------------------------------------------------------------------------- policy
 
     def policy(
-        self, plan: Plan, names: tuple[str, ...], sites: tuple[Site, ...], places: Mapping[str, Sequence[Application]]
+        self,
+        plan: Plan,
+        names: tuple[str, ...],
+        sites: tuple[Site, ...],
+        places: Mapping[str, Sequence[Application]],
+        way: Way,
     ) -> None:
         """Write a plan's policy.
 
@@ -154,10 +160,12 @@ class EditedTexts:
             names: what it saves by name, where it is no policy of JAX.
             sites: the checkpoint sites that it is for; none: a new checkpoint around the whole function.
             places: where the source applies the checkpoint of each site, by its key.
+            way: how a new checkpoint is written.
 
         Raises:
             RematError: the place is not in the user's text, or the policy is the user's own.
         """
+        self._way = way
         factory = "" if plan.names or plan.policy == "none" else resolve(plan.policy).code
         if factory and not factory.startswith(_POLICIES):
             raise RematError(f"{plan.policy} is a policy of your own: give it to jax.checkpoint by hand.")
@@ -237,13 +245,14 @@ class EditedTexts:
     # ------------------------------------------------------------------------------------------------ in steps of loops
 
     def _new_name(self, text: ParsedText, usual: str) -> str:
-        """A name that nothing in a text has."""
+        """A name that nothing in a text has, nor what was written into one before."""
         names = {node.id for node in ast.walk(text.tree) if isinstance(node, ast.Name)}
-        names |= {*self._code.namespaces[text.file]}.union(*self._added)
+        names |= {*self._code.namespaces[text.file], *self._new_names}
         names |= {node.arg for node in ast.walk(text.tree) if isinstance(node, ast.arg)}
         names |= {getattr(function, "name", "") for function in text.functions}
         while usual in names:
             usual += "_"
+        self._new_names.add(usual)
         return usual
 
     def _count_steps(self, text: ParsedText, call: ast.Call) -> str:

@@ -101,6 +101,7 @@ class Spans:
         self._positions: dict[int, list[tuple[int | None, ...]]] = {}
         self._spans: dict[tuple[int, int], SourceSpan] = {}
         self._files: set[str] = set()
+        self._nodes: dict[str, set[tuple[int | None, ...]]] = {}  # where expressions and statements of a file stand
 
     def frames(self, traceback: Any) -> Frames:
         """The frames of the user's code and of a library's that a traceback ends in."""
@@ -131,6 +132,21 @@ class Spans:
             span = self._spans[id(code), lasti] = self._new_span(code, lasti)
         return span
 
+    def _is_node(self, file: str, position: tuple[int | None, ...]) -> bool:
+        """Whether something stands at a position: ``marimo run`` compiles cells without their indent."""
+        nodes = self._nodes.get(file)
+        if nodes is None:
+            try:
+                tree = parse_python("".join(linecache.getlines(file)))
+            except (SyntaxError, ValueError, RecursionError):
+                tree = ast.Module([], [])
+            nodes = self._nodes[file] = {
+                (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.expr | ast.stmt)
+            }
+        return position in nodes
+
     def _new_span(self, code: CodeType, lasti: int) -> SourceSpan:
         file = code.co_filename
         if file not in self._files:
@@ -143,6 +159,8 @@ class Spans:
         line = line or code.co_firstlineno
         end_line = end_line or line
         text = linecache.getline(file, line).rstrip("\n")
+        if "marimo" in sys.modules and not self._is_node(file, (line, end_line, column, end_column)):
+            end_line, column, end_column = line, len(text) - len(text.lstrip()), len(text.encode())  # the line
         last = text if end_line == line else linecache.getline(file, end_line).rstrip("\n")
         return SourceSpan(
             file=file,

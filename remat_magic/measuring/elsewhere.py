@@ -48,8 +48,8 @@ def compile_for(
         stop: asked all the time; where it says so the compiler is killed.
 
     Returns:
-        What ``compiler_process.compile_in`` gives, with ``kept``: whether it had been compiled before. Then there is
-        no ``timeline`` where the program's source stands elsewhere by now.
+        What ``compiler_process.compile_in`` gives, with ``kept``: whether it had been compiled before. Then what is
+        alive in its ``timeline`` has no lines where the program's source stands elsewhere by now.
 
     Raises:
         RematError: the compiler is not installed, took too long, or died; the program is for several devices.
@@ -76,13 +76,20 @@ def compile_for(
         try:
             answer = json.loads(kept.read_text(encoding="utf-8"))
             # The bytes are the same wherever the source stands; the lines of what is alive are not.
-            return answer | {"kept": True, "timeline": answer["timeline"] if answer["lines"] == lines else None}
-        except (ValueError, KeyError):  # half-written by a machine that went down: compiled anew
+            timeline = answer["timeline"] if answer["lines"] == lines else _without_lines(answer["timeline"])
+            return answer | {"kept": True, "timeline": timeline}
+        except (ValueError, KeyError, TypeError):  # half-written by a machine that went down: compiled anew
             pass
     answer = _compiled(program, request, device.target, quick, seconds, stop) | {"lines": lines}
     if kept is not None and ("memory" in answer or "needed" in answer):
         _keep(kept, answer)
     return answer | {"kept": False}
+
+
+def _without_lines(timeline: dict[str, Any] | None) -> dict[str, Any] | None:
+    if timeline is None:
+        return None
+    return timeline | {"alive": [buffer | {"source": None, "library": None} for buffer in timeline["alive"]]}
 
 
 def _compiled(

@@ -181,7 +181,7 @@ def compile_elsewhere(
         measured,
         compile_seconds=answer["seconds"],
         compiled_before=answer["kept"],
-        timeline=None if timeline is None else with_texts(XlaMemory.from_dict(timeline)),
+        timeline=None if timeline is None else _with_names(facts, with_texts(XlaMemory.from_dict(timeline))),
     )
     if "memory" not in answer:
         needed, available = answer.get("needed"), answer.get("available")
@@ -206,6 +206,14 @@ def compile_elsewhere(
     if available is None or total is None:
         return replace(measured, fits=True, needed_bytes=total)
     return replace(measured, fits=total <= int(available), needed_bytes=total, available_bytes=int(available))
+
+
+def _with_names(facts: Facts, memory: XlaMemory) -> XlaMemory:
+    """The arguments under their names: the compiled program, of a function or a step, takes all arrays in a row."""
+    leaves = facts.engine.inputs().arrays
+    names = {f"{row}[{number}]": leaf.name for row in ("arrays", "args") for number, leaf in enumerate(leaves)}
+    alive = (replace(buffer, op_name=names.get(buffer.op_name, buffer.op_name)) for buffer in memory.alive)
+    return replace(memory, alive=tuple(alive))
 
 
 def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:

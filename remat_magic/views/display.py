@@ -41,23 +41,23 @@ def html(record: Any) -> str:
         case Report():
             return report_html(record.remarked)
         case Plan():
-            return static(plan_html(record), ())
+            return static(plan_html(record))
         case Edit():
-            return static(edit_html(record, live=False), ())
+            return static(edit_html(record, live=False))
         case Timeline():
-            return static(timeline_html(record), ())
+            return static(timeline_html(record))
         case Comparison():
             return compare.comparison_html(record.rows, **compare.about(record))
         case [WhatIf(), *_]:
-            return static(what_if_html(record, live=False), ())
+            return static(what_if_html(record, live=False))
         case [Advice(), *_]:
-            return static(advice_html(record), ())
+            return static(advice_html(record))
         case [Loop(), *_]:
-            return static(loops_html(record), ())
+            return static(loops_html(record))
         case [FrontierPoint(), *_]:
-            return static(frontier_svg(record), ())
+            return static(frontier_svg(record))
         case _:
-            return static(f'<p class="remat-empty">{_NOTHING}</p>', ())
+            return static(f'<p class="remat-empty">{_NOTHING}</p>')
 
 
 def text(record: Any, width: int = 100) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
-from remat_magic.records import Edit
+from remat_magic.records import Edit, FileEdit
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
 __all__ = ["edit_html", "edit_sentences", "unnamed_sentences"]
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? ")
+
+# Of a text between two changes, so many lines at each end can be unfolded: a cell keeps what is shown below it.
+_UNFOLDED = 25
 
 
 def edit_sentences(edit: Edit) -> list[str]:
@@ -54,11 +60,47 @@ def edit_html(edit: Edit, *, live: bool = True) -> str:
     if not diff:
         return f'{result}{reasons}<p class="remat-empty">Nothing is to be edited.</p>'
     copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
+    # The diff as a whole may say instead why there is none.
+    files = [file for file in best.files if file.diff() and file.diff() in diff]
+    shown = "".join(map(_file, files)) or f"<pre>{escape(diff)}</pre>"
     return (
         f"{result}{copy if live else ''}"
-        f'<pre class="remat-program remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
-        f"{escape(diff)}</pre>{reasons}"
+        f'<div class="remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
+        f"{shown}</div>{reasons}"
     )
+
+
+def _file(file: FileEdit) -> str:
+    """A file's diff line by line, and between its parts what stays of the text, folded.
+
+    Without the folds it is the diff to the byte, which a script copies.
+    """
+    old = file.old.removesuffix("\n").split("\n")
+    shown, at = "<pre>", 0
+    for number, line in enumerate(file.diff().split("\n")[:-1]):
+        kind = {"+": "ins", "-": "del"}.get(line[0], "")
+        hunk = _HUNK.match(line)
+        if hunk:
+            # What only inserts names the line before it.
+            count = int(hunk[2] or 1)
+            start = int(hunk[1]) - (count > 0)
+            shown += _fold(old[at:start])
+            at = start + count
+        if hunk or number < 2:
+            kind = "small"
+        shown += f"<{kind}>{escape(line)}\n</{kind}>" if kind else f"{escape(line)}\n"
+    return f"{shown}{_fold(old[at:])}</pre>".removesuffix("<pre></pre>")
+
+
+def _fold(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    shown = [f" {escape(line)}\n" for line in lines]
+    if len(lines) > 2 * _UNFOLDED:
+        left_out = f" ({len(lines) - 2 * _UNFOLDED:,} lines are not kept here)\n"
+        shown = [*shown[:_UNFOLDED], left_out, *shown[-_UNFOLDED:]]
+    what = fmt.count(len(lines), "unchanged line")
+    return f"</pre><details><summary {KEYS}>{what}</summary><pre>{''.join(shown)}</pre></details><pre>"
 
 
 def _findings(sentences: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -36,7 +37,7 @@ def style(live: bool = False) -> str:
     Args:
         live: with what only the widget needs.
     """
-    names = (*_SHEETS, "widget.css", "calm.css") if live else _SHEETS
+    names = (*_SHEETS, "widget.css", "calm.css", "choosing.css") if live else _SHEETS
     text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()
@@ -115,10 +116,10 @@ def residuals_html(report: Report, folded: bool = False) -> str:
     ]
     return (
         said
-        + (_residuals(report, kept[:_FIRST], kept=kept) if kept else "")
+        + (_residuals(report, kept[:_FIRST], kept=kept, plain=True) if kept else "")
         + "".join(
             f"<details><summary>{what}, {fmt.nbytes(sum(row.nbytes for row in rows))}</summary>"
-            f"{_residuals(report, rows, kept=kept)}</details>"
+            f"{_residuals(report, rows, kept=kept, plain=True)}</details>"
             for what, rows in folds
             if rows
         )
@@ -130,9 +131,15 @@ def _by_noun(alive: Sequence[ResidualRow]) -> list[tuple[str, list[ResidualRow]]
     return [("argument", arguments), ("constant", [row for row in alive if row.kind != "argument"])]
 
 
-def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = ()) -> str:
-    """A table of groups of rows; a bar of full length is the biggest row of its kind, which ``kept`` may have too."""
+def _residuals(
+    report: Report, *groups: Sequence[ResidualRow], kept: Sequence[ResidualRow] = (), plain: bool = False
+) -> str:
+    """A table of groups of rows; a bar of full length is the biggest row of its kind, which ``kept`` may have too.
+
+    Where ``plain`` the kinds are left out if they are all the same: what the table is of says it.
+    """
     sums = {"intermediate": report.saved_bytes, "offloaded": report.offloaded_bytes, "argument": report.argument_bytes}
+    one_kind = len({row.kind for rows in groups for row in rows}) == 1
     html_rows = list[str]()
     for rows in groups:
         most = max((row.nbytes for row in (*rows, *(kept if rows and rows[0].kept else ()))), default=0)
@@ -140,11 +147,12 @@ def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[Re
             times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
             kind = row.kind.split()[0]
             hidden = kind == "intermediate"  # it says nothing to those who see that it is no argument
+            told = td("kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind))
             cells = [
                 td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
-                _share(row, kind, sums.get(kind, report.constant_bytes), most),
-                td("type", f"<code>{escape(row.type)}</code>{times}{_whole(row)}"),
-                td("kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind)),
+                _share(row, sums.get(kind, report.constant_bytes), most),
+                td("type", f"<code>{escape(row.type)}</code>{times}{_replicated(row)}"),
+                "" if plain and one_kind else told,
                 td("what", what_html(row.label, row.name, row.also)),
                 td("source", where_html(row)),
                 td("needed", _needed(row, report.complete)),
@@ -152,24 +160,21 @@ def _residuals(report: Report, *groups: Sequence[ResidualRow], kept: Sequence[Re
             html_rows.append(row_html(f"remat-{kind}", row, row.nbytes, cells))
     heads = [("Size", "num"), ("Share", "share"), ("Type", "type"), ("Kind", "kind"), ("What", "what"),
              ("Source", "source"), ("Needed by", "needed")]  # fmt: skip
-    one_kind = ["one-kind"] * (len({row.kind for rows in groups for row in rows}) == 1)
-    return table("Values saved for the backward pass", heads, html_rows, ("stacks", "shares", *one_kind))
+    if plain and one_kind:
+        heads.remove(("Kind", "kind"))
+    return table("Values saved for the backward pass", heads, html_rows, ("stacks", "shares", *["one-kind"] * one_kind))
 
 
-def _whole(row: ResidualRow) -> str:
+def _replicated(row: ResidualRow) -> str:
     """That no device is spared a value."""
     return f' <small class="remat-whole">{row.whole}</small>' if row.whole else ""
 
 
-def _share(row: ResidualRow, kind: str, whole: int, most: int) -> str:
-    """How much of all that is of its kind a row is, as a bar and as a number."""
+def _share(row: ResidualRow, whole: int, most: int) -> str:
+    """How much of all that is of its kind a row is, as a number; by ``--s`` the style sheet draws the bar."""
     if row.dropped or not whole:
-        return td("share", "")
-    share = fmt.percent(row.nbytes, whole)
-    fill = {"intermediate": "saved", "offloaded": "offloaded"}.get(kind, "alive")
-    words = {"intermediate": "of what is saved", "argument": "of the arguments"}.get(kind, f"of all {kind}")
-    bar = f'<span class="remat-fill remat-fill-{fill}" style="width:{100 * row.nbytes / most:.0f}%"></span>'
-    return td("share", f'<span><span class="remat-track">{bar}</span><b>{share}</b></span>', f"{share} {words}")
+        return "<td></td>"
+    return f'<td class="remat-share" style="--s:{row.nbytes / most:.2g}">{fmt.percent(row.nbytes, whole)}</td>'
 
 
 def _runs(row: RecomputedRow) -> str:
@@ -279,9 +284,14 @@ def report_html(report: Report, others: Iterable[Report] = ()) -> str:
 
     Args:
         report: the chosen policy, shown in full.
-        others: every other report at hand, each folded up below its totals.
+        others: every other report at hand, each folded up below its totals, those that are the same together.
     """
-    return static(unfolded(report), map(folded, others))
+    return _whole(report, others, _STATIC_LINES)
+
+
+def _whole(report: Report, others: Iterable[Report], most_lines: float) -> str:
+    rest = list(map(folded, others))
+    return static(unfolded(report, most_lines), rest, own=folded(report) if rest else None)
 
 
 def page_html(report: Report, others: Iterable[Report] = ()) -> str:
@@ -292,28 +302,59 @@ def page_html(report: Report, others: Iterable[Report] = ()) -> str:
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width"><style>:root{color-scheme:light}'
         "body{background:#fff;margin:1em auto;max-width:1400px;padding:0 1em}</style></head>"
-        f"<body><main>{static(unfolded(report, inf), map(folded, others))}</main></body></html>\n"
+        f"<body><main>{_whole(report, others, inf)}</main></body></html>\n"
     )
 
 
-def folded(report: Report) -> str:
-    """A report under its totals, to be unfolded; without its jaxprs, which would make every notebook big."""
-    code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
-    return _LINKS.sub(
-        "",
-        f'<details class="remat-other"><summary>{_choice(report)} {totals_html(report)}</summary>'
-        f"{peak_bar_html(report)}{code}{_tables(report)}</details>",
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A report to be unfolded, as HTML: its choice, what to paste for it, and what others may share with it."""
+
+    choice: str
+    code: str
+    totals: str
+    body: str
+
+
+def folded(report: Report) -> Folded:
+    """A report under its totals, without its jaxprs, which would make every notebook big."""
+    body = f"{peak_bar_html(report, hover=False)}{_tables(report)}"
+    return Folded(_choice(report), _code(report), _LINKS.sub("", totals_html(report)), _LINKS.sub("", body))
+
+
+def _code(report: Report) -> str:
+    return f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
+
+
+def _others(others: Iterable[Folded], own: Folded | None) -> str:
+    """Those of which all is the same under one fold, and those that are as the chosen one in a sentence."""
+    same: dict[tuple[str, str], list[Folded]] = {}
+    for other in others:
+        same.setdefault((other.totals, other.body), []).append(other)
+    alike = same.pop((own.totals, own.body), []) if own else []
+    said = f'<div class="remat-alike">The same as the above: {_named(alike)} {_codes(alike)}</div>' if alike else ""
+    return said + "".join(
+        f'<details class="remat-other"><summary>{_named(each)} {totals}</summary>{_codes(each)}{body}</details>'
+        for (totals, body), each in same.items()
     )
+
+
+def _named(alike: Sequence[Folded]) -> str:
+    kind = "equal" if len(alike) > 1 else "chosen"
+    return f'<span class="remat-{kind}">{" = ".join(one.choice for one in alike)}</span>'
+
+
+def _codes(alike: Iterable[Folded]) -> str:
+    return "".join(one.code for one in alike)
 
 
 def unfolded(report: Report, most_lines: float = _STATIC_LINES) -> str:
     """A report in full, with its jaxprs if they have no more than ``most_lines`` lines."""
-    code = f'<div class="remat-code">{code_html(report.code)}</div>' if report.code else ""
     return _LINKS.sub(
         "",
         f"{signature_html(report.signature or report.function, report.wrt)}"
         f'<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{peak_bar_html(report)}{code}"
+        f"{totals_html(report)}{peak_bar_html(report)}{_code(report)}"
         f"{_tables(report, _lines(report) + _static_jaxprs(report, most_lines))}</div>",
     )
 
@@ -323,9 +364,9 @@ def title_html(title: str) -> str:
     return f'<div class="remat-title">{escape(title)}</div>' if title else ""
 
 
-def static(chosen: str, others: Iterable[str], title: str = "") -> str:
-    """``report_html`` of what ``unfolded`` and ``folded`` have rendered already."""
-    rest = "".join(others)
+def static(chosen: str, others: Iterable[Folded] = (), title: str = "", own: Folded | None = None) -> str:
+    """``report_html`` of what ``unfolded`` and ``folded`` have rendered already, the chosen one's in ``own``."""
+    rest = _others(others, own)
     rest = f"<h4>Other policies</h4>{rest}<script>{_script()}</script>" if rest else ""
     return f'<div class="remat remat-static"><style>{style()}</style>{title_html(title)}{chosen}{rest}</div>'
 

@@ -21,10 +21,14 @@ _ROLES = {
 }
 
 
-def peak_bar_html(report: Report) -> str:
+def peak_bar_html(report: Report, hover: bool = True) -> str:
     """The bar, whose parts add up to the report's peak; nothing where that is not known.
 
     A script that knows the memory of a device shows the bar as a part of that.
+
+    Args:
+        report: of which policy.
+        hover: whether the parts of the bar say what they are, and not the list alone.
     """
     peak = report.peak_bytes
     sums = dict(report.peak_by_kind)
@@ -34,15 +38,13 @@ def peak_bar_html(report: Report) -> str:
     bars, items = list[str](), list[str]()
     for word, role, nbytes in parts:
         size, share = fmt.nbytes(nbytes), fmt.percent(nbytes, peak)
-        bars.append(
-            f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%" '
-            f'title="{word} {size}, {share} of the peak"></i>'
-        )
+        told = f' title="{word} {size}, {share} of the peak"' if hover else ""
+        bars.append(f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%"{told}></i>')
         # The backward pass may be over with some of it by then.
         less = role == "saved" and nbytes < report.saved_bytes
         of = f" of {fmt.nbytes(report.saved_bytes)}" if less else ""
-        hover = f"{fmt.exact(nbytes, 'bytes')}, {share} of the peak"
-        items.append(f'<li title="{hover}"><i class="remat-role remat-role-{role}"></i> {word} <b>{size}</b>{of}</li>')
+        exact = f"{fmt.exact(nbytes, 'bytes')}, {share} of the peak"
+        items.append(f'<li title="{exact}"><i class="remat-role remat-role-{role}"></i> {word} <b>{size}</b>{of}</li>')
     caption = f"Alive at the estimated peak of {fmt.nbytes(peak)}"
     return (
         f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">'

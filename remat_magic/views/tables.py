@@ -16,6 +16,10 @@ __all__ = ["KEYS", "code_html", "planned_cells", "row_html", "table", "td", "wha
 KEYS = 'data-lm-suppress-shortcuts="true"'
 
 
+# The style sheet shows at least so many characters of an expression.
+_CUT_OFF = 20
+
+
 def code_html(text: str) -> str:
     """Text as code; nothing for nothing."""
     return f"<code>{escape(text)}</code>" if text else ""
@@ -33,8 +37,9 @@ def where_html(row: ResidualRow | RecomputedRow) -> str:
 
 
 def _expression(text: str) -> str:
-    """An expression, which may be cut off, and is whole on hover."""
-    return f'<code title="{escape(text)}">{escape(text)}</code>' if text else ""
+    """An expression; one that may be cut off is whole on hover."""
+    hover = f' title="{escape(text)}"' if len(text) > _CUT_OFF else ""
+    return f"<code{hover}>{escape(text)}</code>" if text else ""
 
 
 def _library(span: SourceSpan | None) -> list[str]:
@@ -84,7 +89,10 @@ def table(
 
     Of the ``kinds``, "stacks" has the cells of each row stacked where there is little room.
     """
-    cells = "".join(f'<th scope="col" class="remat-{kind}"{_left(kind)}>{escape(head)}</th>' for head, kind in heads)
+    cells = "".join(
+        f'<th scope="col" class="remat-{kind}"{_left(kind)}{_HOVERS.get(kind, "")}>{escape(head)}</th>'
+        for head, kind in heads
+    )
     classes = " ".join(["remat-table", *(f"remat-{kind}" for kind in kinds)])
     return (
         f'<table class="{classes}"><caption class="remat-hidden">{escape(caption)}</caption>'
@@ -92,9 +100,12 @@ def table(
     )
 
 
+_HOVERS = {"share": ' title="of all that is of its kind"'}
+
+
 def _left(kind: str) -> str:
     """Said in the cell itself, since JupyterLab drops the style sheet of an untrusted notebook and aligns right."""
-    return "" if kind == "num" else ' style="text-align:left"'
+    return "" if kind in ("num", "share") else ' style="text-align:left"'
 
 
 def row_html(classes: str, row: ResidualRow | RecomputedRow, number: int | None, cells: Sequence[str]) -> str:

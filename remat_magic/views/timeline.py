@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from remat_magic.records import LiveValue, Moment, Timeline
+from remat_magic.records import LiveValue, Measurement, Moment, Timeline
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
+from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve, xla_legend, xla_name, xla_words
 
 __all__ = ["timeline_html", "timeline_svg"]
 
@@ -38,17 +39,18 @@ def _thinned(moments: Sequence[Moment], most: int) -> list[tuple[int, Moment]]:
     ]
 
 
-def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str:
+def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300, compiled: Measurement | None = None) -> str:
     """What is held from the first operation of the forward pass to the last of the backward one, and the peak.
 
-    Of a training step, to the end of its update.
+    Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for.
     """
+    by_xla = compiled.timeline if compiled is not None else None
     moments = timeline.moments
     over = f"the whole of {timeline.step}" if timeline.step else "the forward and backward pass"
     title = f"Estimated memory over {over} under {timeline.policy}"
     name = identifier(title, timeline.at, timeline.function, len(moments), timeline.peak_bytes)
-    upward = ticks(timeline.peak_bytes)
-    frame = Frame(64, 52, width - 14, height - 34, max(len(moments), 1), upward[-1])
+    upward = ticks(max(timeline.peak_bytes, by_xla.peak_bytes if by_xla is not None else 0))
+    frame = Frame(64, 52, width - 14, height - (56 if by_xla is not None else 34), max(len(moments), 1), upward[-1])
     shown = _thinned(moments, _BARS)
     parts = [_patterns(name), frame.vertical_axis(upward, _AXIS, lambda mark: fmt.nbytes(round(mark)))]
     starts = [frame.x(place) for place, _ in shown[1:]]
@@ -67,6 +69,12 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str
     parts.append(frame.horizontal_axis((), "", str))
     phases = _phases(moments)
     parts.append(_phase_labels(frame, phases))
+    said = ""
+    if compiled is not None and by_xla is not None:
+        backward = next((start for phase, start, _ in phases if phase == "backward"), None)
+        parts.append(xla_curve(frame, by_xla, backward, len(moments)))
+        parts.append(xla_legend(frame.right, height - 2, xla_name(compiled)))
+        said = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
     parts.append(_peak(frame, timeline))
     parts.append(_timeline_legend(name, frame))
     peak = moments[timeline.peak]
@@ -74,9 +82,9 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300) -> str
     description = (
         f"{lengths}. "
         f"{_peak_words(timeline)}: arguments {fmt.nbytes(peak.arguments)}, residuals {fmt.nbytes(peak.residuals)}, "
-        f"temporaries {fmt.nbytes(peak.temporaries)}."
+        f"temporaries {fmt.nbytes(peak.temporaries)}.{said}"
     )
-    return picture(name, width, height, title, description, parts, _TIMELINE_STYLE)
+    return picture(name, width, height, title, description, parts, _TIMELINE_STYLE + XLA_STYLE * bool(said))
 
 
 def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]) -> str:
@@ -196,8 +204,15 @@ def held_rows(timeline: Timeline, top: int = 10) -> list[tuple[int, LiveValue, s
     return [(count * value.nbytes, value, _what(value)) for count, value in _folded(timeline.alive)[:top]]
 
 
-def timeline_html(timeline: Timeline, top: int = 10, width: int = 680) -> str:
-    """The picture with a table of what is held at the peak, to stand inside an element of class ``remat``."""
+def timeline_html(timeline: Timeline, top: int = 10, width: int = 680, compiled: Measurement | None = None) -> str:
+    """The picture with a table of what is held at the peak, to stand inside an element of class ``remat``.
+
+    Args:
+        timeline: the estimate.
+        top: how many rows a table has.
+        width: of the picture, in pixels.
+        compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
+    """
     folded = _folded(timeline.alive)
     rows = list[str]()
     for count, value in folded[:top]:
@@ -226,8 +241,11 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680) -> str:
     )
     of_step = f" of {timeline.step}" if timeline.step else ""
     caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate{_sums(timeline)}"
+    by_xla = compiled.timeline if compiled is not None else None
     return (
-        f'{timeline_svg(timeline, width)}<table class="remat-table remat-stacks">'
+        f"{timeline_svg(timeline, width, 322 if by_xla is not None else 300, compiled)}"
+        f"{held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ''}"
+        '<table class="remat-table remat-stacks">'
         f'<caption style="text-align:left">{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )

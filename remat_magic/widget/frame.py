@@ -36,6 +36,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     """
     trace = live.trace
     policies = [(choice.key, choice.label or choice.key) for choice in trace.choices()]
+    meanings = {choice.key: choice.meaning for choice in trace.choices()}
     places = [*_places(trace.sites, trace.function_name), *((site.key, _group(site)) for site in trace.groups)]
     at = select("at", "at", places) if len(places) > 1 else ""
     apply = button("apply", "Apply") if can_apply else ""
@@ -44,7 +45,9 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     several, itself = (_gradients(trace), "") if len(trace.gradients) > 1 else ("", _gradients(trace))
     return (
         f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}"
-        f'<div class="remat-controls remat-choosing">{several}{select("policy", "Policy", policies)}{at}{more}</div>'
+        f'<div class="remat-controls remat-choosing" '
+        f'data-meanings="{html.escape(json.dumps(meanings))}">{several}'
+        f"{select('policy', 'Policy', policies)}{at}{more}</div>"
         f'<div class="remat-controls remat-optional" id="{ID}more">{itself}<span class="remat-field">Compare</span>'
         f"{select('against', 'vs', [('', 'no comparison'), *policies])}"
         f"<span>{button('pin', 'Pin', title='Compare every choice with the one that is shown now')} "

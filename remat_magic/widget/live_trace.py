@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from remat_magic.api import Policy, Trace
-from remat_magic.records import Plan, RematError, Report
+from remat_magic.records import Measurement, Plan, RematError, Report
 
 __all__ = ["Inputs", "LiveTrace"]
 
@@ -41,6 +41,8 @@ class LiveTrace:
         self._policies: dict[str, Policy] = {}
         self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()
+        self._compiled: dict[tuple[str, str], Measurement] = {}
+        self.on_compiled: list[Callable[[str, str], None]] = []  # told the policy and place of what was compiled
 
     @property
     def closed(self) -> bool:
@@ -62,6 +64,7 @@ class LiveTrace:
         """Let go of the trace, the user's names and the inputs."""
         self._trace = self.inputs = None
         self.namespace = {}
+        self.on_compiled = []
 
     def preview(self, policy: Policy, at: str | None) -> Report:
         """The report of the forward half; its key stands for the policy from here on.
@@ -83,6 +86,20 @@ class LiveTrace:
         """Let keys stand for plans, so that these can be chosen by them."""
         with self._lock:
             self._offered |= plans
+
+    def compiled(self, policy: str, at: str) -> Measurement | None:
+        """What was compiled last of a choice for a device that tells its memory over time; None where nothing was."""
+        with self._lock:
+            return self._compiled.get((policy, at))
+
+    def add_compiled(self, measured: Measurement) -> None:
+        """Let the panels know what was compiled for a device."""
+        if measured.timeline is None or measured == self.compiled(measured.policy, measured.at):
+            return
+        with self._lock:
+            self._compiled[measured.policy, measured.at] = measured
+        for tell in self.on_compiled:
+            tell(measured.policy, measured.at)
 
     def policy(self, key: str) -> Policy:
         """What a shown key stands for."""

@@ -31,7 +31,7 @@ class Rendered:
         self._panels = panels
         self._lock = threading.Lock()
         self._views: dict[_Key, dict[str, Any]] = {}
-        self._folded: dict[_Key, str] = {}
+        self._folded: dict[_Key, html.Folded] = {}
         self._chosen: tuple[Report | None, str, str] = (None, "", "")
 
     def view(
@@ -85,8 +85,9 @@ class Rendered:
             chosen, plain = html.unfolded(report), text.plain(report, title=self._title, lay_out=False)
             self._chosen = (report, chosen, plain)
         with self._lock:
-            others = [folded for key, folded in self._folded.items() if key != (report.policy, report.at)]
-        return {"text/html": html.static(chosen, others, self._title), "text/plain": plain}
+            own = self._folded.get((report.policy, report.at))
+            others = [folded for folded in self._folded.values() if folded is not own]
+        return {"text/html": html.static(chosen, others, self._title, own), "text/plain": plain}
 
 
 # Each replacement is the whole output anew, whose styles a browser works out with those of the whole page: fifty

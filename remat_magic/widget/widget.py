@@ -83,6 +83,7 @@ class RematWidget(Channel):
         self._peek_worker = Worker[Wish](self._peek)
         self._gradient_worker = Worker[str](self._work_on_gradient)
         self._kept = Kept(self._rendered)
+        self._is_seen = _kernel() is not None  # else nobody looks until a page says so: ``report`` computes on access
         self._idle = idle_time(get_ipython()) if _kernel() else None
         self._esm = widget_script(panels)
         super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0})
@@ -196,9 +197,8 @@ class RematWidget(Channel):
             self._choose(asked.policy, asked.at)
 
     def _choose(self, policy: str, at: str, serial: int = 0) -> None:
-        seen = _kernel() is not None  # else nobody looks, and ``report`` computes on access
-        self._selection.wish(policy, at, serial, self._worker.post if seen else lambda _: None)
-        if seen and self._idle is not None:
+        self._selection.wish(policy, at, serial, self._worker.post if self._is_seen else lambda _: None)
+        if self._idle is not None:
             self._idle.resume(self)
 
     def _choose_plan(self, plan: Plan, serial: int) -> None:
@@ -312,6 +312,9 @@ class RematWidget(Channel):
             case "hello":
                 for view in self._rendered.complete().values():
                     self._send_view(view)
+                if not self._is_seen:  # in marimo, and whatever else shows widgets without a kernel of IPython's
+                    self._is_seen = True
+                    self._worker.post(self._selection.wished)
             case "choose":
                 self._choose(request.policy, request.at, request.serial)
             case "names":

@@ -84,6 +84,11 @@ def box(element: Locator) -> FloatRect:
     return found
 
 
+def bar_width(cell: Locator) -> float:
+    """Of the bar in a cell of shares, in pixels."""
+    return float(cell.evaluate("e => parseFloat(getComputedStyle(e, '::before').width)"))
+
+
 def rows(widget: Widget) -> Locator:
     return widget.part("residuals").locator("tr.remat-row:visible")
 
@@ -103,7 +108,7 @@ def test_the_biggest_values_come_first(widget: Widget, report: dict[str, Any]) -
     assert rows(widget).locator("td.remat-num").all_inner_texts() == [units.nbytes(size) for size in kept[:5]]
     shares = [units.percent(size, report["saved"]) for size in kept[:5]]
     assert [text.strip() for text in rows(widget).locator("td.remat-share").all_inner_texts()] == shares
-    full, *others = [box(bar)["width"] for bar in rows(widget).locator(".remat-fill").all()]
+    full, *others = [bar_width(cell) for cell in rows(widget).locator("td.remat-share").all()]
     assert others == pytest.approx([full * size / kept[0] for size in kept[1:5]], rel=0.02)
     everything = fold(widget, f"^all {len(kept)} values, {units.nbytes(report['saved'])}$")
     focus(everything)

@@ -44,6 +44,11 @@ def told(report):
 print(json.dumps({key: told(w._live.trace.report(key)) for key in ("as_written", "dots_saveable", "nothing_saveable")}))
 """
 
+EDIT = """\
+import json
+print(json.dumps(w._live.trace.edit("dots_saveable").diff()))
+"""
+
 NAMES_CELL = """\
 %%remat
 import jax, jax.numpy as jnp
@@ -90,7 +95,7 @@ NAMES, LIBRARY, LARGE = 3, 4, 5
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL, NAMES_CELL, LIBRARY_CELL, LARGE_CELL)
+    write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL, NAMES_CELL, LIBRARY_CELL, LARGE_CELL, EDIT)
     page_of_module.open("bench.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -519,9 +524,26 @@ def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
         "+@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)", timeout=60_000
     )
     assert scrolls_around(diff) <= 1  # the panel, besides the notebook
+    added, removed = (diff.locator(tag).evaluate_all(f"all => all.map({_LOOK})") for tag in ("ins", "del"))
+    assert {look["sign"] for look in added} == {"+"}
+    assert {look["sign"] for look in removed} <= {"-"}
+    assert all(look["green"] for look in added)
+    assert all(look["red"] for look in removed)
+    fold = diff.locator("summary", has_text="unchanged line").last
+    expect(diff.locator("pre", has_text=" loss(jax.ShapeDtypeStruct")).to_be_hidden()
+    focus(fold)
+    fold.press("Enter")
+    expect(diff.locator("pre", has_text=" loss(jax.ShapeDtypeStruct")).to_be_visible()
     action(widget, "Copy the diff").click()
     expect(widget.status).to_have_text("Copied.")
-    assert clipboard(widget.notebook.page) == diff.inner_text()
+    widget.notebook.run(6)
+    assert clipboard(widget.notebook.page) == json.loads(widget.notebook.outputs(6).inner_text())
+
+
+_LOOK = """e => {
+  const back = getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number);
+  return { sign: e.textContent[0], green: back[1] > back[0], red: back[0] > back[1] };
+}"""
 
 
 # ----------------------------------------------------------------------------------------------------------- many names

@@ -4,7 +4,10 @@
 for (const root of document.querySelectorAll(".remat-static:not(.remat-scripted)")) {
   root.classList.add("remat-scripted");
   const reports = [...root.querySelectorAll(":scope > .remat-report, :scope > .remat-other")];
-  if (reports.length < 2) continue;
+  // Choices that are the same share a report; those that are as the first stand in a sentence.
+  const choices = [...root.querySelectorAll(".remat-choice")];
+  if (choices.length < 2) continue;
+  const alike = root.querySelector(":scope > .remat-alike");
   const label = document.createElement("label");
   const select = document.createElement("select");
   label.className = "remat-field";
@@ -17,13 +20,16 @@ for (const root of document.querySelectorAll(".remat-static:not(.remat-scripted)
     // As the first is shown, and no longer to be folded by itself.
     report.classList.replace("remat-other", "remat-report");
     report.querySelector(":scope > summary")?.setAttribute("tabindex", "-1");
-    select.add(new Option(report.querySelector(".remat-choice")?.textContent ?? ""));
   }
+  for (const choice of choices) select.add(new Option(choice.textContent ?? ""));
   const show = () => {
-    reports.forEach((report, index) => {
-      report.classList.toggle("remat-replaced", index !== select.selectedIndex);
-      if (report instanceof HTMLDetailsElement) report.open = index === select.selectedIndex;
-    });
+    const chosen = choices[select.selectedIndex].closest(".remat-report, .remat-alike");
+    const shown = chosen === alike ? reports[0] : chosen;
+    alike?.classList.toggle("remat-replaced", chosen !== alike);
+    for (const report of reports) {
+      report.classList.toggle("remat-replaced", report !== shown);
+      if (report instanceof HTMLDetailsElement) report.open = report === shown;
+    }
   };
   select.addEventListener("change", show);
   reports[0].before(label);

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Measurement, Progress
+from remat_magic.records import Comparison, Measurement, Progress
+from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, places_panel
 from remat_magic.views.fits import fits_html
 from remat_magic.views.tables import KEYS
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Compare"]
 
 _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
+_TELL = 0.1  # seconds between two answers that tell what is known so far
 _FIRST = 3  # rows that make a picture
 _LONG = 8.0  # seconds of compiling after which it is also compiled quickly
 
@@ -30,7 +33,7 @@ class Compare(Panel):
     """The comparison of policies, at one place and at all, and the check of their gradients."""
 
     key, title, parts = "compare", "Compare", ("places", "comparison", "gradients")
-    asks = (("compare",), ("gradients",), ("measure", "cancel"), ("places",), ("fits",))
+    asks = (("compare",), ("choices",), ("gradients",), ("measure", "cancel"), ("places",), ("fits",))
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -39,6 +42,7 @@ class Compare(Panel):
         self._job: Measuring | None = None
         self._fitting: tuple[Measuring, ...] = ()
         self._wished: Request | None = None  # the newest request for what fits
+        self._listed: Request | None = None  # and for what the policies do
         self._series: object = None
         self._search: object = None
         self._shown = Request({"type": "compare"})
@@ -61,6 +65,8 @@ class Compare(Panel):
         """Take a message of the browser; to cancel waits for no thread."""
         if request.kind == "fits":
             self._give_up_fitting(request)
+        if request.kind == "choices":
+            self._listed = request
         if request.kind != "cancel":
             super().handle(request)
             return
@@ -81,6 +87,8 @@ class Compare(Panel):
         match request.kind:
             case "compare":
                 return {"html": self._compared(request)}
+            case "choices":
+                return self._choices(request)
             case "measure":
                 self._measure(request)
                 return None
@@ -94,21 +102,45 @@ class Compare(Panel):
 
     def _compared(self, request: Request) -> str:
         self._shown = request
-        with self._lock:
-            of_device = request.text("device")
-            measurements = [result for (*_, device), result in self._measured.items() if device == of_device]
-        comparison = self._live.trace.compare(
-            at=request.at,
-            device=request.text("device") or None,
-            measurements=measurements,
-            namespace=self._live.namespace,
-            besides=self._besides(request),
-        )
+        comparison = self._comparison(request, self._besides(request))
         device = comparison.device
         name, published = (device.name, device.source) if device else ("", "")
         return comparison_panel(
             comparison.rows, comparison.function, name, published, request.policy, comparison.notes, live=True
         )
+
+    def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
+        with self._lock:
+            of_device = request.text("device")
+            measurements = [result for (*_, device), result in self._measured.items() if device == of_device]
+        return self._live.trace.compare(
+            at=request.at,
+            device=of_device or None,
+            measurements=measurements,
+            namespace=self._live.namespace,
+            besides=besides,
+        )
+
+    def _choices(self, request: Request) -> dict[str, Any] | None:
+        """What each policy of the dropdown does, as it is found out; then which do the same, and the front of all."""
+        live = self._live
+        asked = request.content.get("policies")
+        keys = [key for key in asked if isinstance(key, str)] if isinstance(asked, list) else []
+        rows = list[dict[str, Any]]()
+        told = time.monotonic()
+        for key in keys:
+            if live.closed or request is not self._listed:
+                return None
+            row = live.trace.compare([live.policy(key)], at=request.at, namespace=live.namespace).rows[0]
+            # Of one alone nothing is known of the front.
+            rows.append({**figures(row), "keys": [key], "front": False})
+            if time.monotonic() - told > _TELL:
+                self._send({**request.content, "rows": [*rows], "done": False})
+                time.sleep(_PAUSE)
+                told = time.monotonic()
+        offered = {choice.key for choice in live.trace.choices()}
+        besides = [live.policy(key) for key in keys if key not in offered]
+        return {"rows": list(map(figures, self._comparison(request, besides).rows)), "done": True}
 
     def _besides(self, request: Request) -> list[Policy]:
         """What the reader chose that the dropdown does not offer: plans, and a policy by names."""
@@ -144,6 +176,8 @@ class Compare(Panel):
             return
         with self._lock:
             self._measured |= {(result.policy, result.at, device): result for result in job.results}
+        for result in job.results:
+            self._live.add_compiled(result)
         self._send_progress(job.progress, "Measuring", "measured")
         self.handle(Request({**self._shown.content, "type": "compare"}))
 
@@ -180,6 +214,7 @@ class Compare(Panel):
             return None
         with self._lock:
             self._measured |= {(result.policy, result.at, device.name): result for result in full.results}
+        self._live.add_compiled(full.results[0])
         return {"html": fits_html(full.results[0], device.memory_bytes)}
 
     def _send_progress(self, now: Progress, doing: str, done: str) -> None:

@@ -163,7 +163,12 @@ export function panel(widget, key) {
       "what-if": () => workOut("what-if"),
       loops: () => workOut("loops"),
       edit: () => workOut("edit"),
-      "copy-diff": () => widget.copy(part("alternatives").querySelector(".remat-diff")?.textContent ?? ""),
+      "copy-diff"() {
+        const diff = part("alternatives").querySelector(".remat-diff")?.cloneNode(true);
+        if (!(diff instanceof Element)) return;
+        for (const fold of diff.querySelectorAll("details")) fold.remove();
+        widget.copy(diff.textContent ?? "");
+      },
     },
   };
 }

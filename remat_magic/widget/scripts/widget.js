@@ -1,6 +1,7 @@
 // @ts-check
 /** @import { Choice, Model, Panel, Store, View, Widget } from "./types.js" */
 import { tableText } from "./arranging.js";
+import { policyList } from "./choosing.js";
 import { copyText } from "./clipboard.js";
 import { firstScreen } from "./glance.js";
 import { choiceHistory } from "./history.js";
@@ -76,7 +77,7 @@ export function draw({ model, el }, makers) {
   const first = firstScreen(widget);
   const twin = staticTwin(el);
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
-  const panels = Object.values(widget.panels);
+  const panels = [...Object.values(widget.panels), policyList(widget)];
   /** @type {NonNullable<Panel["controls"]>} */
   const controls = {
     policy: chooseControls,

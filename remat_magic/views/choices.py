@@ -1,0 +1,39 @@
+"""What a policy does, for the list that it is chosen from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remat_magic.records import ComparisonRow
+from remat_magic.views import format as fmt
+
+__all__ = ["figures"]
+
+
+def figures(row: ComparisonRow) -> dict[str, Any]:
+    """A row of a comparison as text: what is saved, the work that is done twice, the estimated peak.
+
+    ``keys`` are those of all the policies that do just this, ``front`` tells whether none is better in both peak and
+    time, and ``note`` is a sentence, of what the figures do not tell or of why there are none.
+    """
+    keys = [row.policy, *row.same_as]
+    if row.error:
+        return {"keys": keys, "error": row.error}
+    return {
+        "keys": keys,
+        "saved": fmt.nbytes(row.saved_bytes or 0),
+        "repeated": _repeated(row),
+        "peak": "unknown" if row.peak_bytes is None else fmt.nbytes(row.peak_bytes),
+        "front": row.pareto,
+        "note": row.no_gain,
+    }
+
+
+def _repeated(row: ComparisonRow) -> str:
+    if row.repeated_flops is None:
+        return "unknown"
+    least = "" if row.complete else "≥ "
+    if not row.repeated_flops:
+        return f"{least}nothing" if row.complete else "unknown"
+    share = f" +{fmt.percent(row.repeated_flops, row.forward_flops)}" if row.forward_flops else ""
+    return f"{least}{fmt.flops(row.repeated_flops)}{share}"

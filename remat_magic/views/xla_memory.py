@@ -1,0 +1,149 @@
+"""XLA's own memory over time, drawn over the estimate, with what is held at its peak."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from remat_magic.records import Measurement, XlaBuffer, XlaMemory
+from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
+from remat_magic.views.svg import Frame, colours, element, text, text_width
+
+__all__ = ["XLA_STYLE", "held_by_xla_html", "xla_curve", "xla_legend", "xla_name", "xla_words"]
+
+_POINTS = 720  # steps drawn at most; of several in one place the highest is
+XLA_STYLE = (
+    f".remat-svg .remat-xla{{fill:none;stroke:{colours['fg']};stroke-width:2}}"
+    f".remat-svg .remat-xla-peak{{fill:{colours['back']};stroke:{colours['fg']};stroke-width:2}}"
+)
+_ROLES = {
+    "argument": "arguments",
+    "output": "results",
+    "constant": "constants",
+    "saved": "saved",
+    "carried": "carried by loops",
+    "temporary": "temporaries",
+}
+
+
+def xla_name(measured: Measurement) -> str:
+    """What the curve is called."""
+    return f"XLA for {measured.device}"
+
+
+def xla_curve(frame: Frame, memory: XlaMemory, backward: float | None, end: float) -> str:
+    """The curve, with its peak.
+
+    Args:
+        frame: where it is drawn.
+        memory: what XLA holds in each of its steps.
+        backward: where the backward pass begins on the frame's horizontal axis, None where there is none.
+        end: where the last pass ends.
+    """
+    steps = len(memory.held)
+    split = memory.backward if backward is not None and memory.backward else None
+
+    def across(step: float) -> float:
+        """XLA's steps are stretched: its passes begin where the estimate's do."""
+        if split is None or backward is None:
+            return frame.x(end * step / steps)
+        if step < split:
+            return frame.x(backward * step / split)
+        return frame.x(backward + (end - backward) * (step - split) / max(1, steps - split))
+
+    edges = {number * steps // _POINTS for number in range(_POINTS + 1)} | (
+        {split} if split is not None else set[int]()
+    )
+    stretches = [(first, last) for first, last in itertools.pairwise(sorted(edges))]
+    path = "".join(
+        f"{'L' if number else 'M'}{across(first):.1f},{(y := frame.y(max(memory.held[first:last]))):.1f}"
+        f"L{across(last):.1f},{y:.1f}"
+        for number, (first, last) in enumerate(stretches)
+    )
+    x, y = across(memory.peak + 0.5), frame.y(memory.peak_bytes)
+    return element("path", d=path, class_="remat-xla") + element("circle", cx=x, cy=y, r=4, class_="remat-xla-peak")
+
+
+def xla_legend(right: float, y: float, label: str) -> str:
+    """The line and its name, which ends at ``right``."""
+    x = right - 21 - text_width(label)
+    return (
+        element("line", x1=x, x2=x + 16, y1=y - 4, y2=y - 4, class_="remat-xla")
+        + element("circle", cx=x + 8, cy=y - 4, r=3, class_="remat-xla-peak")
+        + text(x + 21, y, label, class_="remat-axis")
+    )
+
+
+def xla_words(measured: Measurement, memory: XlaMemory) -> str:
+    """One sentence: the peak, and what is allocated besides."""
+    rest = ""
+    if measured.needed_bytes is not None and measured.needed_bytes > memory.peak_bytes:
+        more = fmt.nbytes(measured.needed_bytes - memory.peak_bytes)
+        rest = f"; with {more} that is allocated and holds nothing then, the program needs "
+        rest += fmt.nbytes(measured.needed_bytes)
+    unknown = f" The sizes of {fmt.count(memory.unknown, 'buffer')} are not known." if memory.unknown else ""
+    quick = ", compiled quickly," if measured.quick else ""
+    held = f"Held at the peak of XLA's program for {measured.device}{quick} {fmt.nbytes(memory.peak_bytes)}"
+    return f"{held}{rest}.{unknown}"
+
+
+def _what(buffer: XlaBuffer) -> str:
+    """An argument's name, or the last part of JAX's path to the operation."""
+    if buffer.role == "argument":
+        return buffer.op_name or buffer.name
+    return buffer.op_name.rpartition("/")[2] or buffer.opcode
+
+
+def _sums(buffers: Sequence[XlaBuffer]) -> str:
+    sums = {role: sum(buffer.nbytes for buffer in buffers if buffer.role == role) for role in _ROLES}
+    most = sorted(sums.items(), key=lambda item: -item[1])
+    return ", ".join(f"{_ROLES[role]} {fmt.nbytes(nbytes)}" for role, nbytes in most if nbytes)
+
+
+def held_by_xla_html(measured: Measurement, memory: XlaMemory, top: int = 10) -> str:
+    """The table of what XLA's program holds at its peak, the biggest first; its rows add up to the peak.
+
+    Args:
+        measured: the compiled program.
+        memory: its memory over time.
+        top: how many rows; the others are one together.
+    """
+    here = [buffer for buffer in memory.alive if buffer.space == "device"]
+    groups: dict[tuple[object, ...], list[XlaBuffer]] = {}
+    for buffer in here:
+        groups.setdefault((buffer.role, buffer.type, _what(buffer), buffer.source, buffer.library), []).append(buffer)
+    alike = sorted(groups.values(), key=lambda group: -sum(buffer.nbytes for buffer in group))
+    rows = list[str]()
+    for group in alike[:top]:
+        first, total = group[0], sum(buffer.nbytes for buffer in group)
+        times = f' <span class="remat-times">x{len(group)}</span>' if len(group) > 1 else ""
+        place, expression = fmt.location(first.source), first.source.expression if first.source else ""
+        library = f"<small>{escape(fmt.location(first.library))}</small>" if first.library else ""
+        rows.append(
+            f'<tr class="remat-row"><td class="remat-num" title="{fmt.exact(total, "bytes")}">{fmt.nbytes(total)}</td>'
+            f'<td class="remat-type"><code>{escape(first.type)}</code>{times}</td>'
+            f'<td class="remat-kind">{escape(_ROLES[first.role])}</td>'
+            f'<td class="remat-what"><code>{escape(_what(first))}</code></td>'
+            f'<td class="remat-source"><span class="remat-place">{escape(place)}</span> '
+            f'<code title="{escape(expression)}">{escape(expression)}</code> {library}</td></tr>'
+        )
+    if alike[top:]:
+        total = sum(buffer.nbytes for group in alike[top:] for buffer in group)
+        number = sum(len(group) for group in alike[top:])
+        rows.append(
+            f'<tr class="remat-row"><td class="remat-num" title="{fmt.exact(total, "bytes")}">{fmt.nbytes(total)}</td>'
+            f'<td colspan="4">in {fmt.count(number, "more buffer")}</td></tr>'
+        )
+    elsewhere = sum(buffer.nbytes for buffer in memory.alive if buffer.space != "device")
+    others = f" In other memories, besides: {fmt.nbytes(elsewhere)}." if elsewhere else ""
+    heads = "".join(
+        f'<th scope="col" class="remat-{kind}">{head}</th>'
+        for head, kind in (("Size", "num"), ("Type", "type"), ("Role", "kind"), ("What", "what"), ("Source", "source"))
+    )
+    caption = f"{xla_words(measured, memory)} By role: {_sums(here)}.{others}"
+    return (
+        '<table class="remat-table remat-stacks">'
+        f'<caption style="text-align:left">{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )

@@ -1,0 +1,199 @@
+"""The list that a policy is chosen from by what it does, in JupyterLab."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from remat_magic import units
+from tests.browser.contrast import unreadable
+from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
+from tests.browser.lab import NotebookPage, Server
+from tests.browser.test_accessibility import violations
+
+TELL = """\
+import json
+print(json.dumps([dict(keys=[row.policy, *row.same_as], saved=row.saved_bytes, peak=row.peak_bytes, front=row.pareto)
+                  for row in w._live.trace.compare(at="function").rows]))
+"""
+# A policy that takes its time, so that what is not known yet can be seen.
+SLOW = """\
+import threading
+going, compare = threading.Event(), type(w._live.trace).compare
+def slowly(trace, *arguments, **options):
+    going.wait(60)
+    return compare(trace, *arguments, **options)
+type(w._live.trace).compare = slowly
+"""
+GO_ON = """\
+type(w._live.trace).compare = compare
+going.set()
+"""
+SLOWLY = 3
+
+
+@pytest.fixture(scope="module")
+def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
+    write_notebook(lab.folder / "choosing.ipynb", LOAD, LAYERS, TELL, SLOW)
+    page_of_module.open("choosing.ipynb")
+    page_of_module.run(0)
+    return page_of_module
+
+
+@pytest.fixture
+def widget(opened: NotebookPage) -> Widget:
+    """A widget that nobody has touched."""
+    opened.page.mouse.move(0, 0)
+    opened.run(1)
+    assert opened.errors() == []
+    widget = Widget(opened, 1)
+    widget.shows("as_written")
+    return widget
+
+
+def opened_by_keyboard(widget: Widget) -> Locator:
+    focus(widget.policy)
+    widget.policy.press("Space")
+    field = widget.root.get_by_role("combobox", name="Search policies")
+    expect(field).to_be_focused()
+    return field
+
+
+def entries(widget: Widget) -> Locator:
+    return widget.root.get_by_role("option").and_(widget.root.locator("li"))
+
+
+def active(widget: Widget) -> Locator:
+    """The entry that a screen reader is told of."""
+    field = widget.root.get_by_role("combobox", name="Search policies")
+    return widget.root.locator(f"[id='{field.get_attribute('aria-activedescendant')}']")
+
+
+def compared(widget: Widget) -> list[dict[str, Any]]:
+    widget.notebook.run(2)
+    return json.loads(widget.notebook.outputs(2).inner_text())
+
+
+def test_each_entry_says_what_a_policy_does(widget: Widget) -> None:
+    rows = compared(widget)
+    opened_by_keyboard(widget)
+    expect(entries(widget)).to_have_count(len(rows))
+    expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
+    # Only now is it known what is the same and what is best.
+    expect(entries(widget).first).to_contain_text("as written = none = everything_saveable")
+    for row, entry in zip(rows, entries(widget).all(), strict=True):
+        text = re.sub(r"\s+", " ", entry.text_content() or "")
+        for key in row["keys"]:
+            assert key.replace("_", " ") in text.replace("_", " ")
+        assert f"saved {units.nbytes(row['saved'])}; " in text
+        assert f"peak {units.nbytes(row['peak'])}; " in text
+        assert ("on the front" in text) == row["front"]
+        assert len(entry.locator(".remat-entry-sentence").inner_text()) > 20
+    assert 0 < sum(row["front"] for row in rows) < len(rows)
+
+
+def test_it_opens_before_anything_is_known(widget: Widget) -> None:
+    notebook = widget.notebook
+    notebook.run(SLOWLY)
+    try:
+        opened_by_keyboard(widget)
+        count = widget.policy.locator("option").count()
+        expect(entries(widget)).to_have_count(count)
+        expect(widget.root.get_by_text("not worked out yet")).to_have_count(count)
+        widget.notebook.page.keyboard.type("nothing")
+        expect(entries(widget)).to_have_count(1)
+    finally:
+        # Not as a cell, which would take the focus.
+        notebook.page.evaluate(
+            "async code => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+            ".requestExecute({ code }).done }",
+            GO_ON,
+        )
+    expect(entries(widget)).to_have_count(1)  # what was searched for is searched for still
+    expect(entries(widget)).to_contain_text("peak ")
+    expect(widget.root.get_by_text("not worked out yet")).to_have_count(0)
+
+
+def test_the_keyboard_alone_chooses(widget: Widget) -> None:
+    page, cells = widget.notebook.page, widget.notebook.cell_count()
+    opened_by_keyboard(widget)
+    expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
+    expect(active(widget)).to_contain_text("as written")
+    expect(active(widget)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowDown")
+    expect(active(widget)).to_contain_text("nothing_saveable")
+    page.keyboard.press("End")
+    expect(active(widget)).to_have_text(entries(widget).last.text_content() or "")
+    page.keyboard.press("ArrowDown")
+    expect(active(widget)).to_have_text(entries(widget).last.text_content() or "")
+    page.keyboard.press("Home")
+    expect(active(widget)).to_contain_text("as written")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    widget.shows("nothing_saveable")
+    expect(widget.policy).to_be_focused()
+    expect(entries(widget)).to_have_count(0)
+    opened_by_keyboard(widget)
+    page.keyboard.type("dd")  # which deletes the cell where the notebook hears it
+    expect(widget.root.get_by_role("status").get_by_text("No policy has “dd”.")).to_be_visible()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(widget.policy).to_be_focused()
+    expect(entries(widget)).to_have_count(0)
+    widget.shows("nothing_saveable")
+    opened_by_keyboard(widget)
+    page.keyboard.press("Tab")
+    expect(entries(widget)).to_have_count(0)
+    expect(widget.policy).not_to_be_focused()
+    assert widget.notebook.cell_count() == cells
+
+
+def test_what_is_searched_is_what_is_chosen(widget: Widget) -> None:
+    """Of those that do the same, too."""
+    opened_by_keyboard(widget)
+    expect(entries(widget).first).to_contain_text("as written = none = everything_saveable")
+    widget.notebook.page.keyboard.type("everything_s")
+    expect(entries(widget)).to_have_count(1)
+    widget.notebook.page.keyboard.press("Enter")
+    expect(widget.policy).to_have_value("everything_saveable")
+    expect(widget.part("code")).to_contain_text("everything_saveable")
+
+
+def test_the_mouse_chooses(widget: Widget) -> None:
+    widget.policy.click()
+    expect(entries(widget)).not_to_have_count(0)
+    widget.policy.click()
+    expect(entries(widget)).to_have_count(0)
+    widget.policy.click()
+    widget.tab("Source").click()
+    expect(entries(widget)).to_have_count(0)
+    widget.policy.click()
+    expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
+    entries(widget).filter(has_text="dots_saveable").first.click()
+    widget.shows("dots_saveable")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("Light", 1400), ("Dark", 720), ("Dark High Contrast", 500)])
+def test_it_can_be_read(widget: Widget, theme: str, width: int) -> None:
+    page = widget.notebook.page
+    widget.notebook.set_theme(f"JupyterLab {theme}")
+    page.set_viewport_size({"width": width, "height": 1000})
+    try:
+        opened_by_keyboard(widget)
+        expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
+        assert violations(page, ".remat-widget") == []
+        assert unreadable(widget.root) == []
+        box = widget.root.locator(".remat-list").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        scrolled = "e => [e.scrollWidth - e.clientWidth, e.clientHeight]"
+        sideways, height = widget.root.locator(".remat-list ul").evaluate(scrolled)
+        assert sideways <= 1
+        assert height > 100
+    finally:
+        page.keyboard.press("Escape")
+        page.set_viewport_size({"width": 1400, "height": 1000})
+        widget.notebook.set_theme("JupyterLab Light")
