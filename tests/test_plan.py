@@ -313,8 +313,8 @@ def test_the_mask_of_a_custom_jvp_is_a_choice():
 
 
 @pytest.mark.parametrize("replicated", [False, True])
-def test_values_inside_shard_map_are_choices_of_all_devices_bytes(replicated):
-    """JAX keeps a part for each device; of what is the same on all of them it keeps one where it checks that it is."""
+def test_values_inside_shard_map_are_choices_of_one_devices_bytes(replicated):
+    """Each device keeps its part, or a copy of what is the same on all of them."""
     mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
 

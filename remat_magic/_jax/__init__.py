@@ -21,7 +21,6 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
-from remat_magic._jax.formulas import mapped_devices, shards_kept
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
 from remat_magic._jax.jaxprs import (
@@ -87,6 +86,23 @@ from remat_magic._jax.primitives import (
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.settings import default_device, thread_settings, x64
+from remat_magic._jax.shardings import (
+    automatic_devices,
+    automatic_devices_in,
+    equation_of_one,
+    is_abstract,
+    is_replicated,
+    keeps_shape,
+    mapped_devices,
+    mesh_devices,
+    of_one_device,
+    shape_of,
+    sharding_text,
+    spec_types,
+    spread_like,
+    type_in_mesh,
+    untold_axes,
+)
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
@@ -103,6 +119,8 @@ __all__ = [
     "Lack",
     "Vmaps",
     "as_function",
+    "automatic_devices",
+    "automatic_devices_in",
     "bodies",
     "bytecode",
     "calls_back",
@@ -116,6 +134,7 @@ __all__ = [
     "consts_of",
     "default_device",
     "donated",
+    "equation_of_one",
     "equations_of",
     "fresh_rows",
     "fresh_var",
@@ -124,6 +143,7 @@ __all__ = [
     "high_params",
     "holding",
     "inputs_of",
+    "is_abstract",
     "is_barrier",
     "is_broadcast",
     "is_call",
@@ -142,6 +162,7 @@ __all__ = [
     "is_matmul",
     "is_placeholder",
     "is_primal_left",
+    "is_replicated",
     "is_reversed",
     "is_rounding",
     "is_scan",
@@ -151,6 +172,7 @@ __all__ = [
     "is_tested",
     "is_transparent",
     "is_while",
+    "keeps_shape",
     "label_of",
     "lacks",
     "like_tuple",
@@ -161,9 +183,11 @@ __all__ = [
     "map_rule",
     "mapped_devices",
     "memory_space",
+    "mesh_devices",
     "name_equation",
     "name_stack",
     "nbytes",
+    "of_one_device",
     "of_one_trace",
     "old_checkpoint",
     "open_jaxpr",
@@ -189,8 +213,11 @@ __all__ = [
     "scan_length",
     "scan_split",
     "scan_unroll",
-    "shards_kept",
+    "shape_of",
+    "sharding_text",
     "short_dtype",
+    "spec_types",
+    "spread_like",
     "staged",
     "stale_traces",
     "structure",
@@ -200,7 +227,9 @@ __all__ = [
     "tracebacks",
     "tracing",
     "trip_count",
+    "type_in_mesh",
     "type_text",
+    "untold_axes",
     "untransformed_scopes",
     "use_of",
     "variables",

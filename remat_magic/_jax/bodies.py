@@ -21,7 +21,6 @@ from remat_magic._jax.primitives import (
     high_params,
     is_custom_rule,
     is_jit,
-    is_shard_map,
     primitive_name,
     scan_body,
     scan_length,
@@ -46,7 +45,7 @@ class Body:
     correspondence is unknown. ``results[j]`` is the body's output that leaves as the equation's j-th output (None:
     unknown). ``carries`` pairs a body's output with the invar that it becomes in the next iteration. ``label`` is
     empty where the body is not a call or loop of the user's; ``times`` is None where it is not known: the condition of
-    a ``while`` loop runs once more than its body. ``per_device`` tells that shapes are those of one device inside.
+    a ``while`` loop runs once more than its body.
     """
 
     jaxpr: Any
@@ -56,16 +55,13 @@ class Body:
     label: str = ""
     times: int | None = 1
     carries: tuple[tuple[int, int], ...] = ()
-    per_device: bool = False
 
     @property
     def inlines(self) -> bool:
-        """Whether a body is part of the program around it: a call, of which every input and output is known."""
-        return self.is_call and not self.per_device
+        """Whether a body is part of the program around it: a call, of which every input and output is known.
 
-    @property
-    def is_call(self) -> bool:
-        """Whether a body is a call of which every input and output is known, if only with a device's part of them."""
+        The body of a ``shard_map`` knows a device's part of them.
+        """
         return self.kind == "call" and None not in self.operands and None not in self.results
 
 
@@ -77,7 +73,6 @@ def _call(eqn: Any, jaxpr: Any, label: str) -> Body:
         tuple(range(inputs)) if inputs == len(eqn.invars) else (None,) * inputs,
         tuple(range(outputs)) if outputs == len(eqn.outvars) else (None,) * len(eqn.outvars),
         label=label,
-        per_device=is_shard_map(eqn),
     )
 
 

@@ -28,7 +28,6 @@ from remat_magic._jax.primitives import (
     SLICES,
     VIEWS,
     high,
-    is_shard_map,
     primitive_name,
 )
 from remat_magic._jax.settings import partitionable_threefry
@@ -41,9 +40,7 @@ __all__ = [
     "expansion",
     "is_operation",
     "kernel_estimate",
-    "mapped_devices",
     "moved_bytes",
-    "shards_kept",
 ]
 
 Flops = Callable[[Any], int | None]
@@ -279,29 +276,6 @@ def is_operation(eqn: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ what else is priced
-
-
-def mapped_devices(eqn: Any) -> int:
-    """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
-    if not is_shard_map(eqn):
-        return 1
-    return math.prod(eqn.params["mesh"].shape[axis] for axis in _mapped_axes(eqn))
-
-
-def shards_kept(eqn: Any, aval: Any) -> int:
-    """Of how many devices' parts a residual is that is saved inside a ``shard_map``, 1 inside any other equation.
-
-    Of what is the same on the devices along an axis of the mesh one is kept, where JAX checks that it is.
-    """
-    if not is_shard_map(eqn):
-        return 1
-    axes = aval.mat.varying if eqn.params["check_vma"] else _mapped_axes(eqn)
-    return math.prod(eqn.params["mesh"].shape[axis] for axis in axes)
-
-
-def _mapped_axes(eqn: Any) -> Any:
-    # 0.10 and 0.12 call it otherwise.
-    return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
 
 
 def kernel_estimate(eqn: Any) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from remat_magic._jax.private import courtesy
+from remat_magic._jax.shardings import of_one_device
 
 _short_dtype_name = courtesy("jax._src.dtypes.short_dtype_name", "types are written with the long names of dtypes")
 
@@ -39,14 +40,15 @@ def memory_space(aval: Any) -> str:
 
 
 def nbytes(aval: Any) -> int:
-    """Bytes of one value of a type (packed: 4-bit types count half), from its shape and dtype.
+    """Bytes that one device holds of a value (packed: 4-bit types count half), from its type.
 
-    PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize`` does in JAX.
+    A type without a sharding is held whole. PRNG keys count the bytes of their seed arrays, as ``key.size * itemsize``
+    does in JAX.
     """
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None:
         return 0
-    return math.prod(map(int, shape)) * int(dtype.itemsize)
+    return math.prod(map(int, of_one_device(aval).shape)) * int(dtype.itemsize)
 
 
 def type_text(aval: Any) -> str:

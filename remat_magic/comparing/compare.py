@@ -115,6 +115,7 @@ def row_of(report: Report, device: devices.Device | None) -> ComparisonRow:
         code=report.code,
         error=report.backward_error,
         label=report.label,
+        of_devices=report.of_devices,
     )
     if report.backward_error:
         return row

@@ -286,6 +286,16 @@ class Engine:
         return names, tuple(name for name in revealed if name not in names)
 
     @property
+    def devices(self) -> int:
+        """How many devices share the work; 1 without a mesh."""
+        return self._primal.devices if self.per_device else self._given.automatic_devices
+
+    @property
+    def per_device(self) -> bool:
+        """Whether figures are of one device; not where sharding is automatic, of which no type tells."""
+        return self._primal.devices > 1 or self._given.automatic_devices == 1
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
@@ -297,7 +307,13 @@ class Engine:
                 self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown
             ),
             *(notes.of_copies(function.who[0], function.vmaps.sizes, function.devices) if function else ()),
-            *notes.of_devices(self.function_name, self._primal.devices_inside),
+            *notes.of_devices(
+                self.function_name,
+                self.devices,
+                self.per_device,
+                self._primal.unknown_values,
+                self._primal.untold_axes,
+            ),
             *notes.of_settings(self._settings),
         )
 
@@ -426,6 +442,11 @@ class Engine:
         """
         if shardings is None:
             shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
+        if any(map(_jax.is_abstract, shardings)):
+            raise RematError(
+                "the mesh of the arguments is abstract, a name without devices: compile for arguments on a mesh of "
+                "devices (simulated ones will do)."
+            )
         if platform is not None:
             if any(len(getattr(sharding, "device_set", ())) > 1 for sharding in shardings):
                 raise RematError(

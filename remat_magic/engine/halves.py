@@ -15,6 +15,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
+from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import is_inexact
 
@@ -25,7 +26,8 @@ class Forward:
 
     ``tree`` rebuilds the VJP function from the leaves; ``no_cotangents`` has for each output without a cotangent what
     stands for it, and None for the others. Under ``vmaps``, ``axes`` tells which axes of each residual, and
-    then of each output, these map.
+    then of each output, these map. ``type_of`` tells the types of the variables of both halves, with how they are
+    spread over a mesh.
     """
 
     closed: Any
@@ -36,6 +38,7 @@ class Forward:
     no_cotangents: tuple[Any, ...]
     vmaps: _jax.Vmaps | None = None
     axes: tuple[tuple[int | None, ...], ...] = ()
+    type_of: TypeOf = own_type
 
 
 def _vjp(
@@ -127,7 +130,13 @@ def backward_half(half: Forward) -> Any:
 
     types = [aval for aval, yes in zip(half.output_types, inexact, strict=True) if yes]
     axes = [axes for axes, yes in zip(half.axes, [True] * count + inexact, strict=False) if yes]
-    return jax.make_jaxpr(half.vmaps.over(backward, axes) if half.vmaps else backward)(*half.residual_types, *types)
+    mapped = half.vmaps.over(backward, axes) if half.vmaps else backward
+    closed = jax.make_jaxpr(mapped)(*half.residual_types, *types)
+    if isinstance(half.type_of, Spread) and half.type_of.known:
+        saved = _jax.open_jaxpr(half.closed).outvars[len(half.output_types) :]
+        pairs = zip(_jax.open_jaxpr(closed).invars, map(half.type_of, saved), strict=False)
+        half.type_of.learn(closed, {var: aval for var, aval in pairs if aval is not var.aval})
+    return closed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,13 +90,37 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
         )
 
 
-def of_devices(function: str, devices: int) -> Iterator[Note]:
-    """What the figures are of where a ``shard_map`` stands in the function itself."""
-    if devices > 1:
+def of_devices(function: str, devices: int, per_device: bool, unknown: int, untold: Sequence[str]) -> Iterator[Note]:
+    """What the figures are of where several devices share the work.
+
+    Args:
+        function: its name.
+        devices: how many.
+        per_device: whether figures are of one of them.
+        unknown: how many values are taken to be held whole, since nothing tells how they are spread.
+        untold: the axes of the mesh that XLA may spread them over besides.
+    """
+    if not per_device:
         yield Note(
             "devices-together",
-            f"{function} has a shard_map over {devices} devices: shapes and bytes are of all of them together, of "
-            "which each device holds its part.",
+            f"{function} is sharded automatically, over {devices} devices, and XLA alone decides how what it computes "
+            f"is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
+            (function,),
+        )
+        return
+    if untold:
+        axes = ", ".join(map(repr, untold))
+        yield Note(
+            "devices-unknown",
+            f"Over {axes} of the mesh XLA spreads the values of {function} as it likes: figures are of one of "
+            f"{devices} parts, as if each were one device's.",
+            tuple(untold),
+        )
+    if unknown:
+        yield Note(
+            "devices-unknown",
+            f"{unknown} value{'s' if unknown > 1 else ''} that {function} computes outside of its shard_map "
+            f"{'have' if unknown > 1 else 'has'} no sharding in the type: counted as if every device held all of it.",
             (function,),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from remat_magic import _jax, policies
@@ -14,6 +15,7 @@ from remat_magic.engine.halves import Forward, forward_half
 from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites
+from remat_magic.jaxprs.one_device import Spread, unknown_values
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
@@ -137,9 +139,10 @@ class Primal:
     def half(self, function: Callable[..., Sequence[Any]]) -> Forward:
         """The forward half of ``function``, a form of this program."""
         signature = self.signature
-        return forward_half(
+        half = forward_half(
             function, self.types, signature.differentiated, self.outputs, self.auxiliary, signature.vmaps
         )
+        return replace(half, type_of=self._spread(half.closed)) if self.devices > 1 else half
 
     @property
     def name(self) -> str:
@@ -176,10 +179,46 @@ class Primal:
         """The key of the site that a checkpoint equation of the program belongs to; empty for none."""
         return self.table.key_of(eqn, self.provenances.spans)
 
+    def _spread(self, closed: Any) -> Spread:
+        """How the values of a jaxpr with this program's inputs are spread over a mesh."""
+        spread, given = Spread(), dict[Any, Any]()
+        if not self.maps_devices:  # types tell, or nothing does
+            return spread
+        for var, leaf in zip(_jax.open_jaxpr(closed).invars, self.signature.arrays, strict=False):
+            if _jax.automatic_devices(leaf.sharding) > 1 and hasattr(leaf.sharding, "spec"):
+                given[var] = _jax.type_in_mesh(var.aval, leaf.sharding.mesh, leaf.sharding.spec)
+        spread.learn(closed, given)
+        return spread
+
     @functools.cached_property
-    def devices_inside(self) -> int:
-        """On how many devices a ``shard_map`` in the program runs its body, the largest of several; 1 without any."""
-        return max((_jax.mapped_devices(eqn) for _, eqn in walk(self.closed, once=True)), default=1)
+    def maps_devices(self) -> bool:
+        """Whether a ``shard_map`` is in the program."""
+        return any(_jax.is_shard_map(eqn) for _, eqn in walk(self.closed, once=True))
+
+    @functools.cached_property
+    def devices(self) -> int:
+        """How many devices share the work as far as the types and each ``shard_map`` tell; 1 without a mesh."""
+        atoms = (var for _, eqn in walk(self.closed, once=True) for var in eqn.outvars)
+        spread = max((_jax.mesh_devices(var.aval) for var in (*_jax.open_jaxpr(self.closed).invars, *atoms)), default=1)
+        mapped = (_jax.mapped_devices(eqn) for _, eqn in walk(self.closed, once=True)) if self.maps_devices else ()
+        return max((spread, *mapped))
+
+    @functools.cached_property
+    def automatic_devices(self) -> int:
+        """Over how many devices values are spread of whose types nothing tells it."""
+        asked = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
+        return max((*(_jax.automatic_devices(leaf.sharding) for leaf in self.signature.arrays), *asked), default=1)
+
+    @functools.cached_property
+    def untold_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh that XLA may spread values over as well, in which no type tells of them."""
+        untold = (_jax.untold_axes(eqn) for _, eqn in walk(self.closed, once=True)) if self.devices > 1 else ()
+        return tuple(sorted(set().union(*untold)))
+
+    @functools.cached_property
+    def unknown_values(self) -> int:
+        """How many values outside of every ``shard_map`` are taken to be held whole, since nothing tells of them."""
+        return unknown_values(self.closed, self._spread(self.closed)) if self.maps_devices else 0
 
     @functools.cached_property
     def has_custom_rules(self) -> bool:

@@ -310,7 +310,8 @@ def _argument_text(name: str, leaves: Sequence[Leaf]) -> str:
     if len(leaves) == 1 and leaves[0].name == name:
         leaf = leaves[0]
         if leaf.is_array:
-            return f"{name} {_jax.type_text(leaf.value)}"
+            text = _jax.type_text(leaf.value)
+            return f"{name} {_jax.sharding_text(leaf.value, text) or text}"
         text = repr(leaf.value) if isinstance(leaf.value, (bool, int, float, complex, str)) else None
         return f"{name}={text if text and len(text) <= 24 else type(leaf.value).__name__}"
     size = sum(_jax.nbytes(leaf.value) for leaf in arrays)

@@ -17,9 +17,9 @@ from remat_magic._jax.formulas import (
     element_bodies,
     expansion,
     kernel_estimate,
-    mapped_devices,
     moved_bytes,
 )
+from remat_magic.jaxprs.one_device import TypeOf, own_type
 
 __all__ = ["FREE", "Cost", "Live", "equation_cost", "jaxpr_cost"]
 
@@ -58,24 +58,27 @@ class Cost:
 FREE = Cost()
 
 
-def jaxpr_cost(jaxpr: Any, live: Live | None = None) -> Cost:
-    """The cost of one run of a jaxpr, open or closed; of its live equations alone where ``live`` tells them."""
-    return _costs_of_jaxprs(live)(jaxpr)
+def jaxpr_cost(jaxpr: Any, live: Live | None = None, type_of: TypeOf = own_type) -> Cost:
+    """What one run of a jaxpr, open or closed, costs one device.
 
-
-def equation_cost(eqn: Any, live: Live | None = None) -> Cost:
-    """The cost of one run of an equation, the (live) equations of the jaxprs inside it included.
-
-    In a ``shard_map``, where shapes are those of one device, it is the cost of all devices together.
+    Args:
+        jaxpr: the jaxpr.
+        live: tells the equations that count; all do if None.
+        type_of: tells the type of a variable, with how it is spread over a mesh.
     """
-    return _equation_cost(eqn, _costs_of_jaxprs(live))
+    return _costs_of_jaxprs(live, type_of)(jaxpr)
+
+
+def equation_cost(eqn: Any, live: Live | None = None, type_of: TypeOf = own_type) -> Cost:
+    """What one run of an equation costs one device, the (live) equations of the jaxprs inside it included."""
+    return _equation_cost(eqn, _costs_of_jaxprs(live, type_of), type_of)
 
 
 CostOf = Callable[[Any], Cost]
 """Tells the cost of one run of a jaxpr."""
 
 
-def _costs_of_jaxprs(live: Live | None) -> CostOf:
+def _costs_of_jaxprs(live: Live | None, type_of: TypeOf) -> CostOf:
     """Tells what jaxprs cost, and looks once at a body that several calls share."""
     costs: dict[int, tuple[Any, Cost]] = {}  # by the identity of the jaxpr, which is kept along
 
@@ -86,7 +89,7 @@ def _costs_of_jaxprs(live: Live | None) -> CostOf:
             uncosted: set[str] = set()
             for eqn in body.eqns:
                 if live is None or live(eqn):
-                    cost = _equation_cost(eqn, cost_of)
+                    cost = _equation_cost(eqn, cost_of, type_of)
                     flops += cost.flops
                     moved += cost.bytes
                     uncosted.update(cost.uncosted)
@@ -96,8 +99,10 @@ def _costs_of_jaxprs(live: Live | None) -> CostOf:
     return cost_of
 
 
-def _equation_cost(eqn: Any, cost_of: CostOf) -> Cost:
-    name = _jax.primitive_name(eqn)
+def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
+    name, whole = _jax.primitive_name(eqn), eqn
+    if type_of is not own_type:  # on a mesh
+        eqn = _jax.equation_of_one(eqn, type_of)
     formula = FLOPS.get(name)
     if formula is not None:
         flops = formula(eqn)
@@ -107,14 +112,13 @@ def _equation_cost(eqn: Any, cost_of: CostOf) -> Cost:
     if per_element is not None:  # its jaxprs say what is done to an element; the bytes are those of the whole equation
         inside = sum((jaxpr_cost(jaxpr).scaled(times) for jaxpr, times in per_element), FREE)
         return Cost(inside.flops, BYTES.get(name, moved_bytes)(eqn), inside.uncosted)
-    runs = [(cost_of(body.jaxpr), body.times) for body in _jax.bodies(eqn)]
+    runs = [(cost_of(body.jaxpr), body.times) for body in _jax.bodies(whole)]
     if _jax.is_cond(eqn):
         worst = max((cost for cost, _ in runs), key=lambda cost: (cost.flops, cost.bytes))
         return Cost(worst.flops, worst.bytes, sum((cost for cost, _ in runs), FREE).uncosted)
     if runs:  # a loop whose trip count is unknown counts once, and is told
         unknown = Cost(uncosted=("while",)) if any(times is None for _, times in runs) else FREE
-        inside = sum((cost.scaled(1 if times is None else times) for cost, times in runs), unknown)
-        return inside.scaled(mapped_devices(eqn))
+        return sum((cost.scaled(1 if times is None else times) for cost, times in runs), unknown)
     estimate = kernel_estimate(eqn)
     if estimate is not None:
         return Cost(*estimate)

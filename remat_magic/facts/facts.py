@@ -171,7 +171,7 @@ class Facts:
             programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.argument_names)
             blank, step = self._blank(selection), engine.step
             if step is None:
-                schedule = both_halves(half.closed, engine.backward_of(selection), half.outputs)
+                schedule = both_halves(half.closed, engine.backward_of(selection), half.outputs, type_of=half.type_of)
                 return reports.over_time(blank, schedule, programs, engine.argument_names)
             halves = engine.halves_in_step(selection)
             for both in halves.values():
@@ -212,6 +212,8 @@ class Facts:
             complete=False,
             sources=engine.sources,
             label=selection.label,
+            devices=engine.devices,
+            per_device=engine.per_device,
         )
 
     def close(self) -> None:

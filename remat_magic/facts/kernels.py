@@ -29,6 +29,7 @@ from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.straight_line import LITERAL, Line, Operation, StraightLines
+from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.records import Kernel, Unit
 
 __all__ = ["kernels_of", "shares"]
@@ -46,9 +47,10 @@ class _Value:
 
 
 class _Step(NamedTuple):
-    """What one equation does wherever its body is called."""
+    """What one equation does on one device wherever its body is called; ``key``: the equation's identity."""
 
     eqn: Any
+    key: int
     name: str
     fusible: bool
     reduction: bool
@@ -99,13 +101,14 @@ def kernels_of(
     return _merged(kernels), _merged(recomputed)
 
 
-def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, Kernel]:
+def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None, type_of: TypeOf = own_type) -> dict[int, Kernel]:
     """For every operation of a jaxpr, at any depth, its share of its kernel in one run; by ``id`` of equation.
 
     What several operations of a kernel read is shared between them; what is written is the share of what makes it.
+    ``type_of`` tells the types of variables, with how they are spread over a mesh.
     """
     fused: list[list[_Node]] = []
-    fusion = _Fusion(StraightLines(live), None, fused=fused)
+    fusion = _Fusion(StraightLines(live, type_of=type_of), None, fused=fused)
     fusion.run(jaxpr)
     fusion.kernels()  # tells of what is fused on the way
     share_of: dict[int, Kernel] = {}
@@ -114,7 +117,7 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None) -> dict[int, K
         readers = Counter(id(value) for of_node in reads for value, _, _ in of_node)
         for node, of_node in zip(nodes, reads, strict=True):
             part = [(value, size // readers[id(value)], False) for value, size, _ in of_node]
-            share_of[id(node.step.eqn)] = _kernel([node], part)
+            share_of[node.step.key] = _kernel([node], part)
     _release(node for nodes in fused for node in nodes)
     return share_of
 
@@ -184,10 +187,10 @@ class _Fusion:
         for value in operands:
             value.written = True
         for number, var in zip(line.makes, line.operation.eqn.outvars, strict=True):
-            values[number] = _Value(_jax.nbytes(var.aval), stage, written=True)
+            values[number] = _Value(_jax.nbytes(self._lines.type_of(var)), stage, written=True)
         runs = whole = again = [(body, self._body(body.jaxpr)) for body in line.operation.bodies]
         if _jax.is_cond(line.operation.eqn):  # what runs at most, and what is recomputed at most
-            whole = [max(runs, key=lambda run: jaxpr_cost(run[0].jaxpr, self._lines.live).flops)]
+            whole = [max(runs, key=lambda run: jaxpr_cost(run[0].jaxpr, self._lines.live, self._lines.type_of).flops)]
             again = [max(runs, key=lambda run: sum((part.flops or 0) * part.runs for part in run[1][1]))]
         for body, (kernels, _) in whole:
             self._inside[0].extend(kernel.often(body.times) for kernel in kernels)
@@ -208,12 +211,16 @@ class _Fusion:
 
     def _step(self, operation: Operation) -> _Step:
         eqn, name = operation.eqn, operation.name
-        step = self._known.steps.get(id(eqn))
+        step = self._known.steps.get(id(operation.eqn))
         if step is None:
             again = self._recomputing is not None and self._recomputing(eqn)
+            if self._lines.type_of is not own_type:  # on a mesh
+                eqn = _jax.equation_of_one(eqn, self._lines.type_of)
             sizes = tuple(_jax.nbytes(var.aval) for var in eqn.outvars)
-            step = _Step(eqn, name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes)
-            self._known.steps[id(eqn)] = step
+            step = _Step(
+                eqn, id(operation.eqn), name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes
+            )
+            self._known.steps[id(operation.eqn)] = step
         return step
 
     def _node(self, line: Line, operands: tuple[_Value, ...], values: list[Any]) -> None:

@@ -12,6 +12,7 @@ to the last one that reads it:
 * Calls are part of the program around them. Loops and branches need, on top of what is held outside, what one iteration
   or the most demanding branch needs inside; a loop holds its stacked inputs and outputs outside and a slice inside.
 * Values in another memory ("host") take none of the device's.
+* On a mesh it is what one device holds: its parts of what is spread, and what it has whole.
 
 XLA orders and fuses as it likes, so this is an estimate; it tells policies apart, and says where the peak is. Held
 against XLA's arguments, outputs and temporaries for the CPU of JAX 0.12 on eleven models (MLPs, convolutions,
@@ -31,6 +32,7 @@ from remat_magic import _jax
 from remat_magic.facts.schedule import Held, Peak, Schedule
 from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.records import Moment
 
 __all__ = ["Peak", "both_halves", "live_lines", "peak", "timeline"]
@@ -57,20 +59,29 @@ def timeline(forward: Any, backward: Any, outputs: int) -> tuple[Moment, ...]:
 
 
 def both_halves(
-    forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None
+    forward: Any,
+    backward: Any,
+    outputs: int,
+    lines: tuple[StraightLines, StraightLines] | None = None,
+    type_of: TypeOf = own_type,
 ) -> Schedule:
-    """The schedule of both halves; arguments and errors are those of ``peak``."""
+    """The schedule of both halves; arguments and errors are those of ``peak``.
+
+    ``type_of`` tells the types of their variables, with how they are spread over a mesh.
+    """
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
-    ahead, back = lines or live_lines(first, outputs, LiveEquations(second))
-    schedule = Schedule()
-    arguments = [schedule.permanent(var.aval, Held(0, var.aval, argument=i)) for i, var in enumerate(first.invars)]
+    ahead, back = lines or live_lines(first, outputs, LiveEquations(second), type_of)
+    schedule = Schedule(type_of=type_of)
+    arguments = [
+        schedule.permanent(type_of(var), Held(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
+    ]
     results = schedule.run(ahead, forward, arguments, "forward")
     read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * len(second.invars)
     saved = schedule.own_buffers(forward, outputs, results, read)
-    cotangents = [schedule.buffer(var.aval, Held(0, var.aval)) for var in second.invars[residuals:]]
+    cotangents = [schedule.buffer(type_of(var), Held(0, type_of(var))) for var in second.invars[residuals:]]
     schedule.arrive("backward", cotangents)
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
@@ -79,10 +90,12 @@ def both_halves(
     return schedule
 
 
-def live_lines(first: Any, outputs: int, live: LiveEquations) -> tuple[StraightLines, StraightLines]:
+def live_lines(
+    first: Any, outputs: int, live: LiveEquations, type_of: TypeOf = own_type
+) -> tuple[StraightLines, StraightLines]:
     """The straight lines of both halves, given the live code of the backward one, by which that of the other goes.
 
     A residual that nothing reads is not made.
     """
     wanted = [True] * outputs + live.inputs[: len(first.outvars) - outputs]
-    return StraightLines(LiveEquations(first, wanted)), StraightLines(live)
+    return StraightLines(LiveEquations(first, wanted), type_of=type_of), StraightLines(live, type_of=type_of)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic._jax.formulas import mapped_devices
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import is_given
@@ -19,7 +18,7 @@ from remat_magic.records import Equation
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The branches that a scope stands in (see ``Equation``), and how often all devices together run it at least."""
+    """The branches that a scope stands in (see ``Equation``), and how often a device runs it at least."""
 
     branches: tuple[tuple[int, int, int], ...] = ()
     runs: int = 1
@@ -69,7 +68,7 @@ class Recomputation:
             branches, times = outer.branches, 1 if scope.body.times is None else scope.body.times
             if scope.body.kind == "branch":
                 branches += ((*self._conditional(scope), scope.parent.inner(scope.eqn).index(scope)),)
-            around = Surroundings(branches, outer.runs * times * mapped_devices(scope.eqn))
+            around = Surroundings(branches, outer.runs * times)
             self._surroundings[id(scope)] = around
         return around
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from remat_magic import _jax
+from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
-from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.facts.cost import Cost, equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import both_halves, live_lines
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.schedule import Held, Schedule
+from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.provenance import Provenances
@@ -37,7 +38,7 @@ from remat_magic.records import (
 def preview(blank: Report, half: Forward, provenances: Provenances, arguments: Sequence[str]) -> Report:
     """The report of the forward half: its residuals, without their readers."""
     saved = saved_values(half.closed, half.outputs)
-    return replace(blank, residuals=residuals(half.closed, saved, provenances, arguments))
+    return replace(blank, residuals=residuals(half, saved, provenances, arguments))
 
 
 def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provenances) -> Program:
@@ -52,7 +53,12 @@ def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provena
 
 def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[Equation, ...]:
     """The operations that a backward half repeats or does only now."""
-    return Recomputation(half.closed, backward, provenances, len(half.residual_types)).records(equation_cost)
+    return Recomputation(half.closed, backward, provenances, len(half.residual_types)).records(_cost_in(half))
+
+
+def _cost_in(half: Forward) -> Callable[[Any], Cost]:
+    """Tells what one run of an equation of either half costs a device."""
+    return lambda eqn: equation_cost(eqn, type_of=half.type_of)
 
 
 def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Residual, ...]:
@@ -81,23 +87,24 @@ def full(
     rows = tuple(
         replace(row, needed_by=who) for row, who in zip(read(first, saved, recomputation.live), readers, strict=True)
     )
-    lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live)
+    lines = live_lines(_jax.open_jaxpr(half.closed), half.outputs, recomputation.live, half.type_of)
     all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
-    ahead, back = jaxpr_cost(half.closed), jaxpr_cost(backward, recomputation.live)
-    ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else None)
+    ahead = jaxpr_cost(half.closed, type_of=half.type_of)
+    back = jaxpr_cost(backward, recomputation.live, half.type_of)
+    ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
-    schedule = of_step or both_halves(half.closed, backward, half.outputs, lines)
+    schedule = of_step or both_halves(half.closed, backward, half.outputs, lines, half.type_of)
     peak_bytes, at = schedule.highest()
 
     return replace(
         first,
         residuals=rows,
-        recomputed=recomputation.records(equation_cost),
+        recomputed=recomputation.records(_cost_in(half)),
         forward=_forward_program(half, saved, provenances),
         backward=program_later(backward, provenances, marked, recomputation.kinds),
-        notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation)),
+        notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation), *_replicated(first.devices, rows)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         uncosted=(ahead + back).uncosted,
@@ -108,6 +115,12 @@ def full(
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
+
+
+def _type_text(aval: Any) -> str:
+    """A type as JAX writes it, with its sharding if it has one."""
+    text = _jax.type_text(aval)
+    return _jax.sharding_text(aval, text) or text
 
 
 def _kind(buffer: Held, roles: Sequence[ArgumentRole]) -> LiveKind:
@@ -161,6 +174,26 @@ def _saved_in_vain(
             )
             notes.setdefault(Note("saved-in-vain", sentence, (row.name or "", row.primitive)))
     return list(notes)
+
+
+_LARGE = 0.1  # of the bytes saved
+
+
+def _replicated(devices: int, rows: Sequence[Residual]) -> Iterator[Note]:
+    """Intermediates that every device holds whole, where they are a large part of what is saved."""
+    kept = [row for row in rows if row.kind == "intermediate" and not row.unread]
+    whole = [row for row in kept if row.replicated and row.shape]
+    total = sum(row.nbytes for row in whole)
+    if total > _LARGE * sum(row.nbytes for row in kept):
+        largest = max(whole, key=lambda row: row.nbytes)
+        what = f"{largest.type} of {largest.primitive}{f' (line {largest.source.line})' if largest.source else ''}"
+        if len(whole) > 1:
+            what = f"{len(whole)} saved values, the largest {what}"
+        yield Note(
+            "replicated",
+            f"Each of {devices} devices holds all of {what}, {units.nbytes(total)}: sharded, each would hold a part.",
+            (largest.primitive,),
+        )
 
 
 class Programs:
@@ -244,7 +277,7 @@ def over_time(
             programs.maker(buffer) if buffer.argument is None else ("", arguments[buffer.argument], None)
         )
         return LiveValue(
-            _jax.type_text(buffer.aval) if buffer.aval is not None else "",
+            _type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,
             "temporary" if kind == "gradient" and not roles else kind,
             primitive,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.engine.halves import Forward
 from remat_magic.jaxprs.flow import Maker, makers, readers
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenance, Provenances
@@ -96,24 +97,24 @@ def _kind(atom: Any, top: Scope, made_by: Sequence[Maker]) -> Kind:
 
 
 def residuals(
-    forward: Any, saved: Sequence[Saved], provenances: Provenances, arguments: Sequence[str]
+    half: Forward, saved: Sequence[Saved], provenances: Provenances, arguments: Sequence[str]
 ) -> tuple[Residual, ...]:
     """The residuals without ``needed_by``.
 
     Args:
-        forward: the forward jaxpr.
+        half: the forward half.
         saved: its saved values.
         provenances: the primal program.
         arguments: the name of each of the forward jaxpr's inputs.
     """
-    top = Scope(_jax.open_jaxpr(forward))
+    top = Scope(_jax.open_jaxpr(half.closed))
     rows: list[Residual] = []
     for value in saved:
         made_by = makers(top, value.atom)
         kind = _kind(value.atom, top, made_by)
         origins = tuple(dict.fromkeys(_origin(provenances, maker, arguments) for maker in made_by))
         first = origins[0] if origins else Origin("")
-        aval = value.atom.aval
+        aval = half.type_of(value.atom)
         text = _jax.type_text(aval)
         rows.append(
             Residual(
@@ -130,6 +131,9 @@ def residuals(
                 times=first.times,
                 origins=origins,
                 memory_space=_jax.memory_space(aval),
+                replicated=_jax.is_replicated(aval),
+                sharding=_jax.sharding_text(aval, text),
+                shard_shape=tuple(int(size) for size in getattr(_jax.of_one_device(aval), "shape", ())),
             )
         )
     return tuple(rows)

@@ -11,6 +11,7 @@ from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
 from remat_magic.facts.straight_line import Operation, StraightLines
+from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.records import Half, Moment, Phase
 
 __all__ = ["Held", "Peak", "Schedule"]
@@ -67,9 +68,11 @@ class Schedule:
         saved: those of residuals.
         gradients: those of gradients that something reads later on.
         donated: those of arguments that may be written over.
+        type_of: tells the type of a variable, with how it is spread over a mesh.
     """
 
-    def __init__(self, inner_peaks: dict[tuple[int, int], int] | None = None) -> None:
+    def __init__(self, inner_peaks: dict[tuple[int, int], int] | None = None, type_of: TypeOf = own_type) -> None:
+        self.type_of = type_of
         self.steps: list[ScheduledStep] = []
         self.kept: set[int] = set()
         self.saved: set[int] = set()
@@ -123,8 +126,10 @@ class Schedule:
             shown = buffers[value.leaves[0]]
             if _jax.is_literal(value.atom) or value.atom not in makers or not any(read[leaf] for leaf in value.leaves):
                 continue
-            if shown in taken or self._sizes[shown] < _device_bytes(value.atom.aval):
-                own = self.buffer(value.atom.aval, Held(0, value.atom.aval, makers[value.atom], value.atom))
+            if shown in taken or self._sizes[shown] < _device_bytes(self.type_of(value.atom)):
+                own = self.buffer(
+                    self.type_of(value.atom), Held(0, self.type_of(value.atom), makers[value.atom], value.atom)
+                )
                 self.steps.append(ScheduledStep(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
                 for leaf in value.leaves:
                     buffers[leaf] = own
@@ -190,18 +195,17 @@ class Schedule:
         """
         slices = _first_slice(eqn, body)
         schedule = self.new()
-        sliced = [schedule.buffer(var.aval, Held(0, var.aval, eqn, var)) for var in body.jaxpr.invars[slices:]]
+        sliced = [
+            schedule.buffer(self.type_of(var), Held(0, self.type_of(var), eqn, var))
+            for var in body.jaxpr.invars[slices:]
+        ]
         schedule.arrive("backward", sliced)
         schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
         return schedule
 
     def new(self) -> Schedule:
         """An empty one for a body, which knows the peaks inside that this one knows."""
-        return Schedule(self._inner_peaks)
-
-    def type_of(self, var: Any) -> Any:
-        """The type of what a device holds of a value."""
-        return var.aval
+        return Schedule(self._inner_peaks, self.type_of)
 
     def saved_inside(self, eqn: Any) -> int:
         """The bytes of residuals among what an equation needs inside."""
@@ -288,7 +292,7 @@ class Schedule:
         alive = (alive | self._permanent) - {*written_over(steps[at], dying, self._sizes), _NOTHING, *besides}
         saved = self.saved - self._permanent
         origins = {
-            number: (var.aval, step.eqn, var)
+            number: (self.type_of(var), step.eqn, var)
             for step in steps
             if step.eqn is not None
             for number, var in zip(step.makes, step.eqn.outvars, strict=True)

@@ -12,6 +12,7 @@ from remat_magic.facts.memory import live_lines
 from remat_magic.facts.schedule import Held, Schedule
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Phase
@@ -32,34 +33,35 @@ def step_schedule(step: Step, halves: Mapping[int, Halves]) -> Schedule:
         halves: those of each call that stands for a gradient.
     """
     jaxpr = _jax.open_jaxpr(step.closed)
-    schedule = _StepSchedule(halves, {}, {}, _parts(jaxpr))
+    schedule = _StepSchedule(halves, {}, {}, _spread(step, halves))
     arguments = list[int]()
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
         make = schedule.buffer if donated else schedule.permanent
-        arguments.append(make(schedule.type_of(var), Held(0, var.aval, argument=number)))
+        arguments.append(make(schedule.type_of(var), Held(0, schedule.type_of(var), argument=number)))
         if donated:
             schedule.donated.add(arguments[-1])
     schedule.arrive("forward", sorted(schedule.donated))
-    lines = StraightLines(LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, one_device=True)
+    lines = StraightLines(LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of)
     schedule.kept = {*schedule.run(lines, step.closed, arguments, "forward")}
     schedule.gradients -= schedule.kept
     return schedule
 
 
-def _parts(jaxpr: Any) -> dict[Any, Any]:
-    """The types of one device's parts of the values that a ``shard_map`` takes and gives, wherever these stand."""
-    parts: dict[Any, Any] = {}
-    scopes = {id(scope): scope for scope, _ in walk(jaxpr, lambda eqn: half_of(eqn) is None)}
-    for scope in reversed(scopes.values()):  # inner ones first
-        if scope.body is None or scope.parent is None or not scope.body.is_call:
-            continue
-        operands = [scope.eqn.invars[index] for index in scope.body.operands]
-        results = [scope.jaxpr.outvars[index] for index in scope.body.results]
-        for inner, outer in zip([*scope.jaxpr.invars, *results], [*operands, *scope.eqn.outvars], strict=True):
-            part = inner.aval if _jax.is_literal(inner) else parts.get(inner, inner.aval)
-            if not _jax.is_literal(outer) and (scope.body.per_device or part is not inner.aval):
-                parts[outer] = part
-    return parts
+def _spread(step: Step, halves: Mapping[int, Halves]) -> TypeOf:
+    """How the values of a step are spread, those of the gradients in it included."""
+    if not any(isinstance(both.forward.type_of, Spread) for both in halves.values()):
+        return own_type
+    spread, given = Spread(), dict[Any, Any]()
+    for _, eqn in walk(step.closed, once=True):
+        part = half_of(eqn)
+        half = halves[part[1]].forward if part is not None and part[0] == "forward" else None
+        if half is not None and isinstance(half.type_of, Spread):
+            spread.take(half.type_of)
+            inputs = _jax.open_jaxpr(half.closed).invars
+            pairs = zip(eqn.invars[len(eqn.invars) - len(inputs) :], inputs, strict=True)
+            given.update((atom, half.type_of(var)) for atom, var in pairs if half.type_of(var) is not var.aval)
+    spread.learn(step.closed, given)
+    return spread
 
 
 class _StepSchedule(Schedule):
@@ -70,10 +72,9 @@ class _StepSchedule(Schedule):
         halves: Mapping[int, Halves],
         lines: dict[int, _Lines],
         inner_peaks: dict[tuple[int, int], int],
-        parts: Mapping[Any, Any],
+        type_of: TypeOf,
     ) -> None:
-        super().__init__(inner_peaks)
-        self._parts = parts
+        super().__init__(inner_peaks, type_of)
         self._halves = halves
         self._lines = lines  # of halves, by the number of the call
         self._residuals: dict[int, list[int]] = {}  # by the buffer that links the halves of a gradient
@@ -82,7 +83,7 @@ class _StepSchedule(Schedule):
 
     def new(self) -> Schedule:
         """As ``Schedule.new``, with the same halves."""
-        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self._parts)
+        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self.type_of)
 
     def add(
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
@@ -99,7 +100,8 @@ class _StepSchedule(Schedule):
         forward, backward, *_ = self._halves[number]
         if number not in self._lines:
             first = _jax.open_jaxpr(forward.closed)
-            self._lines[number] = live_lines(first, forward.outputs, LiveEquations(_jax.open_jaxpr(backward)))
+            live = LiveEquations(_jax.open_jaxpr(backward))
+            self._lines[number] = live_lines(first, forward.outputs, live, self.type_of)
         ahead, back = self._lines[number]
         self._within_half = True
         try:
@@ -122,10 +124,6 @@ class _StepSchedule(Schedule):
             return gradients
         finally:
             self._within_half = False
-
-    def type_of(self, var: Any) -> Any:
-        """As ``Schedule.type_of``: where a ``shard_map`` takes or gives it, the part of one device."""
-        return self._parts.get(var, var.aval)
 
     def saved_inside(self, eqn: Any) -> int:
         """As ``Schedule.saved_inside``: of a loop whose body takes a gradient, at the peak in there."""

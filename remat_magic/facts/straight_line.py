@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic._jax.formulas import is_operation
 from remat_magic._jax.primitives import VIEWS
+from remat_magic.jaxprs.one_device import TypeOf, own_type
 
 __all__ = ["LITERAL", "Line", "Operation", "StraightLine", "StraightLines"]
 
@@ -92,17 +93,17 @@ class StraightLines:
     Args:
         live: tells an equation that matters from dead code; all do if None.
         whole: tells a call that is one step, and not taken in.
-        one_device: whether they are of what one device does: the body of a ``shard_map`` is taken in.
+        type_of: tells the type of a variable, with how it is spread over a mesh.
     """
 
     def __init__(
         self,
         live: Callable[[Any], bool] | None = None,
         whole: Callable[[Any], bool] = lambda _: False,
-        one_device: bool = False,
+        type_of: TypeOf = own_type,
     ) -> None:
         self.live = live
-        self._one_device = one_device
+        self.type_of = type_of
         self._whole = whole
         self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
 
@@ -116,10 +117,10 @@ class StraightLines:
     def _flatten(self, jaxpr: Any) -> StraightLine:
         body = _jax.open_jaxpr(jaxpr)
         flat = StraightLine()
-        numbers: dict[Any, int] = {var: flat.value(var.aval) for var in body.invars}
+        numbers: dict[Any, int] = {var: flat.value(self.type_of(var)) for var in body.invars}
         flat.inputs = tuple(range(1, 1 + len(body.invars)))
         for var, value in itertools.zip_longest(body.constvars, _jax.consts_of(jaxpr)):
-            numbers[var] = flat.constant(var.aval, id(var if value is None else value))
+            numbers[var] = flat.constant(self.type_of(var), id(var if value is None else value))
         leaving = {atom for atom in body.outvars if not _jax.is_literal(atom)}
 
         def number(atom: Any) -> int:
@@ -143,7 +144,7 @@ class StraightLines:
                 numbers[var] = number(eqn.invars[index if paired else 0] if eqn.invars else var)
             return
         inside = () if is_operation(eqn) or self._whole(eqn) else _jax.bodies(eqn)
-        if len(inside) == 1 and (inside[0].inlines or (self._one_device and inside[0].is_call)):
+        if len(inside) == 1 and inside[0].inlines:
             (body,) = inside
             called = self(body.jaxpr)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
@@ -151,7 +152,7 @@ class StraightLines:
                 numbers[var] = here[called.outputs[result or 0]]
             return
         reads = tuple(LITERAL if _jax.is_literal(atom) else number(atom) for atom in eqn.invars)
-        makes = tuple(flat.value(var.aval) for var in eqn.outvars)
+        makes = tuple(flat.value(self.type_of(var)) for var in eqn.outvars)
         numbers.update(zip(eqn.outvars, makes, strict=True))
         operation = Operation(eqn, name, inside, not leaving.isdisjoint(eqn.outvars))
         flat.lines.append(Line(operation, reads, makes))

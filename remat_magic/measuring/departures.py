@@ -186,7 +186,8 @@ def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, 
             continue
         less = without.saved_bytes - report.saved_bytes
         fallen = reference.temp_bytes - measurement.temp_bytes
-        if less < _LARGE * max(reference.temp_bytes, 1) * reference.devices or fallen > _SMALL * less:
+        of_all = 1 if report.per_device else reference.devices
+        if less < _LARGE * max(reference.temp_bytes, 1) * of_all or fallen > _SMALL * less:
             continue
         notes[number] = Note(
             "no-gain",

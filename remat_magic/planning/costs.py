@@ -67,7 +67,7 @@ class Objective:
         """
         if self.device is None:
             return Costs(graph.flops)
-        shares = kernels.shares(backward, LiveEquations(backward.jaxpr))
+        shares = kernels.shares(backward, LiveEquations(backward.jaxpr), graph.type_of)
         nodes = [
             seconds(
                 [replace(shares[id(eqn)], times=runs) for eqn, runs in operations if id(eqn) in shares], self.device

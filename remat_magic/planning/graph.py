@@ -18,6 +18,7 @@ from remat_magic.facts.cost import equation_cost
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
 from remat_magic.jaxprs.naming import NamedProgram, is_given
+from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.walk import Scope
 from remat_magic.records import dearest
 
@@ -46,6 +47,7 @@ class Graph:
         copies: how many copies of its value saving a name keeps.
         operations: the equations that a node recomputes, each with how often it runs.
         deferred: whether some of these ran in no forward pass, so that their values have no names.
+        type_of: tells the types of variables, with how they are spread over a mesh.
     """
 
     flops: list[int] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Graph:
     copies: dict[str, int] = field(default_factory=dict)
     operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
     deferred: bool = False
+    type_of: TypeOf = own_type
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
@@ -130,7 +133,7 @@ class _Leaf(NamedTuple):
 
 class _Builder:
     def __init__(self, parts: Dissection) -> None:
-        self.graph = Graph()
+        self.graph = Graph(type_of=parts.half.type_of)
         self._residuals = len(parts.half.residual_types)
         self._recomputation = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
         self._paid = _paid(parts)
@@ -170,9 +173,8 @@ class _Builder:
         name = _gate(eqn)
         times = scope.nesting[1]
         if name is not None:
-            aval = eqn.outvars[0].aval
-            parts = math.prod(_jax.shards_kept(around, aval) for around in scope.around())
-            self.graph.gates[len(self.graph.flops)] = (name, parts * _jax.nbytes(aval), times or 1)
+            size = _jax.nbytes(self.graph.type_of(eqn.outvars[0]))
+            self.graph.gates[len(self.graph.flops)] = (name, size, times or 1)
             self.graph.flops.append(0)
             self.graph.operations.append(())
             self.graph.needed.append(False)
@@ -183,7 +185,7 @@ class _Builder:
             if not self._recomputation.live(leaf):
                 continue
             if self._recomputation(leaf):
-                price, around = equation_cost(leaf), self._recomputation.surroundings(inner)
+                price, around = equation_cost(leaf, type_of=self.graph.type_of), self._recomputation.surroundings(inner)
                 # What is not known counts as none, as in the report.
                 flops = 0 if price.uncosted else price.flops * around.runs
                 operations.append(_Leaf(leaf, flops, around.branches, inner.turns))
@@ -270,7 +272,7 @@ def _gate(eqn: Any) -> str | None:
 def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
     """For each residual leaf that is an intermediate the first leaf of the same value, and the value's bytes."""
     saved = saved_values(parts.half.closed, parts.half.outputs)
-    rows = residuals(parts.half.closed, saved, parts.provenances, parts.arguments)
+    rows = residuals(parts.half, saved, parts.provenances, parts.arguments)
     return {
         leaf: (value.leaves[0], row.nbytes)
         for value, row in zip(saved, rows, strict=True)

@@ -12,8 +12,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.segments import SHORTEST, Checkpoint, alone, in_segments, segment_of
@@ -128,7 +126,7 @@ class _Rewritten:
         """What so many steps save when they are differentiated by themselves, views of their inputs left out."""
         eqn = alone(self._eqn, length)
         steps = _jax.part(_jax.scan_body(eqn), change(eqn), eqn.invars, eqn.outvars, self._name, "scan")
-        types = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars)
+        types = tuple(_jax.shape_of(var.aval) for var in eqn.invars)
         function = _jax.as_function(_jax.closed(steps))
         report = Facts(Engine(function, types, {}, None, False)).preview("none", "function")
         return report.saved_bytes - self._views(report, length)

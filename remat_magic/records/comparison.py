@@ -39,7 +39,8 @@ class ComparisonRow(Labelled):
     that no other row is better in one of peak and cost without being worse in the other. ``offloading`` tells whether
     XLA moves to the host what the policy offloads: "moved", "kept" on the device, or "unknown", and only what is moved
     is ranked; it is empty where nothing is offloaded. ``no_gain`` is a sentence where less is saved than without a
-    checkpoint and the peak is hardly lower, else empty.
+    checkpoint and the peak is hardly lower, else empty. ``of_devices`` tells whose the figures are that are not
+    measured, where several devices share the work (``Report.of_devices``); what XLA counts is always of one.
     """
 
     policy: str
@@ -72,6 +73,7 @@ class ComparisonRow(Labelled):
     same_labels: tuple[str, ...] = ()
     offloading: Offloading = ""
     no_gain: str = ""
+    of_devices: str = ""
 
     def __post_init__(self) -> None:
         """Use keys for what is called by no other name."""

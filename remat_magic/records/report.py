@@ -47,6 +47,8 @@ NoteKind = Literal[
     "gradient-per-example",
     "gradient-per-device",
     "devices-together",
+    "devices-unknown",
+    "replicated",
     "names-ignored",
     "policy-asked-little",
     "plan-of-other-operations",
@@ -139,8 +141,10 @@ class Residual:
     """A value saved for the backward pass.
 
     ``dtype`` is JAX's short form ("f32", "bf16", "key<fry>"), ``shape`` the residual's own shape, so that a value
-    stacked by a scan has its leading length. ``primitive``, ``source``, ``library``, ``path`` and ``times`` are those
-    of the first origin.
+    stacked by a scan has its leading length; ``nbytes`` is what one device holds of it. On a mesh ``sharding`` is the
+    type as JAX writes it, ``f32[1024@data,64]`` (empty where it is not known), ``shard_shape`` the shape of what one
+    device holds, and ``replicated`` tells that every device holds all of it. ``primitive``, ``source``, ``library``,
+    ``path`` and ``times`` are those of the first origin.
     ``memory_space`` is "" for the device's own memory, else JAX's name for it ("host"). ``unread``: JAX lists it, and
     no gradient depends on it (the zeros of a relu), so that a compiled program drops it.
     """
@@ -160,6 +164,14 @@ class Residual:
     memory_space: str = ""
     library: SourceSpan | None = None
     unread: bool = False
+    sharding: str = ""
+    shard_shape: tuple[int, ...] | None = None
+    replicated: bool = False
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """The shape of what one device holds: ``shard_shape`` where there is one, else ``shape``."""
+        return self.shape if self.shard_shape is None else self.shard_shape
 
     @property
     def kept(self) -> bool:
@@ -418,6 +430,8 @@ class Report(Displayed, Labelled):
     ``sources`` is the user's own text that the program was traced from, the same in every report of one trace.
     ``peak_by_kind`` has the bytes that are held at the estimated peak by their kind (``LiveValue.kind``), which add up
     to ``peak_bytes``.
+    ``devices`` tells how many share the work. All bytes and FLOPs are of one of them; of all together where not
+    ``per_device``, since XLA alone decides how intermediates are spread (automatic sharding).
     ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower.
     """
 
@@ -447,6 +461,20 @@ class Report(Displayed, Labelled):
     label: str = ""
     no_gain: Remark = dataclasses.field(default=Remark(), compare=False)
     peak_by_kind: tuple[tuple[str, int], ...] = ()
+    devices: int = 1
+    per_device: bool = True
+
+    @property
+    def of_devices(self) -> str:
+        """Whose the figures are where several devices share the work: "of one of 8 devices"; empty for one."""
+        if self.devices == 1:
+            return ""
+        return f"of one of {self.devices} devices" if self.per_device else f"of all {self.devices} devices together"
+
+    @property
+    def together(self) -> int:
+        """``saved_bytes`` of all devices together, with each copy of what several hold."""
+        return self.saved_bytes * (self.devices if self.per_device else 1)
 
     @property
     def remarked(self) -> Report:

@@ -191,14 +191,21 @@ def _groups(columns: Sequence[_Column]) -> list[tuple[str, int]]:
 
 
 def _heading(group: str, device: str, rows: Sequence[ComparisonRow]) -> str:
+    of = _of_devices(group, rows)
     if group == "estimated":
-        return f"estimated, for {device}" if device and any(row.times for row in rows) else "estimated"
+        return f"estimated, for {device}{of}" if device and any(row.times for row in rows) else f"estimated{of}"
     if group == "measured" and any(row.measured_fits is not None for row in rows):
         return f"compiled, for {device}"
     if group == "measured":
         where = dict.fromkeys(row.measured_device for row in rows if row.measured_device)
-        return f"measured, on {', '.join(where)}" if where else "measured"
-    return "counted"
+        return f"measured, on {', '.join(where)}{of}" if where else f"measured{of}"
+    return f"counted{of}"
+
+
+def _of_devices(group: str, rows: Sequence[ComparisonRow]) -> str:
+    """Whose the figures of a group are, where several devices share the work."""
+    said = next((row.of_devices for row in rows if row.of_devices), "")
+    return said and f", {'of one device' if group == 'measured' else said}"
 
 
 def _mark(row: ComparisonRow) -> str:
@@ -362,6 +369,9 @@ def render(
         said = [*filter(None, [row.error, row.no_gain]), *row.findings]
         errors += [Text(f"! {row.label}: {sentence}", style="yellow") for sentence in said]
     about = f"est.: estimated{f' for {device} ({source})' if device else ''}; nothing ran for it."
+    whose = _of_devices("", rows).removeprefix(", ")
+    if whose:
+        about += f" Figures are {whose}, but for what is measured, which is of one."
     return Group(
         Text(_caption(function), style="dim"), table, Text(about, style="dim"), *(Text(note) for note in notes), *errors
     )

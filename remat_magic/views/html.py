@@ -52,6 +52,7 @@ def _script() -> str:
 
 def totals_html(report: Report, compare: Report | None = None) -> str:
     """The headline's numbers, readable as a sentence where no style sheet is applied."""
+    whose = f'<small class="remat-label">{report.of_devices}: </small>' if report.of_devices else ""
     items = list[str]()
     for number, total in enumerate(totals(report, compare)):
         separator = '<span class="remat-hidden">; </span>' if number else ""
@@ -63,7 +64,7 @@ def totals_html(report: Report, compare: Report | None = None) -> str:
             f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b>{change} '
             f'<small class="remat-detail">{escape(total.detail)}</small></span>'
         )
-    return f'<div class="remat-totals">{"".join(items)}</div>'
+    return f'{whose}<div class="remat-totals">{"".join(items)}</div>'
 
 
 def notes_html(report: Report) -> str:
@@ -150,7 +151,7 @@ def _residuals(
             cells = [
                 td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
                 _share(row, sums.get(kind, report.constant_bytes), most),
-                td("type", f"<code>{escape(row.type)}</code>{times}"),
+                td("type", f"<code>{escape(row.type)}</code>{times}{_replicated(row)}"),
                 "" if plain and one_kind else told,
                 td("what", what_html(row.label, row.name, row.also)),
                 td("source", where_html(row)),
@@ -162,6 +163,11 @@ def _residuals(
     if plain and one_kind:
         heads.remove(("Kind", "kind"))
     return table("Values saved for the backward pass", heads, html_rows, ("stacks", "shares", *["one-kind"] * one_kind))
+
+
+def _replicated(row: ResidualRow) -> str:
+    """That no device is spared a value."""
+    return f' <small class="remat-whole">{row.whole}</small>' if row.whole else ""
 
 
 def _share(row: ResidualRow, whole: int, most: int) -> str:

@@ -57,7 +57,10 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class ResidualRow:
-    """``count`` residuals that differ in nothing shown. ``nbytes`` is the bytes of all of them together."""
+    """``count`` residuals that differ in nothing shown. ``nbytes`` is the bytes of all of them together.
+
+    ``whole`` says so where every device of a mesh holds all of an intermediate.
+    """
 
     count: int
     type: str
@@ -75,6 +78,7 @@ class ResidualRow:
     sources: tuple[SourceSpan, ...]
     library: SourceSpan | None
     dropped: bool
+    whole: str = ""
 
     @property
     def kept(self) -> bool:
@@ -164,7 +168,7 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
     space = f" ({first.memory_space})" if first.memory_space else ""
     return ResidualRow(
         count=len(group),
-        type=first.type,
+        type=first.sharding or first.type,
         nbytes=sum(residual.nbytes for residual in residuals),
         kind=first.kind + space,
         label=_span(map(_label, residuals)),
@@ -179,6 +183,7 @@ def _residual_row(group: list[tuple[int, Residual]]) -> ResidualRow:
         sources=tuple(origin.source for origin in (first, *first.origins) if origin.source is not None),
         library=first.library,
         dropped=first.dropped,
+        whole="whole on every device" if first.kept and first.replicated and first.shape else "",
     )
 
 
@@ -188,8 +193,8 @@ def residual_rows(report: Report) -> list[ResidualRow]:
     def key(item: tuple[int, Residual], alike: Callable[[str | None], str | None] = lambda name: name) -> object:
         residual = item[1]
         names = (alike(residual.name), alike(residual.argument))
-        return (residual.type, residual.kind, residual.memory_space, residual.primitive, *names, residual.source,
-                residual.library, residual.path, residual.origins[1:], residual.dropped)  # fmt: skip
+        return (residual.type, residual.sharding, residual.kind, residual.memory_space, residual.primitive, *names,
+                residual.source, residual.library, residual.path, residual.origins[1:], residual.dropped)  # fmt: skip
 
     ordered = sorted(enumerate(report.residuals), key=lambda item: _KINDS[item[1].kind])
     groups = _group(ordered, key)

@@ -154,6 +154,8 @@ def _totals(report: Report, compare: Report | None) -> Table:
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
+    if report.of_devices:
+        table.add_row(Text("figures"), Text(), Text(report.of_devices))
     for total in totals(report, compare):
         change = f"({total.change}) " if total.change else ""
         table.add_row(Text(total.label), Text(total.value, style="bold"), Text(f"{change}{total.detail}", style="dim"))
@@ -190,10 +192,10 @@ def _residuals(report: Report, wide: bool) -> Table:
         source = _source(row)
         readers = _readers(row, report.complete)
         if wide:
-            table.add_row(size, _cell(type_), _cell(row.kind), _cell(*what), _cell(*source), _cell(readers))
+            table.add_row(size, _cell(type_, row.whole), _cell(row.kind), _cell(*what), _cell(*source), _cell(readers))
         else:
             kind = f"{row.kind} {what[0]}" if what[0] != row.kind else row.kind
-            table.add_row(size, _cell(type_), _cell(kind, *what[1:], *source, readers))
+            table.add_row(size, _cell(type_, row.whole), _cell(kind, *what[1:], *source, readers))
     return table
 
 

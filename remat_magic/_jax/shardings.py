@@ -1,0 +1,287 @@
+"""What one device of a mesh holds of a value, and computes of an equation.
+
+On explicit meshes the type says how a value is spread (``aval.sharding``); in the body of a ``shard_map`` the shape is
+one device's already. Outside of it, on an automatic mesh, types say nothing: there the specs of the ``shard_map`` do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from remat_magic._jax.jaxprs import is_literal, open_jaxpr
+from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, is_shard_map, primitive_name
+
+__all__ = [
+    "automatic_devices",
+    "automatic_devices_in",
+    "equation_of_one",
+    "is_abstract",
+    "is_replicated",
+    "keeps_shape",
+    "mapped_devices",
+    "mesh_devices",
+    "of_one_device",
+    "shape_of",
+    "sharding_text",
+    "spec_types",
+    "spread_like",
+    "type_in_mesh",
+    "untold_axes",
+]
+
+_Axes = tuple[str, ...]
+_SHAPE_KEPT = ELEMENTWISE | FEW_TERMS | VIEWS
+
+
+def _named(entry: Any) -> _Axes:
+    """The axes that an entry of a spec names."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spread(sharding: Any, automatic: bool = False) -> tuple[_Axes, ...]:
+    """For each dimension the axes that it is spread over, without those that no type can tell of; empty for none.
+
+    Axes are explicit, and with ``automatic`` also those that XLA decides about.
+    """
+    mesh = sharding.mesh
+    told = {AxisType.Explicit, AxisType.Auto} if automatic else {AxisType.Explicit}
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    axes = tuple(tuple(name for name in _named(entry) if types[name] in told) for entry in sharding.spec)
+    return axes if any(axes) else ()
+
+
+def _axes(aval: Any) -> tuple[_Axes, ...]:
+    sharding = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    return () if mesh is None or mesh.empty else _spread(sharding)
+
+
+def _shared(size: int, axes: _Axes, mesh: Any) -> int:
+    """A device's share of a dimension: the largest, where it does not divide."""
+    return -(-size // math.prod(mesh.shape[axis] for axis in axes)) if axes else size
+
+
+def of_one_device(aval: Any, kept: Mapping[int, Collection[str]] | None = None) -> Any:
+    """The type of what one device holds of a value; the type itself where it holds it whole.
+
+    ``kept`` are for each dimension the axes of the mesh that it stays spread over, where others are gathered.
+    """
+    axes = _axes(aval)
+    if not axes:
+        return aval
+    if kept is not None:
+        axes = tuple(tuple(axis for axis in of if axis in kept[dim]) for dim, of in enumerate(axes))
+    sizes = zip(aval.shape, (*axes, *[()] * (len(aval.shape) - len(axes))), strict=True)
+    return _typed(aval, [_shared(int(size), of, aval.sharding.mesh) for size, of in sizes])
+
+
+def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and, on an explicit mesh, the sharding of a type, to trace with."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding if _axes(aval) else None)
+
+
+def _typed(aval: Any, shape: Sequence[int], sharding: Any = None) -> Any:
+    """A type of the same dtype and memory, which says nothing of axes that are mapped around it."""
+    space = getattr(aval, "memory_space", None) or jax.memory.Space.Device
+    return ShapedArray(tuple(shape), aval.dtype, sharding=sharding, memory_space=space)
+
+
+def sharding_text(aval: Any, text: str) -> str:
+    """A type's ``text`` with the sharding as JAX writes it, ``f32[1024@data,64]``; empty where no type tells of it."""
+    if AxisType.Explicit not in _axis_types(aval):
+        return ""
+    sizes = []
+    for size, axes in zip(aval.shape, (*_axes(aval), *[()] * len(aval.shape)), strict=False):
+        sizes.append(f"{size}@{axes[0] if len(axes) == 1 else '(' + ','.join(axes) + ')'}" if axes else str(size))
+    return f"{text[: text.index('[')]}[{','.join(sizes)}]"
+
+
+def _axis_types(aval: Any) -> set[Any]:
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return set() if mesh is None or mesh.empty else {*mesh.axis_types}
+
+
+def is_replicated(aval: Any) -> bool:
+    """Whether a type tells that every device of a mesh holds all of a value."""
+    return _axis_types(aval) == {AxisType.Explicit} and mesh_devices(aval) > 1 and not _axes(aval)
+
+
+def is_abstract(sharding: Any) -> bool:
+    """Whether a sharding is over a mesh that has names and sizes, and no devices."""
+    return isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+
+
+def mesh_devices(aval: Any) -> int:
+    """How many devices have a part, or a copy, of a value, as far as its type tells; 1 without a mesh."""
+    sharding = getattr(aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return 1
+    return _told_devices(sharding.mesh)
+
+
+def untold_axes(eqn: Any) -> set[str]:
+    """The axes that XLA may spread values over beside those that the types or a ``shard_map`` tell of."""
+    if is_shard_map(eqn):
+        mesh, manual = eqn.params["mesh"], mapped_axes(eqn)
+        return _automatic_axes(mesh) - {*manual}
+    sharding = next((aval.sharding for aval in (var.aval for var in eqn.outvars) if mesh_devices(aval) > 1), None)
+    return set() if sharding is None else _automatic_axes(sharding.mesh)
+
+
+def _automatic_axes(mesh: Any) -> set[str]:
+    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {axis for axis, kind in axes if kind == AxisType.Auto and mesh.shape[axis] > 1}
+
+
+def automatic_devices_in(eqn: Any) -> int:
+    """Over how many devices an equation asks XLA to spread a value in a way of which types say nothing."""
+    asked = [eqn.params["sharding"]] if eqn.primitive.name == "sharding_constraint" else []
+    if is_jit(eqn):
+        asked = [*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ())]
+    return max(map(automatic_devices, asked), default=1)
+
+
+def mapped_axes(eqn: Any) -> Any:
+    """The axes over which a ``shard_map`` maps its body."""
+    # 0.10 and 0.12 call it otherwise.
+    return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
+
+
+def mapped_devices(eqn: Any) -> int:
+    """How many devices run the body of a ``shard_map`` each, 1 for any other equation."""
+    return math.prod(eqn.params["mesh"].shape[axis] for axis in mapped_axes(eqn)) if is_shard_map(eqn) else 1
+
+
+@functools.lru_cache(maxsize=256)
+def _told_devices(mesh: Any) -> int:
+    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return math.prod(mesh.shape[axis] for axis, kind in axes if kind != AxisType.Auto)
+
+
+def automatic_devices(sharding: Any) -> int:
+    """Over how many devices a value is spread in a way of which types say nothing; 1 where each has it whole."""
+    if sharding is None:
+        return 1
+    if isinstance(sharding, NamedSharding):
+        if sharding.mesh.empty:
+            return 1
+        axes = {axis for of in _spread(sharding, automatic=True) for axis in of}
+        types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+        return sharding.mesh.size if any(types[axis] == AxisType.Auto for axis in axes) else 1
+    try:
+        return 1 if sharding.is_fully_replicated else len(sharding.device_set)
+    except (AttributeError, ValueError, TypeError):
+        return 1
+
+
+# --------------------------------------------------------------------------------------------- shard_map's own specs
+
+
+@functools.lru_cache(maxsize=256)
+def _told(mesh: Any) -> AbstractMesh:
+    """The same mesh, in which types tell of every axis."""
+    sizes, names = tuple(mesh.shape.values()), tuple(mesh.axis_names)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
+
+
+def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
+    """The type of a value of which a spec says how it is spread over a mesh, on top of what its own type says."""
+    entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
+    merged = [(*(axis for axis in _along(aval, dim)), *_named(entry)) for dim, entry in enumerate(entries)]
+    told = PartitionSpec(*(tuple(dict.fromkeys(axes)) or None for axes in merged))
+    return _typed(aval, aval.shape, NamedSharding(_told(mesh), told))
+
+
+def spec_types(eqn: Any, type_of: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    """What a ``shard_map`` takes and gives, each variable with its type as the specs have it.
+
+    Args:
+        eqn: any equation.
+        type_of: tells the types of variables inside, where another ``shard_map`` spreads them over more axes.
+    """
+    if not is_shard_map(eqn):
+        return []
+    params, body = eqn.params, open_jaxpr(eqn.params["jaxpr"])
+    outer, inner = (*eqn.invars, *eqn.outvars), (*body.invars, *body.outvars)
+    pairs = list[tuple[Any, Any]]()
+    for atom, inside, spec in zip(outer, inner, (*params["in_specs"], *params["out_specs"]), strict=True):
+        if not is_literal(atom):
+            aval = type_in_mesh(atom.aval, params["mesh"], spec)
+            more = type_of(inside)
+            pairs.append((atom, type_in_mesh(aval, params["mesh"], more.sharding.spec) if _axes(more) else aval))
+    return pairs
+
+
+def keeps_shape(eqn: Any) -> bool:
+    """Whether what an equation gives is spread as its operands of the same shape are."""
+    return primitive_name(eqn) in _SHAPE_KEPT
+
+
+def spread_like(aval: Any, other: Any, skip: int = 0, lead: int = 0) -> Any:
+    """A type spread as another of the same sizes is; without its first ``skip`` dimensions, or ``lead`` more."""
+    spec = other.sharding.spec
+    return type_in_mesh(aval, other.sharding.mesh, PartitionSpec(*[None] * lead, *spec[skip:]))
+
+
+# ------------------------------------------------------------------------------------------------ one device's equation
+
+
+def equation_of_one(eqn: Any, type_of: Callable[[Any], Any]) -> Any:
+    """What one device computes of an equation: the same, on the types that it holds; itself where these are whole.
+
+    A contraction along a dimension of which both operands are spread alike is done in parts, whose sum is taken after;
+    any other contracted dimension is gathered first, and so is what an operand has spread along an axis that the
+    result is not.
+    """
+    inside, outside = [[type_of(atom) for atom in atoms] for atoms in (eqn.invars, eqn.outvars)]
+    if not any(_axes(aval) for aval in (*inside, *outside)):
+        return eqn
+    local = [of_one_device(aval) for aval in inside]
+    if eqn.primitive.name == "dot_general" and len(inside) == 2:
+        local = _of_dot(eqn, inside, outside[0])
+    return SimpleNamespace(
+        primitive=eqn.primitive,
+        params=eqn.params,
+        invars=[_atom(atom, aval) for atom, aval in zip(eqn.invars, local, strict=True)],
+        outvars=[SimpleNamespace(aval=of_one_device(aval)) for aval in outside],
+        source_info=eqn.source_info,
+        effects=eqn.effects,
+    )
+
+
+def _atom(atom: Any, aval: Any) -> Any:
+    return atom if aval is atom.aval else SimpleNamespace(aval=aval)
+
+
+def _of_dot(eqn: Any, inside: Sequence[Any], out: Any) -> list[Any]:
+    """The operands of a matmul as one device multiplies them."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    spread = [
+        {axis for dim in dims for axis in _along(aval, dim)} for aval, dims in zip(inside, contracted, strict=True)
+    ]
+    in_parts = (spread[0] & spread[1]).difference(*_axes(out))
+    operands, start = [], len(batch[0])
+    for aval, summed, own in zip(inside, contracted, batch, strict=True):
+        free = [dim for dim in range(len(aval.shape)) if dim not in summed and dim not in own]
+        kept: dict[int, Collection[str]] = dict.fromkeys(summed, in_parts)
+        kept.update((dim, _along(out, place)) for place, dim in enumerate(own))
+        kept.update((dim, _along(out, start + place)) for place, dim in enumerate(free))
+        start += len(free)
+        operands.append(of_one_device(aval, kept))
+    return operands
+
+
+def _along(aval: Any, dim: int) -> _Axes:
+    axes = _axes(aval)
+    return axes[dim] if dim < len(axes) else ()

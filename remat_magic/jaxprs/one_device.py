@@ -1,0 +1,105 @@
+"""How the values of a program are spread over a mesh, as far as its types and its ``shard_map`` calls tell.
+
+Types of an explicit mesh tell it of every value. Outside of a ``shard_map`` on an automatic mesh they tell nothing; of
+what goes in and out there its specs do, and from there it is followed through what keeps a shape as it is: elementwise
+operations, views, calls and loops. Of anything else nothing is known, and it is taken to be held whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.jaxprs.walk import Scope, walk
+
+__all__ = ["Spread", "TypeOf", "own_type", "unknown_values"]
+
+TypeOf = Callable[[Any], Any]
+"""Tells the type of a variable or literal, with how it is spread over a mesh."""
+
+_ROUNDS = 8  # of following values through a program: deeper nests of loops and calls are none that people write
+
+
+def own_type(atom: Any) -> Any:
+    """The type that a variable has itself: what is asked of programs that are on no mesh."""
+    return atom.aval
+
+
+class Spread:
+    """Tells the types of variables, with how they are spread over a mesh where that is known of them."""
+
+    def __init__(self) -> None:
+        self._types: dict[Any, Any] = {}
+
+    def __call__(self, atom: Any) -> Any:
+        """The type of a variable or literal."""
+        return atom.aval if _jax.is_literal(atom) else self._types.get(atom, atom.aval)
+
+    @property
+    def known(self) -> bool:
+        """Whether it knows more than the variables' own types."""
+        return bool(self._types)
+
+    def take(self, other: Spread) -> None:
+        """Know what another one knows."""
+        self._types.update(other._types)
+
+    def learn(self, jaxpr: Any, given: Mapping[Any, Any] | None = None) -> None:
+        """Find out about the variables of a jaxpr at any depth; ``given`` are types that are known of some."""
+        self._types.update(given or {})
+        equations = list(walk(jaxpr))
+        for _, eqn in reversed(equations):  # what is inside of another first
+            for var, aval in _jax.spec_types(eqn, self):
+                self._types.setdefault(var, aval)
+        before = -1
+        for number in range(_ROUNDS):
+            if len(self._types) == before:
+                break
+            before = len(self._types)
+            for scope, eqn in equations if number % 2 == 0 else reversed(equations):
+                for one, other, stacked in _alike(scope, eqn):
+                    self._follow(one, other, stacked)
+
+    def _follow(self, one: Any, other: Any, stacked: int) -> None:
+        """Take what is known of one variable for another; the first has ``stacked`` more dimensions in front."""
+        if one in self._types and other not in self._types:
+            self._types[other] = _jax.spread_like(other.aval, self._types[one], skip=stacked)
+        elif other in self._types and one not in self._types:
+            self._types[one] = _jax.spread_like(one.aval, self._types[other], lead=stacked)
+
+
+def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:
+    """The pairs of variables that an equation spreads alike, and how many dimensions the first has more."""
+    if _jax.is_shard_map(eqn):
+        return
+    pairs = list[tuple[Any, Any]]()
+    for inner in scope.inner(eqn):
+        if inner.body is None:
+            continue
+        pairs += [
+            (eqn.invars[i], v) for i, v in zip(inner.body.operands, inner.jaxpr.invars, strict=False) if i is not None
+        ]
+        pairs += [
+            (v, inner.jaxpr.outvars[i]) for i, v in zip(inner.body.results, eqn.outvars, strict=False) if i is not None
+        ]
+        pairs += [(inner.jaxpr.outvars[out], inner.jaxpr.invars[to]) for out, to in inner.body.carries]
+    if _jax.keeps_shape(eqn):
+        pairs += [(atom, var) for atom in eqn.invars for var in eqn.outvars]
+    for one, other in pairs:
+        if _jax.is_literal(one) or _jax.is_literal(other) or not getattr(other.aval, "ndim", 0):
+            continue
+        if one.aval.shape == other.aval.shape:
+            yield one, other, 0
+        elif _jax.is_scan(eqn) and one.aval.shape[1:] == other.aval.shape:
+            yield one, other, 1
+
+
+def unknown_values(jaxpr: Any, type_of: TypeOf) -> int:
+    """How many values are made outside of every ``shard_map`` of which it is not known how they are spread."""
+    return sum(
+        _jax.mesh_devices(type_of(var)) == 1 and getattr(var.aval, "size", 0) > 1
+        for scope, eqn in walk(jaxpr, lambda eqn: not _jax.is_shard_map(eqn), once=True)
+        if not _jax.is_shard_map(eqn) and not scope.inner(eqn)
+        for var in eqn.outvars
+    )

@@ -1,0 +1,432 @@
+"""Figures of one device of a mesh, against JAX's own types and what XLA compiles for each of eight devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax._src.ad_checkpoint import saved_residuals
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import remat_magic as rm
+from remat_magic.views.html import report_html
+from remat_magic.views.text import plain
+
+_MANY = "--xla_force_host_platform_device_count=8"
+eight = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: run by test_on_eight_devices")
+
+
+@pytest.mark.skipif(_MANY in os.environ.get("XLA_FLAGS", ""), reason="this is the run on eight devices")
+def test_on_eight_devices():
+    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_MANY}", "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout, done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+BATCH, WIDTH, HIDDEN, LAYERS = 64, 32, 128, 3
+
+
+def explicit(*sizes, names=("data", "model")):
+    return jax.make_mesh(sizes, names[: len(sizes)], axis_types=(AxisType.Explicit,) * len(sizes))
+
+
+def abstract(*sizes, names=("data", "model")):
+    return AbstractMesh(sizes, names[: len(sizes)], axis_types=(AxisType.Explicit,) * len(sizes))
+
+
+def mlp(out):
+    """Layers of two matmuls, whose results are spread as ``out`` says: hidden, then the layer's."""
+
+    def loss(layers, x):
+        for up, down in layers:
+            hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, up, out_sharding=out[0]))
+            x = x + jnp.einsum("bh,hd->bd", hidden, down, out_sharding=out[1])
+        return (x**2).mean()
+
+    return loss
+
+
+def scanned(out):
+    def loss(layers, x):
+        def layer(x, weights):
+            hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, weights[0], out_sharding=out[0]))
+            return x + jnp.einsum("bh,hd->bd", jnp.sin(hidden), weights[1], out_sharding=out[1]), None
+
+        return (lax.scan(layer, x, layers)[0] ** 2).mean()
+
+    return loss
+
+
+# Mesh; how the batch, the two weights, the hidden values and a layer's are spread.
+LAYOUTS = {
+    "data": ((8,), P("data"), P(), P(), P("data"), P("data")),
+    "fsdp": ((8,), P("data"), P("data"), P(None, "data"), P("data"), P("data")),
+    "tensor": ((2, 4), P("data"), P(None, "model"), P("model"), P("data", "model"), P("data")),
+    "both": ((4, 2), P("data"), P("data", "model"), P("model", "data"), P("data", "model"), P("data")),
+    "two axes": ((4, 2), P(("data", "model")), P(), P("model"), P(("data", "model")), P(("data", "model"))),
+    "sequence": ((2, 4), P("data", "model"), P(None, "model"), P("model"), P("data", "model"), P("data", "model")),
+}
+
+
+def arguments(mesh, batch, up, down, stacked=False):
+    def of(shape, spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+    x = of((BATCH, WIDTH), batch)
+    if stacked:
+        return (of((LAYERS, WIDTH, HIDDEN), P(None, *up)), of((LAYERS, HIDDEN, WIDTH), P(None, *down))), x
+    return [(of((WIDTH, HIDDEN), up), of((HIDDEN, WIDTH), down))] * LAYERS, x
+
+
+def model(name, stacked=False, make=explicit):
+    sizes, batch, up, down, *out = LAYOUTS[name]
+    return (scanned if stacked else mlp)(out), make(*sizes), arguments(make(*sizes), batch, up, down, stacked)
+
+
+def types(rows):
+    return Counter((row.sharding, row.shard_shape) for row in rows if row.kind != "literal")
+
+
+def of_jax(fun, *args):
+    """The types of what JAX itself saves, as it writes them, and the shapes of their shards."""
+    saved = saved_residuals(fun, *args)
+    return Counter(
+        (aval.str_short(True).replace("float32", "f32"), aval.sharding.shard_shape(aval.shape))
+        for aval, source in saved
+        if source != "from a literal"
+    )
+
+
+def local(args):
+    """Arguments of the shapes that one device has."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), args)
+
+
+def xla(fun, *args):
+    return jax.jit(fun).lower(*args).compile()
+
+
+# ----------------------------------------------------------------------------------------------------- explicit meshes
+
+
+@eight
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_residuals_have_jaxs_own_shards(name, stacked):
+    loss, mesh, args = model(name, stacked)
+    with jax.set_mesh(mesh):
+        trace = rm.trace(loss, *args)
+        report = trace.report()
+        in_jaxpr = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(loss)(*args))  # where Python's scalars are literals
+        assert types(report.residuals) == of_jax(in_jaxpr, *jax.tree.leaves(args))
+    assert (report.devices, report.per_device) == (8, True)
+    for row in report.residuals:
+        assert row.nbytes == 4 * jnp.prod(jnp.array(row.shard_shape, int))
+        assert row.replicated == (row.shard_shape == row.shape)
+    assert report.together == 8 * report.saved_bytes
+
+
+@eight
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bytes_and_flops_are_what_xla_has_for_one_device(name, stacked):
+    loss, mesh, args = model(name, stacked)
+    with jax.set_mesh(mesh):
+        trace = rm.trace(loss, *args)
+        report, measured = trace.report(), trace.measure()
+        assert dict(report.peak_by_kind)["argument"] == measured.argument_bytes
+        if not stacked:  # XLA counts the body of a loop once
+            flops = xla(loss, *args).cost_analysis()["flops"]
+            assert report.forward_flops == pytest.approx(flops, rel=0.1)
+            # A gradient of the weights is summed over devices: that is all that XLA has besides.
+            both = xla(jax.value_and_grad(loss), *args).cost_analysis()["flops"]
+            assert report.forward_flops + report.backward_flops == pytest.approx(both, rel=0.15)
+
+
+@eight
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_policies_repeat_as_many_flops_as_one_device_does(name):
+    """Under a checkpoint of everything the whole forward pass runs again, on each device."""
+    loss, mesh, args = model(name, stacked=True)
+    with jax.set_mesh(mesh):
+        trace = rm.trace(loss, *args)
+        report = trace.report("nothing_saveable", "function")
+        assert report.saved_bytes == 0
+        assert 0.9 * report.forward_flops < report.repeated_flops <= report.forward_flops
+        timeline = trace.timeline("nothing_saveable", "function")
+        assert timeline.peak_bytes == report.peak_bytes == sum(value.nbytes for value in timeline.alive)
+
+
+@eight
+@pytest.mark.parametrize("name", ["fsdp", "both"])
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_plans_are_within_one_devices_budget(name, share):
+    loss, mesh, args = model(name)
+    with jax.set_mesh(mesh):
+        trace = rm.trace(loss, *args)
+        without = trace.report("none", "function")
+        plan = trace.plan(share, "function")
+        applied = trace.report(plan, "function")
+        assert plan.budget_bytes == int(share * without.saved_bytes)
+        assert applied.saved_bytes == plan.saved_bytes <= plan.budget_bytes
+        assert applied.recomputed_flops == plan.recomputed_flops
+        seconds = trace.plan(share, "function", cost="seconds", device="H100 SXM")
+        assert seconds.saved_bytes <= seconds.budget_bytes
+
+
+def test_a_mesh_larger_than_the_machine():
+    """Nothing is compiled, so that a mesh of names and sizes will do."""
+    out = LAYOUTS["tensor"][-2:]
+    mesh = abstract(512, 8)
+    args = (
+        arguments(mesh, P("data"), P(None, "model"), P("model"))[0],
+        jax.ShapeDtypeStruct((8192, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data"))),
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        report = rm.trace(mlp(out), *args).report()
+    assert report.devices == 4096
+    assert "of one of 4096 devices" in plain(report)
+    (tanh, *_) = (row for row in report.residuals if row.primitive == "tanh")
+    assert (tanh.sharding, tanh.shard_shape, tanh.nbytes) == ("f32[8192@data,128@model]", (16, 16), 16 * 16 * 4)
+    assert tanh.sharding in plain(report)
+    assert "of one of 4096 devices" in report_html(report)
+    assert not tanh.replicated
+    with jax.sharding.use_abstract_mesh(mesh):
+        measured = rm.trace(mlp(out), *args).measure()
+    assert measured.error.startswith("the mesh of the arguments is abstract")
+
+
+def test_what_every_device_holds_is_called_out():
+    mesh = abstract(8)
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+
+    def gathered(w, x):
+        w = jax.sharding.reshard(w, P())
+        x = jax.sharding.reshard(jnp.sin(x), P())
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        report = rm.trace(gathered, w, x).report()
+    whole = [row for row in report.residuals if row.replicated]
+    assert {row.shape for row in whole} == {(WIDTH, WIDTH), (BATCH, WIDTH)}
+    assert {row.primitive for row in report.residuals if not row.replicated} >= {"cos"}
+    (note,) = (note for note in report.notes if note.kind == "replicated")
+    assert note.startswith(f"Each of 8 devices holds all of {len(whole)} saved values, the largest f32[64,32] of ")
+    assert plain(report).count("whole on every device") == len(whole)
+
+
+def test_a_step_of_which_each_device_has_a_part():
+    mesh = abstract(4, 2)
+    loss, _, (layers, x) = model("both", make=abstract)
+
+    def step(state, x):
+        layers, momenta = state
+        gradients = jax.grad(loss)(layers, x)
+        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, layers, momenta), momenta
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        trace = rm.trace(jax.jit(step), (layers, layers), x)
+        report = trace.report()
+    assert trace.step.parameter_bytes == trace.step.optimizer_bytes == LAYERS * 2 * WIDTH * HIDDEN * 4 // 8
+    assert trace.step.batch_bytes == BATCH * WIDTH * 4 // 4
+    assert report.devices == 8
+
+
+# -------------------------------------------------------------------------------------------------- shard_map and pmap
+
+
+def body(w, x):
+    return jnp.tanh(checkpoint_name(jnp.sin(x @ w), "h") @ w)
+
+
+def mapped(mesh, check=True):
+    return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=check)
+
+
+def automatic(size):
+    return AbstractMesh((size,), ("data",), axis_types=(AxisType.Auto,))
+
+
+_VIEWS = ("pvary", "squeeze")  # of an argument, as shard_map and pmap hand it to their bodies
+
+
+def made(report):
+    return sum(row.nbytes for row in report.residuals if row.kind == "intermediate" and row.primitive not in _VIEWS)
+
+
+@pytest.mark.parametrize("policy", ["none", "nothing_saveable", "dots_saveable", "save_only_these_names('h')"])
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("kind", ["automatic", "explicit"])
+def test_the_body_of_a_shard_map_is_one_devices(kind, check, policy):
+    """As if the body alone were differentiated, on the shapes that one device has."""
+    mesh = automatic(8) if kind == "automatic" else abstract(8)
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    part = jax.ShapeDtypeStruct((BATCH // 8, WIDTH), jnp.float32)
+    if kind == "explicit":
+        w = jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(mesh, P()))
+        x = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, P("data")))
+    alone = rm.trace(lambda w, x: (body(w, x) ** 2).sum(), w.update(sharding=None), part)
+    expected = alone.report(policy, "function")
+    with jax.sharding.use_abstract_mesh(mesh):
+        trace = rm.trace(lambda w, x: (mapped(mesh, check)(w, x) ** 2).sum(), w, x)
+        report = trace.report(policy, "function")
+    assert report.devices == 8
+    assert report.per_device
+    assert made(report) == made(expected)
+    assert report.forward_flops == expected.forward_flops
+    # The gradients of what all devices have are summed over them.
+    assert expected.backward_flops <= report.backward_flops <= expected.backward_flops + 3 * WIDTH * WIDTH
+    assert report.recomputed_flops == expected.recomputed_flops
+    assert report.argument_bytes <= expected.argument_bytes + WIDTH * WIDTH * 4
+    assert report.peak_bytes <= expected.peak_bytes + 4 * WIDTH * WIDTH * 4
+    assert not [note for note in report.notes if note.kind == "devices-unknown"]
+
+
+@eight
+def test_the_arguments_of_a_shard_map_are_one_devices():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P()))
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    trace = rm.trace(lambda w, x: (mapped(mesh)(w, x) ** 2).sum(), w, x)
+    assert dict(trace.report().peak_by_kind)["argument"] == trace.measure().argument_bytes
+    shards = {row.argument: (row.sharding, row.shard_shape) for row in trace.report().residuals if row.argument}
+    assert shards["x"] == ("f32[64@data,32]", (8, 32))
+
+
+@eight
+@pytest.mark.parametrize("other", [AxisType.Explicit, AxisType.Auto])
+def test_a_shard_map_over_one_axis_of_two(other):
+    """Manual over the data inside, and over the model as the types say."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(other, AxisType.Explicit))
+    on_data = P("data") if other == AxisType.Explicit else P()
+    w = jax.ShapeDtypeStruct((WIDTH, HIDDEN), jnp.float32, sharding=NamedSharding(mesh, P(None, "model")))
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, on_data))
+    mapped = jax.shard_map(
+        lambda w, x: jnp.tanh(x @ w), mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), axis_names={"data"}
+    )
+    with jax.set_mesh(mesh):
+        trace = rm.trace(lambda w, x: (mapped(w, x) ** 2).sum(), w, x)
+    report = trace.report()
+    local = rm.trace(
+        lambda w, x: (jnp.tanh(x @ w) ** 2).sum(),
+        jax.ShapeDtypeStruct((WIDTH, HIDDEN // 2), jnp.float32),
+        jax.ShapeDtypeStruct((BATCH // 4, WIDTH), jnp.float32),
+    ).report()
+    assert report.devices == 8
+    assert made(report) == made(local)
+    assert report.forward_flops == local.forward_flops
+    assert {row.shard_shape for row in report.residuals if row.primitive not in _VIEWS} == {
+        row.shape for row in local.residuals if row.primitive != "" or row.argument == "x"
+    }
+    if other == AxisType.Explicit:
+        assert dict(report.peak_by_kind)["argument"] == trace.measure().argument_bytes
+
+
+@eight
+def test_the_body_of_a_pmap_is_one_devices():
+    w, x = jnp.ones((WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH))
+    trace = rm.trace(lambda w, x: (jax.pmap(body, in_axes=(None, 0))(w, x) ** 2).sum(), w, x)
+    alone = rm.trace(lambda w, x: (body(w, x) ** 2).sum(), w, x[0])
+    for policy in ("none", "nothing_saveable"):
+        report, expected = trace.report(policy, "function"), alone.report(policy, "function")
+        assert report.devices == 8
+        assert made(report) == made(expected)
+        assert report.forward_flops == expected.forward_flops
+        assert report.recomputed_flops == expected.recomputed_flops
+
+
+def test_what_nothing_tells_of_outside_a_shard_map_is_said():
+    mesh = automatic(8)
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    report = rm.trace(lambda w, x: ((mapped(mesh)(w, x) @ w).T ** 2).sum(), w, x).report()
+    (note,) = (note for note in report.notes if note.kind == "devices-unknown")
+    assert "no sharding in the type: counted as if every device held all of it" in note
+
+
+@eight
+def test_what_each_device_differentiates_is_not_called_replicated():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def step(w, x):
+        return w - lax.pmean(jax.grad(lambda w: (body(w, x) ** 2).mean())(w), "data")
+
+    whole = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+    for fun, args in (
+        (whole, (jnp.ones((WIDTH, WIDTH)), jnp.ones((BATCH, WIDTH)))),
+        (jax.pmap(step, axis_name="data"), (jnp.ones((8, WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH)))),
+    ):
+        trace = rm.trace(fun, *args)
+        report = trace.report()
+        assert (report.devices, report.per_device) == (8, True)
+        assert not any(row.replicated for row in report.residuals)
+        assert trace.step.batch_bytes == BATCH // 8 * WIDTH * 4
+
+
+# --------------------------------------------------------------------------------------------------- automatic sharding
+
+
+@eight
+def test_automatic_sharding_is_of_all_devices_and_says_so():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def loss(w, x):
+        return (jnp.tanh(x @ w) ** 2).sum()
+
+    def of(shape, spec=None):
+        sharding = None if spec is None else NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    report = rm.trace(loss, of((32, 16), P()), of((64, 32), P("data"))).report()
+    alone = rm.trace(loss, of((32, 16)), of((64, 32))).report()
+    assert (report.devices, report.per_device) == (8, False)
+    assert (alone.devices, alone.per_device, alone.of_devices) == (1, True, "")
+    for figure in ("saved_bytes", "argument_bytes", "peak_bytes", "forward_flops", "backward_flops", "peak_by_kind"):
+        assert getattr(report, figure) == getattr(alone, figure)
+    assert report.together == report.saved_bytes
+    (note,) = (note for note in report.notes if note.kind == "devices-together")
+    assert "of all 8 together, arguments too" in note
+    assert "of all 8 devices together" in plain(report)
+    assert "of all 8 devices together" in report_html(report)
+    comparison = rm.trace(loss, of((32, 16), P()), of((64, 32), P("data"))).compare(["none", "nothing_saveable"])
+    assert {row.of_devices for row in comparison} == {"of all 8 devices together"}
+    assert "of all 8 devices together" in comparison._repr_html_()
+    spread = NamedSharding(mesh, P("data"))
+    asked = lambda w, x: loss(w, lax.with_sharding_constraint(x, spread))  # noqa: E731
+    jitted = jax.jit(loss, in_shardings=(None, spread))
+    for function in (asked, jitted):
+        assert rm.trace(function, of((32, 16)), of((64, 32))).report().of_devices == "of all 8 devices together"
+    whole = rm.trace(loss, of((32, 16), P()), of((64, 32), P())).report()  # nothing is shared out
+    assert whole.per_device
+
+
+def test_without_a_mesh_nothing_is_said_of_devices():
+    report = rm.trace(lambda x: jnp.sin(x).sum(), jnp.ones(4)).report()
+    assert (report.devices, report.per_device, report.of_devices) == (1, True, "")
+    assert "devices" not in plain(report)
+    assert all(row.sharding == "" and row.shard_shape == row.shape and not row.replicated for row in report.residuals)
+
+
+def test_axes_that_are_left_to_xla_are_named():
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    part = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), axis_names={"data"})
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    with jax.sharding.use_abstract_mesh(mesh):
+        report = rm.trace(lambda w, x: (part(w, x) ** 2).sum(), w, x).report()
+    assert report.devices == 4
+    (note,) = (note for note in report.notes if note.kind == "devices-unknown")
+    assert note.startswith("Over 'model' of the mesh XLA spreads the values")
