@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 NOTEBOOK = """
 import marimo
@@ -43,7 +45,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def page(browser: Browser, tmp_path):
+def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     notebook = tmp_path / "notebook.py"
     notebook.write_text(textwrap.dedent(NOTEBOOK))
     with socket.socket() as free:
@@ -74,7 +76,7 @@ def page(browser: Browser, tmp_path):
         server.communicate(timeout=30)
 
 
-def test_the_widget_is_live_in_marimo(page):
+def test_the_widget_is_live_in_marimo(page: Page) -> None:
     """What is shown first is completed, and a choice is answered: both come from threads."""
     headline = page.locator(".remat-widget")
     expect(headline).to_contain_text("peak", timeout=90_000)
