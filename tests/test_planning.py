@@ -132,7 +132,7 @@ def test_a_plan_is_shown_by_its_budget(trace):
     assert view["label"] == f"plan within {units.nbytes(plan.budget_bytes)}"
     assert "widget.plan.save(path)" in view["unpasted"]
     assert view["label"] in view["parts"]["totals"] or plan.policy not in view["parts"]["totals"]
-    assert "nothing to paste" in widget._render(trace.report("none", "function"))["unpasted"]
+    assert widget._render(trace.report("none", "function"))["unpasted"] == "your source as it is"
     # Another choice for the same words is another policy: its own figures, and a label that tells it apart.
     other = dataclasses.replace(plan, names=plan.names[:1])
     widget._choose_plan(other, 2)

@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 import weakref
+from datetime import date
 from types import SimpleNamespace
 
 import comm
 import pytest
 
 from remat_magic.records import Choice, Program, ProgramLine, RematError, Report, Site
+from remat_magic.views import html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
@@ -169,6 +171,25 @@ def test_choices_at_the_start():
     assert repr(widget) == "RematWidget(loss, policy='none', at='layer:4')"
     with pytest.raises(RematError, match="'nonsense' is not a policy"):
         RematWidget(FakeTrace(), "nonsense")
+
+
+def test_a_kept_copy_says_what_it_is(monkeypatch):
+    monkeypatch.setattr(rendered_module, "today", lambda: date(2031, 3, 12))
+    widget = RematWidget(FakeTrace())
+    kept = widget._rendered.kept(widget.report)
+    assert "Saved 12 March 2031; run the cell for the live view." in kept["text/html"]
+    assert "Saved 12" not in html.report_html(small())  # which is no copy of anything that lives
+
+
+def test_beside_apply_it_is_said_what_that_does():
+    """Where there is no code to paste."""
+    for apply, said in (
+        (None, "your source as it is"),
+        (lambda _: "", "your source as it is; Apply undoes an earlier Apply"),
+    ):
+        widget = RematWidget(FakeTrace(), apply=apply)
+        assert widget._view["unpasted"] == said
+        assert ('data-action="apply"' in widget._frame) == ("Apply" in said)
 
 
 def test_nothing_is_traced_that_nobody_asked_for():

@@ -364,11 +364,17 @@ def title_html(title: str) -> str:
     return f'<div class="remat-title">{escape(title)}</div>' if title else ""
 
 
-def static(chosen: str, others: Iterable[Folded] = (), title: str = "", own: Folded | None = None) -> str:
-    """``report_html`` of what ``unfolded`` and ``folded`` have rendered already, the chosen one's in ``own``."""
+def static(
+    chosen: str, others: Iterable[Folded] = (), title: str = "", own: Folded | None = None, kept: str = ""
+) -> str:
+    """``report_html`` of what ``unfolded`` and ``folded`` have rendered already, the chosen one's in ``own``.
+
+    ``kept`` is a sentence that tells the reader that this is a copy.
+    """
     rest = _others(others, own)
     rest = f"<h4>Other policies</h4>{rest}<script>{_script()}</script>" if rest else ""
-    return f'<div class="remat remat-static"><style>{style()}</style>{title_html(title)}{chosen}{rest}</div>'
+    said = f'<p class="remat-kept remat-empty">{escape(kept)}</p>' if kept else ""
+    return f'<div class="remat remat-static"><style>{style()}</style>{title_html(title)}{said}{chosen}{rest}</div>'
 
 
 def lazy_chunks(report: Report) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ __all__ = [
     "slider_place",
 ]
 
-UNPASTED = "a plan has no line to paste: Apply binds it, widget.plan.save(path) keeps it"
+UNPASTED = "a plan has no line to paste: widget.plan.save(path) keeps it"
 
 _STYLE = (
     f".remat-svg .remat-bound{{fill:{colours['accent']};fill-opacity:.12;stroke:none}}"

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from remat_magic.records import Report
@@ -16,6 +17,31 @@ from remat_magic.widget.panel import Panel
 __all__ = ["Kept", "Rendered"]
 
 _Key = tuple[str, str]
+
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+
+
+def today() -> date:
+    """The day on which something is kept, by the clock of this machine."""
+    return date.today()
+
+
+def _saved() -> str:
+    day = today()
+    return f"Saved {day.day} {_MONTHS[day.month - 1]} {day.year}; run the cell for the live view."
 
 
 class Rendered:
@@ -34,15 +60,13 @@ class Rendered:
         self._folded: dict[_Key, html.Folded] = {}
         self._chosen: tuple[Report | None, str, str] = (None, "", "")
 
-    def view(
-        self, report: Report, meanings: Mapping[str, str], unpasted: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+    def view(self, report: Report, meanings: Mapping[str, str], unpasted: str) -> dict[str, Any]:
         """A report's view, as the script takes it.
 
         Args:
             report: the report.
             meanings: one-line explanations by policy.
-            unpasted: by policy what to say where there is no code to paste, if that is not because nothing changes.
+            unpasted: what to say where there is no code to paste.
         """
         key = (report.policy, report.at)
         view = self._views.get(key)
@@ -55,7 +79,7 @@ class Rendered:
                 "noted": len(report.notes),
                 "meaning": meanings.get(report.policy, ""),
                 "code": report.code,
-                "unpasted": (unpasted or {}).get(report.policy, "as it is written: nothing to paste"),
+                "unpasted": unpasted,
                 "parts": {
                     "totals": html.totals_html(report),
                     "peak": peak_bar_html(report),
@@ -87,7 +111,7 @@ class Rendered:
         with self._lock:
             own = self._folded.get((report.policy, report.at))
             others = [folded for folded in self._folded.values() if folded is not own]
-        return {"text/html": html.static(chosen, others, self._title, own), "text/plain": plain}
+        return {"text/html": html.static(chosen, others, self._title, own, _saved()), "text/plain": plain}
 
 
 # Each replacement is the whole output anew, whose styles a browser works out with those of the whole page: fifty

@@ -248,7 +248,10 @@ class RematWidget(Channel):
         meanings = {choice.key: choice.meaning for choice in self._live.trace.choices()}
         plans = self._live.plans()
         meanings |= {key: plan_views.plan_meaning(plan) for key, plan in plans.items()}
-        return self._rendered.view(report, meanings, dict.fromkeys(plans, plan_views.UNPASTED))
+        instead, applying = "your source as it is", "Apply undoes an earlier Apply"
+        if report.policy in plans:
+            instead, applying = plan_views.UNPASTED, "Apply binds it"
+        return self._rendered.view(report, meanings, f"{instead}; {applying}" if self._apply else instead)
 
     def _publish(self, report: Report, serial: int) -> None:
         self._view = {**self._render(report), "serial": serial}

@@ -20,6 +20,7 @@ def expect_report(page: Page) -> None:
     report = page.locator(".remat-static").first
     expect(report).to_be_visible()
     expect(report).to_contain_text("layers(W1 f32[5,4]")
+    expect(report).to_contain_text(re.compile(r"Saved \d+ [A-Z]\w+ \d{4}; run the cell for the live view\."))
     expect(report).to_contain_text("saved 72 B")
     expect(report.locator("table").first).to_contain_text("dot_general")
     folded = report.locator("details", has=page.locator("summary", has_text="as_written"))
