@@ -31,12 +31,22 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 # Larger inspections look ahead only as far as is not felt, which differs from run to run.
 _SMALL = 200
 
-_LOOK_AHEAD = f"""\
+# What threads find out about a choice is kept too. They tell it as of the cell that began them, which nbclient drops
+# when that cell has ended: it is told again by a cell that waits for them.
+_SETTLE = """\
 from remat_magic.widget import RematWidget
+values = [*Out.values(), *globals().values()]
+widgets = {id(value): value for value in values if isinstance(value, RematWidget)}.values()
+for widget in widgets:
+    widget._worker.join(120)
+    widget._kept.update(get_ipython(), lambda: widget._good)
+"""
+_LOOK_AHEAD = f"""\
+{_SETTLE}
 from remat_magic.widget import idle
 idle.UNIT = 3600
 seen = set()
-for widget in [shown for shown in Out.values() if isinstance(shown, RematWidget)]:
+for widget in widgets:
     report = widget.report
     known = (report.signature, report.policy) in seen or any(note.kind == "gradient-of-step" for note in report.notes)
     seen.add((report.signature, report.policy))
@@ -83,8 +93,7 @@ def execute(notebook: NotebookNode, look_ahead: bool = False) -> NotebookNode:
     for cell in made.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    if look_ahead:
-        made.cells.append(nbformat.v4.new_code_cell(_LOOK_AHEAD))
+    made.cells.append(nbformat.v4.new_code_cell(_LOOK_AHEAD if look_ahead else _SETTLE))
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             made,
@@ -96,8 +105,7 @@ def execute(notebook: NotebookNode, look_ahead: bool = False) -> NotebookNode:
             resources={"metadata": {"path": folder}},
         )
         client.execute(env=_environment())
-    if look_ahead:
-        made.cells.pop()
+    made.cells.pop()
     return made
 
 

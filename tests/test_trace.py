@@ -596,7 +596,7 @@ def test_equal_layers_are_looked_at_once(monkeypatch, request, jitted):
     def looked_at(layers):
         flattened, priced = [], []
         monkeypatch.setattr(StraightLines, "_flatten", lambda self, j: flattened.append(1) or flatten(self, j))
-        monkeypatch.setattr(cost, "_equation_cost", lambda eqn, of: priced.append(1) or price(eqn, of))
+        monkeypatch.setattr(cost, "_equation_cost", lambda *given: priced.append(1) or price(*given))
 
         def loss(weights, x):
             return functools.reduce(layer, weights, x).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -132,6 +132,7 @@ class Kept:
         self._display_id = ""
         self._behind = False
         self._updated = 0.0
+        self._lock = threading.Lock()  # so that what was asked for last is what is shown last
 
     def follow(self, rendered: Rendered) -> None:
         """Be made of something else from here on."""
@@ -142,22 +143,28 @@ class Kept:
         self._display_id, self._updated = uuid.uuid4().hex, time.monotonic()
         shell.display_pub.publish(self._rendered.kept(report), transient={"display_id": self._display_id})
 
-    def update(self, shell: Any, report: Report) -> None:
-        """Replace it there, if it was published; from any thread."""
-        self._behind, self._updated = False, time.monotonic()
-        if self._display_id and shell is not None:
-            transient = {"display_id": self._display_id}
-            shell.display_pub.publish(self._rendered.kept(report), transient=transient, update=True)
+    def update(self, shell: Any, shown: Callable[[], Report]) -> None:
+        """Replace it there, if it was published; from any thread.
 
-    def catch_up(self, shell: Any, report: Report, *, grown: bool, more: bool) -> None:
+        Args:
+            shell: an IPython ``InteractiveShell``, or None.
+            shown: tells what is shown in full.
+        """
+        with self._lock:
+            self._behind, self._updated = False, time.monotonic()
+            if self._display_id and shell is not None:
+                transient = {"display_id": self._display_id}
+                shell.display_pub.publish(self._rendered.kept(shown()), transient=transient, update=True)
+
+    def catch_up(self, shell: Any, shown: Callable[[], Report], *, grown: bool, more: bool) -> None:
         """Replace it there once what is rendered ahead has come to rest, and meanwhile now and then.
 
         Args:
             shell: an IPython ``InteractiveShell``.
-            report: what is shown in full.
+            shown: tells what is shown in full.
             grown: whether something was rendered since the last call.
             more: whether more may come.
         """
         self._behind |= grown
         if self._behind and not (more and time.monotonic() - self._updated < _EVERY):
-            self.update(shell, report)
+            self.update(shell, shown)

@@ -258,7 +258,7 @@ class RematWidget(Channel):
         if report.complete:
             self._good = report
             if not self._live.closed:
-                self._kept.update(get_ipython(), report)
+                self._kept.update(get_ipython(), lambda: self._good)
 
     def _peek(self, wish: Wish) -> None:
         """Send a view that the shown one is compared with."""
@@ -360,7 +360,7 @@ class RematWidget(Channel):
         report, more = self._prefetch.step(self._live, self.at, self._rendered.complete())
         if report is not None:
             self._send_view(self._render(report))
-        self._kept.catch_up(get_ipython(), self._good, grown=report is not None, more=more)
+        self._kept.catch_up(get_ipython(), lambda: self._good, grown=report is not None, more=more)
         return more
 
     # The output.
