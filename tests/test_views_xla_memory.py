@@ -36,7 +36,7 @@ def test_the_highest_of_the_curve_is_its_peak():
 
 
 def test_the_passes_begin_together():
-    picture = ET.fromstring(timeline_svg(timeline(), compiled=compiled()))
+    picture = ET.fromstring(timeline_svg(timeline(10, 40, 12), compiled=compiled()))
     (line,) = of_class(picture, "remat-halves")
     boundary = float(line.get("x1"))
     # In the step before the backward pass 1,380 bytes are held, in its first one 1,400.
