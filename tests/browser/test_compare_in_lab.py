@@ -255,6 +255,11 @@ def test_xlas_memory_over_time_appears_over_the_estimate(page_of_module: Noteboo
     page_of_module.run_all()
     assert page_of_module.errors() == []
     widget = Widget(page_of_module, 2)
+    widget.policy.select_option("nothing_saveable")
+    expect(widget.totals).to_contain_text("saved 0 B")
+    expect(widget.root).to_have_attribute("aria-busy", "false")
+    widget.policy.select_option(index=0)
+    expect(widget.totals).not_to_contain_text("saved 0 B")
     widget.tab("Memory").click()
     expect(widget.part("memory")).to_contain_text("Held at the peak")
     expect(widget.part("memory")).not_to_contain_text("XLA for")
@@ -266,7 +271,8 @@ def test_xlas_memory_over_time_appears_over_the_estimate(page_of_module: Noteboo
     expect(picture).to_contain_text("XLA for H100 SXM")
     expect(picture.locator("path.remat-xla")).to_be_visible()
     expect(widget.part("memory").locator("caption").first).to_contain_text("program for H100 SXM 4.10 kB")
-    # Another choice is compiled in its turn.
+    # Another choice is compiled in its turn; also one whose view is known, which is shown twice: the browser's copy at
+    # once, and the kernel's soon after.
     widget.policy.select_option("nothing_saveable")
     expect(widget.totals).to_contain_text("saved 0 B")
     expect(widget.part("memory").locator("svg")).to_contain_text("XLA for H100 SXM")

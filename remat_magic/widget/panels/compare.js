@@ -46,19 +46,16 @@ export function panel(widget, key) {
 
   /** Asks whether the shown choice fits in the chosen device, when it has been looked at for a moment. */
   function askWhetherItFits() {
-    clearTimeout(fitting);
     const { shown } = widget;
     const device = control("device");
-    if (!shown || !device) {
-      asked.fits = "";
-      part("fits").replaceChildren();
-      return;
-    }
-    const { policy, at, complete } = shown;
-    const what = `${device}\n${at}\n${policy}`;
-    if (asked.fits === what || !complete) return;
+    const what = shown?.complete && device ? `${device}\n${shown.at}\n${shown.policy}` : "";
+    // The same choice is shown again when the kernel confirms it: what it waits for must still be asked for.
+    if (what && asked.fits === what) return;
+    clearTimeout(fitting);
     asked.fits = what;
     part("fits").replaceChildren();
+    if (!shown || !what) return;
+    const { policy, at } = shown;
     fitting = setTimeout(() => {
       part("fits").textContent = `Compiling for ${device}…`;
       widget.send({ type: "fits", policy, at, device });
