@@ -13,10 +13,12 @@ expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asse
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
+    """Mark the tests of this folder; in CI each has a second try, which the summary lists as RERUN."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("browser")
+            if os.environ.get("CI"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
