@@ -61,7 +61,7 @@ class Browser:
             return next(message for message in reversed(self.messages) if wanted(message))
 
     def of(self, kind):
-        return self.wait(lambda message: message["type"] == kind)
+        return self.wait(lambda message: message["type"] == kind and not message.get("unfinished"))
 
 
 @pytest.fixture
@@ -103,6 +103,24 @@ def test_all_policies_are_compared(comparing, browser):
     assert 'data-policy="nothing_saveable"' in answer["html"]
     assert "estimated, for A100 40GB SXM" in answer["html"]
     assert answer["html"].count('aria-current="true"') == 1
+
+
+def test_where_tracing_takes_long_rows_come_as_they_are_known(comparing, browser, monkeypatch):
+    """Each as it is in the whole table; nothing is called the front before all are known."""
+    monkeypatch.setattr(compare_panel, "_LONG_TO_WAIT", 0)
+    ask(comparing, "compare", device="A100 40GB SXM")
+    whole = browser.of("compare")["html"]
+    *early, last = [message["html"] for message in browser.messages if message["type"] == "compare"]
+    assert last == whole
+    keys = [choice.key for choice in comparing.live.trace.choices()]
+    assert [re.findall('data-same="([^"]*)"', html) for html in early] == [keys[:n] for n in range(1, len(keys))]
+    assert f"2 of {len(keys)} policies" in early[1]
+    assert "◆" in whole
+    assert not any("◆" in html for html in early)
+    for key in keys:
+        rows = re.findall(rf'<tr [^>]*data-same="{key}".*?</tr>', whole + early[-1])
+        # A column that is of some rows only comes with the first of them.
+        assert len({tuple(re.findall('data-value="([^"]*)"', row)[:3]) for row in rows}) <= 1
 
 
 def test_the_plans_of_the_slider_are_compared(browser):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Group
@@ -26,6 +26,7 @@ __all__ = [
     "gradients_html",
     "places_panel",
     "render",
+    "unfinished_panel",
 ]
 
 
@@ -212,9 +213,10 @@ def _mark(row: ComparisonRow) -> str:
     return "◆" if row.pareto else ""
 
 
-def _caption(function: str) -> str:
+def _caption(function: str, rows: Sequence[ComparisonRow]) -> str:
     of = f" for {function}" if function else ""
-    return f"Policies{of}. ◆: no other policy has both a lower peak and less to add."
+    front = " ◆: no other policy has both a lower peak and less to add." if any(row.pareto for row in rows) else ""
+    return f"Policies{of}.{front}"
 
 
 def comparison_table(
@@ -259,7 +261,7 @@ def comparison_table(
         same = html.escape("\n".join(stands_for(row)))
         body.append(f'<tr class="remat-row" data-same="{same}"{current}>{head}{cells}</tr>')
     return (
-        f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function))}</caption><thead>'
+        f'<table class="remat-table remat-comparison"><caption>{escape(_caption(function, rows))}</caption><thead>'
         f'<tr><th scope="col" rowspan="2">policy</th>{groups}</tr>'
         f"<tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     )
@@ -322,6 +324,20 @@ def comparison_panel(
     )
 
 
+def unfinished_panel(rows: Sequence[ComparisonRow], total: int, function: str = "", device: str = "") -> str:
+    """The table of what is known while others are traced; what is on the front is not known before all are.
+
+    Args:
+        rows: what is known.
+        total: how many policies are compared.
+        function: whose policies these are.
+        device: whose data sheet the estimated times are from.
+    """
+    table = comparison_table([replace(row, pareto=False) for row in rows], function, device, live=True)
+    said = f"{len(rows)} of {total} policies; the others are being traced."
+    return f'<p class="remat-empty">{said}</p><div class="remat-compare">{table}</div>'
+
+
 def about(comparison: Comparison) -> dict[str, Any]:
     """What is told with the rows of a comparison."""
     device = comparison.device
@@ -373,7 +389,11 @@ def render(
     if whose:
         about += f" Figures are {whose}, but for what is measured, which is of one."
     return Group(
-        Text(_caption(function), style="dim"), table, Text(about, style="dim"), *(Text(note) for note in notes), *errors
+        Text(_caption(function, rows), style="dim"),
+        table,
+        Text(about, style="dim"),
+        *(Text(note) for note in notes),
+        *errors,
     )
 
 

@@ -8,6 +8,7 @@ export function panel(widget, key) {
   const { one, all, part, say } = widget;
   const asked = { table: "", beside: "", fits: "" };
   let fitting = 0;
+  let growing = false; // rows are still coming
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
@@ -28,7 +29,7 @@ export function panel(widget, key) {
     }
     asked.table = what;
     asked.beside = policy;
-    if (!part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
+    if (!growing && !part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
   }
 
   // The device that was chosen last is chosen again, unless the cell names one. There may be no storage.
@@ -155,15 +156,21 @@ export function panel(widget, key) {
     },
     stop: () => clearTimeout(fitting),
     messages: {
-      compare({ device, at, html, error }) {
+      compare({ device, at, html, error, unfinished }) {
         if (asked.table !== `${device}\n${at}`) return;
-        if (html) {
+        if (html && unfinished) {
+          growing = true;
+          widget.place("comparison", html);
+          markChosen();
+        } else if (html) {
+          growing = false;
           widget.place("comparison", html);
           if (sorted) sort(one(`[data-part=comparison] [data-sort="${sorted.column}"]`), sorted.descending);
           markChosen();
           if (widget.status().startsWith("Tracing every")) say("");
           if (widget.tab === key) widget.panels.plan?.fill?.(); // only now: both at once would take twice as long
         } else {
+          growing = false;
           asked.table = ""; // so that it is asked for again
           part("comparison").classList.remove("remat-stale");
           say(error, true);

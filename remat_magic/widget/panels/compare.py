@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, Measurement, Progress
+from remat_magic.records import Comparison, ComparisonRow, Measurement, Progress
 from remat_magic.views.choices import figures
-from remat_magic.views.compare import comparison_panel, gradients_html, places_panel
+from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
 from remat_magic.views.fits import fits_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, copies, select
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Compare"]
 
 _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
+_LONG_TO_WAIT = 1.0  # seconds without an answer, after which what is known is told
 _TELL = 0.1  # seconds between two answers that tell what is known so far
 _FIRST = 3  # rows that make a picture
 _LONG = 8.0  # seconds of compiling after which it is also compiled quickly
@@ -102,12 +103,31 @@ class Compare(Panel):
 
     def _compared(self, request: Request) -> str:
         self._shown = request
-        comparison = self._comparison(request, self._besides(request))
+        besides = self._besides(request)
+        self._tell_known(request, besides)
+        comparison = self._comparison(request, besides)
         device = comparison.device
         name, published = (device.name, device.source) if device else ("", "")
         return comparison_panel(
             comparison.rows, comparison.function, name, published, request.policy, comparison.notes, live=True
         )
+
+    def _tell_known(self, request: Request, besides: Sequence[Policy]) -> None:
+        """Trace every policy; where that takes long, each is a row as soon as it is known."""
+        live, rows, told = self._live, list[ComparisonRow](), time.monotonic()
+        policies = [*(choice.key for choice in live.trace.choices()), *besides]
+        for policy in policies[:-1]:
+            if live.closed:
+                return
+            known = live.trace.compare(
+                [policy], at=request.at, device=request.text("device") or None, namespace=live.namespace
+            )
+            rows += known.rows
+            if time.monotonic() - told > _LONG_TO_WAIT:
+                device = known.device.name if known.device else ""
+                html = unfinished_panel(rows, len(policies), known.function, device)
+                self._send({**request.content, "html": html, "unfinished": True})
+                told = time.monotonic()
 
     def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
         with self._lock:
