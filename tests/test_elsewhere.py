@@ -288,7 +288,7 @@ def test_bytes_are_those_of_a_program_compiled_by_hand(device, name, tmp_path):
 
 @pytest.mark.parametrize(("device", "unroll"), [(H100, 1), (H100, 10), (V5E, 1), (V5E, 10)])
 def test_flops_there_have_the_bodies_of_loops_as_often_as_they_run(device, unroll):
-    """For a TPU no program says how often its loops run, once it is compiled."""
+    """Of a TPU's loops XLA notes no number: they are counted as they count themselves."""
     compiler(device)
 
     def steps(w, x):
@@ -296,7 +296,6 @@ def test_flops_there_have_the_bodies_of_loops_as_often_as_they_run(device, unrol
 
     measured = rm.trace(steps, f32(256, 256), f32(128, 256)).measure("none", device=device)
     products = 10 * 3 * 2 * 128 * 256 * 256
-    if (device, unroll) == (V5E, 1):
-        assert measured.flops is None
-    else:
-        assert products <= measured.flops < 1.2 * products  # and what is elementwise
+    assert products <= measured.flops < 1.2 * products  # and what is elementwise
+    # Each product reads two matrices and writes one, of which the smallest is 128 x 256; bfloat16 at least.
+    assert measured.bytes_accessed > 10 * 3 * 3 * 128 * 256 * 2

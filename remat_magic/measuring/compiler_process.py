@@ -26,8 +26,8 @@ def compile_in(folder: Path) -> dict[str, Any]:
     """Compile what stands in a folder.
 
     Returns:
-        ``memory``: XLA's bytes by the names of ``Compiled.memory_analysis()``; ``seconds`` of compiling; ``flops`` as
-        XLA counts them, with the bodies of loops as often as they run, None where it does not say;
+        ``memory``: XLA's bytes by the names of ``Compiled.memory_analysis()``; ``seconds`` of compiling; ``flops`` and
+        ``bytes_accessed`` as XLA counts them, with the bodies of loops as often as they run, None where unknown;
         ``rematerialized``: how many instructions XLA computes again by itself. Where it failed, ``error`` is XLA's
         text, with ``needed`` and ``available`` bytes where the program is too big, as XLA rounds them. ``timeline`` is
         the memory over time as plain data, None where XLA did not tell; a program that is too big has one, too.
@@ -51,10 +51,12 @@ def compile_in(folder: Path) -> dict[str, Any]:
         return answer
     seconds = time.perf_counter() - began
     sizes = {name: getattr(memory, name) for name in dir(memory) if name.endswith("_in_bytes")}
+    counted = _jax.xla_counts(modules)
     return {
         "memory": {name.removesuffix("_in_bytes").removesuffix("_size"): size for name, size in sizes.items()},
         "seconds": seconds,
-        "flops": _jax.xla_flops(modules),
+        "flops": counted.flops,
+        "bytes_accessed": counted.bytes_accessed,
         "rematerialized": sum(_jax.rematerialized(module.to_string()) for module in modules),
         "timeline": _timeline(dump),
     }

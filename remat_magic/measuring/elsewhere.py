@@ -25,7 +25,7 @@ from remat_magic.errors import RematError
 
 __all__ = ["cache_folder", "compile_for"]
 
-_FORMAT = 2  # of what is kept
+_FORMAT = 3  # of what is kept
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
 

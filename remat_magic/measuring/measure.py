@@ -198,6 +198,7 @@ def compile_elsewhere(
         aliased_bytes=memory["alias"],
         host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
         flops=answer.get("flops"),
+        bytes_accessed=answer.get("bytes_accessed"),
         rematerialized=answer["rematerialized"],
     )
     # A compiler for TPUs refuses what is too big, one for GPUs compiles it.
@@ -235,6 +236,7 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
     memory = _or_none(compiled.memory_analysis)
     executable: Any = compiled
     modules = _or_none(lambda: executable.runtime_executable().hlo_modules())
+    counted = _jax.xla_counts(modules or ())
     devices = _devices(compiled)
     first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
     kind = first.device_kind
@@ -246,7 +248,8 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
         aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
-        flops=_jax.xla_flops(modules) if modules else None,
+        flops=counted.flops,
+        bytes_accessed=counted.bytes_accessed,
     )
 
 

@@ -281,10 +281,10 @@ class Measurement:
     arguments did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not
     say. ``device`` is platform and kind, ``devices`` how many run the program. ``compile_seconds`` is None where it
     did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs, None where it was not run.
-    ``flops`` is XLA's own count over the compiled program, with the bodies of loops as often as they run; None where
-    XLA does not say, or does not know how often, as of the loops of programs for a TPU. ``error`` is one sentence
-    where a step failed; what was measured before stays. ``findings`` are sentences on where the compiled program
-    departs from the report.
+    ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
+    program, with the bodies of loops as often as they run; None where XLA does not say, or nothing tells how often.
+    ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
+    the compiled program departs from the report.
 
     Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
     program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
@@ -308,6 +308,7 @@ class Measurement:
     run_seconds: float | None = None
     runs: int = 0
     flops: int | None = None
+    bytes_accessed: int | None = None
     error: str = ""
     findings: tuple[Note, ...] = ()
     fits: bool | None = None
