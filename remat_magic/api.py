@@ -357,7 +357,8 @@ class Trace:
             at: as for ``report``.
             device: whose data sheet the times (seconds) are estimated by: a name of ``remat_magic.devices.names()`` or
                 a ``Device``. Default: the one that JAX runs on, if it is known.
-            measurements: what ``measure`` gave, shown beside the estimates. Default: none.
+            measurements: what ``measure`` gave, shown beside the estimates. Where all policies were compiled for
+                ``device``, they are ranked by the memory that they need then. Default: none.
             namespace: as for ``report``.
             besides: policies to compare with those that ``choices`` offers. Default: none.
 

@@ -14,6 +14,7 @@ import remat_magic as rm
 from remat_magic.devices import Device
 from remat_magic.records import Measurement
 from remat_magic.units import parse_bytes, parse_flops
+from remat_magic.views import compare as compare_view
 from remat_magic.views.pareto import pareto_svg
 from tests.benchmarks.models import transformer
 from tests.cost_helpers import S
@@ -242,6 +243,85 @@ def test_best(blocks):
 
 
 # ---------------------------------------------------------------------------------------------------------- differences
+
+
+POLICIES = ["none", "dots_saveable", "nothing_saveable"]
+
+
+def compiled(needed, device=DEVICE, available=1000, **others):
+    """What a device's compiler says that the policies need."""
+    return [
+        Measurement(
+            policy,
+            "sites",
+            device=device,
+            fits=size is not None and size <= available,
+            needed_bytes=size,
+            available_bytes=available,
+            error="" if size is not None else "XLA failed.",
+            **others,
+        )
+        for policy, size in zip(POLICIES, needed, strict=False)
+    ]
+
+
+def test_what_the_devices_compiler_says_ranks(blocks):
+    """No checkpoint adds nothing: where XLA needs least for it, no other is worth having, by whatever estimate."""
+    estimated = blocks.compare(POLICIES, "sites", DEVICE)
+    assert (estimated.ranked_by, {row.ranked_by for row in estimated.rows}) == ("estimate", {"estimate"})
+    front = [row.policy for row in estimated.rows if row.pareto]
+    assert len(front) > 1
+    assert front[0] == "none"
+
+    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
+    assert (found.ranked_by, found.to_dict()["ranked_by"]) == ("compiled", "compiled")
+    assert [row.policy for row in found.rows if row.pareto] == ["none"]
+    assert [row.ranked_bytes for row in found.rows] == [500, 600, 700]
+    assert found.best(650).policy == "none"
+    (otherwise,) = [note for note in found.notes if note.startswith("By the estimated peaks")]
+    assert otherwise == f"By the estimated peaks the front would be another: with {', '.join(front[1:])}."
+    # Picture, table and sentences are of one thing.
+    shown = html.unescape(compare_view.comparison_html(found.rows, notes=found.notes, device=DEVICE))
+    assert "memory that XLA's compiler needs" in shown
+    assert "none: needs 500 B (compiled)" in shown
+    assert "estimated peak memory" not in shown
+    assert otherwise in shown
+
+
+def test_what_does_not_fit_is_not_on_the_front(blocks):
+    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 900, 800]))
+    assert not found.row("none").pareto
+    assert any(row.pareto for row in found.rows)
+    assert "too much" in pareto_svg(found.rows)
+    assert 'class="remat-capacity"' in pareto_svg(found.rows)
+
+    nothing = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 1900, 1800]))
+    assert not any(row.pareto for row in nothing.rows)
+    assert f"None fits {DEVICE}: none comes nearest with 1.50 kB." in nothing.notes
+
+
+@pytest.mark.parametrize(
+    "measurements",
+    [
+        compiled([500, 600]),  # not all
+        compiled([500, 600, 700], device="TPU v5e"),  # for another device
+        compiled([500, 600, 700], quick=True),  # not as it would run
+        [measured(policy, "sites") for policy in POLICIES],  # on this machine
+    ],
+)
+def test_the_estimate_and_the_compiler_are_not_mixed(blocks, measurements):
+    found = blocks.compare(POLICIES, "sites", DEVICE, measurements)
+    assert found.ranked_by == "estimate"
+    assert [row.pareto for row in found.rows] == [row.pareto for row in blocks.compare(POLICIES, "sites", DEVICE)]
+    assert any("2 of 3 are compiled" in note for note in found.notes) == (len(measurements) == 2)
+
+
+def test_what_the_compiler_fails_on_is_not_ranked(blocks):
+    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, None, 700], rematerialized=3))
+    assert found.ranked_by == "compiled"
+    assert not found.row("dots_saveable").pareto
+    assert "Not ranked: dots_saveable; not compiled." in found.notes
+    assert any(note.startswith("XLA computes some values again by itself under none, no") for note in found.notes)
 
 
 def test_differences_are_of_multisets(remat3):

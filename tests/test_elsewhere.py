@@ -299,3 +299,25 @@ def test_flops_there_have_the_bodies_of_loops_as_often_as_they_run(device, unrol
     assert products <= measured.flops < 1.2 * products  # and what is elementwise
     # Each product reads two matrices and writes one, of which the smallest is 128 x 256; bfloat16 at least.
     assert measured.bytes_accessed > 10 * 3 * 3 * 128 * 256 * 2
+
+
+@pytest.mark.parametrize("device", [H100, V5E])
+def test_policies_are_ranked_by_what_the_compiler_needs(device):
+    """Those are the bytes of each alone, and what they rank is the front by brute force."""
+    compiler(device)
+
+    def blocks(ws, x):
+        for w in ws:
+            x = jax.checkpoint(lambda x, w: x + jnp.tanh(jnp.sin(x) @ w))(x, w)
+        return x.sum()
+
+    trace = rm.trace(blocks, [f32(256, 256)] * 4, f32(4096, 256))
+    policies = ["none", "everything_saveable", "dots_saveable", "nothing_saveable"]
+    compiled = [trace.measure(policy, device=device) for policy in policies]
+    found = trace.compare(policies, device=device, measurements=compiled)
+    assert found.ranked_by == "compiled"
+    points = [(row.needed_bytes, row.times.extra) for row in found.rows]
+    for row, alone, (needed, extra) in zip(found.rows, compiled, points, strict=True):
+        assert row.needed_bytes == alone.needed_bytes
+        beaten = any(a <= needed and b <= extra and (a, b) != (needed, extra) for a, b in points)
+        assert row.pareto != beaten

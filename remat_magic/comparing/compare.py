@@ -145,6 +145,8 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measureme
         measured_compile_seconds=result.compile_seconds,
         measured_flops=result.flops,
         measured_device=result.device,
+        measured_quick=result.quick,
+        measured_rematerialized=result.rematerialized,
         measured_fits=result.fits,
         needed_bytes=result.needed_bytes,
         available_bytes=result.available_bytes,

@@ -25,6 +25,7 @@ _TOO_CLOSE = 0.05
 
 
 Offloading = Literal["", "moved", "kept", "unknown"]
+Ranking = Literal["estimate", "compiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,16 @@ class ComparisonRow(Labelled):
     people call them. ``peak_bytes`` and ``times`` are
     estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
     are sentences on where the compiled program departs from the report. ``measured_fits`` tells of a device that is not
-    here whether the compiled program fits in it, ``needed_bytes`` and ``available_bytes`` by what. ``pareto`` tells
-    that no other row is better in one of peak and cost without being worse in the other. ``offloading`` tells whether
-    XLA moves to the host what the policy offloads: "moved", "kept" on the device, or "unknown", and only what is moved
-    is ranked; it is empty where nothing is offloaded. ``no_gain`` is a sentence where less is saved than without a
-    checkpoint and the peak is hardly lower, else empty. ``of_devices`` tells whose the figures are that are not
-    measured, where several devices share the work (``Report.of_devices``); what XLA counts is always of one.
+    here whether the compiled program fits in it, ``needed_bytes`` and ``available_bytes`` by what,
+    ``measured_rematerialized`` how many instructions XLA computes again by itself.
+
+    ``ranked_by`` tells what the row is ranked by, ``"estimate"`` or ``"compiled"`` (``Comparison.ranked_by``), and
+    ``pareto`` that no other row is better in one of memory (``ranked_bytes``) and cost (``adds``) without being worse
+    in the other, and that it fits, where that is known. ``offloading`` tells whether XLA moves to the host what the
+    policy offloads: "moved", "kept" on the device, or "unknown"; it is empty where nothing is offloaded. By the
+    estimate only what is moved is ranked. ``no_gain`` is a sentence where less is saved than without a checkpoint and
+    the estimated peak is hardly lower, else empty. ``of_devices`` tells whose the figures are that are not measured,
+    where several devices share the work (``Report.of_devices``); what XLA counts is always of one.
     """
 
     policy: str
@@ -60,6 +65,8 @@ class ComparisonRow(Labelled):
     measured_compile_seconds: float | None = None
     measured_flops: float | None = None
     measured_device: str = ""
+    measured_quick: bool = False
+    measured_rematerialized: int | None = None
     measured_fits: bool | None = None
     needed_bytes: int | None = None
     available_bytes: int | None = None
@@ -74,12 +81,34 @@ class ComparisonRow(Labelled):
     offloading: Offloading = ""
     no_gain: str = ""
     of_devices: str = ""
+    ranked_by: Ranking = "estimate"
 
     def __post_init__(self) -> None:
         """Use keys for what is called by no other name."""
         Labelled.__post_init__(self)
         if not self.same_labels:
             object.__setattr__(self, "same_labels", self.same_as)
+
+    @property
+    def ranked_bytes(self) -> int | None:
+        """The memory that the row is ranked by: what XLA's compiler says that it needs, or the estimated peak."""
+        return self.needed_bytes if self.ranked_by == "compiled" else self.peak_bytes
+
+    @property
+    def adds(self) -> float | None:
+        """What the policy adds: seconds by estimate, or where no device is known recomputed FLOPs; None if unknown.
+
+        What the compiler is known to keep on the device takes no time to offload; what the estimate is of then has
+        another peak, so that it is not ranked.
+        """
+        compiled = self.ranked_by == "compiled"
+        if self.offloading == "unknown" or (self.offloading == "kept" and not compiled):
+            return None
+        if self.times is None:
+            return self.recomputed_flops
+        if self.offloading == "kept":
+            return self.times.recomputed
+        return None if self.times.offload is None else self.times.extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +153,31 @@ class Comparison(Displayed):
 
     def __post_init__(self) -> None:
         """Mark the rows of the front, and those that save less for nothing."""
-        front = _front([_point(row) for row in self.rows])
+        ranked = self._ranked("compiled" if self._compiled() == len(self._comparable) > 0 else "estimate")
         plain = (row for row in self.rows if "none" in (row.policy, *row.same_as) and row.saved_bytes is not None)
         most = max(plain, key=lambda row: row.saved_bytes or 0, default=None)
-        rows = tuple(
-            replace(row, pareto=best, no_gain=row.no_gain or ("" if most is None else no_gain(row, most)))
-            for row, best in zip(self.rows, front, strict=True)
+        rows = (replace(row, no_gain=row.no_gain or ("" if most is None else no_gain(row, most))) for row in ranked)
+        object.__setattr__(self, "rows", tuple(rows))
+
+    @property
+    def _comparable(self) -> list[ComparisonRow]:
+        """The rows that are worth compiling."""
+        return [row for row in self.rows if row.peak_bytes is not None]
+
+    def _compiled(self) -> int:
+        """How many of them were compiled for the device that is compared for, if not by name, then by an error."""
+        device = self.device and self.device.name
+        return sum(
+            row.measured_device == device
+            and not row.measured_quick
+            and (row.needed_bytes is not None or row.error != "")
+            for row in self._comparable
         )
-        object.__setattr__(self, "rows", rows)
+
+    def _ranked(self, by: Ranking) -> list[ComparisonRow]:
+        rows = [replace(row, ranked_by=by) for row in self.rows]
+        front = _front([_point(row) for row in rows])
+        return [replace(row, pareto=best) for row, best in zip(rows, front, strict=True)]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -143,8 +189,18 @@ class Comparison(Displayed):
         return self.rows[number]
 
     @property
+    def ranked_by(self) -> Ranking:
+        """By whose word the memory is that the front is drawn over.
+
+        ``"compiled"``, by what XLA's compiler needs for the device, once every row was compiled for it (see
+        ``measurements`` of ``Trace.compare``); what does not fit is then never on the front. Until then it is
+        ``"estimate"``, by the estimated peaks of all rows, so that the two are not mixed.
+        """
+        return self.rows[0].ranked_by if self.rows else "estimate"
+
+    @property
     def pareto_by(self) -> str:
-        """What the front is drawn over besides ``peak_bytes``.
+        """What the front is drawn over besides memory.
 
         ``"seconds"``, what recomputation and offloading add by estimate, or ``"recomputed_flops"`` where no device is
         known. Saved bytes rank nothing: a checkpoint around a whole function saves fewest, and its peak is no lower.
@@ -175,8 +231,11 @@ class Comparison(Displayed):
         """Sentences on what the estimates cannot tell.
 
         On scanned models the estimated peaks were within 5% of XLA's count, and so was the order of policies further
-        apart than that; of closer ones it need not be.
+        apart than that; of closer ones it need not be. Where all were compiled, they tell instead how the estimate
+        would have ranked them.
         """
+        if self.ranked_by == "compiled":
+            return self._notes_of_compiled
         peaks = sorted(
             ((row.peak_bytes, row.label) for row in self.rows if row.peak_bytes is not None), key=lambda pair: pair[0]
         )
@@ -191,6 +250,11 @@ class Comparison(Displayed):
                 f"Too close for the estimate of peak memory to tell apart: {'; '.join(close)}. Measure them, or choose "
                 "by what they recompute."
             )
+        if compiled := self._compiled():
+            sentences.append(
+                f"{compiled} of {len(self._comparable)} are compiled for {self.device and self.device.name}: all are "
+                "ranked by the estimate until all are compiled."
+            )
         for state, why in (
             ("kept", "XLA keeps on the device what they offload (a CPU has one memory; of code that is not in a scan "
              "most stays)"),
@@ -201,8 +265,38 @@ class Comparison(Displayed):
                 sentences.append(f"Not ranked: {unranked}; {why}.")
         return tuple(sentences)
 
+    @property
+    def _notes_of_compiled(self) -> tuple[str, ...]:
+        """What fits, how the estimate would have ranked what was compiled, and what it does not know."""
+        name = self.device.name if self.device else ""
+        sentences = [
+            f"Ranked by the memory that XLA needs, compiled for {name}; the time that is added is an estimate."
+        ]
+        compiled = [row for row in self._comparable if row.needed_bytes is not None]
+        if compiled and not any(row.measured_fits for row in compiled):
+            nearest = min(compiled, key=lambda row: row.needed_bytes or 0)
+            needs = nbytes(nearest.needed_bytes or 0)
+            sentences.append(f"None fits {name}: {nearest.label} comes nearest with {needs}.")
+        pairs = list(zip(self._ranked("estimate"), self.rows, strict=True))
+        gone = [row.label for estimated, row in pairs if estimated.pareto and not row.pareto]
+        new = [row.label for estimated, row in pairs if row.pareto and not estimated.pareto]
+        if gone or new:
+            otherwise = [f"with {', '.join(gone)}"] * bool(gone) + [f"without {', '.join(new)}"] * bool(new)
+            sentences.append(f"By the estimated peaks the front would be another: {' and '.join(otherwise)}.")
+        by_itself = [row.label for row in compiled if row.measured_rematerialized]
+        if by_itself:
+            sentences.append(
+                f"XLA computes some values again by itself under {', '.join(by_itself)}: the time of that is not in "
+                "what is added."
+            )
+        if failed := [row.label for row in self._comparable if row.needed_bytes is None]:
+            sentences.append(f"Not ranked: {', '.join(failed)}; not compiled.")
+        return tuple(sentences)
+
     def best(self, peak_bytes: int | str) -> ComparisonRow:
         """The policy that adds least (seconds by estimate, else FLOPs) with a peak of at most so many bytes.
+
+        The peak is the compiled program's where ``ranked_by`` is ``"compiled"``, else the estimated one.
 
         Args:
             peak_bytes: in bytes, or a text like ``"16 GiB"``.
@@ -266,6 +360,7 @@ class Comparison(Displayed):
             "device": self.device.name if self.device else None,
             "device_source": self.device.source if self.device else "",
             "pareto_by": self.pareto_by,
+            "ranked_by": self.ranked_by,
             "notes": list(self.notes),
             "rows": rows,
         }
@@ -300,7 +395,7 @@ class Places(Comparison):
     def __post_init__(self) -> None:
         """Bring the rows in order."""
         Comparison.__post_init__(self)
-        rows = sorted(self.rows, key=lambda row: (not row.pareto, row.peak_bytes is None, row.peak_bytes or 0))
+        rows = sorted(self.rows, key=lambda row: (not row.pareto, row.ranked_bytes is None, row.ranked_bytes or 0))
         object.__setattr__(self, "rows", tuple(rows))
 
 
@@ -333,12 +428,10 @@ def no_gain(choice: _Figures, without: _Figures) -> str:
 
 
 def _point(row: ComparisonRow) -> tuple[float, float] | None:
-    """Where a row stands: its peak, and what its policy adds; None where either is unknown."""
-    if row.peak_bytes is None or row.recomputed_flops is None or row.offloading in ("kept", "unknown"):
-        return None
-    if row.times is None:
-        return row.peak_bytes, row.recomputed_flops
-    return None if row.times.offload is None else (row.peak_bytes, row.times.extra)
+    """Where a row stands: its memory, and what its policy adds; None where either is unknown, or it does not fit."""
+    does_not_fit = row.ranked_by == "compiled" and row.measured_fits is False
+    memory, adds = row.ranked_bytes, row.adds
+    return None if memory is None or adds is None or does_not_fit else (memory, adds)
 
 
 def _front(points: Sequence[tuple[float, float] | None]) -> list[bool]:

@@ -11,7 +11,7 @@ __all__ = ["figures"]
 
 
 def figures(row: ComparisonRow) -> dict[str, Any]:
-    """A row of a comparison as text: what is saved, the work that is done twice, the estimated peak.
+    """A row of a comparison as text: what is saved, the work that is done twice, the peak that it is ranked by.
 
     ``keys`` are those of all the policies that do just this, ``front`` tells whether none is better in both peak and
     time, and ``note`` is a sentence, of what the figures do not tell or of why there are none.
@@ -23,10 +23,17 @@ def figures(row: ComparisonRow) -> dict[str, Any]:
         "keys": keys,
         "saved": fmt.nbytes(row.saved_bytes or 0),
         "repeated": _repeated(row),
-        "peak": "unknown" if row.peak_bytes is None else fmt.nbytes(row.peak_bytes),
+        "peak": _peak(row),
         "front": row.pareto,
         "note": row.no_gain,
     }
+
+
+def _peak(row: ComparisonRow) -> str:
+    """What the row is ranked by: the estimated peak, or what the compiled program needs."""
+    if row.ranked_by == "compiled" and row.needed_bytes is not None:
+        return f"{fmt.nbytes(row.needed_bytes)} compiled"
+    return "unknown" if row.peak_bytes is None else fmt.nbytes(row.peak_bytes)
 
 
 def _repeated(row: ComparisonRow) -> str:

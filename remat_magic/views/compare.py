@@ -195,11 +195,11 @@ def _heading(group: str, device: str, rows: Sequence[ComparisonRow]) -> str:
     of = _of_devices(group, rows)
     if group == "estimated":
         return f"estimated, for {device}{of}" if device and any(row.times for row in rows) else f"estimated{of}"
-    if group == "measured" and any(row.measured_fits is not None for row in rows):
-        return f"compiled, for {device}"
     if group == "measured":
-        where = dict.fromkeys(row.measured_device for row in rows if row.measured_device)
-        return f"measured, on {', '.join(where)}{of}" if where else f"measured{of}"
+        where = ", ".join(dict.fromkeys(row.measured_device for row in rows if row.measured_device))
+        if any(row.measured_fits is not None for row in rows):
+            return f"compiled, for {where}"
+        return f"measured, on {where}{of}" if where else f"measured{of}"
     return f"counted{of}"
 
 
@@ -215,8 +215,11 @@ def _mark(row: ComparisonRow) -> str:
 
 def _caption(function: str, rows: Sequence[ComparisonRow]) -> str:
     of = f" for {function}" if function else ""
-    front = " ◆: no other policy has both a lower peak and less to add." if any(row.pareto for row in rows) else ""
-    return f"Policies{of}.{front}"
+    if not any(row.pareto for row in rows):
+        return f"Policies{of}."
+    if any(row.ranked_by == "compiled" for row in rows):
+        return f"Policies{of}. ◆: it fits, and no other needs both less memory, as compiled, and less to add."
+    return f"Policies{of}. ◆: no other policy has both a lower peak and less to add."
 
 
 def comparison_table(

@@ -18,6 +18,7 @@ _HALF = 6.5  # pixels from the middle of a point to its edge
 
 _PARETO_STYLE = (
     f".remat-svg .remat-front{{fill:none;stroke:{colours['accent']};stroke-width:1.5;stroke-dasharray:5 3}}"
+    f".remat-svg .remat-capacity{{stroke:{colours['fg']};stroke-width:1.5}}"
     f".remat-svg .remat-point{{cursor:pointer}}"
     f".remat-svg .remat-point:focus-visible{{outline:2px solid {colours['accent']};outline-offset:2px}}"
     f".remat-svg .remat-best{{fill:{colours['accent']};stroke:{colours['accent']}}}"
@@ -55,27 +56,24 @@ def stands_for(row: ComparisonRow) -> tuple[str, ...]:
     return (row.policy, *([placed] if row.label.endswith(f" at {row.at}") else []), *row.same_as)
 
 
-def _cost(row: ComparisonRow, timed: bool) -> float | None:
-    if row.offloading in ("kept", "unknown"):  # its peak is not what it seems
-        return None
-    if not timed:
-        return row.recomputed_flops
-    return None if row.times is None or row.times.offload is None else row.times.extra
-
-
 def _said(point: _Point, timed: bool) -> str:
     cost = fmt.seconds(point.cost) if timed else fmt.flops(round(point.cost))
     more = "estimated for recomputation and offloading" if timed else "recomputed"
-    front = ", on the front" if point.row.pareto else ""
-    same = f", same as {', '.join(point.row.same_labels)}" if point.row.same_as else ""
-    return f"{point.row.label}{same}: peak {fmt.nbytes(point.memory)} (estimated), {cost} {more}{front}"
+    row = point.row
+    front = ", on the front" if row.pareto else ", too much" if row.measured_fits is False else ""
+    same = f", same as {', '.join(row.same_labels)}" if row.same_as else ""
+    memory = fmt.nbytes(point.memory)
+    held = f"needs {memory} (compiled)" if row.ranked_by == "compiled" else f"peak {memory} (estimated)"
+    return f"{row.label}{same}: {held}, {cost} {more}{front}"
 
 
 def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 340) -> str:
-    """Every policy by its estimated peak and by what it adds, with the front of those that no other beats.
+    """Every policy by its memory and by what it adds, with the front of those that no other beats.
 
-    A point is a button with the policy in ``data-policy``. What it adds is in estimated seconds where all rows have
-    them, else in recomputed FLOPs. Rows without a peak (those that fail) are left out, and counted in the description.
+    The memory is what the rows are ranked by: what XLA's compiler needs, with a line where the device ends, or the
+    estimated peak. A point is a button with the policy in ``data-policy``. What it adds is in estimated seconds where
+    all rows have them, else in recomputed FLOPs. Rows without a peak (those that fail) are left out, and counted in the
+    description.
 
     Args:
         rows: a comparison's.
@@ -84,13 +82,11 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         height: in pixels.
     """
     timed = any(row.times for row in rows) and all(row.times or row.peak_bytes is None for row in rows)
-    shown = [
-        (row, row.peak_bytes, cost)
-        for row in rows
-        if row.peak_bytes is not None and (cost := _cost(row, timed)) is not None
-    ]
+    compiled = any(row.ranked_by == "compiled" for row in rows)
+    shown = [(row, row.ranked_bytes, row.adds) for row in rows if row.ranked_bytes is not None and row.adds is not None]
     left_out = len(rows) - len(shown)
-    title = "Estimated peak memory against what recomputation adds"
+    held = "memory that XLA's compiler needs" if compiled else "estimated peak memory"
+    title = f"{held[0].upper()}{held[1:]} against what recomputation adds"
     if not shown:
         words = [text(12, 24, "No policy with a known peak and cost.", class_="remat-axis")]
         return picture(identifier(title, rows), width, 40, title, "Nothing to show.", words, "")
@@ -104,7 +100,8 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
     unit = "estimated seconds that recomputation and offloading add" if timed else "recomputed FLOPs"
     parts = [
         frame.vertical_axis(upward, unit, lambda mark: fmt.seconds(mark) if timed else fmt.flops(round(mark))),
-        frame.horizontal_axis(across, "estimated peak memory", lambda mark: fmt.nbytes(round(mark))),
+        frame.horizontal_axis(across, held, lambda mark: fmt.nbytes(round(mark))),
+        _capacity(shown, frame) if compiled else "",
         _front_line(points, frame),
     ]
     labels = _placed(points, frame, upward)
@@ -112,13 +109,24 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         _point(point, labels.get(index), timed)
         for index, point in sorted(enumerate(points), key=lambda pair: (pair[1].row.pareto, pair[1].memory))
     ]
-    parts.append(_pareto_legend(frame, chosen != "" and any(point.chosen for point in points)))
+    parts.append(_pareto_legend(frame, any(point.chosen for point in points), compiled))
     omitted = f" {fmt.count(left_out, 'policy')} without a known peak and cost left out." if left_out == 1 else ""
     if left_out > 1:
         omitted = f" {left_out} policies without a known peak and cost left out."
     best = ", ".join(point.row.label for point in sorted(points, key=lambda point: point.memory) if point.row.pareto)
     description = f"{fmt.count(len(points), 'point')}. On the front, from least memory: {best}.{omitted}"
     return picture(identifier(title, rows, chosen), width, height, title, description, parts, _PARETO_STYLE)
+
+
+def _capacity(shown: Sequence[tuple[ComparisonRow, int, float]], frame: Frame) -> str:
+    """The line beyond which nothing fits, where the picture reaches so far."""
+    available = max((row.available_bytes or 0 for row, _, _ in shown), default=0)
+    x = frame.x(available)
+    if not available or x > frame.right:
+        return ""
+    return element("line", x1=x, x2=x, y1=frame.top, y2=frame.bottom, class_="remat-capacity") + text(
+        x - 4, frame.top + 10, "fits", text_anchor="end", class_="remat-axis"
+    )
 
 
 def _front_line(points: Sequence[_Point], frame: Frame) -> str:
@@ -221,8 +229,9 @@ def _overlap(a: _Box, b: _Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _pareto_legend(frame: Frame, marked: bool) -> str:
+def _pareto_legend(frame: Frame, marked: bool, compiled: bool) -> str:
     y = frame.top - 16
-    entries = [("◆", "on the front"), ("○", "another is better")] + ([("□", "chosen")] if marked else [])
+    other = "another is better, or it does not fit" if compiled else "another is better"
+    entries = [("◆", "on the front"), ("○", other)] + ([("□", "chosen")] if marked else [])
     line = "   ".join(f"{sign} {word}" for sign, word in entries)
     return text(frame.right, y, line, text_anchor="end", class_="remat-axis", aria_hidden="true")
