@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
+from remat_magic import _jax
+from remat_magic.engine import primal
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
 
@@ -380,38 +383,189 @@ def test_what_each_device_differentiates_is_not_called_replicated():
 # --------------------------------------------------------------------------------------------------- automatic sharding
 
 
+def whole(shape, spec=None, mesh=None):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=None if spec is None else NamedSharding(mesh, spec))
+
+
+def on_automatic(*sizes, names=("data", "model")):
+    return jax.make_mesh(sizes, names[: len(sizes)], axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def plain_model(stacked):
+    """As ``mlp`` and ``scanned``, without a word of where anything is."""
+
+    def layer(x, weights):
+        hidden = checkpoint_name(jnp.tanh(x @ weights[0]), "hidden")
+        return x + jnp.sin(hidden) @ weights[1], None
+
+    def loss(layers, x):
+        if stacked:
+            return (lax.scan(layer, x, layers)[0] ** 2).mean()
+        for weights in layers:
+            x, _ = layer(x, weights)
+        return (x**2).mean()
+
+    return loss
+
+
+def asked(name, stacked):
+    sizes, batch, up, down, *_ = LAYOUTS[name]
+    return plain_model(stacked), arguments(on_automatic(*sizes), batch, up, down, stacked)
+
+
 @eight
-def test_automatic_sharding_is_of_all_devices_and_says_so():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_automatic_shardings_are_xlas_own(name, stacked):
+    """Against those of the residuals where it compiles the forward half alone, and its bytes and FLOPs of the whole."""
+    loss, args = asked(name, stacked)
+    trace = rm.trace(loss, *args)
+    report = trace.report("none", "function")
+    assert (report.devices, report.per_device, report.of_devices) == (8, True, "of one of 8 devices")
+    half = xla(lambda *args: jax.vjp(loss, *args)[1], *args)
+    saved = jax.eval_shape(lambda *args: jax.vjp(loss, *args)[1], *args)
+    xlas = Counter(
+        (leaf.shape, sharding.shard_shape(leaf.shape))
+        for leaf, sharding in zip(jax.tree.leaves(saved), jax.tree.leaves(half.output_shardings), strict=True)
+        if leaf.shape
+    )
+    made = Counter((row.shape, row.shard_shape) for row in report.residuals if row.shape and row.kind == "intermediate")
+    assert made
+    assert made <= xlas
+    for row in report.residuals:
+        assert row.nbytes == 4 * math.prod(row.shard_shape)
+        assert row.replicated == (row.shape != () and row.shard_shape == row.shape)
+    measured = trace.measure("none", "function")
+    arguments = dict(report.peak_by_kind)["argument"]
+    assert arguments == measured.argument_bytes
+    assert report.forward_flops + report.backward_flops == pytest.approx(measured.flops, rel=0.15)
+    if name != "both":  # where whole weights are gathered from two axes for a product: not in the estimate
+        assert report.peak_bytes == pytest.approx(measured.total_bytes, rel=0.4)
 
-    def loss(w, x):
-        return (jnp.tanh(x @ w) ** 2).sum()
 
-    def of(shape, spec=None):
-        sharding = None if spec is None else NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+@eight
+@pytest.mark.parametrize("stacked", [False, True])
+def test_choices_on_an_automatic_mesh_are_of_one_device(stacked):
+    loss, args = asked("both", stacked)
+    trace = rm.trace(loss, *args)
+    none, nothing = (trace.report(policy, "function") for policy in ("none", "nothing_saveable"))
+    assert nothing.saved_bytes == 0
+    assert 0.9 * none.forward_flops < nothing.repeated_flops <= none.forward_flops
+    comparison = trace.compare(["none", "dots_saveable", "nothing_saveable"], "function")
+    assert {row.of_devices for row in comparison} == {"of one of 8 devices"}
+    plan = trace.plan(0.5, "function")
+    applied = trace.report(plan, "function")
+    assert applied.saved_bytes == plan.saved_bytes <= plan.budget_bytes == none.saved_bytes // 2
+    assert applied.recomputed_flops == plan.recomputed_flops
+    names = trace.report("save_only_these_names('hidden')", "function")
+    hidden = sum(row.nbytes for row in names.residuals if row.kind == "intermediate")
+    assert hidden == LAYERS * BATCH // 4 * HIDDEN // 2 * 4
+    timeline = trace.timeline("dots_saveable", "function")
+    assert timeline.peak_bytes == sum(value.nbytes for value in timeline.alive)
 
-    report = rm.trace(loss, of((32, 16), P()), of((64, 32), P("data"))).report()
-    alone = rm.trace(loss, of((32, 16)), of((64, 32))).report()
+
+@eight
+def test_a_step_on_an_automatic_mesh_is_one_devices():
+    """Parameters and optimizer state as XLA holds them, and what the gradient inside saves as of the loss alone."""
+    loss, (layers, x) = asked("fsdp", True)
+
+    def step(layers, momentum, x):
+        value, gradient = jax.value_and_grad(loss)(layers, x)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, layers, momentum), momentum, value
+
+    trace = rm.trace(jax.jit(step, donate_argnums=(0, 1)), layers, layers, x)
+    alone = rm.trace(loss, layers, x).report("none", "function")
+    report = trace.report("none", "function")
+    assert (report.devices, report.per_device) == (8, True)
+    assert report.saved_bytes == alone.saved_bytes
+    held = 2 * LAYERS * WIDTH * HIDDEN * 4 // 8
+    assert (trace.step.parameter_bytes, trace.step.optimizer_bytes) == (held, held)
+    assert trace.step.batch_bytes == BATCH * WIDTH * 4 // 8
+    measured = trace.measure("none", "function")
+    assert measured.argument_bytes == 2 * held + BATCH * WIDTH * 4 // 8
+    assert trace.step.peak_bytes == pytest.approx(measured.total_bytes - measured.aliased_bytes, rel=0.4)
+
+
+@eight
+def test_shardings_that_the_program_asks_for_are_heard():
+    mesh = on_automatic(8)
+    loss = plain_model(False)
+    w, x = [(whole((WIDTH, HIDDEN)), whole((HIDDEN, WIDTH)))], whole((BATCH, WIDTH))
+    spread = NamedSharding(mesh, P("data"))
+    for function in (
+        lambda w, x: loss(w, lax.with_sharding_constraint(x, spread)),
+        jax.jit(loss, in_shardings=(None, spread)),
+    ):
+        report = rm.trace(function, w, x).report("none", "function")
+        assert (report.devices, report.per_device) == (8, True)
+        hidden = [row for row in report.residuals if row.shape == (BATCH, HIDDEN)]
+        assert {row.shard_shape for row in hidden} == {(BATCH // 8, HIDDEN)}
+        assert {row.sharding for row in hidden} == {f"f32[{BATCH}@data,{HIDDEN}]"}
+    nothing = rm.trace(loss, [(whole((WIDTH, HIDDEN), P(), mesh), whole((HIDDEN, WIDTH), P(), mesh))], x).report()
+    assert (nothing.devices, nothing.per_device) == (1, True)  # nothing is shared out
+
+
+@eight
+def test_what_is_outside_of_a_shard_map_is_asked_for_too():
+    mesh = on_automatic(8)
+    w, x = whole((WIDTH, WIDTH), P(), mesh), whole((BATCH, WIDTH), P("data"), mesh)
+    loss = lambda w, x: ((mapped(mesh)(w, x) @ w).T ** 2).sum()  # noqa: E731
+    trace = rm.trace(loss, w, x)
+    report, measured = trace.report("none", "function"), trace.measure("none", "function")
+    assert not [note for note in report.notes if note.kind.startswith("devices")]
+    assert report.forward_flops + report.backward_flops == pytest.approx(measured.flops, rel=0.15)
+
+
+@eight
+def test_an_asked_program_is_compiled_and_not_run(monkeypatch):
+    """Also where all that is compiled is kept: what comes from there asks nothing."""
+    loss, args = asked("data", True)
+    seen = []
+    ask = _jax.propagated
+    monkeypatch.setattr(_jax, "propagated", lambda *given: seen.append(ask(*given)) or seen[-1])
+    for _ in range(2):
+        rm.trace(lambda *args: loss(*args), *args).report("none", "function")
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert [len(told) for told in first] == [len(told) for told in second]
+    assert all(first)
+
+
+def of_all_together(function, *args):
+    report = rm.trace(function, *args).report()
+    alone = rm.trace(function, *(whole(arg.shape) for arg in args)).report()
     assert (report.devices, report.per_device) == (8, False)
-    assert (alone.devices, alone.per_device, alone.of_devices) == (1, True, "")
     for figure in ("saved_bytes", "argument_bytes", "peak_bytes", "forward_flops", "backward_flops", "peak_by_kind"):
         assert getattr(report, figure) == getattr(alone, figure)
     assert report.together == report.saved_bytes
     (note,) = (note for note in report.notes if note.kind == "devices-together")
     assert "of all 8 together, arguments too" in note
-    assert "of all 8 devices together" in plain(report)
-    assert "of all 8 devices together" in report_html(report)
-    comparison = rm.trace(loss, of((32, 16), P()), of((64, 32), P("data"))).compare(["none", "nothing_saveable"])
+    for text in (plain(report), report_html(report)):
+        assert "of all 8 devices together" in text
+    comparison = rm.trace(function, *args).compare(["none", "nothing_saveable"])
     assert {row.of_devices for row in comparison} == {"of all 8 devices together"}
     assert "of all 8 devices together" in comparison._repr_html_()
-    spread = NamedSharding(mesh, P("data"))
-    asked = lambda w, x: loss(w, lax.with_sharding_constraint(x, spread))  # noqa: E731
-    jitted = jax.jit(loss, in_shardings=(None, spread))
-    for function in (asked, jitted):
-        assert rm.trace(function, of((32, 16)), of((64, 32))).report().of_devices == "of all 8 devices together"
-    whole = rm.trace(loss, of((32, 16), P()), of((64, 32), P())).report()  # nothing is shared out
-    assert whole.per_device
+    return str(note)
+
+
+def test_where_xla_cannot_be_asked_figures_are_of_all_devices():
+    """Of a mesh without devices, and of a program that is too large."""
+    loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
+    mesh = automatic(8)
+    note = of_all_together(loss, whole((32, 16), P(), mesh), whole((64, 32), P("data"), mesh))
+    assert "its mesh has no devices here" in note
+
+
+@eight
+def test_a_program_that_takes_long_to_ask_about_is_not(monkeypatch):
+    loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
+    mesh = on_automatic(8)
+    args = whole((32, 16), P(), mesh), whole((64, 32), P("data"), mesh)
+    monkeypatch.setattr(primal, "_MOST_ASKED", 3)
+    assert "more than 3 operations" in of_all_together(loss, *args)
+    monkeypatch.setattr(primal, "_MOST_ASKED", 100)
+    monkeypatch.setattr(_jax, "propagated", lambda *_: 1 / 0)
+    assert "division by zero" in of_all_together(loss, *args)
 
 
 def test_without_a_mesh_nothing_is_said_of_devices():

@@ -85,6 +85,7 @@ from remat_magic._jax.primitives import (
     scan_unroll,
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
+from remat_magic._jax.propagation import propagated
 from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.shardings import (
     automatic_devices,
@@ -198,6 +199,7 @@ __all__ = [
     "pretty",
     "prevents_cse",
     "primitive_name",
+    "propagated",
     "reading",
     "rearranged",
     "remat3",

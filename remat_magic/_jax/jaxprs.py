@@ -33,6 +33,11 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (Jaxpr, ClosedJaxpr))
 
 
+def is_closed(jaxpr: Any) -> bool:
+    """Whether a jaxpr has the values of its constants; 0.12 has one class for both, and always says so."""
+    return isinstance(jaxpr, ClosedJaxpr)
+
+
 def with_body(jaxpr: Any, body: Any) -> Any:
     """``body`` closed as ``jaxpr`` was: with the same constants, or open."""
     if Jaxpr is ClosedJaxpr:  # 0.12: one class; the constants belong to the leading invars

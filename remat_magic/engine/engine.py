@@ -223,7 +223,7 @@ class Engine:
                 elif function.depth:
                     continue
                 else:
-                    inner = InnerGradient(self._gradient.call, function, self._given.calls)
+                    inner = InnerGradient(self._gradient.call, function, self._given)
                     inner = self._calls.setdefault(number, inner)
                     primal = inner.primal
                     own = function.who == chosen.who
@@ -313,6 +313,7 @@ class Engine:
                 self.per_device,
                 self._primal.unknown_values,
                 self._primal.untold_axes,
+                self._primal.why_not_asked or self._given.why_not_asked,
             ),
             *notes.of_settings(self._settings),
         )

@@ -15,9 +15,12 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax
-from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
+from remat_magic.engine.failures import is_passing
+from remat_magic.jaxprs.one_device import Propagated, Spread, TypeOf, own_type
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import is_inexact
+from remat_magic.records import RematError
+from remat_magic.wording import one_line, text_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,11 +135,38 @@ def backward_half(half: Forward) -> Any:
     axes = [axes for axes, yes in zip(half.axes, [True] * count + inexact, strict=False) if yes]
     mapped = half.vmaps.over(backward, axes) if half.vmaps else backward
     closed = jax.make_jaxpr(mapped)(*half.residual_types, *types)
-    if isinstance(half.type_of, Spread) and half.type_of.known:
+    if isinstance(half.type_of, Propagated):
+        of_outputs = _shardings(half)
+        given = [where for where, yes in zip(of_outputs, inexact, strict=False) if yes]
+        ask_xla(half.type_of, closed, [*of_outputs[len(half.output_types) :], *given], half.type_of.gradients)
+    elif isinstance(half.type_of, Spread) and half.type_of.known:
         saved = _jax.open_jaxpr(half.closed).outvars[len(half.output_types) :]
         pairs = zip(_jax.open_jaxpr(closed).invars, map(half.type_of, saved), strict=False)
         half.type_of.learn(closed, {var: aval for var, aval in pairs if aval is not var.aval})
     return closed
+
+
+def ask_xla(spread: Propagated, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
+    """Ask XLA how it spreads the values of a closed jaxpr, with its inputs and results spread so (None: as it likes).
+
+    Raises:
+        RematError: XLA cannot compile it.
+    """
+    try:
+        spread.ask(closed, shardings, results)
+    except Exception as error:
+        if is_passing(error):
+            raise
+        raise RematError(
+            f"XLA does not say how it spreads the values over the mesh: {one_line(text_of(error), 300)}"
+        ) from error
+
+
+def _shardings(half: Forward) -> list[Any]:
+    """How XLA spreads what a forward half gives, None where it does not tell."""
+    told = half.type_of.shardings if isinstance(half.type_of, Propagated) else {}
+    outvars = _jax.open_jaxpr(half.closed).outvars
+    return [None if _jax.is_literal(atom) else told.get(atom) for atom in outvars]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,7 +90,9 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
         )
 
 
-def of_devices(function: str, devices: int, per_device: bool, unknown: int, untold: Sequence[str]) -> Iterator[Note]:
+def of_devices(
+    function: str, devices: int, per_device: bool, unknown: int, untold: Sequence[str], why_not_asked: str
+) -> Iterator[Note]:
     """What the figures are of where several devices share the work.
 
     Args:
@@ -99,12 +101,14 @@ def of_devices(function: str, devices: int, per_device: bool, unknown: int, unto
         per_device: whether figures are of one of them.
         unknown: how many values are taken to be held whole, since nothing tells how they are spread.
         untold: the axes of the mesh that XLA may spread them over besides.
+        why_not_asked: why XLA cannot be asked.
     """
     if not per_device:
         yield Note(
             "devices-together",
             f"{function} is sharded automatically, over {devices} devices, and XLA alone decides how what it computes "
-            f"is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once.",
+            f"is: bytes and FLOPs are of all {devices} together, arguments too, each value counted once. XLA was not "
+            f"asked: {why_not_asked}.",
             (function,),
         )
         return

@@ -11,17 +11,19 @@ from typing import Any
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
-from remat_magic.engine.halves import Forward, forward_half
+from remat_magic.engine.halves import Forward, ask_xla, forward_half
 from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites
-from remat_magic.jaxprs.one_device import Spread, unknown_values
+from remat_magic.jaxprs.one_device import Propagated, Spread, unknown_values
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.values import can_be_output, flatten_outputs, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
 __all__ = ["Primal"]
+
+_MOST_ASKED = 2000  # operations of a program that XLA is asked about: for 300 it took half a second, for each half more
 
 
 class Primal:
@@ -33,6 +35,8 @@ class Primal:
         has_aux: whether it returns a pair of output and auxiliary data.
         look_inside: whether to look for the gradients that it takes; calls then stand for these in its jaxpr.
         calls: those that were recorded, where the Python of the function ran before.
+        shardings: of the array leaves, and of the gradients, each None for none. Default: those that the arguments
+            have, and none.
 
     Attributes:
         closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
@@ -40,6 +44,7 @@ class Primal:
         outputs: how many outputs it has.
         auxiliary: how many auxiliary ones.
         types: the types of the array leaves.
+        shardings: theirs, None where one has none.
         arguments: their names.
         has_aux: as given.
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
@@ -58,6 +63,7 @@ class Primal:
         has_aux: bool,
         look_inside: bool = True,
         calls: Calls | None = None,
+        shardings: tuple[Sequence[Any], Sequence[Any]] | None = None,
     ) -> None:
         self.signature = signature
         _jax.require()
@@ -69,6 +75,8 @@ class Primal:
         self._generation = _jax.Generation()
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
+        given = tuple(leaf.sharding for leaf in signature.arrays)
+        self.shardings, self._of_gradients = (given, None) if shardings is None else shardings
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
@@ -181,14 +189,63 @@ class Primal:
 
     def _spread(self, closed: Any) -> Spread:
         """How the values of a jaxpr with this program's inputs are spread over a mesh."""
+        if self.asked is not None:
+            propagated = Propagated(self._of_gradients)
+            ask_xla(propagated, closed, self.shardings)
+            return propagated
         spread, given = Spread(), dict[Any, Any]()
         if not self.maps_devices:  # types tell, or nothing does
             return spread
-        for var, leaf in zip(_jax.open_jaxpr(closed).invars, self.signature.arrays, strict=False):
-            if _jax.automatic_devices(leaf.sharding) > 1 and hasattr(leaf.sharding, "spec"):
-                given[var] = _jax.type_in_mesh(var.aval, leaf.sharding.mesh, leaf.sharding.spec)
+        for var, sharding in zip(_jax.open_jaxpr(closed).invars, self.shardings, strict=False):
+            if _jax.automatic_devices(sharding) > 1 and hasattr(sharding, "spec"):
+                given[var] = _jax.type_in_mesh(var.aval, sharding.mesh, sharding.spec)
         spread.learn(closed, given)
         return spread
+
+    @property
+    def asked(self) -> Propagated | None:
+        """How XLA spreads the values over an automatic mesh; None where types tell, or XLA cannot be asked."""
+        return self._asked[0]
+
+    @property
+    def why_not_asked(self) -> str:
+        """Why XLA cannot be asked, for a sentence; empty where it was, or where types tell."""
+        return self._asked[1]
+
+    @functools.cached_property
+    def _asked(self) -> tuple[Propagated | None, str]:
+        if self.automatic_devices == 1:
+            return None, ""
+        if any(map(_jax.is_abstract, self.shardings)):
+            return (
+                None,
+                "its mesh has no devices here: have JAX simulate them (jax_num_cpu_devices) and shard over these",
+            )
+        if sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:
+            return None, f"it has more than {_MOST_ASKED:,} operations, which takes long: scan over equal layers"
+        if self.signature.vmaps:
+            return None, "jax.vmap maps the gradient that it takes"
+        propagated = Propagated()
+        try:
+            with self.tracing():
+                ask_xla(propagated, self.closed, self.shardings)
+        except RematError as error:
+            return None, str(error).rstrip(".")
+        return propagated, ""
+
+    def shardings_of(self, gradient: Differentiated) -> tuple[list[Any], list[Any]] | None:
+        """How XLA spreads what a gradient inside is given, and the gradients; None where it was not asked."""
+        if self.asked is None:
+            return None
+        number, told = self.gradients.index(gradient), self.asked.shardings
+        calls = {half_of(eqn): eqn for _, eqn in walk(self.closed, once=True)}
+        forward, backward = (calls.get((half, number)) for half in ("forward", "backward"))
+        if forward is None:
+            return None
+        atoms = [*forward.invars[len(forward.invars) - len(gradient.types) :]]
+        results = [] if backward is None else backward.outvars
+        given = [None if _jax.is_literal(atom) else told.get(atom) for atom in atoms]
+        return given, [told.get(var) for var in results]
 
     @functools.cached_property
     def maps_devices(self) -> bool:
@@ -201,23 +258,27 @@ class Primal:
         atoms = (var for _, eqn in walk(self.closed, once=True) for var in eqn.outvars)
         spread = max((_jax.mesh_devices(var.aval) for var in (*_jax.open_jaxpr(self.closed).invars, *atoms)), default=1)
         mapped = (_jax.mapped_devices(eqn) for _, eqn in walk(self.closed, once=True)) if self.maps_devices else ()
-        return max((spread, *mapped))
+        return max((spread, *mapped, self.automatic_devices if self.asked is not None else 1))
 
     @functools.cached_property
     def automatic_devices(self) -> int:
         """Over how many devices values are spread of whose types nothing tells it."""
         asked = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
-        return max((*(_jax.automatic_devices(leaf.sharding) for leaf in self.signature.arrays), *asked), default=1)
+        return max((*map(_jax.automatic_devices, self.shardings), *asked), default=1)
 
     @functools.cached_property
     def untold_axes(self) -> tuple[str, ...]:
         """The axes of the mesh that XLA may spread values over as well, in which no type tells of them."""
-        untold = (_jax.untold_axes(eqn) for _, eqn in walk(self.closed, once=True)) if self.devices > 1 else ()
+        if self.devices == 1 or self.asked is not None:
+            return ()
+        untold = (_jax.untold_axes(eqn) for _, eqn in walk(self.closed, once=True))
         return tuple(sorted(set().union(*untold)))
 
     @functools.cached_property
     def unknown_values(self) -> int:
         """How many values outside of every ``shard_map`` are taken to be held whole, since nothing tells of them."""
+        if self.asked is not None:
+            return unknown_values(self.closed, self.asked)
         return unknown_values(self.closed, self._spread(self.closed)) if self.maps_devices else 0
 
     @functools.cached_property

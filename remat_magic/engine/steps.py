@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import jax
 
 from remat_magic import _jax
-from remat_magic.engine.calls import Calls
 from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
 from remat_magic.engine.halves import Forward, backward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of
 from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import ArgumentRole, GradientCall, RematError
@@ -44,16 +44,18 @@ class InnerGradient:
     Args:
         call: what is told of it.
         function: what is differentiated.
-        calls: those of functions that were recorded when the program was traced.
+        given: the program.
     """
 
-    def __init__(self, call: GradientCall, function: Differentiated, calls: Calls) -> None:
-        self.call, self.function, self._calls = call, function, calls
+    def __init__(self, call: GradientCall, function: Differentiated, given: Primal) -> None:
+        self.call, self.function, self._given = call, function, given
 
     @functools.cached_property
     def primal(self) -> Primal:
         """The function that is differentiated, as a program of its own."""
-        return Primal(self.function.evaluate, InnerInputs(self.function), True, False, self._calls)
+        function, given = self.function, self._given
+        shardings = given.shardings_of(function)
+        return Primal(function.evaluate, InnerInputs(function), True, False, given.calls, shardings)
 
     @functools.cached_property
     def half(self) -> Forward:
@@ -117,7 +119,7 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     gradients = list[InnerGradient]()
     for who, inner in first.items():
         call = GradientCall(keys[who], who[0], definition(who), paths.get(who, ()), times.get(who, 1), inner.wrt)
-        gradients.append(InnerGradient(call, inner, primal.calls))
+        gradients.append(InnerGradient(call, inner, primal))
     if len(gradients) > 1:
         gradients.sort(key=lambda gradient: (gradient.function.depth, -gradient.saved_bytes))
     return tuple(gradients)
@@ -173,6 +175,7 @@ class Step:
         roles: what each input is to the gradient.
         donated: for each input whether its memory may be written over.
         provenances: where its operations stand.
+        asked: how XLA spreads its values over an automatic mesh, None where it was not asked.
     """
 
     function: str
@@ -181,6 +184,7 @@ class Step:
     roles: tuple[ArgumentRole, ...]
     donated: tuple[bool, ...]
     provenances: Provenances
+    asked: Propagated | None = None
 
 
 class Halves(NamedTuple):
@@ -236,6 +240,7 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
         tuple(roles),
         tuple(var in donated for var in jaxpr.invars),
         given.provenances,
+        given.asked,
     )
 
 

@@ -1,19 +1,20 @@
-"""How the values of a program are spread over a mesh, as far as its types and its ``shard_map`` calls tell.
+"""How the values of a program are spread over a mesh: by its types, by its ``shard_map`` calls, or by XLA's word.
 
-Types of an explicit mesh tell it of every value. Outside of a ``shard_map`` on an automatic mesh they tell nothing; of
-what goes in and out there its specs do, and from there it is followed through what keeps a shape as it is: elementwise
-operations, views, calls and loops. Of anything else nothing is known, and it is taken to be held whole.
+Types of an explicit mesh tell it of every value. Outside of a ``shard_map`` on an automatic mesh they tell nothing:
+there XLA is asked. Where that cannot be, the specs of a ``shard_map`` tell of what goes in and out of it, and from
+there it is followed through what keeps a shape as it is: elementwise operations, views, calls and loops. Of anything
+else nothing is known, and it is taken to be held whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.jaxprs.walk import Scope, walk
 
-__all__ = ["Spread", "TypeOf", "own_type", "unknown_values"]
+__all__ = ["Propagated", "Spread", "TypeOf", "own_type", "unknown_values"]
 
 TypeOf = Callable[[Any], Any]
 """Tells the type of a variable or literal, with how it is spread over a mesh."""
@@ -67,6 +68,29 @@ class Spread:
             self._types[other] = _jax.spread_like(other.aval, self._types[one], skip=stacked)
         elif other in self._types and one not in self._types:
             self._types[one] = _jax.spread_like(one.aval, self._types[other], lead=stacked)
+
+
+class Propagated(Spread):
+    """Tells the types of variables as XLA spreads them over an automatic mesh.
+
+    ``shardings`` has XLA's own sharding of each variable, over the mesh as it is on the machine; ``gradients`` is how
+    what surrounds a backward half has its results spread, where something does.
+    """
+
+    def __init__(self, gradients: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.gradients = gradients
+        self.shardings: dict[Any, Any] = {}
+
+    def ask(self, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
+        """Find out about the variables of a closed jaxpr, with its inputs and results spread so (None: as XLA likes).
+
+        Raises:
+            Exception: whatever JAX or XLA raises where it cannot be compiled.
+        """
+        told = _jax.propagated(closed, shardings, results)
+        self.shardings.update(told)
+        self.learn(closed, {var: _jax.type_in_mesh(var.aval, each.mesh, each.spec) for var, each in told.items()})
 
 
 def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:

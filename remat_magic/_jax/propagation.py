@@ -1,0 +1,96 @@
+"""How XLA spreads the values of a program over an automatic mesh, of which types tell nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from remat_magic._jax.bodies import map_jaxprs
+from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
+from remat_magic._jax.primitives import is_custom_rule, is_shard_map
+from remat_magic._jax.private import courtesy
+
+__all__ = ["propagated"]
+
+# What is kept of earlier compilations would not ask again.
+_kept = courtesy("jax._src.config.enable_compilation_cache", "with a compilation cache XLA may not tell shardings")
+
+
+def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> dict[Any, NamedSharding]:
+    """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``.
+
+    The program is compiled, and not run, for the devices that the shardings name, with
+    ``jax.debug.inspect_array_sharding`` at each value.
+
+    Args:
+        closed: the closed jaxpr.
+        shardings: of its inputs, None where nothing is asked for.
+        results: of its results, likewise; only where there is one for each.
+
+    Returns:
+        What XLA decided: where a body is called several times, what makes a device hold most. Scalars are left out, and
+        what XLA does not tell in terms of the mesh.
+
+    Raises:
+        Exception: whatever JAX or XLA raises where it cannot be compiled.
+    """
+    told = dict[Any, NamedSharding]()
+
+    def take(var: Any, sharding: Any) -> None:
+        if isinstance(sharding, NamedSharding):
+            before = told.get(var)
+            if before is None or _held(sharding, var) > _held(before, var):
+                told[var] = sharding
+
+    def watch(var: Any, value: Any) -> None:
+        if getattr(var.aval, "ndim", 0):
+            jax.debug.inspect_array_sharding(value, callback=lambda sharding: take(var, sharding))
+
+    def evaluate(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+        body = open_jaxpr(jaxpr)
+        known = dict(zip((*body.constvars, *body.invars), (*consts_of(jaxpr), *values), strict=True))
+        for var in body.invars:
+            watch(var, known[var])
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else known[atom]
+
+        for eqn in body.eqns:
+            inside = eqn if is_custom_rule(eqn) or is_shard_map(eqn) else map_jaxprs(eqn, watched)
+            params = inside.primitive.get_bind_params(inside.params)
+            with inside.ctx.manager:
+                results = inside.primitive.bind(*map(read, inside.invars), **params)
+            for var, value in zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True):
+                known[var] = value
+                watch(var, value)
+        return [read(atom) for atom in body.outvars]
+
+    def watched(jaxpr: Any) -> Any:
+        types = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in open_jaxpr(jaxpr).invars]
+        new = jax.make_jaxpr(lambda *values: evaluate(jaxpr, values))(*types)
+        return new if is_closed(jaxpr) else open_jaxpr(new)
+
+    types = [
+        jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, sharding=sharding)
+        for var, sharding in zip(open_jaxpr(closed).invars, shardings, strict=True)
+    ]
+    with contextlib.nullcontext() if _kept is None else _kept(False):
+        asked = list(results) if results is not None and len(results) == len(closed.out_avals) else None
+        function = jax.jit(lambda *values: evaluate(closed, values), out_shardings=asked)
+        function.lower(*types).compile(compiler_options=_options(shardings))
+    return told
+
+
+def _options(shardings: Sequence[Any]) -> dict[str, Any]:
+    """Where XLA for a GPU would try out kernels, it need not: nothing runs."""
+    devices = {device.platform for sharding in shardings for device in getattr(sharding, "device_set", ())}
+    return {"xla_gpu_autotune_level": 0} if devices == {"gpu"} else {}
+
+
+def _held(sharding: NamedSharding, var: Any) -> int:
+    return math.prod(sharding.shard_shape(var.aval.shape))
