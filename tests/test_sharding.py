@@ -568,6 +568,60 @@ def test_a_program_that_takes_long_to_ask_about_is_not(monkeypatch):
     assert "division by zero" in of_all_together(loss, *args)
 
 
+# ------------------------------------------------------------------------------------------------------- communication
+
+
+def told(measured):
+    return {each.kind: (each.runs, each.bytes) for each in measured.collectives}
+
+
+@eight
+def test_what_devices_tell_each_other_is_counted():
+    """Of each operation as many results as are written here, in a loop three times, each with its own shape's bytes."""
+    mesh = on_automatic(8)
+    w, x = whole((WIDTH, WIDTH), P(), mesh), whole((BATCH, WIDTH), P("data"), mesh)
+
+    def part(w, x):
+        def turn(x, _):
+            every = lax.all_gather(x @ w, "data")
+            return jnp.sin(lax.ppermute(every.sum(0), "data", [(i, (i + 1) % 8) for i in range(8)])), None
+
+        x, _ = lax.scan(turn, x, None, 3)
+        return lax.psum(x.sum(), "data")
+
+    fun = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    share = BATCH // 8 * WIDTH * 4
+    compiled = jax.jit(fun).lower(w, x).compile()
+    assert _jax.xla_collectives(compiled.runtime_executable().hlo_modules()) == {
+        "all-gather": (3, 3 * 8 * share),
+        "collective-permute": (3, 3 * share),
+        "all-reduce": (1, 4),
+    }
+
+
+@eight
+def test_a_gather_that_is_repeated_is_seen():
+    """Sharded weights are gathered once in each half; where all is computed again, once more in the backward one."""
+    loss, args = asked("fsdp", True)
+    trace = rm.trace(loss, *args)
+    policies = ["none", "nothing_saveable"]
+    measured = [trace.measure(policy, "function") for policy in policies]
+    weights = LAYERS * 2 * WIDTH * HIDDEN * 4
+    once, again = (told(each)["all-gather"] for each in measured)
+    assert (once, again) == ((4 * LAYERS, 2 * weights), (6 * LAYERS, 3 * weights))
+    assert measured[0].communicated_bytes == sum(size for _, size in told(measured[0]).values())
+    found = trace.compare(policies, "function", measurements=measured)
+    assert [row.measured_communicated_bytes for row in found] == [each.communicated_bytes for each in measured]
+    assert "12 all-gather: 196,608 bytes" in found._repr_html_()
+
+
+def test_alone_no_device_tells_another_anything():
+    trace = rm.trace(lambda x: jnp.sin(x).sum(), jnp.ones(4))
+    measured = trace.measure("none")
+    assert (measured.collectives, measured.communicated_bytes) == ((), 0)
+    assert "communication" not in trace.compare(["none"], measurements=[measured])._repr_html_()
+
+
 def test_without_a_mesh_nothing_is_said_of_devices():
     report = rm.trace(lambda x: jnp.sin(x).sum(), jnp.ones(4)).report()
     assert (report.devices, report.per_device, report.of_devices) == (1, True, "")

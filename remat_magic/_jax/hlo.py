@@ -1,4 +1,4 @@
-"""XLA's optimized modules: their computations, and how often their loops run.
+"""XLA's optimized modules: their computations, how often their loops run, and what devices tell each other.
 
 A module is read as the ``HloModuleProto`` of ``xla/service/hlo.proto``, in protobuf's wire format; few of its fields
 are needed.
@@ -6,6 +6,7 @@ are needed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,16 +14,40 @@ from typing import Any
 
 from remat_magic._jax.protobuf import fields, numbers
 
-__all__ = ["Computation", "Instruction", "Module", "read_module"]
+__all__ = ["Computation", "Instruction", "Module", "collectives", "read_module"]
 
 _TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 # Fields of HloModuleProto, HloComputationProto, HloInstructionProto and LiteralProto.
 _MODULE_COMPUTATIONS, _MODULE_ENTRY = 3, 6
 _NAME, _INSTRUCTIONS, _SHAPE, _ID, _ROOT = 1, 2, 4, 5, 6
+_RESULT = 3  # the shape of an instruction's result
 _OPCODE, _LITERAL, _PARAMETER, _INDEX, _CONFIG = 2, 8, 9, 13, 43
 _INSTRUCTION_ID, _OPERANDS, _CALLED, _DIRECTION = 35, 36, 38, 63
 _SIGNED, _UNSIGNED = (4, 5), (6, 7)  # integers of a literal, of 32 and 64 bits
+
+# Fields of ShapeProto, and the bits of its element types, of ``xla/xla_data.proto``.
+_ELEMENT, _DIMENSIONS, _PARTS = 2, 3, 4
+_BITS = {
+    **dict.fromkeys((1, 2, 6, 19, 20, 23, 24, 25, 28, 29, 33), 8),  # pred, integers, and floats of 8 bits
+    **dict.fromkeys((3, 7, 10, 16), 16),
+    **dict.fromkeys((4, 8, 11), 32),
+    **dict.fromkeys((5, 9, 12, 15), 64),
+    **dict.fromkeys((21, 22, 32), 4),
+    18: 128,
+    17: 0,  # a token
+}
+
+_START = b"-start"  # of what runs while others do
+_COLLECTIVES = (
+    b"all-gather",
+    b"all-reduce",
+    b"reduce-scatter",
+    b"all-to-all",
+    b"ragged-all-to-all",
+    b"collective-permute",
+    b"collective-broadcast",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +61,7 @@ class Instruction:
     value: int | None = None
     direction: bytes = b""
     config: bytes = b""
+    result: bytes = b""  # of a collective: its shape, as it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +187,58 @@ class _Value:
         return self
 
 
+def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
+    """What devices tell each other in one run of a module.
+
+    Returns:
+        For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
+        bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
+    """
+    total = dict[str, tuple[int, int]]()
+    if not _collect(module, module.computations[module.entry], 1, total):
+        return None
+    return total
+
+
+def _collect(module: Module, within: Computation, times: int | None, total: dict[str, tuple[int, int]]) -> bool:
+    """Add those of a computation that runs so often; False where that is not known of one that has any."""
+    for instruction in within.instructions.values():
+        kind = instruction.opcode.removesuffix(_START)
+        if kind in _COLLECTIVES:
+            if times is None:
+                return False
+            # What begins a gather or permutation has the operand beside the result.
+            both = instruction.opcode in (b"all-gather-start", b"collective-permute-start")
+            runs, size = total.get(kind.decode(), (0, 0))
+            total[kind.decode()] = runs + times, size + times * _size(instruction.result, 1 if both else None)
+            continue
+        known = times
+        if instruction.opcode == b"while":
+            trips = module.trips(instruction, within)
+            known = None if trips is None or times is None else times * trips
+        elif instruction.opcode == b"conditional":
+            known = None  # which branch runs is not known
+        for called in instruction.called:
+            if not _collect(module, module.computations[called], known, total):
+                return False
+    return True
+
+
+def _size(shape: bytes, part: int | None = None) -> int:
+    """The bytes of a shape, or of one part of a tuple."""
+    parts, dimensions, bits = list[bytes](), list[int](), 0
+    for name, value, _ in fields(shape):
+        if name == _ELEMENT:
+            bits = _BITS.get(value, 0)
+        elif name == _DIMENSIONS:
+            dimensions += numbers(value)
+        elif name == _PARTS:
+            parts.append(value)
+    if parts:
+        return sum(map(_size, parts if part is None else parts[part : part + 1]))
+    return -(-math.prod(dimensions) * bits // 8)
+
+
 def read_module(proto: bytes) -> Module:
     """Read a serialized ``HloModuleProto``.
 
@@ -201,6 +279,7 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
         _integer(parts.get(_LITERAL, b"")) if opcode == b"constant" else None,
         parts.get(_DIRECTION, b""),
         parts.get(_CONFIG, b"") if opcode == b"while" else b"",
+        parts.get(_RESULT, b"") if opcode.removesuffix(_START) in _COLLECTIVES else b"",
     )
 
 

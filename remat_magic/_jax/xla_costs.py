@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.hlo import read_module
+from remat_magic._jax.hlo import collectives, read_module
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.protobuf import fields, number, text
 
-__all__ = ["XlaCounts", "xla_counts"]
+__all__ = ["XlaCounts", "xla_collectives", "xla_counts"]
 
 _cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", "what XLA counts of a program is not told")
 
@@ -52,6 +52,26 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
             return XlaCounts(None, None)
         flops, bytes_accessed = flops + counted[0], bytes_accessed + counted[1]
     return XlaCounts(flops, bytes_accessed) if modules else XlaCounts(None, None)
+
+
+def xla_collectives(modules: Iterable[Any]) -> dict[str, tuple[int, int]] | None:
+    """What devices tell each other in one run of a program, as ``hlo.collectives`` of all its modules together.
+
+    Args:
+        modules: as for ``xla_counts``.
+    """
+    total = dict[str, tuple[int, int]]()
+    for module in modules:
+        try:
+            of_module = collectives(read_module(module.as_serialized_hlo_module_proto()))
+        except Exception:  # noqa: BLE001 - another XLA writes its modules otherwise, or raises what it likes: unknown
+            of_module = None
+        if of_module is None:
+            return None
+        for kind, (runs, size) in of_module.items():
+            before = total.get(kind, (0, 0))
+            total[kind] = before[0] + runs, before[1] + size
+    return total
 
 
 def _counts(module: Any) -> tuple[int, int] | None:

@@ -144,6 +144,10 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measureme
         measured_seconds=result.run_seconds,
         measured_compile_seconds=result.compile_seconds,
         measured_flops=result.flops,
+        measured_communicated_bytes=result.communicated_bytes,
+        measured_collectives=", ".join(
+            f"{each.runs:,} {each.kind}: {each.bytes:,} bytes" for each in result.collectives or ()
+        ),
         measured_device=result.device,
         measured_quick=result.quick,
         measured_rematerialized=result.rematerialized,

@@ -19,7 +19,7 @@ from remat_magic.jaxprs.values import sharding_of
 from remat_magic.measuring.departures import departures
 from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_dump import with_texts
-from remat_magic.records import Measurement, RematError, XlaMemory
+from remat_magic.records import Collective, Measurement, RematError, XlaMemory
 
 __all__ = [
     "Stopped",
@@ -250,7 +250,13 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
         flops=counted.flops,
         bytes_accessed=counted.bytes_accessed,
+        collectives=_collectives(modules),
     )
+
+
+def _collectives(modules: Any) -> tuple[Collective, ...] | None:
+    told = None if modules is None else _jax.xla_collectives(modules)
+    return None if told is None else tuple(Collective(kind, *counts) for kind, counts in sorted(told.items()))
 
 
 def _or_none(analysis: Callable[[], Any]) -> Any:

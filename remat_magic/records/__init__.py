@@ -16,6 +16,7 @@ from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
     ArgumentRole,
+    Collective,
     GradientDifference,
     Half,
     LiveKind,
@@ -58,6 +59,7 @@ __all__ = [
     "Advice",
     "ArgumentRole",
     "Choice",
+    "Collective",
     "Comparison",
     "ComparisonRow",
     "Difference",

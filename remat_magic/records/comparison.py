@@ -64,6 +64,8 @@ class ComparisonRow(Labelled):
     measured_seconds: float | None = None
     measured_compile_seconds: float | None = None
     measured_flops: float | None = None
+    measured_communicated_bytes: int | None = None
+    measured_collectives: str = ""
     measured_device: str = ""
     measured_quick: bool = False
     measured_rematerialized: int | None = None

@@ -274,6 +274,18 @@ class XlaMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """What the devices of a mesh tell each other in one run of a program, by the kind of operation that XLA uses.
+
+    One device takes part in ``runs`` of the ``kind`` (``"all-gather"``), and has ``bytes`` of their results together.
+    """
+
+    kind: str
+    runs: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """What XLA says of the compiled value and gradients, or training step, under one policy.
 
@@ -283,6 +295,7 @@ class Measurement:
     did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs, None where it was not run.
     ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
     program, with the bodies of loops as often as they run; None where XLA does not say, or nothing tells how often.
+    ``collectives`` are what its devices tell each other, by the compiled program; None where nothing tells how often.
     ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
     the compiled program departs from the report.
 
@@ -309,6 +322,7 @@ class Measurement:
     runs: int = 0
     flops: int | None = None
     bytes_accessed: int | None = None
+    collectives: tuple[Collective, ...] | None = None
     error: str = ""
     findings: tuple[Note, ...] = ()
     fits: bool | None = None
@@ -326,6 +340,11 @@ class Measurement:
         if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.aliased_bytes or 0)
+
+    @property
+    def communicated_bytes(self) -> int | None:
+        """What a device has of the results of all ``collectives``, in bytes; None where they are not known."""
+        return None if self.collectives is None else sum(each.bytes for each in self.collectives)
 
 
 @dataclass(frozen=True, slots=True)

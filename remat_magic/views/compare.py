@@ -147,9 +147,24 @@ def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
             "as XLA counts them, the bodies of loops as often as they run",
         ),
     ]
+    if any(row.measured_communicated_bytes for row in rows):  # on one device there is nobody to tell
+        columns.append(
+            (
+                "measured_communicated_bytes",
+                "communication",
+                _communication,
+                "what a device has of the results of gathers, reductions and the like, in the compiled program",
+            )
+        )
     for field, head, cell, meaning in columns:
         if any(getattr(row, field) is not None for row in rows):
             yield _Column(head, "measured", cell, meaning)
+
+
+def _communication(row: ComparisonRow) -> _Cell:
+    """What devices tell each other; by its kinds on hover."""
+    cell = _bytes(row.measured_communicated_bytes)
+    return _Cell(cell.text, row.measured_collectives or cell.exact, cell.value)
 
 
 def _temporaries(row: ComparisonRow) -> _Cell:
