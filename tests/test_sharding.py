@@ -518,6 +518,27 @@ def test_what_is_outside_of_a_shard_map_is_asked_for_too():
 
 
 @eight
+def test_what_does_not_divide_is_filled_up():
+    """Ten numbers over four devices are three on each, and a mean that is kept as one number is one."""
+    mesh = on_automatic(4, 2)
+
+    def loss(w, x, key):
+        x = x @ w
+        x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0.0)
+        x = lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x)
+        part = jnp.tanh(x[:10] - x[:10].mean(-1, keepdims=True))
+        return (part * jnp.exp(part)).sum() - jax.nn.log_softmax(x)[:, 0].mean()
+
+    trace = rm.trace(loss, whole((32, 16), P(None, "model"), mesh), whole((64, 32), P("data"), mesh), jax.random.key(0))
+    report, measured = trace.report("none", "function"), trace.measure("none", "function")
+    assert (report.devices, report.per_device) == (8, True)
+    shards = {row.shard_shape for row in report.residuals if row.shape == (10, 16)}
+    assert shards == {(3, 8)}
+    assert all(row.nbytes == 3 * 8 * 4 for row in report.residuals if row.shape == (10, 16))
+    assert dict(report.peak_by_kind)["argument"] == measured.argument_bytes
+
+
+@eight
 def test_an_asked_program_is_compiled_and_not_run(monkeypatch):
     """Also where all that is compiled is kept: what comes from there asks nothing."""
     loss, args = asked("data", True)

@@ -14,6 +14,7 @@ from remat_magic._jax.bodies import map_jaxprs
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_shard_map
 from remat_magic._jax.private import courtesy
+from remat_magic._jax.shardings import of_one_device, type_in_mesh
 
 __all__ = ["propagated"]
 
@@ -75,15 +76,42 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
         new = jax.make_jaxpr(lambda *values: evaluate(jaxpr, values))(*types)
         return new if is_closed(jaxpr) else open_jaxpr(new)
 
+    inputs = list(zip((var.aval for var in open_jaxpr(closed).invars), shardings, strict=True))
     types = [
-        jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, sharding=sharding)
-        for var, sharding in zip(open_jaxpr(closed).invars, shardings, strict=True)
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if _divides(sharding, aval) else None)
+        for aval, sharding in inputs
     ]
+
+    def whole(*values: Any) -> list[Any]:
+        # What does not divide cannot be asked of an input, but of a value.
+        values = tuple(
+            value if _divides(sharding, aval) else _constrained(value, sharding)
+            for value, (aval, sharding) in zip(values, inputs, strict=True)
+        )
+        outputs = evaluate(closed, values)
+        if results is None or len(results) != len(outputs):
+            return outputs
+        return list(map(_constrained, outputs, results))
+
     with contextlib.nullcontext() if _kept is None else _kept(False):
-        asked = list(results) if results is not None and len(results) == len(closed.out_avals) else None
-        function = jax.jit(lambda *values: evaluate(closed, values), out_shardings=asked)
-        function.lower(*types).compile(compiler_options=_options(shardings))
+        jax.jit(whole).lower(*types).compile(compiler_options=_options(shardings))
     return told
+
+
+def _divides(sharding: Any, aval: Any) -> bool:
+    return not isinstance(sharding, NamedSharding) or not any(
+        size % count for size, count in zip(aval.shape, _parts(sharding), strict=False)
+    )
+
+
+def _parts(sharding: NamedSharding) -> list[int]:
+    """Into how many parts each dimension is spread that the sharding names."""
+    axes = ((of,) if isinstance(of, str) else of or () for of in sharding.spec)
+    return [math.prod(sharding.mesh.shape[axis] for axis in each) for each in axes]
+
+
+def _constrained(value: Any, sharding: Any) -> Any:
+    return value if sharding is None else jax.lax.with_sharding_constraint(value, sharding)
 
 
 def _options(shardings: Sequence[Any]) -> dict[str, Any]:
@@ -93,4 +121,4 @@ def _options(shardings: Sequence[Any]) -> dict[str, Any]:
 
 
 def _held(sharding: NamedSharding, var: Any) -> int:
-    return math.prod(sharding.shard_shape(var.aval.shape))
+    return math.prod(of_one_device(type_in_mesh(var.aval, sharding.mesh, sharding.spec)).shape)

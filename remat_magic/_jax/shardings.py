@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,6 +189,25 @@ def automatic_devices(sharding: Any) -> int:
 # --------------------------------------------------------------------------------------------- shard_map's own specs
 
 
+@dataclass(frozen=True, slots=True)
+class _UnevenType:
+    """A type spread over devices that do not divide its sizes: XLA fills up what the last one holds, JAX refuses it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: NamedSharding
+    memory_space: Any
+    weak_type: bool = False
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
 @functools.lru_cache(maxsize=256)
 def _told(mesh: Any) -> AbstractMesh:
     """The same mesh, in which types tell of every axis."""
@@ -200,7 +220,12 @@ def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
     entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
     merged = [(*(axis for axis in _along(aval, dim)), *_named(entry)) for dim, entry in enumerate(entries)]
     told = PartitionSpec(*(tuple(dict.fromkeys(axes)) or None for axes in merged))
-    return _typed(aval, aval.shape, NamedSharding(_told(mesh), told))
+    sharding = NamedSharding(_told(mesh), told)
+    if all(
+        size % math.prod(mesh.shape[axis] for axis in axes) == 0 for size, axes in zip(aval.shape, merged, strict=True)
+    ):
+        return _typed(aval, aval.shape, sharding)
+    return _UnevenType(aval.shape, aval.dtype, sharding, getattr(aval, "memory_space", None))
 
 
 def spec_types(eqn: Any, type_of: Callable[[Any], Any]) -> list[tuple[Any, Any]]:

@@ -73,6 +73,7 @@ class Primal:
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
         self._settings = signature.settings or _jax.thread_settings()
         self._generation = _jax.Generation()
+        self._answer: tuple[Propagated | None, str] | None = None
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         given = tuple(leaf.sharding for leaf in signature.arrays)
@@ -212,8 +213,14 @@ class Primal:
         """Why XLA cannot be asked, for a sentence; empty where it was, or where types tell."""
         return self._asked[1]
 
-    @functools.cached_property
+    @property
     def _asked(self) -> tuple[Propagated | None, str]:
+        # No cached_property: in Python 3.11 all traces would wait for each other's compilations.
+        if self._answer is None:
+            self._answer = self._ask()
+        return self._answer
+
+    def _ask(self) -> tuple[Propagated | None, str]:
         if self.automatic_devices == 1:
             return None, ""
         if any(map(_jax.is_abstract, self.shardings)):
