@@ -40,42 +40,7 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
     Raises:
         Exception: whatever JAX or XLA raises where it cannot be compiled.
     """
-    told = dict[Any, NamedSharding]()
-
-    def take(var: Any, sharding: Any) -> None:
-        if isinstance(sharding, NamedSharding):
-            before = told.get(var)
-            if before is None or _held(sharding, var) > _held(before, var):
-                told[var] = sharding
-
-    def watch(var: Any, value: Any) -> None:
-        if getattr(var.aval, "ndim", 0):
-            jax.debug.inspect_array_sharding(value, callback=lambda sharding: take(var, sharding))
-
-    def evaluate(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
-        body = open_jaxpr(jaxpr)
-        known = dict(zip((*body.constvars, *body.invars), (*consts_of(jaxpr), *values), strict=True))
-        for var in body.invars:
-            watch(var, known[var])
-
-        def read(atom: Any) -> Any:
-            return atom.val if is_literal(atom) else known[atom]
-
-        for eqn in body.eqns:
-            inside = eqn if is_custom_rule(eqn) or is_shard_map(eqn) else map_jaxprs(eqn, watched)
-            params = inside.primitive.get_bind_params(inside.params)
-            with inside.ctx.manager:
-                results = inside.primitive.bind(*map(read, inside.invars), **params)
-            for var, value in zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True):
-                known[var] = value
-                watch(var, value)
-        return [read(atom) for atom in body.outvars]
-
-    def watched(jaxpr: Any) -> Any:
-        types = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in open_jaxpr(jaxpr).invars]
-        new = jax.make_jaxpr(lambda *values: evaluate(jaxpr, values))(*types)
-        return new if is_closed(jaxpr) else open_jaxpr(new)
-
+    watch = _Watch()
     inputs = list(zip((var.aval for var in open_jaxpr(closed).invars), shardings, strict=True))
     types = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if _divides(sharding, aval) else None)
@@ -88,14 +53,61 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
             value if _divides(sharding, aval) else _constrained(value, sharding)
             for value, (aval, sharding) in zip(values, inputs, strict=True)
         )
-        outputs = evaluate(closed, values)
+        outputs = watch.evaluate(closed, values)
         if results is None or len(results) != len(outputs):
             return outputs
         return list(map(_constrained, outputs, results))
 
     with contextlib.nullcontext() if _kept is None else _kept(False):
         jax.jit(whole).lower(*types).compile(compiler_options=_options(shardings))
-    return told
+    return watch.told
+
+
+class _Watch:
+    """Evaluates jaxprs, and takes down how each value on the way is spread."""
+
+    def __init__(self) -> None:
+        self.told: dict[Any, NamedSharding] = {}
+
+    def evaluate(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+        """The results of a jaxpr, open or closed."""
+        body = open_jaxpr(jaxpr)
+        known = dict(zip((*body.constvars, *body.invars), (*consts_of(jaxpr), *values), strict=True))
+        for var in body.invars:
+            self._inspect(var, known[var])
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else known[atom]
+
+        for eqn in body.eqns:
+            with eqn.ctx.manager:
+                results = self._apply(eqn, [read(atom) for atom in eqn.invars])
+            for var, value in zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True):
+                known[var] = value
+                self._inspect(var, value)
+        return [read(atom) for atom in body.outvars]
+
+    def _apply(self, eqn: Any, operands: Sequence[Any]) -> Any:
+        called = eqn.params.get("call_jaxpr") if is_custom_rule(eqn) else None
+        if called is not None and len(open_jaxpr(called).invars) == len(operands):
+            return self.evaluate(called, operands)  # a custom rule has no say in what is not differentiated any more
+        inside = eqn if is_custom_rule(eqn) or is_shard_map(eqn) else map_jaxprs(eqn, self._watched)
+        return inside.primitive.bind(*operands, **inside.primitive.get_bind_params(inside.params))
+
+    def _watched(self, jaxpr: Any) -> Any:
+        types = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in open_jaxpr(jaxpr).invars]
+        new = jax.make_jaxpr(lambda *values: self.evaluate(jaxpr, values))(*types)
+        return new if is_closed(jaxpr) else open_jaxpr(new)
+
+    def _inspect(self, var: Any, value: Any) -> None:
+        if getattr(var.aval, "ndim", 0):
+            jax.debug.inspect_array_sharding(value, callback=lambda sharding: self._take(var, sharding))
+
+    def _take(self, var: Any, sharding: Any) -> None:
+        if isinstance(sharding, NamedSharding):
+            before = self.told.get(var)
+            if before is None or _held(sharding, var) > _held(before, var):
+                self.told[var] = sharding
 
 
 def _divides(sharding: Any, aval: Any) -> bool:
