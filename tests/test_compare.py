@@ -1,5 +1,6 @@
 """Policies side by side: the reports' own numbers, the front by brute force, failures as rows."""
 
+import dataclasses
 import functools
 import html
 import itertools
@@ -298,6 +299,9 @@ def test_what_does_not_fit_is_not_on_the_front(blocks):
     nothing = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 1900, 1800]))
     assert not any(row.pareto for row in nothing.rows)
     assert f"None fits {DEVICE}: none comes nearest with 1.50 kB." in nothing.notes
+    with pytest.raises(rm.RematError, match=rf"at most 2,000 bytes and fits {DEVICE}: none comes nearest with 1,500;"):
+        nothing.best(2000)
+    assert found.best(2000).policy == next(row.policy for row in found.rows if row.pareto)  # dear or not, it is in
 
 
 @pytest.mark.parametrize(
@@ -322,6 +326,19 @@ def test_what_the_compiler_fails_on_is_not_ranked(blocks):
     assert not found.row("dots_saveable").pareto
     assert "Not ranked: dots_saveable; not compiled." in found.notes
     assert any(note.startswith("XLA computes some values again by itself under none, no") for note in found.notes)
+
+
+def test_what_adds_an_unknown_time_is_said_to_be_unranked(blocks):
+    """XLA tells what it needs, and nothing how long it takes to move what is offloaded."""
+    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
+    rows = tuple(
+        dataclasses.replace(row, offloading="unknown") if row.policy == "dots_saveable" else row for row in found.rows
+    )
+    again = dataclasses.replace(found, rows=rows)
+    assert again.ranked_by == "compiled"
+    assert not again.row("dots_saveable").pareto
+    (note,) = [note for note in again.notes if note.startswith("Not ranked")]
+    assert note == "Not ranked: dots_saveable; the time to move what they offload is not known."
 
 
 def test_differences_are_of_multisets(remat3):

@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -540,17 +541,44 @@ def test_what_does_not_divide_is_filled_up():
 
 
 @eight
-def test_an_asked_program_is_compiled_and_not_run(monkeypatch):
-    """Also where all that is compiled is kept: what comes from there asks nothing."""
+def test_an_asked_program_is_compiled_and_not_run(tmp_path, monkeypatch):
+    """Nor kept on disk where all else is: what comes from there would ask nothing."""
     loss, args = asked("data", True)
-    seen = []
-    ask = _jax.propagated
-    monkeypatch.setattr(_jax, "propagated", lambda *given: seen.append(ask(*given)) or seen[-1])
-    for _ in range(2):
-        rm.trace(lambda *args: loss(*args), *args).report("none", "function")
-    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert [len(told) for told in first] == [len(told) for told in second]
-    assert all(first)
+    ran, asks, new, ask = [], [], [], _jax.propagated
+    kept = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+
+    def prints(layers, x):
+        jax.debug.callback(lambda: ran.append(True))
+        return loss(layers, x)
+
+    def takes_down(*given):
+        before = set(tmp_path.iterdir())
+        told = ask(*given)
+        asks.append(told)
+        new.extend(set(tmp_path.iterdir()) - before)
+        return told
+
+    monkeypatch.setattr(_jax, "propagated", takes_down)
+    before = {name: getattr(jax.config, name) for name in kept}
+    try:
+        for name, value in kept.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: jnp.sin(x) * 3).lower(1.0).compile()
+        assert list(tmp_path.iterdir()), "what is compiled is kept"
+        rm.trace(prints, *args).report("none", "function")
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    assert all(asks)
+    assert asks
+    assert not new
+    assert not ran
 
 
 def of_all_together(function, *args):
@@ -590,6 +618,30 @@ def test_a_program_that_takes_long_to_ask_about_is_not(monkeypatch):
     assert "division by zero" in of_all_together(loss, *args)
 
 
+@eight
+@pytest.mark.parametrize("most", [30, 2000])
+def test_a_gradient_in_a_step_that_is_not_asked_about_is_not_either(most, monkeypatch):
+    """How it is given its parameters would not be known, and it alone has few operations."""
+    mesh = on_automatic(8)
+    spread = NamedSharding(mesh, P("data"))
+
+    def loss(w, x):
+        return (jnp.tanh(lax.with_sharding_constraint(x, spread) @ w) ** 2).sum()
+
+    def step(w, x):
+        for _ in range(40):
+            w = jnp.sin(w)
+        return w - jax.grad(loss)(w, x)
+
+    monkeypatch.setattr(primal, "_MOST_ASKED", most)
+    report = rm.trace(step, whole((32, 16)), whole((64, 32))).report("none", "function")
+    assert (report.devices, report.per_device) == (8, most == 2000)
+    notes = [note for note in report.notes if note.kind == "devices-together"]
+    assert ["more than 30 operations" in note for note in notes] == [True] * (most == 30)
+    saved = {row.shape: row.shard_shape for row in report.residuals if row.kind == "intermediate"}
+    assert saved[64, 16] == ((8, 16) if most == 2000 else (64, 16))
+
+
 # ------------------------------------------------------------------------------------------------------- communication
 
 
@@ -614,11 +666,23 @@ def test_what_devices_tell_each_other_is_counted():
     fun = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
     share = BATCH // 8 * WIDTH * 4
     compiled = jax.jit(fun).lower(w, x).compile()
-    assert _jax.xla_collectives(compiled.runtime_executable().hlo_modules()) == {
+    assert _jax.xla_counts(compiled.runtime_executable().hlo_modules()).collectives == {
         "all-gather": (3, 3 * 8 * share),
         "collective-permute": (3, 3 * share),
         "all-reduce": (1, 4),
     }
+
+
+@eight
+def test_what_devices_tell_each_other_in_a_loop_of_unknown_length_is_unknown():
+    mesh = on_automatic(8)
+
+    def part(x):
+        return lax.while_loop(lambda x: (x > 1.0).any(), lambda x: lax.psum(x, "data") / 16, x)
+
+    fun = jax.shard_map(part, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    compiled = jax.jit(fun).lower(whole((WIDTH,), P(), mesh)).compile()
+    assert _jax.xla_counts(compiled.runtime_executable().hlo_modules()).collectives is None
 
 
 @eight

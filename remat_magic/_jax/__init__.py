@@ -107,7 +107,7 @@ from remat_magic._jax.shardings import (
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
-from remat_magic._jax.xla_costs import xla_collectives, xla_counts
+from remat_magic._jax.xla_costs import xla_counts
 
 __all__ = [
     "ELSEWHERE",
@@ -240,7 +240,6 @@ __all__ = [
     "with_traceback",
     "writes_to_inputs",
     "x64",
-    "xla_collectives",
     "xla_counts",
     "zero_keys",
 ]

@@ -6,10 +6,11 @@ are needed.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat_magic._jax.protobuf import fields, numbers
@@ -39,6 +40,7 @@ _BITS = {
 }
 
 _START = b"-start"  # of what runs while others do
+_AGAIN = (b"async-update", b"async-done")  # name once more the computation that was begun
 _COLLECTIVES = (
     b"all-gather",
     b"all-reduce",
@@ -80,12 +82,25 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The computations by their numbers, and which one is the whole program."""
+    """The computations by their numbers, and which one is the whole program.
+
+    ``calls`` has for each computation where it is called, as the number of the caller and of the instruction there.
+    """
 
     computations: Mapping[int, Computation]
     entry: int
+    calls: Mapping[int, list[tuple[int, int]]] = field(init=False)
 
-    def trips(self, loop: Instruction, within: Computation) -> int | None:
+    def __post_init__(self) -> None:
+        """Look for the calls once: a long program has many loops."""
+        calls: dict[int, list[tuple[int, int]]] = {}
+        for caller, within in self.computations.items():
+            for number, each in within.instructions.items():
+                if each.opcode == b"call":
+                    calls.setdefault(each.called[0], []).append((caller, number))
+        object.__setattr__(self, "calls", calls)
+
+    def trips(self, loop: Instruction, within: int) -> int | None:
         """How often a loop runs: as XLA notes it (for CPU and GPU), or as the loop itself says; None if neither does.
 
         A loop says so where it counts: it goes on while a value that begins as one constant, and to which each run
@@ -93,12 +108,12 @@ class Module:
 
         Args:
             loop: a ``while``.
-            within: the computation that it stands in.
+            within: the number of the computation that it stands in.
         """
         if noted := _TRIPS.search(loop.config):
             return int(noted[1])
         body, condition = (self.computations[each] for each in loop.called)
-        before = _Value(self, within, loop.operands[0], self._given(within)).seen
+        before = _Value(self, self.computations[within], loop.operands[0], self._call_of(within)).seen
         after = _Value(self, body, body.root).seen
         test = _Value(self, condition, condition.root).seen
 
@@ -106,33 +121,35 @@ class Module:
             """Of a constant, or of what the loop carries and leaves as it is."""
             carried = value.carried
             if carried is None:
-                return value.constant
-            return before.part(carried).constant if after.part(carried).carried == carried else None
+                return value.instruction.value
+            return before.part(carried).instruction.value if after.part(carried).carried == carried else None
 
         if test.opcode != b"compare" or test.instruction.direction not in (b"LT", b"GT"):
             return None
-        counter, limit = test.operands if test.instruction.direction == b"LT" else reversed(test.operands)
-        number = counter.carried
+        less, more = (0, 1) if test.instruction.direction == b"LT" else (1, 0)
+        number = test.operand(less).carried
         if number is None:
             return None
         added = after.part(number)
-        steps = [each for each in added.operands if each.carried != number] if added.opcode == b"add" else []
-        if len(steps) != 1 or len(added.operands) != 2:
+        if added.opcode != b"add":
             return None
-        start, step, end = before.part(number).constant, constant(steps[0]), constant(limit)
+        both = [added.operand(0), added.operand(1)]
+        steps = [each for each in both if each.carried != number]
+        if len(steps) != 1:
+            return None
+        start, step = before.part(number).instruction.value, constant(steps[0])
+        end = constant(test.operand(more))
         if start is None or step is None or end is None or step <= 0:
             return None
         return max(0, -((start - end) // step))
 
-    def _given(self, called: Computation) -> tuple[_Value, ...] | None:
-        """The operands of the only call of a computation, where there is one: XLA for CPU puts small loops apart."""
-        calls = [
-            tuple(_Value(self, within, operand).seen for operand in call.operands)
-            for within in self.computations.values()
-            for call in within.calling(b"call")
-            if self.computations[call.called[0]] is called
-        ]
-        return calls[0] if len(calls) == 1 else None
+    def _call_of(self, called: int) -> _Value | None:
+        """The only call of a computation, where there is one: XLA for CPU puts small loops apart."""
+        calls = self.calls.get(called, [])
+        if len(calls) != 1:
+            return None
+        caller, number = calls[0]
+        return _Value(self, self.computations[caller], number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +159,7 @@ class _Value:
     module: Module
     within: Computation
     number: int
-    given: tuple[_Value, ...] | None = None  # the operands of the fusion or call that it stands in
+    call: _Value | None = None  # the fusion or call that it stands in
 
     @property
     def instruction(self) -> Instruction:
@@ -153,36 +170,32 @@ class _Value:
         return self.instruction.opcode
 
     @property
-    def constant(self) -> int | None:
-        return self.instruction.value
-
-    @property
     def carried(self) -> int | None:
         """Which part it is of what the loop carries, unchanged since this run began; None for all else."""
-        if self.opcode != b"get-tuple-element" or self.operands[0].opcode != b"parameter":
+        if self.opcode != b"get-tuple-element" or self.operand(0).opcode != b"parameter":
             return None
         return self.instruction.index
 
-    @property
-    def operands(self) -> list[_Value]:
-        return [replace(self, number=each).seen for each in self.instruction.operands]
+    def operand(self, number: int) -> _Value:
+        """One of what the instruction reads."""
+        return replace(self, number=self.instruction.operands[number]).seen
 
     def part(self, number: int) -> _Value:
         """A part of a tuple that is put together here; of another tuple the tuple itself, which is no constant."""
-        return self.operands[number] if self.opcode == b"tuple" else self
+        return self.operand(number) if self.opcode == b"tuple" else self
 
     @property
     def seen(self) -> _Value:
-        """The same value where it is made: behind copies, and inside of fusions."""
-        instruction = self.instruction
-        if instruction.opcode in (b"copy", b"bitcast"):
-            return replace(self, number=instruction.operands[0]).seen
-        if instruction.opcode == b"parameter" and self.given is not None:
-            return self.given[instruction.index]
-        if instruction.opcode in (b"fusion", b"call"):
+        """The same value where it is made: behind copies, and inside of fusions. Follows one way, not every operand."""
+        opcode, instruction = self.opcode, self.instruction
+        if opcode in (b"copy", b"bitcast"):
+            return self.operand(0)
+        if opcode == b"parameter" and self.call is not None:
+            return self.call.operand(instruction.index)
+        if opcode in (b"fusion", b"call"):
             called = self.module.computations[instruction.called[0]]
-            return _Value(self.module, called, called.root, tuple(self.operands)).seen
-        if instruction.opcode == b"get-tuple-element" and (whole := self.operands[0]).opcode == b"tuple":
+            return _Value(self.module, called, called.root, self).seen
+        if opcode == b"get-tuple-element" and (whole := self.operand(0)).opcode == b"tuple":
             return whole.part(instruction.index)
         return self
 
@@ -194,34 +207,35 @@ def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
         For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
         bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
     """
-    total = dict[str, tuple[int, int]]()
-    if not _collect(module, module.computations[module.entry], 1, total):
-        return None
-    return total
+
+    @functools.cache
+    def of(number: int) -> dict[str, tuple[int, int]] | None:
+        """Of one run of a computation."""
+        total, within = dict[str, tuple[int, int]](), module.computations[number]
+        for instruction in within.instructions.values():
+            opcode = instruction.opcode
+            if (kind := opcode.removesuffix(_START)) in _COLLECTIVES:
+                # What begins a gather or permutation has the operand beside the result.
+                both = opcode in (b"all-gather-start", b"collective-permute-start")
+                add(total, {kind.decode(): (1, _size(instruction.result, 1 if both else None))})
+                continue
+            times = module.trips(instruction, number) if opcode == b"while" else 1
+            for called in () if opcode in _AGAIN else instruction.called:
+                inside = of(called)
+                # Which branch runs is not known, and of some loops not how often.
+                if inside is None or (inside and (times is None or opcode == b"conditional")):
+                    return None
+                add(total, inside, times or 0)
+        return total
+
+    return of(module.entry)
 
 
-def _collect(module: Module, within: Computation, times: int | None, total: dict[str, tuple[int, int]]) -> bool:
-    """Add those of a computation that runs so often; False where that is not known of one that has any."""
-    for instruction in within.instructions.values():
-        kind = instruction.opcode.removesuffix(_START)
-        if kind in _COLLECTIVES:
-            if times is None:
-                return False
-            # What begins a gather or permutation has the operand beside the result.
-            both = instruction.opcode in (b"all-gather-start", b"collective-permute-start")
-            runs, size = total.get(kind.decode(), (0, 0))
-            total[kind.decode()] = runs + times, size + times * _size(instruction.result, 1 if both else None)
-            continue
-        known = times
-        if instruction.opcode == b"while":
-            trips = module.trips(instruction, within)
-            known = None if trips is None or times is None else times * trips
-        elif instruction.opcode == b"conditional":
-            known = None  # which branch runs is not known
-        for called in instruction.called:
-            if not _collect(module, module.computations[called], known, total):
-                return False
-    return True
+def add(total: dict[str, tuple[int, int]], more: Mapping[str, tuple[int, int]], times: int = 1) -> None:
+    """Add to some collectives what comes so often."""
+    for kind, (runs, size) in more.items():
+        before = total.get(kind, (0, 0))
+        total[kind] = before[0] + times * runs, before[1] + times * size
 
 
 def _size(shape: bytes, part: int | None = None) -> int:

@@ -14,12 +14,15 @@ from remat_magic._jax.bodies import map_jaxprs
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_shard_map
 from remat_magic._jax.private import courtesy
-from remat_magic._jax.shardings import of_one_device, type_in_mesh
+from remat_magic._jax.shardings import is_even, of_one_device, type_in_mesh
 
 __all__ = ["propagated"]
 
-# What is kept of earlier compilations would not ask again.
-_kept = courtesy("jax._src.config.enable_compilation_cache", "with a compilation cache XLA may not tell shardings")
+# What JAX's compilation cache has on disk asks nothing, and would be found again: its key has the addresses of the
+# callbacks, which recur. So such a program is not put there: it compiles in less than what is worth it.
+_worth_keeping = courtesy(
+    "jax._src.config.persistent_cache_min_compile_time_secs", "with a compilation cache XLA may not tell shardings"
+)
 
 
 def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> dict[Any, NamedSharding]:
@@ -58,7 +61,7 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
             return outputs
         return list(map(_constrained, outputs, results))
 
-    with contextlib.nullcontext() if _kept is None else _kept(False):
+    with contextlib.nullcontext() if _worth_keeping is None else _worth_keeping(math.inf):
         jax.jit(whole).lower(*types).compile(compiler_options=_options(shardings))
     return watch.told
 
@@ -111,15 +114,7 @@ class _Watch:
 
 
 def _divides(sharding: Any, aval: Any) -> bool:
-    return not isinstance(sharding, NamedSharding) or not any(
-        size % count for size, count in zip(aval.shape, _parts(sharding), strict=False)
-    )
-
-
-def _parts(sharding: NamedSharding) -> list[int]:
-    """Into how many parts each dimension is spread that the sharding names."""
-    axes = ((of,) if isinstance(of, str) else of or () for of in sharding.spec)
-    return [math.prod(sharding.mesh.shape[axis] for axis in each) for each in axes]
+    return not isinstance(sharding, NamedSharding) or is_even(aval.shape, sharding.mesh, sharding.spec)
 
 
 def _constrained(value: Any, sharding: Any) -> Any:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import ShapedArray
@@ -25,6 +24,7 @@ __all__ = [
     "automatic_devices_in",
     "equation_of_one",
     "is_abstract",
+    "is_even",
     "is_replicated",
     "keeps_shape",
     "mapped_devices",
@@ -70,7 +70,18 @@ def _axes(aval: Any) -> tuple[_Axes, ...]:
 
 def _shared(size: int, axes: _Axes, mesh: Any) -> int:
     """A device's share of a dimension: the largest, where it does not divide."""
-    return -(-size // math.prod(mesh.shape[axis] for axis in axes)) if axes else size
+    return -(-size // _along_axes(mesh, axes))
+
+
+def _along_axes(mesh: Any, axes: _Axes) -> int:
+    """How many devices there are along some axes."""
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def is_even(shape: Sequence[int], mesh: Any, spec: Any) -> bool:
+    """Whether every dimension divides by the number of devices that a spec spreads it over."""
+    entries = zip(shape, spec, strict=False)
+    return all(size % _along_axes(mesh, _named(entry)) == 0 for size, entry in entries)
 
 
 def of_one_device(aval: Any, kept: Mapping[int, Collection[str]] | None = None) -> Any:
@@ -189,23 +200,13 @@ def automatic_devices(sharding: Any) -> int:
 # --------------------------------------------------------------------------------------------- shard_map's own specs
 
 
-@dataclass(frozen=True, slots=True)
-class _UnevenType:
+class _UnevenType(NamedTuple):
     """A type spread over devices that do not divide its sizes: XLA fills up what the last one holds, JAX refuses it."""
 
     shape: tuple[int, ...]
     dtype: Any
     sharding: NamedSharding
     memory_space: Any
-    weak_type: bool = False
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 @functools.lru_cache(maxsize=256)
@@ -221,9 +222,7 @@ def type_in_mesh(aval: Any, mesh: Any, spec: Any) -> Any:
     merged = [(*(axis for axis in _along(aval, dim)), *_named(entry)) for dim, entry in enumerate(entries)]
     told = PartitionSpec(*(tuple(dict.fromkeys(axes)) or None for axes in merged))
     sharding = NamedSharding(_told(mesh), told)
-    if all(
-        size % math.prod(mesh.shape[axis] for axis in axes) == 0 for size, axes in zip(aval.shape, merged, strict=True)
-    ):
+    if is_even(aval.shape, mesh, told):
         return _typed(aval, aval.shape, sharding)
     return _UnevenType(aval.shape, aval.dtype, sharding, getattr(aval, "memory_space", None))
 

@@ -6,17 +6,18 @@ module that is otherwise the same.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.hlo import collectives, read_module
+from remat_magic._jax.hlo import Module, add, collectives, read_module
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.protobuf import fields, number, text
 
-__all__ = ["XlaCounts", "xla_collectives", "xla_counts"]
+__all__ = ["XlaCounts", "xla_counts"]
 
 _cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", "what XLA counts of a program is not told")
 
@@ -26,10 +27,15 @@ _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames
 
 
 class XlaCounts(NamedTuple):
-    """Of one run: floating point operations, and the bytes that its instructions read and write; None where unknown."""
+    """Of one run, each None where it is not known.
+
+    Floating point operations, the bytes that its instructions read and write, and what devices tell each other, as
+    ``hlo.collectives`` has it.
+    """
 
     flops: int | None
     bytes_accessed: int | None
+    collectives: Mapping[str, tuple[int, int]] | None
 
 
 def xla_counts(modules: Iterable[Any]) -> XlaCounts:
@@ -41,45 +47,45 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
     Returns:
         The counts of one run; None where XLA does not say, or does not know how often a loop runs.
     """
-    flops = bytes_accessed = 0
-    modules = tuple(modules)
-    for module in modules:
-        try:
-            counted = _counts(module)
-        except Exception:  # noqa: BLE001 - another XLA writes its modules otherwise, or raises what it likes: unknown
-            counted = None
-        if counted is None:
-            return XlaCounts(None, None)
-        flops, bytes_accessed = flops + counted[0], bytes_accessed + counted[1]
-    return XlaCounts(flops, bytes_accessed) if modules else XlaCounts(None, None)
+    told = [_of_module(module) for module in modules]
+    if not told:
+        return XlaCounts(None, None, {})
+    talked = dict[str, tuple[int, int]]()
+    for one in told:
+        add(talked, one.collectives or {})
+    return XlaCounts(
+        _sum(one.flops for one in told),
+        _sum(one.bytes_accessed for one in told),
+        None if any(one.collectives is None for one in told) else talked,
+    )
 
 
-def xla_collectives(modules: Iterable[Any]) -> dict[str, tuple[int, int]] | None:
-    """What devices tell each other in one run of a program, as ``hlo.collectives`` of all its modules together.
-
-    Args:
-        modules: as for ``xla_counts``.
-    """
-    total = dict[str, tuple[int, int]]()
-    for module in modules:
-        try:
-            of_module = collectives(read_module(module.as_serialized_hlo_module_proto()))
-        except Exception:  # noqa: BLE001 - another XLA writes its modules otherwise, or raises what it likes: unknown
-            of_module = None
-        if of_module is None:
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """The sum, None where one is unknown."""
+    total = 0
+    for count in counts:
+        if count is None:
             return None
-        for kind, (runs, size) in of_module.items():
-            before = total.get(kind, (0, 0))
-            total[kind] = before[0] + runs, before[1] + size
+        total += count
     return total
 
 
-def _counts(module: Any) -> tuple[int, int] | None:
+def _of_module(module: Any) -> XlaCounts:
+    talked, counted = None, None
+    # Another XLA writes its modules otherwise, or raises what it likes: unknown.
+    with contextlib.suppress(Exception):
+        proto = module.as_serialized_hlo_module_proto()
+        read = read_module(proto)
+        talked = collectives(read)
+        counted = _counts(module, proto, read)
+    flops, bytes_accessed = counted or (None, None)
+    return XlaCounts(flops, bytes_accessed, talked)
+
+
+def _counts(module: Any, proto: bytes, read: Module) -> tuple[int, int] | None:
     if _cost_analysis is None:
         return None
-    proto = module.as_serialized_hlo_module_proto()
     kept = b"".join(raw for name, _, raw in fields(proto) if name in _MODULE_KEPT)
-    read = read_module(proto)
 
     @functools.cache
     def once(name: int) -> tuple[int, int] | None:
@@ -105,7 +111,7 @@ def _counts(module: Any) -> tuple[int, int] | None:
         branches = computation.calling(b"conditional")
         if any(has_loops(branch) for each in branches for branch in each.called):
             return None  # XLA counts the dearest branch, with the bodies in it once
-        parts = [(loop.called[0], read.trips(loop, computation)) for loop in computation.calling(b"while")]
+        parts = [(loop.called[0], read.trips(loop, name)) for loop in computation.calling(b"while")]
         parts += [(part, 1) for call in computation.calling(b"call") for part in call.called]
         for part, times in parts:
             if times == 1 and not has_loops(part):

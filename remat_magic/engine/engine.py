@@ -313,7 +313,7 @@ class Engine:
                 self.per_device,
                 self._primal.unknown_values,
                 self._primal.untold_axes,
-                self._primal.why_not_asked or self._given.why_not_asked,
+                self._given.why_not_asked or self._primal.why_not_asked,
             ),
             *notes.of_settings(self._settings),
         )

@@ -136,7 +136,7 @@ def backward_half(half: Forward) -> Any:
     mapped = half.vmaps.over(backward, axes) if half.vmaps else backward
     closed = jax.make_jaxpr(mapped)(*half.residual_types, *types)
     if isinstance(half.type_of, Propagated):
-        of_outputs = _shardings(half)
+        of_outputs = half.type_of.of(_jax.open_jaxpr(half.closed).outvars)
         given = [where for where, yes in zip(of_outputs, inexact, strict=False) if yes]
         ask_xla(half.type_of, closed, [*of_outputs[len(half.output_types) :], *given], half.type_of.gradients)
     elif isinstance(half.type_of, Spread) and half.type_of.known:
@@ -160,13 +160,6 @@ def ask_xla(spread: Propagated, closed: Any, shardings: Sequence[Any], results: 
         raise RematError(
             f"XLA does not say how it spreads the values over the mesh: {one_line(text_of(error), 300)}"
         ) from error
-
-
-def _shardings(half: Forward) -> list[Any]:
-    """How XLA spreads what a forward half gives, None where it does not tell."""
-    told = half.type_of.shardings if isinstance(half.type_of, Propagated) else {}
-    outvars = _jax.open_jaxpr(half.closed).outvars
-    return [None if _jax.is_literal(atom) else told.get(atom) for atom in outvars]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

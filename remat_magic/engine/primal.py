@@ -23,7 +23,9 @@ from remat_magic.records import RematError
 
 __all__ = ["Primal"]
 
-_MOST_ASKED = 2000  # operations of a program that XLA is asked about: for 300 it took half a second, for each half more
+# Operations of a program that XLA is asked about: 1,800, of 48 unrolled layers, take it two seconds, and each half of
+# each choice more than as long again.
+_MOST_ASKED = 2000
 
 
 class Primal:
@@ -78,6 +80,7 @@ class Primal:
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         given = tuple(leaf.sharding for leaf in signature.arrays)
         self.shardings, self._of_gradients = (given, None) if shardings is None else shardings
+        self._given_so = shardings is not None or not isinstance(signature, InnerInputs)
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
@@ -228,6 +231,8 @@ class Primal:
                 None,
                 "its mesh has no devices here: have JAX simulate them (jax_num_cpu_devices) and shard over these",
             )
+        if not self._given_so:
+            return None, "it is not known how what is differentiated inside is given to it"
         if sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:
             return None, f"it has more than {_MOST_ASKED:,} operations, which takes long: scan over equal layers"
         if self.signature.vmaps:
@@ -244,28 +249,30 @@ class Primal:
         """How XLA spreads what a gradient inside is given, and the gradients; None where it was not asked."""
         if self.asked is None:
             return None
-        number, told = self.gradients.index(gradient), self.asked.shardings
+        number = self.gradients.index(gradient)
         calls = {half_of(eqn): eqn for _, eqn in walk(self.closed, once=True)}
         forward, backward = (calls.get((half, number)) for half in ("forward", "backward"))
         if forward is None:
             return None
-        atoms = [*forward.invars[len(forward.invars) - len(gradient.types) :]]
-        results = [] if backward is None else backward.outvars
-        given = [None if _jax.is_literal(atom) else told.get(atom) for atom in atoms]
-        return given, [told.get(var) for var in results]
+        given = forward.invars[len(forward.invars) - len(gradient.types) :]
+        return self.asked.of(given), self.asked.of([] if backward is None else backward.outvars)
 
     @functools.cached_property
     def maps_devices(self) -> bool:
         """Whether a ``shard_map`` is in the program."""
         return any(_jax.is_shard_map(eqn) for _, eqn in walk(self.closed, once=True))
 
-    @functools.cached_property
+    @property
     def devices(self) -> int:
-        """How many devices share the work as far as the types and each ``shard_map`` tell; 1 without a mesh."""
+        """How many devices share the work as far as types, each ``shard_map`` and XLA tell; 1 without a mesh."""
+        return max(self._told_devices, self.automatic_devices if self.asked is not None else 1)
+
+    @functools.cached_property
+    def _told_devices(self) -> int:
         atoms = (var for _, eqn in walk(self.closed, once=True) for var in eqn.outvars)
         spread = max((_jax.mesh_devices(var.aval) for var in (*_jax.open_jaxpr(self.closed).invars, *atoms)), default=1)
         mapped = (_jax.mapped_devices(eqn) for _, eqn in walk(self.closed, once=True)) if self.maps_devices else ()
-        return max((spread, *mapped, self.automatic_devices if self.asked is not None else 1))
+        return max((spread, *mapped))
 
     @functools.cached_property
     def automatic_devices(self) -> int:
@@ -273,7 +280,7 @@ class Primal:
         asked = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
         return max((*map(_jax.automatic_devices, self.shardings), *asked), default=1)
 
-    @functools.cached_property
+    @property
     def untold_axes(self) -> tuple[str, ...]:
         """The axes of the mesh that XLA may spread values over as well, in which no type tells of them."""
         if self.devices == 1 or self.asked is not None:
@@ -281,7 +288,7 @@ class Primal:
         untold = (_jax.untold_axes(eqn) for _, eqn in walk(self.closed, once=True))
         return tuple(sorted(set().union(*untold)))
 
-    @functools.cached_property
+    @property
     def unknown_values(self) -> int:
         """How many values outside of every ``shard_map`` are taken to be held whole, since nothing tells of them."""
         if self.asked is not None:

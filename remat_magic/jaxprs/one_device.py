@@ -8,7 +8,7 @@ else nothing is known, and it is taken to be held whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
@@ -91,6 +91,10 @@ class Propagated(Spread):
         told = _jax.propagated(closed, shardings, results)
         self.shardings.update(told)
         self.learn(closed, {var: _jax.type_in_mesh(var.aval, each.mesh, each.spec) for var, each in told.items()})
+
+    def of(self, atoms: Iterable[Any]) -> list[Any]:
+        """XLA's sharding of each variable; None for literals, and for what XLA does not tell."""
+        return [None if _jax.is_literal(atom) else self.shardings.get(atom) for atom in atoms]
 
 
 def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:

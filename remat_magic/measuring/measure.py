@@ -250,12 +250,11 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
         flops=counted.flops,
         bytes_accessed=counted.bytes_accessed,
-        collectives=_collectives(modules),
+        collectives=None if modules is None else _collectives(counted.collectives),
     )
 
 
-def _collectives(modules: Any) -> tuple[Collective, ...] | None:
-    told = None if modules is None else _jax.xla_collectives(modules)
+def _collectives(told: Mapping[str, tuple[int, int]] | None) -> tuple[Collective, ...] | None:
     return None if told is None else tuple(Collective(kind, *counts) for kind, counts in sorted(told.items()))
 
 

@@ -167,7 +167,7 @@ class Comparison(Displayed):
         return [row for row in self.rows if row.peak_bytes is not None]
 
     def _compiled(self) -> int:
-        """How many of them were compiled for the device that is compared for, if not by name, then by an error."""
+        """For how many of them XLA told what they need on the device of the comparison, or why they do not compile."""
         device = self.device and self.device.name
         return sum(
             row.measured_device == device
@@ -178,7 +178,7 @@ class Comparison(Displayed):
 
     def _ranked(self, by: Ranking) -> list[ComparisonRow]:
         rows = [replace(row, ranked_by=by) for row in self.rows]
-        front = _front([_point(row) for row in rows])
+        front = _front([_point(row) if _may_fit(row) else None for row in rows])
         return [replace(row, pareto=best) for row, best in zip(rows, front, strict=True)]
 
     def __len__(self) -> int:
@@ -293,12 +293,15 @@ class Comparison(Displayed):
             )
         if failed := [row.label for row in self._comparable if row.needed_bytes is None]:
             sentences.append(f"Not ranked: {', '.join(failed)}; not compiled.")
+        if unknown := [row.label for row in compiled if row.adds is None]:
+            sentences.append(f"Not ranked: {', '.join(unknown)}; the time to move what they offload is not known.")
         return tuple(sentences)
 
     def best(self, peak_bytes: int | str) -> ComparisonRow:
         """The policy that adds least (seconds by estimate, else FLOPs) with a peak of at most so many bytes.
 
-        The peak is the compiled program's where ``ranked_by`` is ``"compiled"``, else the estimated one.
+        The peak is the compiled program's where ``ranked_by`` is ``"compiled"``, else the estimated one. What was
+        compiled and does not fit its device is none.
 
         Args:
             peak_bytes: in bytes, or a text like ``"16 GiB"``.
@@ -310,11 +313,16 @@ class Comparison(Displayed):
         points = [(point, row) for row in self.rows if (point := _point(row)) is not None]
         if not points:
             raise RematError(f"No compared policy of {self.function} has a known peak and cost.")
-        within = [(point[1], point[0], index) for index, (point, _) in enumerate(points) if point[0] <= limit]
+        within = [
+            (point[1], point[0], index)
+            for index, (point, row) in enumerate(points)
+            if point[0] <= limit and _may_fit(row)
+        ]
         if not within:
             peak, row = min(((point[0], row) for point, row in points), key=lambda pair: pair[0])
+            fits = "" if _may_fit(row) else f" and fits {row.measured_device}"
             raise RematError(
-                f"No compared policy of {self.function} has a peak of at most {limit:,} bytes: "
+                f"No compared policy of {self.function} has a peak of at most {limit:,} bytes{fits}: "
                 f"{row.label} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
                 "the function."
             )
@@ -430,10 +438,14 @@ def no_gain(choice: _Figures, without: _Figures) -> str:
 
 
 def _point(row: ComparisonRow) -> tuple[float, float] | None:
-    """Where a row stands: its memory, and what its policy adds; None where either is unknown, or it does not fit."""
-    does_not_fit = row.ranked_by == "compiled" and row.measured_fits is False
+    """Where a row stands: its memory, and what its policy adds; None where either is unknown."""
     memory, adds = row.ranked_bytes, row.adds
-    return None if memory is None or adds is None or does_not_fit else (memory, adds)
+    return None if memory is None or adds is None else (memory, adds)
+
+
+def _may_fit(row: ComparisonRow) -> bool:
+    """Whether it fits its device, as far as it was compiled for one and is ranked by that."""
+    return row.ranked_by != "compiled" or row.measured_fits is not False
 
 
 def _front(points: Sequence[tuple[float, float] | None]) -> list[bool]:

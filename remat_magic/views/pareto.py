@@ -81,7 +81,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         width: in pixels.
         height: in pixels.
     """
-    timed = any(row.times for row in rows) and all(row.times or row.peak_bytes is None for row in rows)
+    timed = any(row.times for row in rows)  # all of a comparison, or none
     compiled = any(row.ranked_by == "compiled" for row in rows)
     shown = [(row, row.ranked_bytes, row.adds) for row in rows if row.ranked_bytes is not None and row.adds is not None]
     left_out = len(rows) - len(shown)
@@ -98,13 +98,14 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         for row, memory, cost in shown
     ]
     unit = "estimated seconds that recomputation and offloading add" if timed else "recomputed FLOPs"
+    capacity = _capacity_at(shown, frame) if compiled else None
     parts = [
         frame.vertical_axis(upward, unit, lambda mark: fmt.seconds(mark) if timed else fmt.flops(round(mark))),
         frame.horizontal_axis(across, held, lambda mark: fmt.nbytes(round(mark))),
-        _capacity(shown, frame) if compiled else "",
+        _capacity(capacity, frame) if capacity else "",
         _front_line(points, frame),
     ]
-    labels = _placed(points, frame, upward)
+    labels = _placed(points, frame, upward, capacity)
     parts += [
         _point(point, labels.get(index), timed)
         for index, point in sorted(enumerate(points), key=lambda pair: (pair[1].row.pareto, pair[1].memory))
@@ -118,15 +119,16 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
     return picture(identifier(title, rows, chosen), width, height, title, description, parts, _PARETO_STYLE)
 
 
-def _capacity(shown: Sequence[tuple[ComparisonRow, int, float]], frame: Frame) -> str:
-    """The line beyond which nothing fits, where the picture reaches so far."""
+def _capacity_at(shown: Sequence[tuple[ComparisonRow, int, float]], frame: Frame) -> float | None:
+    """Where the line stands beyond which nothing fits; None where the picture does not reach so far."""
     available = max((row.available_bytes or 0 for row, _, _ in shown), default=0)
     x = frame.x(available)
-    if not available or x > frame.right:
-        return ""
-    return element("line", x1=x, x2=x, y1=frame.top, y2=frame.bottom, class_="remat-capacity") + text(
-        x - 4, frame.top + 10, "fits", text_anchor="end", class_="remat-axis"
-    )
+    return x if available and x <= frame.right else None
+
+
+def _capacity(x: float, frame: Frame) -> str:
+    line = element("line", x1=x, x2=x, y1=frame.top, y2=frame.bottom, class_="remat-capacity")
+    return line + text(x - 4, frame.top + 10, _FITS, text_anchor="end", class_="remat-axis")
 
 
 def _front_line(points: Sequence[_Point], frame: Frame) -> str:
@@ -174,14 +176,15 @@ def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: b
 
 
 _Box = tuple[float, float, float, float]
+_FITS = "fits"
 
 
 def _placed(
-    points: Sequence[_Point], frame: Frame, upward: Sequence[float]
+    points: Sequence[_Point], frame: Frame, upward: Sequence[float], capacity: float | None
 ) -> dict[int, tuple[float, float, str, bool]]:
     """For each point where its label goes, as x, y, anchor and whether a line must lead to it; none without room.
 
-    The numbers of the vertical axis, ``upward``, are left readable.
+    The numbers of the vertical axis, ``upward``, and the word at the line of the ``capacity`` are left readable.
 
     Greedy: the chosen policy and those on the front first, each in the nearest free place around its point.
     """
@@ -190,6 +193,8 @@ def _placed(
         half = _HALF + 4 if p.chosen else _HALF
         taken.append((p.x - half, p.y - half, p.x + half, p.y + half))
     taken += [(2, frame.y(mark) - 8, frame.left - 4, frame.y(mark) + 6) for mark in upward]
+    if capacity is not None:
+        taken.append((capacity - 4 - text_width(_FITS), frame.top, capacity + 1, frame.top + 13))
     corners = sorted({(p.x, p.y) for p in points if p.row.pareto})
     if corners:
         taken.append((corners[0][0] - 1, frame.top, corners[0][0] + 1, corners[0][1]))
