@@ -56,7 +56,8 @@ class Device:
         vector_flops: FLOP/s in float32 of everything else; None where the maker does not say, and then such
             operations are limited by memory alone.
         memory_bandwidth: bytes/s to and from the device's memory.
-        memory_bytes: its size in bytes; None where the system does not say.
+        memory_bytes: its size in bytes; of a GPU what its driver lends, which is not the round number of its name.
+            None where the system does not say.
         host_bandwidth: bytes/s to the host's memory in one direction; None where it is not known.
         source: where the figures are published.
         measured: whether they were measured here instead.
@@ -161,7 +162,7 @@ def _a100(gigabytes: int, bandwidth: float, memory: int) -> Device:
         {"bf16": 312 * _T, "f16": 312 * _T, "f32": 156 * _T, "f64": 19.5 * _T, "i8": 624 * _T},
         19.5 * _T,
         bandwidth,
-        gigabytes * 10**9,
+        memory,
         32e9,
         "NVIDIA A100 Tensor Core GPU Datasheet (SXM), without sparsity; PCIe Gen4: 32 GB/s each way",
         kinds=(f"NVIDIA A100-SXM4-{gigabytes}GB", f"NVIDIA A100-SXM-{gigabytes}GB"),
@@ -169,7 +170,7 @@ def _a100(gigabytes: int, bandwidth: float, memory: int) -> Device:
     )
 
 
-def _hopper(name: str, bandwidth: float, gigabytes: int, kinds: tuple[str, ...], memory: int) -> Device:
+def _hopper(name: str, bandwidth: float, kinds: tuple[str, ...], memory: int) -> Device:
     eight = 1979 * _T
     return Device(
         name,
@@ -177,7 +178,7 @@ def _hopper(name: str, bandwidth: float, gigabytes: int, kinds: tuple[str, ...],
         | dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), eight),
         66.9 * _T,
         bandwidth,
-        gigabytes * 10**9,
+        memory,
         64e9,
         f"NVIDIA {name.split()[0]} Tensor Core GPU Datasheet (SXM) and NVIDIA H100 Tensor Core GPU Architecture, "
         "without sparsity; PCIe Gen5: 64 GB/s each way",
@@ -187,18 +188,18 @@ def _hopper(name: str, bandwidth: float, gigabytes: int, kinds: tuple[str, ...],
 
 
 def _b200() -> Device:
-    eight = 4500 * _T
+    eight, memory = 4500 * _T, 191514411008
     return Device(
         "B200",
         {"bf16": 2250 * _T, "f16": 2250 * _T, "f32": 1125 * _T, "f64": 37 * _T, "i8": eight}
         | dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), eight),
         75 * _T,
         8e12,
-        180 * 10**9,
+        memory,
         64e9,
         "NVIDIA DGX B200 Datasheet, an eighth of the system, without sparsity; PCIe Gen5: 64 GB/s each way",
         kinds=("NVIDIA B200",),
-        target=_gpu("NVIDIA B200", 10, 148, 1.965, 191514411008, 7672320000000, 132644864),
+        target=_gpu("NVIDIA B200", 10, 148, 1.965, memory, 7672320000000, 132644864),
     )
 
 
@@ -245,8 +246,8 @@ _KNOWN: dict[str, Device] = {
     for device in (
         _a100(40, 1.555e12, 42331013120),
         _a100(80, 2.039e12, 85100068864),
-        _hopper("H100 SXM", 3.35e12, 80, ("NVIDIA H100 80GB HBM3",), 84942979072),
-        _hopper("H200", 4.8e12, 141, ("NVIDIA H200",), 151397597184),
+        _hopper("H100 SXM", 3.35e12, ("NVIDIA H100 80GB HBM3",), 84942979072),
+        _hopper("H200", 4.8e12, ("NVIDIA H200",), 151397597184),
         _b200(),
         # libtpu takes each core of a v4 chip for a device; JAX on such a machine takes both together for one.
         _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, ("TPU v4",)),
