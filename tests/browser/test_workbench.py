@@ -487,6 +487,42 @@ def test_a_slider_plans_within_a_budget(widget: Widget) -> None:
     expect(widget.policy).to_have_value(policy)
 
 
+def test_a_slider_that_is_moved_on_leaves_one_entry(widget: Widget) -> None:
+    """Where it ended, in the list and to undo; what was chosen before and after is as it was."""
+    page = widget.notebook.page
+    widget.policy.select_option("dots_saveable")
+    expect(widget.policy).to_have_value("dots_saveable")
+    widget.tab("Plan").click()
+    slider = widget.root.get_by_role("slider", name="Budget")
+    expect(slider).to_be_enabled(timeout=60_000)
+    widget.root.get_by_label("of", exact=True).select_option("saved")
+    listed = widget.policy.locator("option")
+    before, seen = listed.count(), set()
+    focus(slider)
+    for _ in range(12):
+        said = widget.part("stop").inner_text()
+        page.keyboard.press("ArrowLeft")
+        expect(widget.part("stop")).not_to_have_text(said)
+        page.wait_for_timeout(300)  # each is shown before the next is asked for
+        seen.add(widget.policy.input_value())
+    assert len(seen) > 1
+    last = widget.policy.input_value()
+    assert "plan" in last
+    assert listed.count() == before + 1
+    action(widget, "Undo").click()
+    expect(widget.policy).to_have_value("dots_saveable")
+    action(widget, "Redo").click()
+    expect(widget.policy).to_have_value(last)
+    # Moved once more it is another way, which does not take the place of that.
+    focus(slider)
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(300)
+    expect(widget.policy).not_to_have_value(last)
+    action(widget, "Undo").click()
+    expect(widget.policy).to_have_value(last)
+
+
 def test_the_budget_is_of_the_peak_unless_it_is_changed(widget: Widget) -> None:
     page = widget.notebook.page
     widget.tab("Plan").click()

@@ -77,10 +77,10 @@ export function panel(widget, key) {
     tell(text, number);
   }
 
-  /** @param {number | string} budget */
-  function plan(budget) {
+  /** @param {number | string} budget @param {boolean} [sweeping] */
+  function plan(budget, sweeping) {
     const kind = typeof budget === "number" && !ofPeak() ? "saved" : of();
-    widget.ask({ type: "plan", budget, of: kind, layers: layers(), at: widget.shown?.at });
+    widget.ask({ type: "plan", budget, of: kind, layers: layers(), at: widget.shown?.at }, undefined, sweeping);
     part("planned").classList.add("remat-stale");
   }
 
@@ -153,7 +153,7 @@ export function panel(widget, key) {
     controls: {
       budget() {
         moving = false;
-        plan(budgetAt());
+        plan(budgetAt(), true);
       },
       layers: fill,
       of: () => tellStop(),

@@ -1,5 +1,5 @@
 // @ts-check
-/** @import { Choice, Widget } from "./types.js" */
+/** @import { Choice, Sweep, Widget } from "./types.js" */
 import { keyOf } from "./types.js";
 
 // So many choices can be taken back.
@@ -11,12 +11,18 @@ export function choiceHistory(widget) {
   let choices = [];
   let current = -1;
 
-  /** @param {Choice} choice */
-  function remember({ policy, at }) {
-    const now = choices[current];
-    if (!now || now.policy !== policy || now.at !== at) {
-      choices = [...choices.slice(0, current + 1), { policy, at }].slice(-MOST);
+  /** @param {Choice | undefined} one @param {Choice} other */
+  const same = (one, other) => one !== undefined && keyOf(one.policy, one.at) === keyOf(other.policy, other.at);
+
+  /** @param {Choice} choice @param {Sweep | null} [sweep] that it is of, and of which one entry is left */
+  function remember({ policy, at }, sweep) {
+    const made = { policy, at };
+    if (!same(choices[current], made)) {
+      const before = choices.slice(0, current + (sweep?.entry && sweep.entry === choices[current] ? 0 : 1));
+      const back = same(before.at(-1), made);
+      choices = back ? before : [...before, made].slice(-MOST);
       current = choices.length - 1;
+      if (sweep) sweep.entry = back ? null : made;
     }
     widget.one('[data-action="undo"]').disabled = current < 1;
     widget.one('[data-action="redo"]').disabled = current >= choices.length - 1;

@@ -3,6 +3,9 @@
  * What the scripts of the widget hand to one another.
  *
  * @typedef {{policy: string, at: string}} Choice
+ * @typedef {object} Sweep a slider that is moved on and on: what it passes leaves no trace
+ * @property {Choice | null} entry what it has put into the history
+ * @property {HTMLOptionElement | null} option what it has put into the list of policies
  * @typedef {{forward: string[], backward: string[]}} Bodies
  *
  * @typedef {object} View what one policy looks like
@@ -57,7 +60,7 @@
  * @property {(name: string) => any} part the element that follows the policy
  * @property {(name: string) => HTMLElement} panel a tab's panel, its tools included
  * @property {(content: object) => void} send a message to the kernel
- * @property {(request: Record<string, any>, cached?: View) => void} ask for a policy; what is at hand is shown at once
+ * @property {(request: Record<string, any>, cached?: View, sweeping?: boolean) => void} ask for a policy; what is at hand is shown at once
  * @property {(policy: string, at?: string) => void} choose a policy, at the place that is shown if at no other
  * @property {(text: string, error?: boolean) => void} say a sentence in the status line
  * @property {() => string} status the sentence in the status line

@@ -8,6 +8,7 @@ import { choiceHistory } from "./history.js";
 import { linking } from "./linking.js";
 import { checkpointNames } from "./names.js";
 import { pinning } from "./pinning.js";
+import { sweeper } from "./sweeping.js";
 import { staticTwin } from "./twin.js";
 import { keyOf } from "./types.js";
 
@@ -66,6 +67,7 @@ export function draw({ model, el }, makers) {
   const status = () => part("status").textContent ?? "";
 
   let waiting = 0;
+  const sweep = sweeper();
   let late = 0;
   const tabs = all('[role="tab"]').map((button) => button.dataset.tab);
   const shared = { root, model, store, one, all, part, panel, send, ask, choose, say, status, place, copy, open, chosenAt };
@@ -185,11 +187,7 @@ export function draw({ model, el }, makers) {
       /** @type {HTMLSelectElement | null} */
       const control = one(`[data-control="${name}"]`);
       if (!control) continue;
-      // A policy by names, or of the user's own, is in no table.
-      if (![...control.options].some((option) => option.value === view[name])) {
-        control.add(new Option(name === "policy" ? view.label : view.at, view[name]));
-      }
-      control.value = view[name];
+      sweep.choose(control, view[name], name === "policy" ? view.label : view.at);
     }
     one(".remat-meaning").textContent = view.meaning;
     // The names of a half report would say "recompute" of nothing.
@@ -200,7 +198,7 @@ export function draw({ model, el }, makers) {
   function show(view) {
     if (widget.shown === view) return;
     widget.shown = view;
-    history.remember(view);
+    history.remember(view, sweep.current);
     select(view);
     first.show(view);
     part("code").textContent = view.code || view.unpasted;
@@ -252,9 +250,10 @@ export function draw({ model, el }, makers) {
 
   // What is chosen.
 
-  /** @param {Record<string, any>} request @param {View} [cached] */
-  function ask(request, cached) {
+  /** @param {Record<string, any>} request @param {View} [cached] @param {boolean} [sweeping] whether by a slider */
+  function ask(request, cached, sweeping = false) {
     store.clock += 1;
+    sweep.go(sweeping);
     // What was chosen in between and never shown can be gone back to as well.
     if (request.type === "choose") history.remember({ policy: request.policy, at: request.at });
     if (cached) show(cached);
@@ -283,6 +282,7 @@ export function draw({ model, el }, makers) {
   /** @param {HTMLElement} button */
   function pinShown(button) {
     const { shown } = widget;
+    sweep.go(false); // what is compared with stays
     const pinned = button.getAttribute("aria-pressed") === "true";
     widget.pinning.pin(pinned || !shown ? null : { policy: shown.policy, at: shown.at });
   }
