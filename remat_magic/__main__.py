@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 
 import jax
@@ -82,11 +83,19 @@ def _version(package: str) -> str:
 def _requirements() -> dict[str, list[str]]:
     """The packages that this one asks for, in all and by extra."""
     groups: dict[str, list[str]] = {}
-    for requirement in (metadata.requires("remat_magic") or ()) if _version("remat_magic") else ():
-        match = re.match(r"([\w.-]+).*?(?:extra == ['\"]([\w-]+)['\"])?$", requirement)
-        if match and match[1] != "remat_magic":
-            groups.setdefault(match[2] or _NEEDED, []).append(match[1])
+    for package, extras, group in _asked_for("remat_magic"):
+        # Of "jax[tpu]", JAX itself is there anyway: what its extra brings is what is asked for.
+        brought = [inner for inner, _, extra in _asked_for(package) if extra in extras]
+        if package != "remat_magic":
+            groups.setdefault(group or _NEEDED, []).extend([package, *brought])
     return groups
+
+
+def _asked_for(package: str) -> Iterator[tuple[str, list[str], str]]:
+    """What an installed package asks for: each package, the extras of that, and the extra that it is asked for by."""
+    for requirement in (metadata.requires(package) or ()) if _version(package) else ():
+        if match := re.match(r"([\w.-]+)(?:\[([^]]*)\])?.*?(?:extra == ['\"]([\w-]+)['\"])?$", requirement):
+            yield match[1], re.findall(r"[\w-]+", match[2] or ""), match[3] or ""
 
 
 def main() -> int:

@@ -176,3 +176,15 @@ def test_a_package_that_is_needed_and_not_there(monkeypatch, capsys):
     monkeypatch.setattr(command, "_version", lambda package: "" if package == "rich" else version(package))
     assert command.main() == 1
     assert re.search(r"^needed: .*; missing: rich$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_an_extra_of_jax_brings_is_asked_for_too():
+    """``jax[tpu]`` is more than JAX: without libtpu nothing is compiled for a TPU."""
+    groups = command._requirements()
+    assert {"jax", "libtpu"} <= set(groups["tpu"])
+    assert {"jax", "jax-cuda13-plugin"} <= set(groups["cuda"])
+    assert "libtpu" not in groups["needed"] + groups["lab"]
+    lines, _ = command.environment()
+    (tpu,) = [line for line in lines if line.startswith("tpu: ")]
+    libtpu = command._version("libtpu")
+    assert f"libtpu {libtpu}" in tpu if libtpu else "missing: libtpu" in tpu
