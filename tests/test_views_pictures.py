@@ -163,6 +163,28 @@ def test_labels_do_not_overlap(number):
     assert len(points(picture)) == number
 
 
+@pytest.mark.parametrize("front", [["nothing_saveable"], ["nothing_saveable", "dots_saveable"]])
+def test_labels_keep_off_the_lines(front):
+    """Just left of where the device ends, and at the last step of the front, which goes on to the right edge."""
+    sizes = {"none": 160, "dots_saveable": 93, "nothing_saveable": 40}
+    compiled = [
+        replace(each, ranked_by="compiled", needed_bytes=needed, available_bytes=105, pareto=each.policy in front)
+        for each in rows()
+        if (needed := sizes.get(each.policy))
+    ]
+    picture = parsed(pareto_svg(compiled))
+    (capacity,) = [each for each in picture.iter(f"{SVG}line") if each.get("class") == "remat-capacity"]
+    (fits,) = [each for each in picture.iter(f"{SVG}text") if each.text == "fits"]
+    end = float(capacity.get("x1"))
+    last = _centre(points(picture)[front[-1]])
+    boxes = list(_boxes(picture))
+    assert len(boxes) == 3
+    for left, top, right, bottom in boxes:
+        assert right <= end or left >= end
+        assert not (right > end - 30 and left < end and top < float(fits.get("y")) < bottom)
+        assert not (top < last[1] < bottom and right > last[0])
+
+
 def test_without_times_it_is_flops():
     untimed = tuple(replace(each, times=None) for each in rows())
     picture = parsed(pareto_svg(untimed))

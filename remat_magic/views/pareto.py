@@ -184,7 +184,7 @@ def _placed(
 ) -> dict[int, tuple[float, float, str, bool]]:
     """For each point where its label goes, as x, y, anchor and whether a line must lead to it; none without room.
 
-    The numbers of the vertical axis, ``upward``, and the word at the line of the ``capacity`` are left readable.
+    The numbers of the vertical axis, ``upward``, and the line of the ``capacity`` with its word are left readable.
 
     Greedy: the chosen policy and those on the front first, each in the nearest free place around its point.
     """
@@ -194,10 +194,12 @@ def _placed(
         taken.append((p.x - half, p.y - half, p.x + half, p.y + half))
     taken += [(2, frame.y(mark) - 8, frame.left - 4, frame.y(mark) + 6) for mark in upward]
     if capacity is not None:
-        taken.append((capacity - 4 - text_width(_FITS), frame.top, capacity + 1, frame.top + 13))
+        taken.append((capacity - 4 - text_width(_FITS), frame.top, capacity, frame.top + 13))
+        taken.append((capacity - 1, frame.top, capacity + 1, frame.bottom))
     corners = sorted({(p.x, p.y) for p in points if p.row.pareto})
     if corners:
         taken.append((corners[0][0] - 1, frame.top, corners[0][0] + 1, corners[0][1]))
+        taken.append((corners[-1][0], corners[-1][1] - 1, frame.right, corners[-1][1] + 1))
     for (x, y), (next_x, next_y) in itertools.pairwise(corners):
         taken += [(x, y - 1, next_x, y + 1), (next_x - 1, y, next_x + 1, next_y)]
     placed: dict[int, tuple[float, float, str, bool]] = {}
