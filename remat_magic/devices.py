@@ -24,6 +24,7 @@ __all__ = ["THIS_CPU", "Device", "Target", "default", "get", "names", "of_kind",
 
 THIS_CPU = "this CPU"
 _T = 1e12
+_GPUS_OF_HOST = 8  # that are connected by NVLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,29 @@ class Target:
     platform: str
     topology: str = ""
     facts: Mapping[str, int | float | str] = field(default_factory=dict)
+
+    def connected(self, devices: int) -> str:
+        """How so many of them are connected, as XLA's compilers have it.
+
+        GPUs as slices x hosts x GPUs of a host, at most eight of these; TPUs as the slices that are offered (Google
+        Cloud documentation, TPU versions): the chips along two or three dimensions, each as long as the one before or
+        twice that.
+
+        Raises:
+            RematError: so many are not offered together.
+        """
+        if self.platform == "cuda":
+            return f"1x1x{devices}" if devices <= _GPUS_OF_HOST else f"1x{-(-devices // _GPUS_OF_HOST)}x{_GPUS_OF_HOST}"
+        chip, _, one = self.topology.partition(":")
+        cores, dims = (2 if chip == "tpu7x" else 1), one.count("x") + 1
+        doubled = (devices // cores).bit_length() - 1
+        if devices == 1:
+            return self.topology
+        if devices != cores * 2**doubled:
+            raise RematError(f"No {chip} are offered in slices of {devices} devices: use a mesh of a power of two.")
+        sides = [2 ** ((doubled + place) // dims) for place in range(dims)]
+        sides.sort(key=lambda side: side == 1)  # 2x2x1, and 2x2x4
+        return f"{chip}:{'x'.join(map(str, sides))}"
 
 
 # Who has a platform's compiler: any of these modules; the extra that installs it.

@@ -17,11 +17,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic import _jax, devices
 from remat_magic.measuring import elsewhere
-from remat_magic.records import RematError
+from remat_magic.records import Collective, RematError
+from remat_magic.views.fits import fits_text
 from tests.pretend_compiler import NAMES, SIZES
 from tests.programs import f32
 
@@ -214,6 +217,65 @@ def test_this_machine_is_compiled_for_as_before():
     assert (here.total_bytes, here.device, named.fits) == (named.total_bytes, named.device, None)
 
 
+def sharded(mesh):
+    """Two layers of tensor parallelism within data parallelism; all that is made has its sharding said."""
+
+    def on(*spec):
+        return NamedSharding(mesh, P(*spec))
+
+    def step(layers, x):
+        def whole(layers, x):
+            for up, down in layers:
+                hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, up, out_sharding=on("data", "model")))
+                x = x + jnp.einsum("bh,hd->bd", hidden, down, out_sharding=on("data", None))
+            return (x**2).sum()
+
+        value, gradient = jax.value_and_grad(whole)(layers, x)
+        return value, jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradient)
+
+    up, down = ((256, 1024), on(None, "model")), ((1024, 256), on("model", None))
+    types = [tuple(jax.ShapeDtypeStruct(shape, "float32", sharding=where) for shape, where in (up, down))] * 2
+    return step, (types, jax.ShapeDtypeStruct((384, 256), "float32", sharding=on("data", None)))
+
+
+def abstract_mesh(*sizes):
+    return AbstractMesh(sizes, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def test_a_program_on_a_mesh_is_compiled_for_as_many_devices(pretend, cache):
+    """Connected as they are offered; one of one device is another program."""
+    asked = cache.parent / "asked"
+    pretend(
+        f"open({str(asked)!r}, 'a').write(f\"{{request['devices']}} {{request['topology']}},\")\n"
+        f"answer(memory=dict.fromkeys({NAMES}, 8), seconds=1.5, rematerialized=0,"
+        " collectives={'all-reduce': [3, 96]})"
+    )
+    step, args = sharded(abstract_mesh(4, 2))
+    trace = rm.trace(step, *args)
+    for name in (V5E, "TPU v5p", "TPU 7x", H100):
+        measured = trace.measure("none", device=name)
+        assert (measured.error, measured.devices, measured.device) == ("", 8, name)
+        assert measured.collectives == (Collective("all-reduce", 3, 96),)
+        assert f"fits 8 {name}" in fits_text(measured, None)
+        assert "on each" in fits_text(measured, None)
+    alone = rm.trace(loss, *ARGS).measure("none", device=V5E)
+    assert alone.devices == 1
+    assert "on each" not in fits_text(alone, None)
+    step, args = sharded(abstract_mesh(8, 4))
+    assert rm.trace(step, *args).measure("none", device=H100).devices == 32
+    assert asked.read_text() == "8 v5e:2x4,8 v5p:2x2x2,8 tpu7x:2x2x1,8 1x1x8,1 v5e:1x1,32 1x4x8,"
+
+
+def test_what_is_not_offered_together_is_a_sentence(pretend):
+    pretend(SIZES)
+    step, args = sharded(abstract_mesh(3, 2))
+    trace = rm.trace(step, *args)
+    error = trace.measure("none", device=V5E).error
+    assert error == "No v5e are offered in slices of 6 devices: use a mesh of a power of two."
+    assert not trace.measure("none", device=H100).error
+    assert "compile for a device by name" in trace.measure("none").error  # there are no six here
+
+
 # --------------------------------------------------------------------------------------------- with XLA's own compilers
 
 BY_HAND = """
@@ -284,6 +346,52 @@ def test_bytes_are_those_of_a_program_compiled_by_hand(device, name, tmp_path):
     if name == "gradient":
         assert (again.compiled_before, again.total_bytes) == (True, measured.total_bytes)
         assert again.timeline == without_lines(timeline)
+
+
+MESH_BY_HAND = """
+import sys
+import numpy as np
+import jax
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+from remat_magic import _jax, devices
+from tests.test_elsewhere import sharded
+
+target = devices.get(sys.argv[1]).target
+settings = {"target_config": _jax.compile_only._target_config(target.facts)} if target.platform == "cuda" else {}
+if settings:
+    settings["topology"] = "1x1x8"
+described = topologies.get_topology_desc(sys.argv[2], target.platform, **settings)
+mesh = Mesh(np.array(described.devices).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+step, args = sharded(mesh)
+memory = jax.jit(step).lower(*args).compile().memory_analysis()
+print([getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")])
+"""
+
+
+@pytest.mark.parametrize(("device", "topology"), [(H100, "eight"), (V5E, "v5e:2x4")])
+def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topology, tmp_path):
+    """The mesh has no devices here; by hand it is one of the devices that are compiled for."""
+    compiler(device)
+    environment = {**os.environ, **_jax.ENVIRONMENT, "TPU_LOG_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
+    command = [sys.executable, "-c", MESH_BY_HAND, device, topology]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    step, args = sharded(abstract_mesh(4, 2))
+    trace = rm.trace(step, *args)
+    measured = trace.measure("none", device=device)
+    assert (measured.error, measured.devices, measured.fits) == ("", 8, True)
+    sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.aliased_bytes]
+    assert sizes == json.loads(said.stdout.splitlines()[-1])
+    parts = 2 * 2 * 256 * 1024 // 2 + 384 // 4 * 256
+    assert 4 * parts <= measured.argument_bytes < 4 * parts + 2000  # and what a TPU fills up
+    # Each layer's result is the sum of what two devices have of it, and weights' gradients are of four.
+    reduced = {each.kind: each.bytes for each in measured.collectives}
+    assert sum(reduced.values()) >= 4 * 2 * (384 // 4 * 256 + 2 * 256 * 1024 // 2)
+    forward_and_backward = 3 * 2 * 2 * 2 * 384 * 256 * 1024 // 8
+    assert measured.flops == pytest.approx(forward_and_backward, rel=0.2)
+    assert any(buffer.source and buffer.source.file == __file__ for buffer in measured.timeline.alive)
 
 
 @pytest.mark.parametrize(("device", "unroll"), [(H100, 1), (H100, 10), (V5E, 1), (V5E, 10)])

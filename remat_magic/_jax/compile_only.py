@@ -51,19 +51,20 @@ def calls_back(error: BaseException) -> bool:
 
 
 def compile_program(
-    program: bytes, platform: str, topology: str, facts: Mapping[str, Any], options: Mapping[str, Any]
+    program: bytes, platform: str, topology: str, facts: Mapping[str, Any], devices: int, options: Mapping[str, Any]
 ) -> tuple[Any, list[Any]]:
-    """Compile a program for one device.
+    """Compile a program for one device, or for several that share the work.
 
     Args:
         program: what ``bytecode`` gave of a program that was lowered for the platform.
         platform: "tpu" or "cuda".
-        topology: the name of a chip for libtpu.
+        topology: how the devices are connected: for libtpu with the name of the chip before it.
         facts: of a GPU.
+        devices: how many there are.
         options: XLA's, as ``Lowered.compile`` takes them.
 
     Returns:
-        The bytes, as ``Compiled.memory_analysis()`` has them, and the optimized modules.
+        The bytes of one device, as ``Compiled.memory_analysis()`` has them, and the optimized modules.
 
     Raises:
         RematError: this JAX has another way.
@@ -72,17 +73,25 @@ def compile_program(
     if None in (_get_options, _make_context, _device_list, _module):
         raise cannot(_EFFECT)
     if platform == "cuda":
-        settings = {"topology": "1x1x1", "target_config": _target_config(facts)}
-        described = topologies.get_topology_desc(platform="cuda", topology_name="one", **settings)
+        settings: dict[str, Any] = {"topology": topology, "target_config": _target_config(facts)}
+        described = topologies.get_topology_desc(platform="cuda", topology_name="gpus", **settings)
     else:
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology, chips_per_host_bounds=(1, 1, 1)
-        )
-    device = described.devices[0]
-    wanted = _get_options(num_replicas=1, num_partitions=1, env_options_overrides=dict(options), backend=device.client)
+        settings = {"chips_per_host_bounds": (1, 1, 1)} if devices == 1 else {}
+        described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **settings)
+    there = described.devices[:devices]
+    if len(there) < devices:
+        raise RuntimeError(f"{topology} has {len(there)} devices, and the program is for {devices}.")
+    client = there[0].client
+    wanted = _get_options(
+        num_replicas=1,
+        num_partitions=devices,
+        device_assignment=[[device.id for device in there]],
+        env_options_overrides=dict(options),
+        backend=client,
+    )
     with _make_context() as context:
         module = _module.parse(program, context)
-        executable = device.client.compile(module, _device_list((device,)), wanted)
+        executable = client.compile(module, _device_list(tuple(there)), wanted)
     return executable.get_compiled_memory_stats(), executable.hlo_modules()
 
 

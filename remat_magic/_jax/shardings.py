@@ -26,6 +26,7 @@ __all__ = [
     "is_abstract",
     "is_even",
     "is_replicated",
+    "is_shared",
     "keeps_shape",
     "mapped_devices",
     "mesh_devices",
@@ -127,6 +128,11 @@ def _axis_types(aval: Any) -> set[Any]:
 def is_replicated(aval: Any) -> bool:
     """Whether a type tells that every device of a mesh holds all of a value."""
     return _axis_types(aval) == {AxisType.Explicit} and mesh_devices(aval) > 1 and not _axes(aval)
+
+
+def is_shared(sharding: Any) -> bool:
+    """Whether a sharding is over several devices, or over a mesh of several that has none."""
+    return len(getattr(sharding, "device_set", ())) > 1 if not is_abstract(sharding) else sharding.mesh.size > 1
 
 
 def is_abstract(sharding: Any) -> bool:

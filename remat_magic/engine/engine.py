@@ -435,25 +435,20 @@ class Engine:
             shardings: one for each array leaf of ``inputs``, None where it is on no particular device; by default those
                 that the arguments had when traced.
             alone: leave the step out.
-            platform: what to lower for ("tpu", "cuda"), for one device that need not be here. Default: for where the
-                arguments are.
+            platform: what to lower for ("tpu", "cuda"), for devices that need not be here: as many as the arguments
+                are shared over. Default: for where the arguments are.
 
         Raises:
             RematError: as ``report``, or the function has no backward half, or is that of one device of several.
         """
         if shardings is None:
             shardings = [leaf.sharding for leaf in self.inputs(alone=alone).arrays]
-        if any(map(_jax.is_abstract, shardings)):
+        if platform is None and any(map(_jax.is_abstract, shardings)):
             raise RematError(
-                "the mesh of the arguments is abstract, a name without devices: compile for arguments on a mesh of "
-                "devices (simulated ones will do)."
+                "the mesh of the arguments is abstract, a name without devices: compile for a device by name "
+                "(device=), or for arguments on a mesh of devices (simulated ones will do)."
             )
-        if platform is not None:
-            if any(len(getattr(sharding, "device_set", ())) > 1 for sharding in shardings):
-                raise RematError(
-                    "the arguments are on several devices, and one device is compiled for: pass arguments without a "
-                    "sharding, of the shapes that one device has."
-                )
+        if platform is not None and not any(map(_jax.is_shared, shardings)):
             shardings = [None] * len(shardings)
         with self.lock:
             selection = self.select(policy, at, namespace)

@@ -39,7 +39,7 @@ def compile_in(folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         memory, modules = _jax.compile_program(
-            program, request["platform"], request["topology"], request["facts"], options
+            program, request["platform"], request["topology"], request["facts"], request["devices"], options
         )
     except Exception as error:  # noqa: BLE001 - whatever XLA says is the answer
         text = str(error)
@@ -57,6 +57,7 @@ def compile_in(folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "flops": counted.flops,
         "bytes_accessed": counted.bytes_accessed,
+        "collectives": counted.collectives,
         "rematerialized": sum(_jax.rematerialized(module.to_string()) for module in modules),
         "timeline": _timeline(dump),
     }

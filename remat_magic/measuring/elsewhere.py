@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from remat_magic.errors import RematError
 
 __all__ = ["cache_folder", "compile_for"]
 
-_FORMAT = 3  # of what is kept
+_FORMAT = 4  # of what is kept
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
 
@@ -48,25 +49,27 @@ def compile_for(
         stop: asked all the time; where it says so the compiler is killed.
 
     Returns:
-        What ``compiler_process.compile_in`` gives, with ``kept``: whether it had been compiled before. Then what is
-        alive in its ``timeline`` has no lines where the program's source stands elsewhere by now.
+        What ``compiler_process.compile_in`` gives, of one device where several share the work, with ``devices``: how
+        many do, and ``kept``: whether it had been compiled before. Then what is alive in its ``timeline`` has no lines
+        where the program's source stands elsewhere by now.
 
     Raises:
-        RematError: the compiler is not installed, took too long, or died; the program is for several devices.
+        RematError: the compiler is not installed, took too long, or died; the program is for devices that are not
+            offered together, or of ``jax.pmap``.
         InterruptedError: ``stop`` said so.
     """
     if device.target is None or not device.compiles_here:
         raise RematError(device.why_not or f"{device.name} is this machine: leave out device=.")
     text = lowered.as_text()
-    if "mhlo.num_partitions = 1 " not in text[: text.find("\n")]:
-        raise RematError(
-            f"the program is for several devices, and one {device.name} is compiled for: pass arguments without a "
-            "sharding, of the shapes that one device has."
-        )
+    partitions, replicas = (re.search(rf"mhlo\.num_{what} = (\d+)", text) for what in ("partitions", "replicas"))
+    devices = int(partitions[1]) if partitions else 1
+    if replicas and replicas[1] != "1":
+        raise RematError("a program of jax.pmap is not compiled for devices that are not here: use jax.shard_map.")
     request = {
         "platform": device.target.platform,
-        "topology": device.target.topology,
+        "topology": device.target.connected(devices),
         "facts": dict(device.target.facts),
+        "devices": devices,
         "options": {},
     }
     kept = _kept(text, request, quick)
@@ -77,13 +80,13 @@ def compile_for(
             answer = json.loads(kept.read_text(encoding="utf-8"))
             # The bytes are the same wherever the source stands; the lines of what is alive are not.
             timeline = answer["timeline"] if answer["lines"] == lines else _without_lines(answer["timeline"])
-            return answer | {"kept": True, "timeline": timeline}
+            return answer | {"kept": True, "devices": devices, "timeline": timeline}
         except (ValueError, KeyError, TypeError):  # half-written by a machine that went down: compiled anew
             pass
     answer = _compiled(program, request, device.target, quick, seconds, stop) | {"lines": lines}
     if kept is not None and ("memory" in answer or "needed" in answer):
         _keep(kept, answer)
-    return answer | {"kept": False}
+    return answer | {"kept": False, "devices": devices}
 
 
 def _without_lines(timeline: dict[str, Any] | None) -> dict[str, Any] | None:

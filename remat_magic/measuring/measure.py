@@ -181,6 +181,7 @@ def compile_elsewhere(
         measured,
         compile_seconds=answer["seconds"],
         compiled_before=answer["kept"],
+        devices=answer["devices"],
         timeline=None if timeline is None else _with_names(facts, with_texts(XlaMemory.from_dict(timeline))),
     )
     if "memory" not in answer:
@@ -199,6 +200,7 @@ def compile_elsewhere(
         host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
         flops=answer.get("flops"),
         bytes_accessed=answer.get("bytes_accessed"),
+        collectives=_collectives(answer.get("collectives")),
         rematerialized=answer["rematerialized"],
     )
     # A compiler for TPUs refuses what is too big, one for GPUs compiles it.

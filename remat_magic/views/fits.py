@@ -56,5 +56,7 @@ def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> 
         how = f"Compiled {when}in {fmt.seconds(measured.compile_seconds)}."
     again = measured.rematerialized or 0
     itself = f" XLA computes {again:,} instruction{'s' * (again != 1)} again by itself." if again else ""
-    verdict = f"fits {measured.device}" if measured.fits else f"does not fit {measured.device}"
-    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{of}{over}.{itself}", how)
+    each = " on each" if measured.devices > 1 else ""
+    where = f"{measured.devices} {measured.device}" if each else measured.device
+    verdict = f"fits {where}" if measured.fits else f"does not fit {where}"
+    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{each}{of}{over}.{itself}", how)
