@@ -296,7 +296,8 @@ there = jax.sharding.SingleDeviceSharding(described.devices[0])
 function, args, options = PROGRAMS[sys.argv[2]]()
 args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), args)
 memory = jax.jit(function, **options).lower(*args).compile().memory_analysis()
-print([getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")])
+sizes = [getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")]
+print([*sizes, memory.peak_memory_in_bytes])
 """
 
 
@@ -330,10 +331,11 @@ def test_bytes_are_those_of_a_program_compiled_by_hand(device, name, tmp_path):
     policy = "nothing_saveable" if name == "checkpointed" else "none"
     measured = rm.trace(function, *ARGS).measure(policy, "function", device=device)
     assert not measured.error
-    sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.aliased_bytes]
+    sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.alias_bytes]
+    sizes.append(measured.peak_bytes)
     assert sizes == json.loads(said.stdout.splitlines()[-1])
-    assert measured.fits
-    assert (measured.aliased_bytes > 0) == (name == "step")
+    assert (measured.fits, measured.memory_bytes) == (True, rm.devices.get(device).memory_bytes)
+    assert (measured.alias_bytes > 0) == (name == "step")
     # XLA's own memory over time, with the user's lines; small programs on a TPU are mostly slots of 512 bytes.
     timeline = measured.timeline
     assert 0.9 * measured.total_bytes < timeline.peak_bytes <= 1.1 * measured.total_bytes
@@ -365,7 +367,8 @@ described = topologies.get_topology_desc(sys.argv[2], target.platform, **setting
 mesh = Mesh(np.array(described.devices).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
 step, args = sharded(mesh)
 memory = jax.jit(step).lower(*args).compile().memory_analysis()
-print([getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")])
+sizes = [getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")]
+print([*sizes, memory.peak_memory_in_bytes])
 """
 
 
@@ -382,7 +385,8 @@ def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topolog
     trace = rm.trace(step, *args)
     measured = trace.measure("none", device=device)
     assert (measured.error, measured.devices, measured.fits) == ("", 8, True)
-    sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.aliased_bytes]
+    sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.alias_bytes]
+    sizes.append(measured.peak_bytes)
     assert sizes == json.loads(said.stdout.splitlines()[-1])
     parts = 2 * 2 * 256 * 1024 // 2 + 384 // 4 * 256
     assert 4 * parts <= measured.argument_bytes < 4 * parts + 2000  # and what a TPU fills up

@@ -49,6 +49,7 @@ def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     memory = plain.memory_analysis()
     assert measured.temp_bytes == memory.temp_size_in_bytes
     assert measured.output_bytes == memory.output_size_in_bytes
+    assert measured.peak_bytes == memory.peak_memory_in_bytes
     assert measured.argument_bytes == memory.argument_size_in_bytes == 4 * 64 * 64 * 4 + 32 * 64 * 4
     assert measured.flops == plain.cost_analysis()["flops"]
     assert measured.bytes_accessed == plain.cost_analysis()["bytes accessed"]
@@ -305,9 +306,9 @@ def test_a_training_step_is_measured_as_compiling_it_by_hand(donated, remat3):
         assert measured.temp_bytes == memory.temp_size_in_bytes
         assert measured.output_bytes == memory.output_size_in_bytes
         assert measured.argument_bytes == memory.argument_size_in_bytes
-        assert measured.aliased_bytes == memory.alias_size_in_bytes == (8 * 32 * 32 * 4 if donated else 0)
+        assert measured.alias_bytes == memory.alias_size_in_bytes == (8 * 32 * 32 * 4 if donated else 0)
         without_alias = measured.temp_bytes + measured.output_bytes + measured.argument_bytes
-        assert measured.total_bytes == without_alias - measured.aliased_bytes
+        assert measured.total_bytes == without_alias - measured.alias_bytes
         assert measured.run_seconds > 0
     assert not any(array.is_deleted() for array in jax.tree.leaves(args))  # whatever the step donates
 

@@ -485,7 +485,7 @@ def test_a_step_on_an_automatic_mesh_is_one_devices():
     assert trace.step.batch_bytes == BATCH * WIDTH * 4 // 8
     measured = trace.measure("none", "function")
     assert measured.argument_bytes == 2 * held + BATCH * WIDTH * 4 // 8
-    assert trace.step.peak_bytes == pytest.approx(measured.total_bytes - measured.aliased_bytes, rel=0.4)
+    assert trace.step.peak_bytes == pytest.approx(measured.total_bytes - measured.alias_bytes, rel=0.4)
 
 
 @eight

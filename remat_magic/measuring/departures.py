@@ -152,7 +152,7 @@ def kept_less(measured: Measurement, saved_bytes: int) -> str:
     """Whether the residuals cannot all be in memory at once: they are temporaries, or lie where outputs will be."""
     if measured.temp_bytes is None or measured.output_bytes is None or measured.devices > 1:
         return ""
-    room = measured.temp_bytes + measured.output_bytes - (measured.aliased_bytes or 0)
+    room = measured.temp_bytes + measured.output_bytes - (measured.alias_bytes or 0)
     missing = saved_bytes - room
     if missing <= _SMALL * saved_bytes:
         return ""

@@ -154,7 +154,9 @@ def compile_elsewhere(
         Stopped: ``stop`` said so.
     """
     assert device.target is not None
-    measured = Measurement(text_of(policy), place_of(facts, at), device=device.name, quick=quick)
+    measured = Measurement(
+        text_of(policy), place_of(facts, at), device=device.name, memory_bytes=device.memory_bytes, quick=quick
+    )
     if stop():
         raise Stopped
     doing = "lower"
@@ -196,7 +198,8 @@ def compile_elsewhere(
         temp_bytes=memory["temp"],
         argument_bytes=memory["argument"],
         output_bytes=memory["output"],
-        aliased_bytes=memory["alias"],
+        alias_bytes=memory["alias"],
+        peak_bytes=memory.get("peak_memory"),
         host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
         flops=answer.get("flops"),
         bytes_accessed=answer.get("bytes_accessed"),
@@ -249,7 +252,8 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         temp_bytes=getattr(memory, "temp_size_in_bytes", None),
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
-        aliased_bytes=getattr(memory, "alias_size_in_bytes", None),
+        alias_bytes=getattr(memory, "alias_size_in_bytes", None),
+        peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
         flops=counted.flops,
         bytes_accessed=counted.bytes_accessed,
         collectives=None if modules is None else _collectives(counted.collectives),

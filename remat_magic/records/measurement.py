@@ -289,19 +289,22 @@ class Collective:
 class Measurement:
     """What XLA says of the compiled value and gradients, or training step, under one policy.
 
-    ``temp_bytes``, ``argument_bytes``, ``output_bytes`` and ``aliased_bytes`` (outputs that lie where donated
+    ``temp_bytes``, ``argument_bytes``, ``output_bytes`` and ``alias_bytes`` (outputs that lie where donated
     arguments did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not
     say. ``device`` is platform and kind, ``devices`` how many run the program. ``compile_seconds`` is None where it
     did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs, None where it was not run.
     ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
     program, with the bodies of loops as often as they run; None where XLA does not say, or nothing tells how often.
-    ``collectives`` are what its devices tell each other, by the compiled program; None where nothing tells how often.
+    ``peak_bytes`` is XLA's own peak: over all memories of a TPU together, those on the chip too, so that it can be more
+    than what has to fit; on a CPU it says little. ``collectives`` are what its devices tell each other, by the compiled
+    program; None where nothing tells how often.
     ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
     the compiled program departs from the report.
 
     Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
     program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
-    memory JAX takes three quarters unless it is told otherwise); ``needed_bytes`` and ``available_bytes`` are both
+    memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is the size of its memory by the data
+    sheet; ``needed_bytes`` and ``available_bytes`` are both
     sizes, as XLA rounds them where it is too big for a TPU. ``host_bytes`` are those in the host's memory,
     ``rematerialized`` counts the instructions that XLA computes again by itself. ``quick`` says that it was compiled
     with less optimization, so that a full compilation may need other bytes; ``compiled_before`` that the answer, its
@@ -316,7 +319,7 @@ class Measurement:
     temp_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None
-    aliased_bytes: int | None = None
+    alias_bytes: int | None = None
     compile_seconds: float | None = None
     run_seconds: float | None = None
     runs: int = 0
@@ -329,6 +332,8 @@ class Measurement:
     needed_bytes: int | None = None
     available_bytes: int | None = None
     host_bytes: int | None = None
+    peak_bytes: int | None = None
+    memory_bytes: int | None = None
     rematerialized: int | None = None
     quick: bool = False
     compiled_before: bool = False
@@ -339,7 +344,7 @@ class Measurement:
         """Arguments, outputs and temporaries together: what the program needs on each device. Donated memory once."""
         if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
             return None
-        return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.aliased_bytes or 0)
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.alias_bytes or 0)
 
     @property
     def communicated_bytes(self) -> int | None:
