@@ -154,7 +154,9 @@ def compile_elsewhere(
         Stopped: ``stop`` said so.
     """
     assert device.target is not None
-    measured = Measurement(text_of(policy), place_of(facts, at), device=device.name, quick=quick)
+    measured = Measurement(
+        text_of(policy), place_of(facts, at), device=device.name, devices_there=device.count, quick=quick
+    )
     if stop():
         raise Stopped
     doing = "lower"
