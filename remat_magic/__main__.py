@@ -53,6 +53,8 @@ def _compilers() -> list[str]:
     accelerators = [devices.get(name) for name in devices.names() if name != devices.THIS_CPU]
     ready = [device.name for device in accelerators if device.compiles_here]
     lines = [f"compiles for {', '.join(ready)}"] if ready else []
+    several = [name for name in devices.meshes(8) if devices.get(name).compiles_here]
+    lines += [f"and for several of each, connected: of eight, {', '.join(several)}"] if several else []
     for command in dict.fromkeys(device.install for device in accelerators if device.install):
         lacking = [device.name for device in accelerators if device.install == command]
         lines.append(f"to compile for {', '.join(lacking)}: {command}")

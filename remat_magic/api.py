@@ -183,6 +183,11 @@ class Trace:
         return self.engine.stale
 
     @property
+    def mesh_devices(self) -> int:
+        """How many devices the mesh has that the function's arguments are on; 1 for no mesh."""
+        return self.engine.mesh_devices
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """Sentences about the function that a reader of any report must know."""
         return self.engine.notes
@@ -721,8 +726,10 @@ class Trace:
                 compile, do not run.
             runs: how many runs to time, after one to warm up. Default: 5.
             namespace: as for ``report``.
-            device: a name of ``remat_magic.devices.names()`` or a ``Device``, such as "TPU v5e" or "H100 SXM". One of
-                it is compiled for. Default: what JAX runs on.
+            device: a name of ``remat_magic.devices.names()`` or a ``Device``, such as "TPU v5e" or "H100 SXM"; or so
+                many of it, connected: "TPU v5e:2x4", "H100 SXM x8". Arguments on a mesh are compiled for as many
+                devices as it has, which several that are named must be; what is on no mesh for one, also of several.
+                Default: what JAX runs on.
             quick: for such a device, compile with less optimization: several times as fast for a TPU, and its bytes are
                 not those of production. Default: as in production.
             seconds: how long to wait for such a device's compiler at most. Default: 600.

@@ -2,7 +2,8 @@
 
 ``get`` gives a device by name, ``register`` adds one, ``default`` finds the one that JAX would run on. ``"this CPU"``
 is the machine itself, measured when it is first asked for. A device need not be here to be compiled for:
-``Device.compiles_here`` says whether the compiler is installed, ``Device.install`` how to install it.
+``Device.compiles_here`` says whether the compiler is installed, ``Device.install`` how to install it. Several that are
+connected are a device too: ``get("TPU v5e:2x4")``, ``get("H100 SXM x8")``.
 """
 
 from __future__ import annotations
@@ -14,55 +15,17 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from remat_magic.errors import RematError
+from remat_magic.targets import Target, split_name
 
-__all__ = ["THIS_CPU", "Device", "Target", "default", "get", "names", "of_kind", "register"]
+__all__ = ["THIS_CPU", "Device", "Target", "default", "get", "meshes", "names", "of_kind", "register"]
 
 THIS_CPU = "this CPU"
 _T = 1e12
-_GPUS_OF_HOST = 8  # that are connected by NVLink
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What XLA's compiler is told of a device that need not be here.
-
-    Attributes:
-        platform: "tpu" or "cuda".
-        topology: the name that libtpu knows one such chip by; empty for a GPU.
-        facts: of a GPU, by the names of the fields of XLA's ``GpuDeviceInfoProto``.
-    """
-
-    platform: str
-    topology: str = ""
-    facts: Mapping[str, int | float | str] = field(default_factory=dict)
-
-    def connected(self, devices: int) -> str:
-        """How so many of them are connected, as XLA's compilers have it.
-
-        GPUs as slices x hosts x GPUs of a host, at most eight of these; TPUs as the slices that are offered (Google
-        Cloud documentation, TPU versions): the chips along two or three dimensions, each as long as the one before or
-        twice that.
-
-        Raises:
-            RematError: so many are not offered together.
-        """
-        if self.platform == "cuda":
-            return f"1x1x{devices}" if devices <= _GPUS_OF_HOST else f"1x{-(-devices // _GPUS_OF_HOST)}x{_GPUS_OF_HOST}"
-        chip, _, one = self.topology.partition(":")
-        cores, dims = (2 if chip == "tpu7x" else 1), one.count("x") + 1
-        doubled = (devices // cores).bit_length() - 1
-        if devices == 1:
-            return self.topology
-        if devices != cores * 2**doubled:
-            raise RematError(f"No {chip} are offered in slices of {devices} devices: use a mesh of a power of two.")
-        sides = [2 ** ((doubled + place) // dims) for place in range(dims)]
-        sides.sort(key=lambda side: side == 1)  # 2x2x1, and 2x2x4
-        return f"{chip}:{'x'.join(map(str, sides))}"
 
 
 # Who has a platform's compiler: any of these modules; the extra that installs it.
@@ -71,7 +34,7 @@ _COMPILERS = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_plugins.xla_cuda13", "
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a device can do at most.
+    """What a device can do at most; of several that are connected, what each of them can.
 
     Attributes:
         name: what ``get`` knows it by.
@@ -87,6 +50,8 @@ class Device:
         measured: whether they were measured here instead.
         kinds: what JAX calls it (``jax.devices()[0].device_kind``).
         target: how to compile for it where it is not; None where that is not known.
+        count: how many devices it is, as JAX counts them: 8 for "TPU v5e:2x4".
+        topology: how several are connected, by the name that XLA's compilers have for it; empty for one by itself.
     """
 
     name: str
@@ -99,6 +64,8 @@ class Device:
     measured: bool = False
     kinds: tuple[str, ...] = field(default=())
     target: Target | None = None
+    count: int = 1
+    topology: str = ""
 
     @property
     def compiles_here(self) -> bool:
@@ -124,6 +91,26 @@ class Device:
         if sys.platform != "linux" or (self.target.platform == "tpu" and platform.machine() != "x86_64"):
             return f"The compiler for {self.name} is made for Linux only, on x86-64 for a TPU: compile there."
         return f"The compiler for {self.name} is not installed: {self.install}"
+
+    def connected(self, devices: int) -> str:
+        """How the devices of a program are connected: as the name of several says, or as so many are offered.
+
+        What is for one device runs on one, also where there are several.
+
+        Raises:
+            RematError: so many are not offered, or several others are named.
+        """
+        assert self.target is not None
+        if 1 in (self.count, devices):
+            return self.target.connected(devices)
+        if devices != self.count:
+            one, _ = split_name(self.name)
+            other = next((f", such as {name!r}" for name in meshes(devices) if split_name(name)[0] == one), "")
+            raise RematError(
+                f"the program is for a mesh of {devices} devices, and {self.name} has {self.count}: "
+                f"name as many{other}."
+            )
+        return self.topology
 
     def peak_flops(self, dtype: str, unit: str) -> float | None:
         """FLOP/s for a dtype on one of its units; what has no matrix units is left to the vector units."""
@@ -304,21 +291,47 @@ def register(device: Device) -> None:
 def get(name: str | Device) -> Device:
     """A device by name, in any case; a ``Device`` is itself.
 
+    Several that are connected are named by their shape, which of a TPU are the chips along each dimension of its slice
+    and of a GPU how many there are: ``"TPU v5e:2x4"``, ``"H100 SXM x8"``. All figures are those of one of them.
+
     Raises:
-        RematError: no such device; says which comes nearest.
+        RematError: no such device, or it is not offered so; says which comes nearest, or what is offered.
     """
     if isinstance(name, Device):
         return name
     if not isinstance(name, str):
         raise RematError(f"A device is named by a text or given as a Device, not {type(name).__name__}: {name!r}.")
     known = {each.casefold(): each for each in names()}
+    one, shape = name, ()
     found = known.get(name.strip().casefold())
     if found is None:
-        inside = [each for lower, each in known.items() if name.strip() and name.strip().casefold() in lower]
-        near = inside[:1] or [known[each] for each in difflib.get_close_matches(name.casefold(), known, 1, 0.4)]
+        one, shape = split_name(name)
+        found = known.get(one.strip().casefold())
+    if found is None:
+        inside = [each for lower, each in known.items() if one.strip() and one.strip().casefold() in lower]
+        near = inside[:1] or [known[each] for each in difflib.get_close_matches(one.casefold(), known, 1, 0.4)]
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names())}."
-        raise RematError(f"No device is called {name!r}: {hint}")
-    return this_cpu() if found == THIS_CPU else _KNOWN[found]
+        raise RematError(f"No device is called {one.strip()!r}: {hint}")
+    device = this_cpu() if found == THIS_CPU else _KNOWN[found]
+    return _several(device, shape) if shape else device
+
+
+def _several(device: Device, shape: tuple[int, ...]) -> Device:
+    """So many of a device, connected."""
+    if device.target is None:
+        raise RematError(f"XLA has no way to compile for several {device.name} where there are none: name one of it.")
+    name, topology, count = device.target.several(device.name, shape)
+    return device if count == 1 else replace(device, name=name, topology=topology, count=count)
+
+
+def meshes(count: int) -> tuple[str, ...]:
+    """The names of all that ``get`` knows as so many devices, connected; empty for one."""
+    found = list[str]()
+    for device in _KNOWN.values():
+        shape = device.target.shape_of(count) if device.target and count > 1 else ()
+        if device.target and shape:
+            found.append(device.target.several(device.name, shape)[0])
+    return tuple(found)
 
 
 def of_kind(kind: str) -> Device | None:

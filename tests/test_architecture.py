@@ -23,7 +23,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "wording": (set(), set()),
     "user_files": (set(), {"jax"}),
     "records": (LEAVES, set()),
-    "devices": ({"errors"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
+    "targets": ({"errors"}, set()),
+    "devices": ({"errors", "targets"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
     "libraries": ({"_jax"}, {"jax"}),
     "policies": ({"records", "_jax"}, {"jax"}),

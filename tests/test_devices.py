@@ -1,5 +1,7 @@
 """The devices' figures, looked up and registered, and the machine's own, measured."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -87,6 +89,73 @@ def test_register(known):
         devices.register(Device(devices.THIS_CPU, {}, None, 1.0, 1, None, ""))
     with pytest.raises(RematError, match="needs a remat_magic.devices.Device, not dict"):
         devices.register({"name": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "called"),
+    [
+        ("TPU v5e:2x4", 8, "v5e:2x4"),
+        ("tpu V6E : 16x16", 256, "v6e:16x16"),
+        ("TPU v5p:2x2x1", 4, "v5p:2x2x1"),
+        ("TPU v5p:4x4x12", 192, "v5p:4x4x12"),
+        ("TPU 7x:2x2x1", 8, "tpu7x:2x2x1"),  # JAX takes each half of a chip for a device
+        ("H100 SXM x8", 8, "1x1x8"),
+        ("h200 X32", 32, "1x4x8"),
+    ],
+)
+def test_several_that_are_connected(name, count, called):
+    """All else that is known of them is one's."""
+    several, one = devices.get(name), devices.get(name.lower().split(":")[0].split(" x")[0])
+    assert (several.count, several.topology) == (count, called)
+    assert several.name.casefold() == name.replace(" : ", ":").casefold()
+    assert dataclasses.replace(several, name=one.name, count=1, topology="") == one
+    assert devices.get(several.name) == several
+
+
+@pytest.mark.parametrize("name", ["TPU v5e:1x1", "H100 SXM x1"])
+def test_one_alone_is_the_device(name):
+    assert devices.get(name).name == name.split(":")[0].removesuffix(" x1")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "TPU v5e:3x3",
+            "TPU v5e are offered in slices of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16, such as 'TPU v5e:2x4'.",
+        ),
+        ("TPU v5e x8", "such as 'TPU v5e:2x4'."),
+        ("TPU v6e:4x2", "such as 'TPU v6e:2x4'."),
+        ("TPU v6e:16x32", "8x16, 16x16, such as"),  # more than a pod has
+        (
+            "TPU v5p:3x3x3",
+            "TPU v5p are offered in slices of 1x1x1, 2x2x1, 2x2x2, 2x2x4, 2x4x4, or sides in fours, the shortest "
+            "first, up to 16x16x24, such as 'TPU v5p:2x2x2'.",
+        ),
+        ("TPU v5p:16x16x32", "up to 16x16x24"),
+        ("TPU v5p:0x4x4", "sides in fours"),
+        (
+            "H100 SXM x12",
+            "H100 SXM are offered by number, up to 8 or in whole hosts of 8: 'H100 SXM x8' or 'H100 SXM x16', and not "
+            "12.",
+        ),
+        ("H100 SXM:2x4", "or 'H100 SXM x16', and not 2x4."),
+        ("H100 x8", "No device is called 'H100': did you mean 'H100 SXM'?"),
+        ("TPU v4:2x2x1", "XLA has no way to compile for several TPU v4"),
+        ("this CPU x8", "XLA has no way to compile for several this CPU"),
+    ],
+)
+def test_what_is_not_offered_together_names_what_is(name, sentence):
+    with pytest.raises(RematError) as raised:
+        devices.get(name)
+    assert sentence in str(raised.value)
+
+
+def test_as_many_as_a_program_needs():
+    assert devices.meshes(1) == devices.meshes(12) == ()
+    assert {"TPU v5e:2x4", "TPU v5p:2x2x2", "TPU 7x:2x2x1", "H100 SXM x8"} < {*devices.meshes(8)}
+    assert all(devices.get(name).count == 64 for name in devices.meshes(64))
+    assert not any(name.startswith("TPU v5e") for name in devices.meshes(512))
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,48 @@ def test_a_program_on_a_mesh_is_compiled_for_as_many_devices(pretend, cache):
     assert asked.read_text() == "8 v5e:2x4,8 v5p:2x2x2,8 tpu7x:2x2x1,8 1x1x8,1 v5e:1x1,32 1x4x8,"
 
 
+def test_several_by_name_are_what_is_compiled_for(pretend, cache):
+    """Connected as the name says, and of the number that the mesh has; what is on no mesh runs on one of them."""
+    asked = cache.parent / "asked"
+    pretend(
+        f"open({str(asked)!r}, 'a').write(f\"{{request['devices']}} {{request['topology']}},\")\n"
+        f"answer(memory=dict.fromkeys({NAMES}, 8), seconds=1.5, rematerialized=0)"
+    )
+    step, args = sharded(abstract_mesh(4, 4))
+    trace = rm.trace(step, *args)
+    assert trace.mesh_devices == 16
+    for name in ("TPU v5p:2x2x4", "TPU v5e:4x4", "H100 SXM x16"):
+        measured = trace.measure("none", device=name)
+        assert (measured.error, measured.device, measured.devices, measured.devices_there) == ("", name, 16, 16)
+        assert fits_text(measured, None).startswith(f"fits {name}: XLA needs 16 B on each")
+    for name, other in (("TPU v5e:2x4", "TPU v5e:4x4"), ("H100 SXM x8", "H100 SXM x16")):
+        error = trace.measure("none", device=name).error
+        assert error == f"the program is for a mesh of 16 devices, and {name} has 8: name as many, such as {other!r}."
+    alone = rm.trace(loss, *ARGS)
+    assert alone.mesh_devices == 1
+    measured = alone.measure("none", device="TPU v5e:2x4")
+    assert (measured.devices, measured.devices_there) == (1, 8)
+    assert fits_text(measured, None) == (
+        "fits one device of TPU v5e:2x4: XLA needs 16 B. The program is on no mesh, and leaves the others idle. "
+        "Compiled in 1.50 s."
+    )
+    assert asked.read_text() == "16 v5p:2x2x4,16 v5e:4x4,16 1x2x8,1 v5e:1x1,"
+
+
+def test_several_by_name_go_wherever_a_device_goes(pretend):
+    pretend(SIZES)
+    step, args = sharded(abstract_mesh(4, 2))
+    trace, name = rm.trace(step, *args), "TPU v5e:2x4"
+    assert trace.compare(["none"], device=name).device.name == name
+    assert trace.places(device=name, seconds=0).device.name == name
+    assert trace.plan("50%", device=name, cost="seconds").names
+    assert f"Compiled for {name} it needs" in trace.plan(fits=name).status
+    assert trace.what_if("none", device=name)
+    trace.advice("none", device=name)
+    with pytest.raises(RematError, match="offered in slices of"):
+        trace.compare(device="TPU v5e:3x3")
+
+
 def test_what_is_not_offered_together_is_a_sentence(pretend):
     pretend(SIZES)
     step, args = sharded(abstract_mesh(3, 2))
@@ -372,7 +414,9 @@ print([*sizes, memory.peak_memory_in_bytes])
 """
 
 
-@pytest.mark.parametrize(("device", "topology"), [(H100, "eight"), (V5E, "v5e:2x4")])
+@pytest.mark.parametrize(
+    ("device", "topology"), [(H100, "eight"), (V5E, "v5e:2x4"), ("H100 SXM x8", "eight"), ("TPU v5e:2x4", "v5e:2x4")]
+)
 def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topology, tmp_path):
     """The mesh has no devices here; by hand it is one of the devices that are compiled for."""
     compiler(device)

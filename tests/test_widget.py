@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import itertools
+import re
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import comm
 import pytest
 
+from remat_magic import devices
 from remat_magic.records import Choice, Program, ProgramLine, RematError, Report, Site
 from remat_magic.views import html
 from remat_magic.widget import RematWidget
@@ -37,6 +39,7 @@ class FakeTrace:
     gradients, gradient, in_vain = (), None, ""
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
     groups = ()
+    mesh_devices = 1
 
     def __init__(self, slow=0.0, failing=()):
         self.lock, self.slow, self.failing = threading.RLock(), slow, failing
@@ -171,6 +174,22 @@ def test_choices_at_the_start():
     assert repr(widget) == "RematWidget(loss, policy='none', at='layer:4')"
     with pytest.raises(RematError, match="'nonsense' is not a policy"):
         RematWidget(FakeTrace(), "nonsense")
+
+
+def test_devices_are_offered_by_one_by_as_many_as_the_mesh_has_and_as_was_asked():
+    def offered(**options):
+        trace = FakeTrace()
+        trace.mesh_devices = options.pop("mesh_devices", 1)
+        select = re.search(r'<select [^>]*data-control="device".*?</select>', RematWidget(trace, **options)._frame)[0]
+        return re.findall(r'value="([^"]*)"( selected)?>([^<]*)', select)
+
+    every = offered()
+    assert [name for name, *_ in every] == ["", *(name for name in devices.names() if name != devices.THIS_CPU)]
+    several = [row for row in offered(mesh_devices=8) if row not in every]
+    assert [name for name, *_ in several] == [*devices.meshes(8)]
+    assert offered(device="tpu V5e:4x4")[-1] == ("TPU v5e:4x4", " selected", "TPU v5e:4x4")
+    with pytest.raises(RematError, match="such as 'TPU v5e:2x4'"):
+        RematWidget(FakeTrace(), device="TPU v5e:3x3")
 
 
 def test_a_kept_copy_says_what_it_is(monkeypatch):

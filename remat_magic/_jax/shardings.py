@@ -22,11 +22,11 @@ from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, i
 __all__ = [
     "automatic_devices",
     "automatic_devices_in",
+    "devices_of",
     "equation_of_one",
     "is_abstract",
     "is_even",
     "is_replicated",
-    "is_shared",
     "keeps_shape",
     "mapped_devices",
     "mesh_devices",
@@ -130,9 +130,9 @@ def is_replicated(aval: Any) -> bool:
     return _axis_types(aval) == {AxisType.Explicit} and mesh_devices(aval) > 1 and not _axes(aval)
 
 
-def is_shared(sharding: Any) -> bool:
-    """Whether a sharding is over several devices, or over a mesh of several that has none."""
-    return len(getattr(sharding, "device_set", ())) > 1 if not is_abstract(sharding) else sharding.mesh.size > 1
+def devices_of(sharding: Any) -> int:
+    """Over how many devices a sharding is, or a mesh that has none; 1 for no sharding."""
+    return sharding.mesh.size if is_abstract(sharding) else max(1, len(getattr(sharding, "device_set", ())))
 
 
 def is_abstract(sharding: Any) -> bool:

@@ -291,6 +291,11 @@ class Engine:
         return self._primal.devices if self.per_device else self._given.automatic_devices
 
     @property
+    def mesh_devices(self) -> int:
+        """How many devices the mesh of the program has, without asking XLA; 1 for none."""
+        return self._given.mesh_devices
+
+    @property
     def per_device(self) -> bool:
         """Whether figures are of one device; not where sharding is automatic, of which no type tells."""
         return self._primal.devices > 1 or self._given.automatic_devices == 1
@@ -448,7 +453,7 @@ class Engine:
                 "the mesh of the arguments is abstract, a name without devices: compile for a device by name "
                 "(device=), or for arguments on a mesh of devices (simulated ones will do)."
             )
-        if platform is not None and not any(map(_jax.is_shared, shardings)):
+        if platform is not None and max(map(_jax.devices_of, shardings), default=1) == 1:
             shardings = [None] * len(shardings)
         with self.lock:
             selection = self.select(policy, at, namespace)

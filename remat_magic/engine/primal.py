@@ -267,6 +267,11 @@ class Primal:
         """How many devices share the work as far as types, each ``shard_map`` and XLA tell; 1 without a mesh."""
         return max(self._told_devices, self.automatic_devices if self.asked is not None else 1)
 
+    @property
+    def mesh_devices(self) -> int:
+        """How many devices its mesh has, as far as arguments and types tell; 1 without one."""
+        return max(self._told_devices, *map(_jax.devices_of, self.shardings), 1)
+
     @functools.cached_property
     def _told_devices(self) -> int:
         atoms = (var for _, eqn in walk(self.closed, once=True) for var in eqn.outvars)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.devices import Device, Target
+from remat_magic.devices import Device
 from remat_magic.errors import RematError
 
 __all__ = ["cache_folder", "compile_for"]
@@ -55,7 +55,7 @@ def compile_for(
 
     Raises:
         RematError: the compiler is not installed, took too long, or died; the program is for devices that are not
-            offered together, or of ``jax.pmap``.
+            offered together, for more or fewer than ``device`` is, or of ``jax.pmap``.
         InterruptedError: ``stop`` said so.
     """
     if device.target is None or not device.compiles_here:
@@ -67,7 +67,7 @@ def compile_for(
         raise RematError("a program of jax.pmap is not compiled for devices that are not here: use jax.shard_map.")
     request = {
         "platform": device.target.platform,
-        "topology": device.target.connected(devices),
+        "topology": device.connected(devices),
         "facts": dict(device.target.facts),
         "devices": devices,
         "options": {},
@@ -83,7 +83,7 @@ def compile_for(
             return answer | {"kept": True, "devices": devices, "timeline": timeline}
         except (ValueError, KeyError, TypeError):  # half-written by a machine that went down: compiled anew
             pass
-    answer = _compiled(program, request, device.target, quick, seconds, stop) | {"lines": lines}
+    answer = _compiled(program, request, device.name, quick, seconds, stop) | {"lines": lines}
     if kept is not None and ("memory" in answer or "needed" in answer):
         _keep(kept, answer)
     return answer | {"kept": False, "devices": devices}
@@ -98,24 +98,24 @@ def _without_lines(timeline: dict[str, Any] | None) -> dict[str, Any] | None:
 def _compiled(
     program: bytes,
     request: Mapping[str, Any],
-    target: Target,
+    name: str,
     quick: bool,
     seconds: float,
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
     """Run the compiler's process to its end."""
-    with tempfile.TemporaryDirectory(prefix="remat_magic-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="remat_magic-", ignore_cleanup_errors=True) as where:
+        folder = Path(where)
         (folder / "program").write_bytes(program)
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         # What this process imports, the other one finds, wherever it was installed.
         paths = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
-        settings = {**_jax.ENVIRONMENT, "TPU_LOG_DIR": name, "PYTHONPATH": paths, **(_jax.QUICK if quick else {})}
-        command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", name]
+        settings = {**_jax.ENVIRONMENT, "TPU_LOG_DIR": where, "PYTHONPATH": paths, **(_jax.QUICK if quick else {})}
+        command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", where]
         with (folder / "said").open("wb") as said:
             process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
                 command,
-                cwd=name,
+                cwd=where,
                 env={**os.environ, **settings},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
@@ -123,7 +123,7 @@ def _compiled(
                 start_new_session=True,  # an interrupt of the notebook is not the compiler's
             )
         try:
-            _wait(process, target, seconds, stop)
+            _wait(process, name, seconds, stop)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -134,15 +134,15 @@ def _compiled(
         return json.loads(answer.read_text(encoding="utf-8"))
 
 
-def _wait(process: subprocess.Popen[bytes], target: Target, seconds: float, stop: Callable[[], bool]) -> None:
+def _wait(process: subprocess.Popen[bytes], name: str, seconds: float, stop: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while process.poll() is None:
         if stop():
             raise InterruptedError
         if time.monotonic() > end:
             raise RematError(
-                f"XLA has not compiled it for {target.topology or target.facts['name']} within {seconds:g} s: allow "
-                "more (seconds=), or compile quickly (quick=True)."
+                f"XLA has not compiled it for {name} within {seconds:g} s: allow more (seconds=), or compile quickly "
+                "(quick=True)."
             )
         time.sleep(0.05)
 

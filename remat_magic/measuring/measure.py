@@ -155,7 +155,12 @@ def compile_elsewhere(
     """
     assert device.target is not None
     measured = Measurement(
-        text_of(policy), place_of(facts, at), device=device.name, memory_bytes=device.memory_bytes, quick=quick
+        text_of(policy),
+        place_of(facts, at),
+        device=device.name,
+        devices_there=device.count,
+        memory_bytes=device.memory_bytes,
+        quick=quick,
     )
     if stop():
         raise Stopped

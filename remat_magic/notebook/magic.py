@@ -93,8 +93,9 @@ class RematMagics(Magics):
     @argument(
         "--device",
         metavar="DEVICE",
-        help="""An accelerator, such as "TPU v5e" or "H100 SXM", that need not be here: what times are estimated for,
-        and what the shown choice is compiled for, to see whether it fits. Default: the one chosen last.""",
+        help="""An accelerator that need not be here, or several: "TPU v5e", "H100 SXM", "TPU v5e:2x4", "H100 SXM x8".
+        What times are estimated for, and what the shown choice is compiled for, to see whether it fits. Default: the
+        one chosen last.""",
     )
     @argument(
         "--names",

@@ -301,7 +301,8 @@ class Measurement:
     ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
     the compiled program departs from the report.
 
-    Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
+    Where it was compiled for a device that is not here, ``device`` is that device's name, ``devices_there`` how many it
+    is (8 for "TPU v5e:2x4", of which a program on no mesh uses one), and: ``fits`` whether the
     program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
     memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is the size of its memory by the data
     sheet; ``needed_bytes`` and ``available_bytes`` are both
@@ -316,6 +317,7 @@ class Measurement:
     at: str
     device: str = ""
     devices: int = 1
+    devices_there: int = 1
     temp_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None

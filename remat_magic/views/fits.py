@@ -57,6 +57,10 @@ def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> 
     again = measured.rematerialized or 0
     itself = f" XLA computes {again:,} instruction{'s' * (again != 1)} again by itself." if again else ""
     each = " on each" if measured.devices > 1 else ""
-    where = f"{measured.devices} {measured.device}" if each else measured.device
+    where, idle = measured.device, ""
+    if measured.devices_there == 1 and each:
+        where = f"{measured.devices} {where}"
+    elif measured.devices_there > 1 and not each:
+        where, idle = f"one device of {where}", " The program is on no mesh, and leaves the others idle."
     verdict = f"fits {where}" if measured.fits else f"does not fit {where}"
-    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{each}{of}{over}.{itself}", how)
+    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{each}{of}{over}.{itself}{idle}", how)

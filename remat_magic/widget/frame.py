@@ -56,7 +56,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<div class="remat-said"><span class="remat-meaning" id="{ID}meaning"></span> '
         f'<span class="remat-against" data-part="against" role="status" aria-live="polite"></span></div>'
         f'{_names(trace.names)}<div data-part="totals"></div>'
-        f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory()))}"></div>'
+        f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory(live.devices)))}"></div>'
         '<div data-part="fits" role="status" aria-live="polite"></div>'
         f'<div class="remat-code"><code data-part="code"></code>'
         f"{button('copy', 'Copy')}{apply}</div>"
@@ -70,9 +70,9 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     )
 
 
-def _memory() -> dict[str, int]:
-    """The bytes of each accelerator, by its name."""
-    sizes = {name: devices.get(name).memory_bytes for name in devices.names() if name != devices.THIS_CPU}
+def _memory(names: Sequence[str]) -> dict[str, int]:
+    """The bytes of each accelerator, by its name; of several those of one."""
+    sizes = {name: devices.get(name).memory_bytes for name in names}
     return {name: size for name, size in sizes.items() if size}
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from remat_magic import devices
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Measurement, Plan, RematError, Report
 
@@ -37,12 +38,19 @@ class LiveTrace:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.inputs = inputs
-        self.device = device
+        self.device = devices.get(device).name if device else ""
         self._policies: dict[str, Policy] = {}
         self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()
         self._compiled: dict[tuple[str, str], Measurement] = {}
         self.on_compiled: list[Callable[[str, str], None]] = []  # told the policy and place of what was compiled
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The accelerators to choose from: one of each, as many as the mesh has, and the one to begin with."""
+        each = (name for name in devices.names() if name != devices.THIS_CPU)
+        offered = dict.fromkeys((*each, *devices.meshes(self.trace.mesh_devices), self.device))
+        return tuple(filter(None, offered))
 
     @property
     def closed(self) -> bool:

@@ -28,9 +28,19 @@ loss([jnp.ones((64, 64))] * 3, jnp.ones((256, 64)))
 """
 
 
+MESHED = """\
+%%remat
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
+
+mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+spread = jax.ShapeDtypeStruct((256, 64), "float32", sharding=NamedSharding(mesh, P("data")))
+loss([jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, P()))] * 3, spread)
+"""
+
+
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "compare.ipynb", LOAD, CELL)
+    write_notebook(lab.folder / "compare.ipynb", LOAD, CELL, MESHED)
     page_of_module.open("compare.ipynb")
     return page_of_module
 
@@ -203,6 +213,27 @@ def test_estimates_follow_the_device(widget: Widget) -> None:
     )  # and next time
     widget.root.get_by_label("Device", exact=True).select_option("this machine")
     expect(widget.part("fits")).to_be_empty()
+
+
+def test_several_devices_are_offered_for_a_mesh_and_one_is_chosen_where_there_is_none(widget: Widget) -> None:
+    notebook = widget.notebook
+    widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
+    notebook.run(2)
+    meshed = Widget(notebook, 2)
+    meshed.tab("Compare").click()
+    device = meshed.root.get_by_label("Device", exact=True)
+    expect(device).to_have_value("TPU v5e")  # as chosen before
+    device.select_option("TPU v5e:2x4")
+    expect(meshed.part("comparison")).to_contain_text("estimated, for TPU v5e:2x4, of one of 8 devices")
+    expect(meshed.part("fits")).to_contain_text(re.compile(r"pip install 'remat_magic\[tpu\]'|fits TPU v5e:2x4"))
+    expect(meshed.part("peak")).to_contain_text("left of TPU v5e:2x4")
+    notebook.run(2)
+    expect(Widget(notebook, 2).root.get_by_label("Device", exact=True)).to_have_value("TPU v5e:2x4")
+    notebook.run(1)  # which is on no mesh
+    alone = Widget(notebook, 1).root.get_by_label("Device", exact=True)
+    expect(alone).to_have_value("TPU v5e")
+    Widget(notebook, 1).tab("Compare").click()
+    alone.select_option("this machine")
 
 
 def test_memory_over_time_follows_the_policy(widget: Widget) -> None:

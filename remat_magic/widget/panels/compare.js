@@ -32,11 +32,14 @@ export function panel(widget, key) {
     if (!growing && !part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
   }
 
-  // The device that was chosen last is chosen again, unless the cell names one. There may be no storage.
+  // The device that was chosen last is chosen again, unless the cell names one; where not so many of it are offered as
+  // were chosen, one is. There may be no storage.
   try {
-    const remembered = localStorage.getItem(REMEMBERED);
+    const remembered = localStorage.getItem(REMEMBERED) ?? "";
     const control = one('[data-control="device"]');
-    if (!control.value && [...control.options].some((option) => option.value === remembered)) control.value = remembered;
+    const offered = [...control.options].map((option) => option.value);
+    const alike = [remembered, remembered.replace(/:\d+(x\d+)+$| x\d+$/, "")].find((name) => offered.includes(name));
+    if (!control.value && alike) control.value = alike;
   } catch {}
 
   function remember() {

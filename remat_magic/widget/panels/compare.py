@@ -50,7 +50,7 @@ class Compare(Panel):
 
     def tools(self) -> str:
         """What stays while the content changes: what is estimated and compiled for, and measuring."""
-        machines = [("", "this machine"), *((name, name) for name in devices.names() if name != devices.THIS_CPU)]
+        machines = [("", "this machine"), *((name, name) for name in self._live.devices)]
         given = [("given", "compile, run on your inputs")] if self._live.inputs is not None else []
         runs = [("", "compile only"), *given, ("random", "compile, run on random inputs")]
         return (
