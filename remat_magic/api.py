@@ -15,6 +15,7 @@ from remat_magic.records import (
     Advice,
     Choice,
     Edit,
+    Effort,
     FrontierPoint,
     GradientCall,
     GradientDifference,
@@ -702,7 +703,7 @@ class Trace:
         runs: int = 5,
         namespace: Mapping[str, Any] | None = None,
         device: str | Device | None = None,
-        quick: bool = False,
+        effort: Effort = "full",
         seconds: float = 600.0,
     ) -> Measurement:
         """Compile the value and the gradients under a policy, and run them if there are inputs.
@@ -730,17 +731,19 @@ class Trace:
                 many of it, connected: "TPU v5e:2x4", "H100 SXM x8". Arguments on a mesh are compiled for as many
                 devices as it has, which several that are named must be; what is on no mesh for one, also of several.
                 Default: what JAX runs on.
-            quick: for such a device, compile with less optimization: several times as fast for a TPU, and its bytes are
-                not those of production. Default: as in production.
-            seconds: how long to wait for such a device's compiler at most. Default: 600.
+            effort: ``"full"``, as in production, or for such a device ``"quick"``, with less optimization: several
+                times as fast for a TPU, and its bytes are not those of production. ``Measurement.effort`` says which it
+                was. Default: ``"full"``.
+            seconds: how long to wait for such a device's compiler at most; 0 starts none, and only an answer that is
+                kept is one. Default: 600.
 
         Returns:
             What was measured, in bytes, seconds and FLOPs. Where a step failed, ``error`` says so, and what came before
             it stays.
 
         Raises:
-            RematError: ``inputs`` is of no known form, or ``runs`` is not positive; no such device, or its compiler is
-                not installed, or it is not here to run the inputs.
+            RematError: ``inputs`` or ``effort`` is of no known form, or ``runs`` is not positive; no such device, its
+                compiler is not installed, or it is not here to run the inputs.
         """
         from remat_magic.measuring.measure import measure
 
@@ -752,7 +755,7 @@ class Trace:
             runs=runs,
             namespace=namespace,
             device=device,
-            quick=quick,
+            effort=effort,
             seconds=seconds,
         )
 
@@ -765,7 +768,7 @@ class Trace:
         namespace: Mapping[str, Any] | None = None,
         on_update: Callable[[Measuring], None] | None = None,
         device: str | Device | None = None,
-        quick: bool = False,
+        effort: Effort = "full",
         seconds: float = 600.0,
     ) -> Measuring:
         """Measure several policies on a thread of its own, one after another, from now on.
@@ -779,7 +782,7 @@ class Trace:
                 it raises is logged. Default: nothing is called.
             device: as for ``measure``. For a device that is not here several are compiled at once, where there are the
                 cores.
-            quick: as for ``measure``.
+            effort: as for ``measure``.
             seconds: as for ``measure``, for each.
 
         Raises:
@@ -795,7 +798,7 @@ class Trace:
             namespace=namespace,
             on_update=on_update,
             device=device,
-            quick=quick,
+            effort=effort,
             seconds=seconds,
         )
 

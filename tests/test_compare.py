@@ -309,7 +309,7 @@ def test_what_does_not_fit_is_not_on_the_front(blocks):
     [
         compiled([500, 600]),  # not all
         compiled([500, 600, 700], device="TPU v5e"),  # for another device
-        compiled([500, 600, 700], quick=True),  # not as it would run
+        compiled([500, 600, 700], effort="quick"),  # not as it would run
         [measured(policy, "sites") for policy in POLICIES],  # on this machine
     ],
 )

@@ -284,16 +284,28 @@ def test_a_compilation_that_tells_no_memory_over_time_still_says_whether_it_fits
     assert "XLA for" not in browser.of("memory")["html"]
 
 
-def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache, monkeypatch):
-    monkeypatch.setattr(compare_panel, "_LONG", 0.2)
-    pretend(f"'JAX_OPTIMIZATION_LEVEL' in os.environ or time.sleep(4); {SIZES}")
+def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache):
+    """For a TPU: then in full, each called what it is. What is kept in full needs no quick one, nor does a GPU."""
+    started = pretend(SIZES)
     comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
     ask(comparing, "fits", device="TPU v5e")
-    browser.wait(lambda message: "Compiled in 1.5" in message.get("html", ""))
+    browser.wait(lambda message: "Fully compiled in 1.5" in message.get("html", ""))
     quickly, fully = [message["html"] for message in browser.messages if message["type"] == "fits"]
-    assert "Compiled quickly, so that the bytes are not final; compiling in full" in quickly
+    assert "<b>fits TPU v5e, compiled quickly</b>: XLA needs 21 B of 17.2 GB." in quickly
+    assert "Quickly compiled in 1.50 s: the bytes are not those of production; the full compile is running…" in quickly
+    assert "<b>fits TPU v5e</b>: XLA needs 21 B of 17.2 GB." in fully
     assert "quickly" not in fully
+    assert len(started.read_text().split()) == 2
+    browser.messages.clear()
+    again = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
+    ask(again, "fits", device="TPU v5e")
+    assert "Fully compiled before, in 1.50 s." in browser.of("fits")["html"]
+    ask(again, "fits", device="H100 SXM")
+    browser.wait(lambda message: message.get("device") == "H100 SXM")
+    assert not any("quickly" in message["html"] for message in browser.messages)
+    assert len(started.read_text().split()) == 3
     comparing.close()
+    again.close()
 
 
 def test_of_a_choice_that_is_shown_no_more_nothing_is_compiled(browser, pretend, cache):

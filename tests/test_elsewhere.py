@@ -73,10 +73,26 @@ def test_what_the_compiler_says_is_kept_and_asked_for_once(pretend, cache):
     # Other programs, devices and compilations are others.
     trace.measure("nothing_saveable", at="function", device=H100)
     trace.measure("none", device="B200")
-    trace.measure("none", device=H100, quick=True)
+    quick = trace.measure("none", device=H100, effort="quick")
+    assert (first.effort, quick.effort) == ("full", "quick")
     assert len(started.read_text().split()) == 4
     (kept, *_) = (cache / "compiled").glob("*.json")
     assert "memory" in json.loads(kept.read_text())  # plain data
+
+
+def test_without_any_time_only_what_is_kept_is_told(pretend, cache):
+    started = pretend(SIZES)
+    trace = rm.trace(loss, *ARGS)
+    assert "was not compiled for H100 SXM before" in trace.measure("none", device=H100, seconds=0).error
+    assert not started.read_text()
+    trace.measure("none", device=H100)
+    assert trace.measure("none", device=H100, seconds=0).temp_bytes == 8
+    # A quick answer is not a full one.
+    assert trace.measure("none", device=H100, effort="quick", seconds=0).error
+    with pytest.raises(rm.RematError, match="effort='fast' is no effort of a compiler: give 'full' or 'quick'"):
+        trace.measure("none", device=H100, effort="fast")
+    with pytest.raises(rm.RematError, match="give 'full' or 'quick'"):
+        trace.measuring([("none", "function")], device=H100, effort="fast")
 
 
 def test_what_was_kept_by_another_version_or_is_broken_is_compiled_anew(pretend, cache, monkeypatch):
@@ -123,7 +139,7 @@ def test_too_big_is_an_answer_and_no_error(pretend):
         ),
         ("print('out of luck'); sys.exit(3)", "The compiler's process ended with 3: out of luck."),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL, as a machine that runs out of memory does it."),
-        ("time.sleep(600)", "within 2 s: allow more (seconds=), or compile quickly (quick=True)."),
+        ("time.sleep(600)", "within 2 s: allow more (seconds=), or compile with less optimization (effort='quick')."),
     ],
 )
 def test_a_failure_is_a_sentence_and_not_kept(pretend, cache, body, sentence):
@@ -200,7 +216,8 @@ def test_text_says_whether_it_fits(pretend, capsys):
     said = capsys.readouterr().out
     assert "policy as_written" in said
     assert said.splitlines()[-1] == (
-        "fits TPU v5e: XLA needs 21 B of 17.2 GB. XLA computes 2 instructions again by itself. Compiled in 1.50 s."
+        "fits TPU v5e: XLA needs 21 B of 17.2 GB. XLA computes 2 instructions again by itself. "
+        "Fully compiled in 1.50 s."
     )
 
 

@@ -75,7 +75,7 @@ def test_the_rows_add_up_to_the_peak():
 
 
 def test_what_is_not_known_is_said():
-    html = timeline_html(timeline(), compiled=compiled(timeline=replace(xla_memory(), unknown=3), quick=True))
+    html = timeline_html(timeline(), compiled=compiled(timeline=replace(xla_memory(), unknown=3), effort="quick"))
     assert "The sizes of 3 buffers are not known." in html
     assert "compiled quickly" in html
 

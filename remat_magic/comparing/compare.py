@@ -149,7 +149,7 @@ def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measureme
             f"{each.runs:,} {each.kind}: {each.bytes:,} bytes" for each in result.collectives or ()
         ),
         measured_device=result.device,
-        measured_quick=result.quick,
+        measured_effort=result.effort,
         measured_rematerialized=result.rematerialized,
         measured_fits=result.fits,
         needed_bytes=result.needed_bytes,

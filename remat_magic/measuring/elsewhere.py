@@ -22,7 +22,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.devices import Device
-from remat_magic.errors import RematError
+from remat_magic.records import Effort, RematError
 
 __all__ = ["cache_folder", "compile_for"]
 
@@ -35,7 +35,7 @@ def compile_for(
     device: Device,
     lowered: Any,
     *,
-    quick: bool = False,
+    effort: Effort = "full",
     seconds: float = 600.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def compile_for(
     Args:
         device: the device.
         lowered: the program, lowered for the device's platform.
-        quick: compile with less optimization.
-        seconds: how long to wait for the compiler at most.
+        effort: "quick" compiles with less optimization.
+        seconds: how long to wait for the compiler at most; 0 for what is kept only.
         stop: asked all the time; where it says so the compiler is killed.
 
     Returns:
@@ -72,7 +72,7 @@ def compile_for(
         "devices": devices,
         "options": {},
     }
-    kept = _kept(text, request, quick)
+    kept = _kept(text, request, effort)
     program = _jax.bytecode(lowered)
     lines = hashlib.sha256(program).hexdigest()
     if kept is not None and kept.is_file():
@@ -83,7 +83,9 @@ def compile_for(
             return answer | {"kept": True, "devices": devices, "timeline": timeline}
         except (ValueError, KeyError, TypeError):  # half-written by a machine that went down: compiled anew
             pass
-    answer = _compiled(program, request, device.name, quick, seconds, stop) | {"lines": lines}
+    if seconds <= 0:
+        raise RematError(f"It was not compiled for {device.name} before: give it time (seconds=).")
+    answer = _compiled(program, request, device.name, effort, seconds, stop) | {"lines": lines}
     if kept is not None and ("memory" in answer or "needed" in answer):
         _keep(kept, answer)
     return answer | {"kept": False, "devices": devices}
@@ -99,7 +101,7 @@ def _compiled(
     program: bytes,
     request: Mapping[str, Any],
     name: str,
-    quick: bool,
+    effort: Effort,
     seconds: float,
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
@@ -110,7 +112,12 @@ def _compiled(
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         # What this process imports, the other one finds, wherever it was installed.
         paths = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
-        settings = {**_jax.ENVIRONMENT, "TPU_LOG_DIR": where, "PYTHONPATH": paths, **(_jax.QUICK if quick else {})}
+        settings = {
+            **_jax.ENVIRONMENT,
+            "TPU_LOG_DIR": where,
+            "PYTHONPATH": paths,
+            **(_jax.QUICK if effort == "quick" else {}),
+        }
         command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", where]
         with (folder / "said").open("wb") as said:
             process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
@@ -141,8 +148,8 @@ def _wait(process: subprocess.Popen[bytes], name: str, seconds: float, stop: Cal
             raise InterruptedError
         if time.monotonic() > end:
             raise RematError(
-                f"XLA has not compiled it for {name} within {seconds:g} s: allow more (seconds=), or compile quickly "
-                "(quick=True)."
+                f"XLA has not compiled it for {name} within {seconds:g} s: allow more (seconds=), or compile with less "
+                "optimization (effort='quick')."
             )
         time.sleep(0.05)
 
@@ -177,14 +184,14 @@ def cache_folder() -> Path | None:
     return base / "remat_magic"
 
 
-def _kept(text: str, request: Mapping[str, Any], quick: bool) -> Path | None:
+def _kept(text: str, request: Mapping[str, Any], effort: Effort) -> Path | None:
     """The file of an answer, by all that it follows from; source positions are not in the text."""
     folder = cache_folder()
     if folder is None:
         return None
     versions = {package: _version(package) for package in _PACKAGES}
     own = {name: os.environ.get(name, "") for name in _OWN_SETTINGS}
-    key = json.dumps([_FORMAT, text, request, quick, versions, own], sort_keys=True)
+    key = json.dumps([_FORMAT, text, request, effort, versions, own], sort_keys=True)
     return folder / "compiled" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 

@@ -17,6 +17,7 @@ from remat_magic.measuring.departures import without_effect
 from remat_magic.measuring.measure import (
     Stopped,
     arrays_for,
+    check_effort,
     check_inputs,
     compile_elsewhere,
     elsewhere,
@@ -24,7 +25,7 @@ from remat_magic.measuring.measure import (
     place_of,
     text_of,
 )
-from remat_magic.records import Measurement, Progress, RematError, Report
+from remat_magic.records import Effort, Measurement, Progress, RematError, Report
 
 __all__ = ["Measuring"]
 
@@ -46,7 +47,7 @@ class Measuring:
         namespace: where identifiers in a key that are no policies of JAX are looked up.
         on_update: called with this object, on its thread, whenever ``progress`` or ``results`` have changed. What it
             raises is logged.
-        device: what to compile for, as for ``Trace.measure``, and so are ``quick`` and ``seconds`` (of each). For one
+        device: what to compile for, as for ``Trace.measure``, and so are ``effort`` and ``seconds`` (of each). For one
             that is not here several policies are compiled at once, where there are the cores.
 
     Raises:
@@ -63,13 +64,15 @@ class Measuring:
         namespace: Mapping[str, Any] | None = None,
         on_update: Callable[[Measuring], None] | None = None,
         device: str | Device | None = None,
-        quick: bool = False,
+        effort: Effort = "full",
         seconds: float = 600.0,
     ) -> None:
         check_inputs(inputs)
+        check_effort(effort)
         if runs < 1:
             raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
-        self._device, self._quick, self._seconds = elsewhere(device, inputs), quick, seconds
+        self._device, self._seconds = elsewhere(device, inputs), seconds
+        self._effort: Effort = effort
         self._facts, self._choices, self._runs, self._namespace = traced.facts, tuple(choices), runs, namespace
         self._inputs: Any = inputs
         self._on_update = on_update
@@ -174,7 +177,7 @@ class Measuring:
                     *choice,
                     device,
                     namespace=self._namespace,
-                    quick=self._quick,
+                    effort=self._effort,
                     seconds=self._seconds,
                     stop=self._cancelled,
                 )

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from remat_magic.jaxprs.values import sharding_of
 from remat_magic.measuring.departures import departures
 from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_dump import with_texts
-from remat_magic.records import Collective, Measurement, RematError, XlaMemory
+from remat_magic.records import Collective, Effort, Measurement, RematError, XlaMemory
 
 __all__ = [
     "Stopped",
     "arrays_for",
+    "check_effort",
     "check_inputs",
     "compile_elsewhere",
     "compile_for_memory",
@@ -54,15 +55,16 @@ def measure(
     runs: int = 5,
     namespace: Mapping[str, Any] | None = None,
     device: str | Device | None = None,
-    quick: bool = False,
+    effort: Effort = "full",
     seconds: float = 600.0,
 ) -> Measurement:
     """``Trace.measure``: what was measured; where a step failed, ``error`` says so and what came before it stays."""
     check_inputs(inputs)
+    check_effort(effort)
     if runs < 1:
         raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
     if (target := elsewhere(device, inputs)) is not None:
-        return compile_elsewhere(facts, policy, at, target, namespace=namespace, quick=quick, seconds=seconds)
+        return compile_elsewhere(facts, policy, at, target, namespace=namespace, effort=effort, seconds=seconds)
     try:
         arrays = arrays_for(facts, inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
@@ -144,7 +146,7 @@ def compile_elsewhere(
     device: Device,
     *,
     namespace: Mapping[str, Any] | None = None,
-    quick: bool = False,
+    effort: Effort = "full",
     seconds: float = 600.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Measurement:
@@ -160,7 +162,7 @@ def compile_elsewhere(
         device=device.name,
         devices_there=device.count,
         memory_bytes=device.memory_bytes,
-        quick=quick,
+        effort=effort,
     )
     if stop():
         raise Stopped
@@ -169,7 +171,7 @@ def compile_elsewhere(
         gradient = facts.engine.gradient(policy, at, namespace, platform=device.target.platform)
         measured = replace(measured, policy=gradient.policy, at=gradient.at)
         doing = "compile"
-        answer = compile_for(device, gradient.lowered, quick=quick, seconds=seconds, stop=stop)
+        answer = compile_for(device, gradient.lowered, effort=effort, seconds=seconds, stop=stop)
     except InterruptedError:
         raise Stopped from None
     except RematError as error:
@@ -343,6 +345,16 @@ def check_inputs(inputs: Any) -> None:
             "inputs is None (compile only), 'random', or the pair (args, kwargs) of a call like the traced one, "
             "such as ((params, batch), {})."
         )
+
+
+def check_effort(effort: str) -> None:
+    """See that it is a known one.
+
+    Raises:
+        RematError: it is not.
+    """
+    if effort not in get_args(Effort):
+        raise RematError(f"effort={effort!r} is no effort of a compiler: give 'full' or 'quick'.")
 
 
 def arrays_for(facts: Facts, inputs: Any, *, alone: bool = False) -> list[Any] | None:

@@ -17,6 +17,7 @@ from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
     ArgumentRole,
     Collective,
+    Effort,
     GradientDifference,
     Half,
     LiveKind,
@@ -66,6 +67,7 @@ __all__ = [
     "Displayed",
     "Edit",
     "EditedName",
+    "Effort",
     "Equation",
     "FileEdit",
     "FrontierPoint",

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
-from remat_magic.records.measurement import Progress, Times
+from remat_magic.records.measurement import Effort, Progress, Times
 from remat_magic.records.plan import Plan
 from remat_magic.records.report import Equation, Report, Residual
 from remat_magic.units import nbytes, parse_bytes
@@ -67,7 +67,7 @@ class ComparisonRow(Labelled):
     measured_communicated_bytes: int | None = None
     measured_collectives: str = ""
     measured_device: str = ""
-    measured_quick: bool = False
+    measured_effort: Effort = "full"
     measured_rematerialized: int | None = None
     measured_fits: bool | None = None
     needed_bytes: int | None = None
@@ -171,7 +171,7 @@ class Comparison(Displayed):
         device = self.device and self.device.name
         return sum(
             row.measured_device == device
-            and not row.measured_quick
+            and row.measured_effort == "full"
             and (row.needed_bytes is not None or row.error != "")
             for row in self._comparable
         )

@@ -12,6 +12,8 @@ from remat_magic.records.source import SourceSpan
 
 __all__ = [
     "ArgumentRole",
+    "Collective",
+    "Effort",
     "GradientDifference",
     "Half",
     "LiveKind",
@@ -35,6 +37,9 @@ Phase = Literal["forward", "backward", "update"]
 ArgumentRole = Literal["parameter", "state", "batch"]
 """What an argument of a training step is to the gradient that it takes: what it differentiates, what it does not read
 (an optimizer's state), or what it reads besides."""
+
+Effort = Literal["full", "quick"]
+"""How much a compiler optimizes: as in production, or less, which takes less time and has other bytes."""
 
 LiveKind = Literal["argument", "constant", "residual", "temporary", "gradient", "output"] | ArgumentRole
 
@@ -307,10 +312,10 @@ class Measurement:
     memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is the size of its memory by the data
     sheet; ``needed_bytes`` and ``available_bytes`` are both
     sizes, as XLA rounds them where it is too big for a TPU. ``host_bytes`` are those in the host's memory,
-    ``rematerialized`` counts the instructions that XLA computes again by itself. ``quick`` says that it was compiled
-    with less optimization, so that a full compilation may need other bytes; ``compiled_before`` that the answer, its
-    seconds too, was kept from an earlier time. ``timeline`` is its memory over time by XLA's own schedule, None where
-    that is not known.
+    ``rematerialized`` counts the instructions that XLA computes again by itself. ``effort`` is "quick"
+    where it was compiled with less optimization: the bytes, and whether it fits, are then not those of production.
+    ``compiled_before`` says that the answer, its seconds too, was kept from an earlier time. ``timeline`` is its memory
+    over time by XLA's own schedule, None where that is not known.
     """
 
     policy: str
@@ -337,7 +342,7 @@ class Measurement:
     peak_bytes: int | None = None
     memory_bytes: int | None = None
     rematerialized: int | None = None
-    quick: bool = False
+    effort: Effort = "full"
     compiled_before: bool = False
     timeline: XlaMemory | None = None
 

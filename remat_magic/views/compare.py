@@ -180,12 +180,14 @@ def _fits(row: ComparisonRow) -> _Cell:
     if row.measured_fits is None or row.needed_bytes is None:
         return _Cell("")
     needed, exact = row.needed_bytes, fmt.exact(row.needed_bytes, "bytes")
+    quickly = " (quick)" if row.measured_effort == "quick" else ""
+    by = "XLA's compiler with less optimization" if quickly else "XLA's compiler"
     if row.available_bytes is None:
-        return _Cell(f"yes: {fmt.nbytes(needed)}", f"{exact} needed, by XLA's compiler", needed)
-    exact += f" of {row.available_bytes:,} needed, by XLA's compiler"
+        return _Cell(f"yes: {fmt.nbytes(needed)}{quickly}", f"{exact} needed, by {by}", needed)
+    exact += f" of {row.available_bytes:,} needed, by {by}"
     if row.measured_fits:
-        return _Cell(f"yes: {fmt.percent(needed, row.available_bytes)}", exact, needed)
-    return _Cell(f"no: {fmt.nbytes(needed - row.available_bytes)} too much", exact, needed)
+        return _Cell(f"yes: {fmt.percent(needed, row.available_bytes)}{quickly}", exact, needed)
+    return _Cell(f"no: {fmt.nbytes(needed - row.available_bytes)} too much{quickly}", exact, needed)
 
 
 def _known_seconds(number: float | None) -> _Cell:

@@ -26,7 +26,7 @@ def fits_html(measured: Measurement, memory_bytes: int | None, unfinished: bool 
     Args:
         measured: what was compiled for the device.
         memory_bytes: of the device, by its data sheet, for where its compiler does not tell.
-        unfinished: it was compiled quickly, and is being compiled in full.
+        unfinished: it is being compiled in full.
     """
     said = _said(measured, memory_bytes, unfinished)
     if said is None:
@@ -48,12 +48,13 @@ def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> 
         return None
     of = f" of {fmt.nbytes(available)}" if available else ""
     over = f", {fmt.nbytes(needed - available)} too much" if available and not measured.fits else ""
-    how = "Compiled."
-    if measured.quick:
-        how = "Compiled quickly, so that the bytes are not final" + ("; compiling in full…" if unfinished else ".")
-    elif measured.compile_seconds is not None:
-        when = "before, " if measured.compiled_before else ""
-        how = f"Compiled {when}in {fmt.seconds(measured.compile_seconds)}."
+    quickly = measured.effort == "quick"
+    how = f"{'Quickly' if quickly else 'Fully'} compiled"
+    if measured.compile_seconds is not None:
+        how += f"{' before,' if measured.compiled_before else ''} in {fmt.seconds(measured.compile_seconds)}"
+    if quickly:
+        how += ": the bytes are not those of production"
+    how += "; the full compile is running…" if unfinished else "."
     again = measured.rematerialized or 0
     itself = f" XLA computes {again:,} instruction{'s' * (again != 1)} again by itself." if again else ""
     each = " on each" if measured.devices > 1 else ""
@@ -62,5 +63,5 @@ def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> 
         where = f"{measured.devices} {where}"
     elif measured.devices_there > 1 and not each:
         where, idle = f"one device of {where}", " The program is on no mesh, and leaves the others idle."
-    verdict = f"fits {where}" if measured.fits else f"does not fit {where}"
+    verdict = f"{'fits' if measured.fits else 'does not fit'} {where}{', compiled quickly' if quickly else ''}"
     return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{each}{of}{over}.{itself}{idle}", how)

@@ -83,7 +83,7 @@ def xla_words(measured: Measurement, memory: XlaMemory) -> str:
         rest = f"; with {more} that is allocated and holds nothing then, the program needs "
         rest += fmt.nbytes(measured.needed_bytes)
     unknown = f" The sizes of {fmt.count(memory.unknown, 'buffer')} are not known." if memory.unknown else ""
-    quick = ", compiled quickly," if measured.quick else ""
+    quick = ", compiled quickly," if measured.effort == "quick" else ""
     held = f"Held at the peak of XLA's program for {measured.device}{quick} {fmt.nbytes(memory.peak_bytes)}"
     return f"{held}{rest}.{unknown}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, ComparisonRow, Measurement, Progress
+from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Progress
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
 from remat_magic.views.fits import fits_html
@@ -27,7 +27,6 @@ _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader
 _LONG_TO_WAIT = 1.0  # seconds without an answer, after which what is known is told
 _TELL = 0.1  # seconds between two answers that tell what is known so far
 _FIRST = 3  # rows that make a picture
-_LONG = 8.0  # seconds of compiling after which it is also compiled quickly
 
 
 class Compare(Panel):
@@ -41,7 +40,7 @@ class Compare(Panel):
         self._lock = threading.Lock()
         self._measured: dict[tuple[str, str, str], Measurement] = {}  # by policy, place and device
         self._job: Measuring | None = None
-        self._fitting: tuple[Measuring, ...] = ()
+        self._fitting: Measuring | None = None
         self._wished: Request | None = None  # the newest request for what fits
         self._listed: Request | None = None  # and for what the policies do
         self._series: object = None
@@ -204,38 +203,46 @@ class Compare(Panel):
     def _give_up_fitting(self, wished: Request | None) -> None:
         """Another choice is shown: what the compiler would say of the last one nobody waits for."""
         self._wished = wished
-        jobs, self._fitting = self._fitting, ()
-        for job in jobs:
-            job.cancel()
+        if self._fitting is not None:
+            self._fitting.cancel()
 
     def _fits(self, request: Request) -> dict[str, Any] | None:
-        """Whether the shown choice fits in the chosen device, by its compiler; first quickly, where that takes long."""
+        """Whether the shown choice fits in the chosen device, by its compiler.
+
+        For a TPU, where a full compilation takes minutes, it is compiled quickly first, unless the full answer is kept.
+        """
         live, device = self._live, devices.get(request.text("device"))
         if not device.compiles_here:
             return {"html": fits_html(Measurement("", "", device=device.name, error=device.why_not), None)}
         policy, at, namespace = self._arguments(request)
 
-        def compiling(quick: bool) -> Measuring:
-            job = live.trace.measuring([(policy, at)], device=device, namespace=namespace, quick=quick)
-            self._fitting = (*self._fitting, job)
+        def compiled(effort: Effort, seconds: float = 600.0) -> Measurement | None:
+            """None where nobody waits for it any more."""
+            job = live.trace.measuring(
+                [(policy, at)], device=device, namespace=namespace, effort=effort, seconds=seconds
+            )
+            self._fitting = job
             if self._wished is not request:  # in between: whoever wished has not seen this job
                 job.cancel()
-            return job
+            job.wait()
+            return job.results[0] if job.results else None
 
-        full = compiling(False)
-        if device.target is not None and device.target.platform == "tpu" and not full.wait(_LONG):
-            quick = compiling(True)
-            quick.wait()
-            if quick.results and not quick.results[0].error and not full.results:
-                html = fits_html(quick.results[0], device.memory_bytes, unfinished=True)
-                self._send({**request.content, "html": html})
-        full.wait()
-        if not full.results:
+        full = None
+        if device.target is not None and device.target.platform == "tpu":
+            full = compiled("full", seconds=0)  # what is kept
+            if full is not None and full.error:
+                full = None
+                quick = compiled("quick")
+                if quick is not None and not quick.error:
+                    html = fits_html(quick, device.memory_bytes, unfinished=True)
+                    self._send({**request.content, "html": html})
+        full = full or compiled("full")
+        if full is None:
             return None
         with self._lock:
-            self._measured |= {(result.policy, result.at, device.name): result for result in full.results}
-        self._live.add_compiled(full.results[0])
-        return {"html": fits_html(full.results[0], device.memory_bytes)}
+            self._measured[full.policy, full.at, device.name] = full
+        self._live.add_compiled(full)
+        return {"html": fits_html(full, device.memory_bytes)}
 
     def _send_progress(self, now: Progress, doing: str, done: str) -> None:
         self._send(
