@@ -17,7 +17,9 @@ from remat_magic._jax import wrappers
 __all__ = [
     "ModuleGradient",
     "applies_a_model",
+    "checkpointed_by_linen",
     "checkpoints",
+    "class_of_linen",
     "gradient_by",
     "is_gradient",
     "is_jitted",
@@ -157,6 +159,25 @@ def module_kind(cls: type) -> str:
                 if f"{base.__module__}.".startswith(f"{library}."):
                     return library
     return ""
+
+
+def checkpointed_by_linen(thing: Any) -> type | None:
+    """The class of which flax's ``nn.remat`` made this very class; None where it made it of none."""
+    linen = sys.modules.get("flax.linen")
+    if linen is None or not isinstance(thing, type) or not issubclass(thing, linen.Module):
+        return None
+    call, base = vars(thing).get("__call__"), thing.__bases__[0]
+    made = thing.__name__ == class_of_linen(base.__name__)
+    while made and call is not None:
+        if call.__code__.co_filename == linen.transforms.__file__:
+            return base
+        call = getattr(call, "__wrapped__", None)
+    return None
+
+
+def class_of_linen(name: str) -> str:
+    """What flax's ``nn.remat`` calls the class that it makes of another one; its parameters are called after that."""
+    return f"Checkpoint{name}"
 
 
 def lifted(

@@ -412,6 +412,15 @@ SITES = {
         'block = jax.checkpoint((lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot"))), '
         'policy=jax.checkpoint_policies.save_only_these_names(\n    "sin_dot",\n))',
     ),
+    "a partial with a name": (
+        f"from functools import partial\nremat = partial(jax.checkpoint, prevent_cse=False)\n@remat{BODY}",
+        f"@partial(remat, policy={NAMED})",
+    ),
+    "a call of a partial with a name": (
+        f"from functools import partial\nremat = partial(jax.checkpoint, prevent_cse=False)"
+        f"{BODY.replace('block', '_block')}\nblock = remat(_block)\n",
+        f"block = remat(_block, policy={NAMED})",
+    ),
     "jit around": (f"@jax.jit\n@jax.checkpoint{BODY}", f"@partial(jax.checkpoint, policy={NAMED})"),
 }
 
@@ -1145,6 +1154,59 @@ LIBRARIES = {
         """,
         "nn.remat(Block, policy=jax.checkpoint_policies.dots_saveable)()(x)",
     ),
+    "a class of flax under a decorator": (
+        "flax.linen",
+        """
+        import flax.linen as nn
+
+        @nn.remat
+        class Block(nn.Module):
+            size: int
+
+            @nn.compact
+            def __call__(self, x):
+                return x + nn.Dense(self.size)(jnp.sin(nn.Dense(8)(x)))
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return Block(4)(x).sum()
+
+        net = Net()
+        weights = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((2, 4)))
+
+        def f(weights, x):
+            return net.apply(weights, x)
+        """,
+        "@partial(nn.remat, policy=jax.checkpoint_policies.dots_saveable)\nclass Block(nn.Module)",
+    ),
+    "a class of flax with a name of its own": (
+        "flax.linen",
+        """
+        import flax.linen as nn
+
+        class Layer(nn.Module):
+            size: int
+
+            @nn.compact
+            def __call__(self, x):
+                return x + nn.Dense(self.size)(jnp.sin(nn.Dense(8)(x)))
+
+        Block = nn.checkpoint(Layer, prevent_cse=False)
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return Block(4)(x).sum()
+
+        net = Net()
+        weights = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((2, 4)))
+
+        def f(weights, x):
+            return net.apply(weights, x)
+        """,
+        "Block = nn.checkpoint(Layer, prevent_cse=False, policy=jax.checkpoint_policies.dots_saveable)",
+    ),
     "a global module of nnx": (
         "flax.nnx",
         """
@@ -1244,8 +1306,14 @@ def test_the_checkpoints_of_libraries_are_edited_where_they_stand(module, name):
     assert edit.verified, edit.differences
     assert line in edit.apply_text()
     assert edit.saved_bytes > trace.report().saved_bytes
-    if which != "flax.linen":  # which calls parameters by the classes that remat makes
-        assert trace.edit("none", site.key).verified
+    off = trace.edit("none", site.key)
+    assert off.verified, off.differences
+    # The text as a module of its own, which flax gives the parameters by the names that they have.
+    again = module(off.apply_text(), head="")
+    weights = made.weights if which == "flax.linen" else again.weights
+    without = rm.trace(again.f, weights, f32(2, 4))
+    assert not [one for one in without.sites if not one.possible]
+    assert without.report().saved_bytes == trace.report("none", site.key).saved_bytes
     # What a name is given to stands in a method of a class of which there are objects already.
     kept = trace.edit([row for row in trace.report("none", site.key).residuals if row.primitive == "sin"], site.key)
     assert "checkpoint_name(jnp.sin(" in kept.apply_text()

@@ -6,6 +6,7 @@ import ast
 import copy
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -30,7 +31,7 @@ class Application:
         node: the call of it, that of ``functools.partial`` with it, or ``named`` where it is passed on as it is.
         whole: the call that gives it what it is applied to; None for decorators, and where that is not seen.
         inner: what it is applied to, a definition or an expression; None where that is not seen.
-        transformation: ``jax.checkpoint`` or a library's.
+        transformation: ``jax.checkpoint`` or a library's, or a ``functools.partial`` of one that has a name.
     """
 
     text: ParsedText
@@ -65,6 +66,31 @@ class Application:
         maker = ast.Call(_name(PARTIAL), [self.named], [*others, ast.keyword("policy", policy)])
         return ast.fix_missing_locations(ast.copy_location(maker, self.node))
 
+    @property
+    def is_of_linen(self) -> bool:
+        """Whether it is flax's ``nn.remat``, which makes classes of other names."""
+        general = getattr(self.transformation, "func", self.transformation)
+        return general is getattr(sys.modules.get("flax.linen"), "remat", ())
+
+    def made_class(self, code: UserCode) -> bool:
+        """Whether it made a class of linen before the trace, as far as that has a name."""
+        values = code.scope(self.text.file).values() if self.is_of_linen else ()
+        return any(self.class_made_of(value, code) is not None for value in values)
+
+    def class_made_of(self, cls: Any, code: UserCode) -> type | None:
+        """The class of linen of which this made another, which was there before the trace; else None."""
+        base = libraries.checkpointed_by_linen(cls)
+        if base is None:
+            return None
+        scope = code.scope(self.text.file)
+        if isinstance(self.inner, ast.ClassDef):
+            return base if scope.get(self.inner.name) is cls else None
+        match self.text.parents.get(id(self.whole)):
+            case ast.Assign([ast.Name(name)]):
+                return base if scope.get(name) is cls else None
+            case _:
+                return base if isinstance(self.inner, ast.expr) and referent(self.inner, scope) is base else None
+
     def made_of(self, wrapper: Any, code: UserCode) -> Any:
         """What this was applied to if it could have made an object, which was there before the trace; else None."""
         if not _is_like(wrapper, self.example):
@@ -87,12 +113,13 @@ def applications(code: UserCode) -> list[Application]:
 
 
 def _in_text(text: ParsedText, scope: Mapping[str, Any]) -> Iterator[Application]:
-    transformations = {id(thing): thing for thing in libraries.checkpoints()}
+    transformations = {id(thing) for thing in libraries.checkpoints()}
     for named in ast.walk(text.tree):
         if not isinstance(named, ast.Name | ast.Attribute) or not isinstance(named.ctx, ast.Load):
             continue
-        thing = transformations.get(id(referent(named, scope)))
-        if thing is None:
+        thing = referent(named, scope)
+        general = thing.func if isinstance(thing, functools.partial) else thing
+        if id(general) not in transformations or (isinstance(thing, functools.partial) and thing.args):
             continue
         node: ast.expr = named
         whole: ast.Call | None = None

@@ -304,6 +304,8 @@ class _Editor:
         return next((edit for edit in edits if edit[0].saved_bytes is not None), edits[0])
 
     def _ways(self, plan: Plan) -> list[Way]:
+        if plan.policy == "none" and self._sites(plan.at):
+            return [Way(), Way(names_kept=True)]
         if self._sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":

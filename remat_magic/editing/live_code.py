@@ -126,6 +126,11 @@ class _Edited:
         for wrapper in wrappers:
             if not isinstance(wrapper.around, Application):
                 continue
+            for old in things:
+                base = wrapper.around.class_made_of(old, self._code)
+                if base is not None:  # who has the class may be anybody, and so what it calls is changed
+                    call: Any = vars(old)["__call__"]
+                    edited[id(call)] = call, self._wrapped(wrapper, base).__call__
             kind = wrapper.around.kind
             like = functions if kind is FunctionType else [thing for thing in things if type(thing) is kind]
             for old in like:
@@ -135,7 +140,7 @@ class _Edited:
                     if kind is FunctionType:
                         edited[id(old)] = old, new
                     else:  # an object of equinox, whose class has the call
-                        call: Any = type(old).__call__
+                        call = type(old).__call__
                         objects.setdefault(id(call), (call, {}))[1][id(old)] = new
         for call, by_object in objects.values():
             edited[id(call)] = call, _call_of(by_object, _copy(call))

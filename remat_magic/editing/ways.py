@@ -44,6 +44,8 @@ class Way:
         condition: which steps of the ``for`` loop around the one call get it, with ``{}`` for their number; empty: all.
         loops: else the loops that get one around each ``size`` of their steps, with their texts.
         size: how many.
+        names_kept: whether a class of flax whose checkpoint is taken off goes by the name that this gave it, by which
+            its parameters are called.
     """
 
     library: str = ""
@@ -54,6 +56,7 @@ class Way:
     condition: str = ""
     loops: tuple[tuple[ParsedText, ast.For] | JaxLoop, ...] = ()
     size: int = 1
+    names_kept: bool = False
 
 
 def ways_of_function(code: UserCode) -> list[Way]:

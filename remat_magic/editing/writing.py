@@ -19,9 +19,10 @@ from remat_magic.editing.names import NameOption, suggested, used_names
 from remat_magic.editing.parsed_text import Function, ParsedText, mark_added
 from remat_magic.editing.probes import body_start
 from remat_magic.editing.text_changes import TextChanges
-from remat_magic.editing.user_code import UserCode
+from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.editing.ways import CHECKPOINTS, Way
 from remat_magic.facts.facts import Facts
+from remat_magic.libraries import class_of_linen
 from remat_magic.parsing import parse_expression, parse_python
 from remat_magic.policies import resolve
 from remat_magic.records import EditedName, FileEdit, Plan, RematError, Site
@@ -354,11 +355,24 @@ class EditedTexts:
                     f"line {first} of {text.place} holds more than the decorator: take jax.checkpoint off by hand."
                 )
             changes.delete_lines(first, last)
+            if isinstance(place.inner, ast.ClassDef):
+                name = place.inner.name
+                changes.add_after(place.inner, f"{name} = {_class_of_same_name(name, name)}")
         elif place.whole is not None and isinstance(place.inner, ast.expr):
             inner = text.segment(place.inner)
             is_part = isinstance(text.parents.get(id(place.whole)), ast.Call | ast.Attribute)
             bare = isinstance(place.inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
-            changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
+            if place.made_class(self._code) or (self._way.names_kept and place.is_of_linen):
+                cls = referent(place.inner, self._code.scope(text.file))
+                changes.replace(place.whole, _class_of_same_name(inner, getattr(cls, "__name__", "")))
+            else:
+                changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
         else:
             changes.replace(node, "(lambda function: function)")
         self.wrappers.append(NewWrapper(text, None, place))
+
+
+def _class_of_same_name(inner: str, name: str) -> str:
+    """A class like another one, but called as that which flax's checkpoint makes of it: so are its parameters."""
+    new = f'"{class_of_linen(name)}"' if name else f'f"{class_of_linen("")}{{{inner}.__name__}}"'
+    return f"type({new}, ({inner},), {{}})"
