@@ -2,6 +2,7 @@
 
 from remat_magic.records import (
     ComparisonRow,
+    Life,
     LiveValue,
     Measurement,
     Moment,
@@ -67,7 +68,8 @@ def timeline(forward=20, backward=30, peak=22):
         LiveValue("f32[9]", 36, "temporary"),
         LiveValue("f32[2]", 8, "constant"),
     )
-    return Timeline("dots_saveable", "function", "loss", tuple(moments), peak, alive)
+    lives = tuple(Life(peak, peak + 1, value) for value in alive)
+    return Timeline("dots_saveable", "function", "loss", tuple(moments), peak, lives)
 
 
 def evil_timeline():
@@ -75,7 +77,7 @@ def evil_timeline():
     where = SourceSpan(EVIL, EVIL, 1, 0, 1, len(EVIL), None, EVIL)
     moments = (Moment("forward", 0, 1, 0, 0), Moment("backward", 0, 1, 1, 3, EVIL, where))
     alive = (LiveValue(EVIL, 4, "temporary", EVIL, None, where), LiveValue(EVIL, 1, "argument", "", EVIL, where))
-    return Timeline(EVIL, EVIL, EVIL, moments, 1, alive)
+    return Timeline(EVIL, EVIL, EVIL, moments, 1, tuple(Life(1, 2, value) for value in alive))
 
 
 def xla_memory(forward=40, backward=60, peak=45):

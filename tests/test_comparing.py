@@ -203,6 +203,18 @@ def test_memory_over_time(comparing, browser):
     assert f"{peak / 1000:.2f} kB by estimate" in html
 
 
+def test_memory_over_time_of_two_choices(comparing, browser):
+    ask(comparing, "memory", against="nothing_saveable", against_at="function")
+    answer = browser.of("memory")
+    assert (answer["against"], answer["against_at"]) == ("nothing_saveable", "function")
+    assert "A: nothing_saveable, peak" in answer["html"]
+    assert "B: dots_saveable, peak" in answer["html"]
+    # With itself nothing is compared.
+    ask(comparing, "memory", against="dots_saveable", against_at="function")
+    itself = browser.wait(lambda message: message["type"] == "memory" and message["against"] == "dots_saveable")
+    assert "A: " not in itself["html"]
+
+
 def test_advice(comparing, browser):
     ask(comparing, "advice", policy="nothing_saveable")
     assert "recomputes everything" in browser.of("advice")["html"]

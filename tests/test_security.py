@@ -77,12 +77,27 @@ ELEMENTS = {
     *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script"),
     *("label", "select", "option", "optgroup", "button", "input", "progress", "em", "output", "ins", "del"),
     *("html", "head", "meta", "body", "main"),
-    *("svg", "title", "desc", "g", "path", "rect", "circle", "line", "text", "tspan", "defs", "use", "pattern"),
+    *(
+        "svg",
+        "title",
+        "desc",
+        "g",
+        "path",
+        "rect",
+        "circle",
+        "line",
+        "text",
+        "tspan",
+        "defs",
+        "use",
+        "pattern",
+        "clippath",
+    ),
 }
 VOID = frozenset(("br", "input", "meta"))
 ATTRIBUTES = re.compile(
     r"class|id|style|title|for|name|type|value|max|min|step|role|scope|colspan|rowspan|tabindex|hidden|open|disabled|selected|checked"
-    r"|data-[a-z-]+|aria-[a-z]+|xmlns|viewbox|width|height|x|y|x1|x2|y1|y2|cx|cy|r|d|href|text-anchor|fill|stroke|stroke-dasharray"
+    r"|data-[a-z-]+|aria-[a-z]+|xmlns|viewbox|width|height|x|y|x1|x2|y1|y2|cx|cy|r|d|href|text-anchor|fill|stroke|stroke-dasharray|clip-path"
     r"|patternunits|patterntransform|transform|points|charset|content|lang|placeholder|autocomplete|spellcheck"
 )
 STYLES = re.compile(
@@ -191,7 +206,9 @@ def pages(attack: str):
     yield "comparison", compare.comparison_html(some, function=attack, device=attack, source=attack, notes=(attack,))
     yield "panel", compare.comparison_panel(measured, attack, attack, attack, attack, (attack,), live=True)
     yield "front", pareto.pareto_svg(some, attack)
-    yield "timeline", timeline_views.timeline_html(infected(timeline(), attack))
+    over_time = infected(timeline(), attack)
+    yield "timeline", timeline_views.timeline_html(over_time)
+    yield "two timelines", timeline_views.timeline_html(over_time, against=over_time, live=True)
     yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
     yield (
         "gradients",

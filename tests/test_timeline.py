@@ -1,5 +1,7 @@
 """Memory over time: the same peak as the report's, and what is held there down to the byte."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -30,10 +32,15 @@ def test_the_highest_moment_is_the_reported_peak(name, policy, remat3):
 @pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_held_at_the_peak_adds_up(name, policy, remat3):
+def test_what_is_held_adds_up_at_the_peak_and_at_every_moment(name, policy, remat3):
     fun, args = PROGRAMS[name]
     timeline = rm.trace(fun, *args).timeline(policy, "function")
     assert sum(value.nbytes for value in timeline.alive) == timeline.peak_bytes
+    changes = [0] * (len(timeline.moments) + 1)
+    for life in timeline.lives:
+        changes[life.first] += life.value.nbytes
+        changes[life.end] -= life.value.nbytes
+    assert list(itertools.accumulate(changes))[:-1] == [moment.bytes for moment in timeline.moments]
     peak = timeline.moments[timeline.peak]
     held = {"argument": 0, "constant": 0, "residual": 0, "temporary": 0}
     for value in timeline.alive:
@@ -69,6 +76,18 @@ def test_values_are_named_with_their_lines():
             assert value.primitive == "cos"
             assert value.source.expression == "jnp.sin(x)"
             assert value.source.file == __file__
+
+
+def test_values_live_from_their_maker_to_their_last_reader():
+    """Cosines are held until the backward pass reads them, the last one made first; a sine for the next one only."""
+    timeline = rm.trace(chain, S(N)).timeline("none")
+    cosines = sorted((life.first, life.end) for life in timeline.lives if life.value.primitive == "cos")
+    assert len(cosines) == 8
+    assert [end for _, end in cosines] == sorted((end for _, end in cosines), reverse=True)
+    backward = next(number for number, moment in enumerate(timeline.moments) if moment.half == "backward")
+    assert all(first < backward < end for first, end in cosines)
+    assert len(timeline.alive_at(0)) < len(timeline.alive_at(timeline.peak))
+    assert timeline.alive == timeline.alive_at(timeline.peak)
 
 
 def test_a_report_tells_what_its_peak_is_made_of():

@@ -65,7 +65,7 @@ def test_table_beside_the_timeline_is_escaped():
 def test_pictures_of_one_page_do_not_share_names():
     first, second = (parsed(timeline_svg(timeline(peak=peak))) for peak in (22, 30))
     names = [{each.get("id") for each in picture.iter() if each.get("id")} for picture in (first, second)]
-    assert len(names[0]) == 2 + 2 + 3  # its words, patterns and areas
+    assert len(names[0]) == 2 + 2 + 3 + 1  # its words, patterns, areas, and what cuts them off
     assert not names[0] & names[1]
     for picture, own in zip((first, second), names, strict=True):
         used = {each.get("fill")[5:-1] for each in picture.iter() if (each.get("fill") or "").startswith("url(#")}
@@ -243,6 +243,33 @@ def test_the_peak_is_told_with_its_line():
     text = "".join(parsed(timeline_svg(timeline())).itertext())
     assert "Peak 7.10 kB, backward, sin In[3]:4" in text  # 300 + 100 * 18 + 5000
     assert "20 moments forward, 30 moments backward." in text
+
+
+def test_another_choice_is_drawn_over_it():
+    """Dashed and named, with its own peak, on an axis that has room for both; its passes begin where the others do."""
+    other = replace(timeline(40, 30, 45), policy="nothing_saveable", label="nothing")
+    higher = [replace(moment, temporaries=9000 if number == 45 else 0) for number, moment in enumerate(other.moments)]
+    other = replace(other, moments=tuple(higher))
+    picture = parsed(timeline_svg(timeline(), against=other))
+    (line,) = [each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-against"]
+    steps = [tuple(map(float, step.split(","))) for step in re.findall(r"[\d.]+,[\d.]+", line.get("d"))]
+    (middle,) = [float(each.get("x1")) for each in picture.iter(f"{SVG}line") if each.get("class") == "remat-halves"]
+    assert {steps[0][0], steps[-1][0]} == {64.0, 666.0}
+    assert steps[2 * 40][0] == pytest.approx(middle, abs=0.1)  # two ends of each of its 40 moments forward
+    assert min(y for _, y in steps) > 52
+    assert "stroke-dasharray:6 3" in picture.find(f"{SVG}style").text
+    words = [each.text for each in picture.iter(f"{SVG}text")]
+    assert "A: nothing, peak 12.6 kB, backward, sin In[3]:4 (dashed)" in words  # 300 + 100 * 33 + 9000
+    assert "B: dots_saveable, peak 7.10 kB, backward, sin In[3]:4 (areas)" in words
+    assert "B: Peak 7.10 kB, backward, sin In[3]:4" in words
+    assert "A: nothing, peak 12.6 kB" in picture.find(f"{SVG}desc").text
+    assert "remat-against" not in timeline_svg(timeline())
+
+
+def test_time_is_an_axis_with_a_name():
+    words = [each.text for each in parsed(timeline_svg(timeline())).iter(f"{SVG}text")]
+    assert "time: moments, one after another" in words
+    assert [word for word in words if word and word.isdigit()] == ["0", "10", "20", "30", "40", "50"]
 
 
 def test_what_is_held_at_the_peak_is_listed():

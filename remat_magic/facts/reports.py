@@ -24,6 +24,7 @@ from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
     ArgumentRole,
     Equation,
+    Life,
     LiveKind,
     LiveValue,
     Note,
@@ -259,7 +260,7 @@ def over_time(
     step: str = "",
     roles: Sequence[ArgumentRole] = (),
 ) -> Timeline:
-    """The memory held from equation to equation, and what is held at the peak.
+    """The memory held from equation to equation, and what holds it.
 
     Args:
         blank: what the timeline is of.
@@ -294,7 +295,7 @@ def over_time(
             for moment, eqn in zip(moments, equations, strict=True)
         ),
         max(range(len(moments)), key=lambda number: moments[number].bytes),
-        tuple(sorted((value(buffer) for buffer in held if buffer.bytes), key=lambda live: -live.nbytes)),
+        tuple(Life(first, end, value(buffer)) for first, end, buffer in held if buffer.bytes and first < end),
         blank.label,
         step,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A buffer that is held at the peak: its type and what makes it.
+    """A buffer that is held: its type and what makes it.
 
     ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise it is ``var``, which
     ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent). Without an ``aval`` it is what a branch of
@@ -219,13 +219,22 @@ class Schedule:
         most, at = self.highest()
         return Peak(most, self._ordered()[at].where)
 
-    def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[Held]]:
-        """The timeline, the equation of each moment (None where values merely arrive), and what is held at the peak.
+    def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[tuple[int, int, Held]]]:
+        """The timeline, the equation of each moment (None where values merely arrive), and what is held when.
 
-        What a result is written over is left out, so that the bytes of what is held add up to the moment's.
+        What is held comes with its first moment and the one that holds it no more. What a result is written over is
+        left out, so that the bytes of what is held add up to the moment's.
         """
         swept = list(self.sweep())
-        return tuple(map(_moment, swept)), tuple(held.step.eqn for held in swept), self.held(self.highest()[1])
+        lives = self._lives()
+        held = [(*lives[number], value) for number, value in zip(lives, self._described(lives), strict=True)]
+        inside: dict[int, list[Held]] = {}  # by the identity of the equation: calls of one body share theirs
+        for at, step in enumerate(self._ordered()):
+            if step.inside:
+                if id(step.eqn) not in inside:
+                    inside[id(step.eqn)] = self.held_inside(step.eqn)
+                held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
+        return tuple(map(_moment, swept)), tuple(held.step.eqn for held in swept), held
 
     def sweep(self) -> Iterator[_Held]:
         """Go through the steps and yield what is held during each."""
@@ -279,25 +288,43 @@ class Schedule:
 
     def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
         """What is held during the step at a position of the sweep, some buffers left out."""
-        lasting = self.kept | self._permanent
-        steps = self._ordered()
+        lives = self._lives().items()
+        alive = [number for number, (first, end) in lives if first <= at < end and number not in besides]
+        step = self._ordered()[at]
+        return self._described(alive) + (self.held_inside(step.eqn) if step.inside else [])
+
+    def _lives(self) -> dict[int, tuple[int, int]]:
+        """For each buffer the first step that holds it, and the one that holds it no more.
+
+        What a result is written over is held no more by the step that reads it last.
+        """
+        steps, lasting = self._ordered(), self.kept | self._permanent
+        lives: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(self._permanent)}
         last = last_uses(steps)
-        alive = {
-            number
-            for step in steps[: at + 1]
-            for number in step.makes
-            if number in lasting or last[number] >= at or number in steps[at].makes
-        }
-        dying = {number for number in steps[at].reads if last[number] == at} - lasting
-        alive = (alive | self._permanent) - {*written_over(steps[at], dying, self._sizes), _NOTHING, *besides}
+        dying_at: dict[int, list[int]] = {}
+        for number, index in last.items():
+            if number not in lasting:
+                dying_at.setdefault(index, []).append(number)
+        for index, step in enumerate(steps):
+            for number in step.makes:
+                if number not in lives:
+                    lives[number] = index, len(steps) if number in lasting else last[number] + 1
+            if step.over and index in dying_at:
+                for number in written_over(step, dying_at[index], self._sizes):
+                    lives[number] = lives[number][0], index
+        del lives[_NOTHING]
+        return lives
+
+    def _described(self, numbers: Iterable[int]) -> list[Held]:
+        """What buffers hold."""
         saved = self.saved - self._permanent
         origins = {
             number: (self.type_of(var), step.eqn, var)
-            for step in steps
+            for step in self._ordered()
             if step.eqn is not None
             for number, var in zip(step.makes, step.eqn.outvars, strict=True)
         }
-        values = [
+        return [
             replace(
                 self._what.get(number) or Held(0, *origins.get(number, ())),
                 bytes=self._sizes[number],
@@ -305,9 +332,8 @@ class Schedule:
                 gradient=number in self.gradients,
                 output=number in self.kept,
             )
-            for number in sorted(alive)
+            for number in numbers
         ]
-        return values + self.held_inside(steps[at].eqn) if steps[at].inside else values
 
     def held_inside(self, eqn: Any) -> list[Held]:
         """What the body of an equation that needs most holds at most; one sum where it is not all known."""

@@ -16,6 +16,7 @@ __all__ = [
     "Effort",
     "GradientDifference",
     "Half",
+    "Life",
     "LiveKind",
     "LiveValue",
     "Measurement",
@@ -100,7 +101,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
-    """A value that is held at the peak.
+    """A value that takes memory for a while.
 
     ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
     ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes; ``source`` is the
@@ -116,12 +117,22 @@ class LiveValue:
     source: SourceSpan | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A value with the index of the first moment that holds it, and of the one that holds it no more."""
+
+    first: int
+    end: int
+    value: LiveValue
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Timeline(Displayed, Labelled):
     """The estimated device memory from the first equation of the forward half to the last of the backward one.
 
-    ``peak`` is the index of the moment that holds most, ``alive`` what it holds, the biggest first. ``step`` is the
-    name of the training step that it is of, from its first equation to its last; empty where it is of a gradient alone.
+    ``peak`` is the index of the moment that holds most; ``lives`` is all that is held at any, and adds up to the bytes
+    of each. ``step`` is the name of the training step that it is of, from its first equation to its last; empty where
+    it is of a gradient alone.
     """
 
     policy: str
@@ -129,7 +140,7 @@ class Timeline(Displayed, Labelled):
     function: str
     moments: tuple[Moment, ...]
     peak: int
-    alive: tuple[LiveValue, ...]
+    lives: tuple[Life, ...]
     label: str = ""
     step: str = ""
 
@@ -137,6 +148,16 @@ class Timeline(Displayed, Labelled):
     def peak_bytes(self) -> int:
         """The most that is held at once."""
         return self.moments[self.peak].bytes
+
+    def alive_at(self, moment: int) -> tuple[LiveValue, ...]:
+        """What is held at a moment, the biggest first."""
+        values = (life.value for life in self.lives if life.first <= moment < life.end)
+        return tuple(sorted(values, key=lambda value: -value.nbytes))
+
+    @property
+    def alive(self) -> tuple[LiveValue, ...]:
+        """What is held at the peak, the biggest first."""
+        return self.alive_at(self.peak)
 
     def alive_bytes(self, kind: str) -> int:
         """What is held at the peak of one kind."""

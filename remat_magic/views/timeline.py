@@ -7,15 +7,18 @@ from collections.abc import Sequence
 
 from remat_magic.records import LiveValue, Measurement, Moment, Timeline
 from remat_magic.views import format as fmt
+from remat_magic.views.alive import KINDS, MOMENTS, lookup, lookup_attribute, runs, thinned, value_words
 from remat_magic.views.format import escape
+from remat_magic.views.overlay import OVERLAY_STYLE, named, overlay_curve, overlay_legend, stretched
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve, xla_legend, xla_name, xla_words
 
-__all__ = ["timeline_html", "timeline_svg"]
+__all__ = ["held_rows", "timeline_html", "timeline_svg"]
 
 _BARS = 360  # moments drawn at most; of several in one place the highest is
+_LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 64, 52, 14, 192, 17  # pixels: margins, the plot, a line of words
 _AXIS = "estimated memory"
-_KINDS = ("arguments", "residuals", "temporaries")
+_TIME = "time: moments, one after another"
 
 _TIMELINE_STYLE = (
     f".remat-svg .remat-arguments{{fill:{colours['quiet']};fill-opacity:.35}}"
@@ -25,57 +28,50 @@ _TIMELINE_STYLE = (
     f".remat-svg .remat-dot{{fill:{colours['fg']};fill-opacity:.55}}"
     f".remat-svg .remat-halves{{stroke:{colours['fg']};stroke-dasharray:2 3}}"
     f".remat-svg .remat-peak{{stroke:{colours['fg']};stroke-width:1.5;fill:{colours['fg']}}}"
+    f".remat-svg .remat-label{{paint-order:stroke;stroke:{colours['back']};stroke-width:3px}}"
+    ".remat-svg [data-stretch] path{vector-effect:non-scaling-stroke}"
 )
 
 
-def _thinned(moments: Sequence[Moment], most: int) -> list[tuple[int, Moment]]:
-    """At most so many moments with their places: of each stretch the highest one, so that no maximum is lost."""
-    if len(moments) <= most:
-        return list(enumerate(moments))
-    edges = [number * len(moments) // most for number in range(most + 1)]
-    return [
-        max(((place, moments[place]) for place in range(start, end)), key=lambda pair: pair[1].bytes)
-        for start, end in itertools.pairwise(edges)
-    ]
-
-
-def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300, compiled: Measurement | None = None) -> str:
+def timeline_svg(
+    timeline: Timeline, width: int = 680, compiled: Measurement | None = None, against: Timeline | None = None
+) -> str:
     """What is held from the first operation of the forward pass to the last of the backward one, and the peak.
 
-    Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for.
+    Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for, and the
+    sum of what another choice holds that this one is held ``against``.
     """
     by_xla = compiled.timeline if compiled is not None else None
     moments = timeline.moments
     over = f"the whole of {timeline.step}" if timeline.step else "the forward and backward pass"
     title = f"Estimated memory over {over} under {timeline.policy}"
     name = identifier(title, timeline.at, timeline.function, len(moments), timeline.peak_bytes)
-    upward = ticks(max(timeline.peak_bytes, by_xla.peak_bytes if by_xla is not None else 0))
-    frame = Frame(64, 52, width - 14, height - (56 if by_xla is not None else 34), max(len(moments), 1), upward[-1])
-    shown = _thinned(moments, _BARS)
-    parts = [_patterns(name), frame.vertical_axis(upward, _AXIS, lambda mark: fmt.nbytes(round(mark)))]
-    starts = [frame.x(place) for place, _ in shown[1:]]
-    edges = [frame.left, *starts, frame.right]
-    below = [0] * len(shown)
-    for kind in _KINDS:
-        above = [base + getattr(moment, kind) for base, (_, moment) in zip(below, shown, strict=True)]
-        if above != below:
-            path = _band(edges, [frame.y(value) for value in above], [frame.y(value) for value in below])
-            outline = f"{name}-{kind}-area"  # written once, painted twice: such paths are long
-            parts.append(element("defs", element("path", d=path, id=outline)))
-            parts.append(element("use", href=f"#{outline}", class_=f"remat-{kind}"))
-            if kind != "arguments":
-                parts.append(element("use", href=f"#{outline}", fill=f"url(#{name}-{kind})"))
-        below = above
-    parts.append(frame.horizontal_axis((), "", str))
+    frame = _frame(timeline, width, compiled, against)
     phases = _phases(moments)
-    parts.append(_phase_labels(frame, phases))
-    said = ""
+    parts = [
+        _definitions(name, frame),
+        frame.vertical_axis(ticks(frame.most_y), _AXIS, lambda mark: fmt.nbytes(round(mark))),
+    ]
+    curves = _areas(name, frame, thinned(moments, _BARS))
+    legends, y, said = list[str](), frame.bottom + 4 * _LINE, ""
     if compiled is not None and by_xla is not None:
         backward = next((start for phase, start, _ in phases if phase == "backward"), None)
-        parts.append(xla_curve(frame, by_xla, backward, len(moments)))
-        parts.append(xla_legend(frame.right, height - 2, xla_name(compiled)))
+        curves += xla_curve(frame, by_xla, backward, len(moments))
+        legends.append(xla_legend(frame.left, y, xla_name(compiled)))
         said = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
-    parts.append(_peak(frame, timeline))
+        y += _LINE
+    if against is not None:
+        curves += overlay_curve(frame, against, _phases(against.moments), phases)
+        legends.append(overlay_legend(frame.left, y, against, timeline))
+        said += f" {named(against, 'A')}; its passes are stretched to B's."
+    parts.append(element("g", curves, clip_path=f"url(#{name}-clip)"))
+    marks = [mark for mark in ticks(len(moments)) if mark <= len(moments)]
+    parts.append(frame.horizontal_axis((), "", str))
+    parts.append(element("g", _ticks(frame, marks), class_="remat-ticks"))
+    parts.append(_phase_labels(frame, phases))
+    parts.append(text(frame.left, frame.bottom + 3 * _LINE - 2, _TIME, class_="remat-axis"))
+    parts += legends
+    parts.append(_peak(frame, timeline, "B: " if against is not None else ""))
     parts.append(_timeline_legend(name, frame))
     peak = moments[timeline.peak]
     lengths = ", ".join(f"{fmt.count(end - start, 'moment')} {phase}" for phase, start, end in phases)
@@ -84,7 +80,46 @@ def timeline_svg(timeline: Timeline, width: int = 680, height: int = 300, compil
         f"{_peak_words(timeline)}: arguments {fmt.nbytes(peak.arguments)}, residuals {fmt.nbytes(peak.residuals)}, "
         f"temporaries {fmt.nbytes(peak.temporaries)}.{said}"
     )
-    return picture(name, width, height, title, description, parts, _TIMELINE_STYLE + XLA_STYLE * bool(said))
+    style = _TIMELINE_STYLE + XLA_STYLE * (by_xla is not None) + OVERLAY_STYLE * (against is not None)
+    height = frame.bottom + (3 + (by_xla is not None) + 2 * (against is not None)) * _LINE + 4
+    return picture(name, width, height, title, description, parts, style)
+
+
+def _frame(timeline: Timeline, width: int, compiled: Measurement | None, against: Timeline | None) -> Frame:
+    """Where the moments and bytes of all that is drawn are."""
+    peaks = [timeline.peak_bytes]
+    if compiled is not None and compiled.timeline is not None:
+        peaks.append(compiled.timeline.peak_bytes)
+    if against is not None:
+        peaks.append(against.peak_bytes)
+    most = max(len(timeline.moments), 1)
+    return Frame(_LEFT, _TOP, width - _RIGHT, _TOP + _HEIGHT, most, ticks(max(peaks))[-1])
+
+
+def _areas(name: str, frame: Frame, shown: Sequence[tuple[int, Moment]]) -> str:
+    """Of each kind of memory one area, on those below."""
+    parts = list[str]()
+    edges = [frame.left, *(frame.x(place) for place, _ in shown[1:]), frame.right]
+    below = [0] * len(shown)
+    for kind in KINDS:
+        above = [base + getattr(moment, kind) for base, (_, moment) in zip(below, shown, strict=True)]
+        if above != below:
+            path = _band(edges, [frame.y(value) for value in above], [frame.y(value) for value in below])
+            outline = f"{name}-{kind}-area"  # written once, painted twice: such paths are long
+            parts.append(element("defs", element("path", d=path, id=outline, data_area=kind)))
+            parts.append(element("use", href=f"#{outline}", class_=f"remat-{kind}"))
+            if kind != "arguments":
+                parts.append(element("use", href=f"#{outline}", fill=f"url(#{name}-{kind})"))
+        below = above
+    return "".join(parts)
+
+
+def _ticks(frame: Frame, marks: Sequence[float]) -> str:
+    return "".join(
+        element("line", x1=frame.x(mark), x2=frame.x(mark), y1=frame.bottom, y2=frame.bottom + 4, class_="remat-base")
+        + text(frame.x(mark), frame.bottom + 15, f"{mark:,.0f}", text_anchor="middle", class_="remat-tick")
+        for mark in marks
+    )
 
 
 def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]) -> str:
@@ -94,15 +129,21 @@ def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]
     return f"M{there[1:]}{back}z"
 
 
-def _patterns(name: str) -> str:
+def _definitions(name: str, frame: Frame) -> str:
     hatch = element("line", x1=0, y1=0, x2=0, y2=6, class_="remat-hatch")
     dot = element("circle", cx=2, cy=2, r=0.8, class_="remat-dot")
     size = {"width": 6, "height": 6, "patternUnits": "userSpaceOnUse"}
     return element(
         "defs",
         element("pattern", hatch, id=f"{name}-residuals", patternTransform="rotate(45)", **size)
-        + element("pattern", dot, id=f"{name}-temporaries", **size),
+        + element("pattern", dot, id=f"{name}-temporaries", **size)
+        + element("clipPath", _plot(frame), id=f"{name}-clip"),
     )
+
+
+def _plot(frame: Frame) -> str:
+    sizes = {"width": frame.right - frame.left, "height": frame.bottom - frame.top + 9}
+    return element("rect", x=frame.left, y=frame.top - 8, **sizes, class_="remat-plot")
 
 
 def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
@@ -117,40 +158,44 @@ def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
 
 
 def _phase_labels(frame: Frame, phases: Sequence[tuple[str, int, int]]) -> str:
-    parts = [
-        element("line", x1=frame.x(start), x2=frame.x(start), y1=frame.top, y2=frame.bottom, class_="remat-halves")
-        for _, start, _ in phases[1:]
-    ]
+    parts = list[str]()
     for word, start, end in phases:
+        if start:
+            line = {"x1": frame.x(start), "x2": frame.x(start), "y1": frame.top, "y2": frame.bottom}
+            parts.append(element("line", **line, class_="remat-halves", data_place=start))
         if frame.x(end) - frame.x(start) > text_width(word):
-            centre = frame.x((start + end) / 2)
-            parts.append(text(centre, frame.bottom + 17, word, text_anchor="middle", class_="remat-axis"))
+            centre, place = frame.x((start + end) / 2), {"data_first": start, "data_end": end}
+            label = text(centre, frame.bottom + 2 * _LINE - 2, word, text_anchor="middle", class_="remat-axis", **place)
+            parts.append(label)
     return "".join(parts)
 
 
 def _peak_words(timeline: Timeline) -> str:
-    moment = timeline.moments[timeline.peak]
-    where = " ".join(filter(None, [moment.primitive, fmt.location(moment.source)]))
-    return f"Peak {fmt.nbytes(timeline.peak_bytes)}, {moment.half}" + (f", {where}" if where else "")
+    return f"Peak {fmt.nbytes(timeline.peak_bytes)}, {runs(timeline.moments[timeline.peak])}"
 
 
-def _peak(frame: Frame, timeline: Timeline) -> str:
-    x, y = frame.x(timeline.peak + 0.5), frame.y(timeline.peak_bytes)
-    words = truncate(_peak_words(timeline), 70)
+def _peak(frame: Frame, timeline: Timeline, whose: str) -> str:
+    """The mark of the peak, and its words: above the highest line where they would meet the axis's name below."""
+    place = timeline.peak + 0.5
+    x, y = frame.x(place), frame.y(timeline.peak_bytes)
+    words = truncate(whose + _peak_words(timeline), 70)
     wide = text_width(words)
     high = y < frame.top + 16
     # Up there stands the title of the axis too.
-    start = min(max(x - wide / 2, frame.left + (text_width(_AXIS) - 40 if high else 0)), frame.right - wide)
-    return (
-        element("path", d=f"M{x:.1f},{y:.1f}l-4,-7h8z", class_="remat-peak")
-        + element("line", x1=x, x2=x, y1=y, y2=frame.bottom, class_="remat-peak", stroke_dasharray="1 3")
-        + text(start, frame.top - 12 if high else y - 12, words, class_="remat-label")
+    least = frame.left + (text_width(_AXIS) - 40 if high else 0)
+    start = min(max(x - wide / 2, least), frame.right - wide)
+    mark = element("path", d=f"M{x:.1f},{y:.1f}l-4,-7h8z", class_="remat-peak") + element(
+        "line", x1=x, x2=x, y1=y, y2=frame.bottom, class_="remat-peak", stroke_dasharray="1 3"
+    )
+    place_of = {"data_label": f"{place}", "data_least": f"{least:.1f}", "data_wide": f"{wide:.1f}"}
+    return element("g", mark, data_place=f"{place}") + text(
+        start, frame.top - 12 if high else y - 12, words, class_="remat-label", **place_of
     )
 
 
 def _timeline_legend(name: str, frame: Frame) -> str:
     parts, x = list[str](), frame.left + 110
-    for kind in _KINDS:
+    for kind in KINDS:
         box = {"x": x, "y": 6, "width": 16, "height": 10}
         parts.append(element("rect", **box, class_=f"remat-{kind}"))
         if kind != "arguments":
@@ -169,14 +214,6 @@ def _folded(values: Sequence[LiveValue]) -> list[tuple[int, LiveValue]]:
     for value in values:
         groups[value] = groups.get(value, 0) + 1
     return sorted(((count, value) for value, count in groups.items()), key=lambda pair: -pair[0] * pair[1].nbytes)
-
-
-def _what(value: LiveValue) -> str:
-    if value.argument is not None:
-        return f"argument {value.argument}"
-    if not value.type:
-        return f"inside {value.primitive}" if value.primitive else "inside a loop"
-    return value.primitive or ("constant" if value.kind == "constant" else "cotangent")
 
 
 _WORDS = {
@@ -201,10 +238,17 @@ def _sums(timeline: Timeline) -> str:
 
 def held_rows(timeline: Timeline, top: int = 10) -> list[tuple[int, LiveValue, str]]:
     """What is held at the peak, the most bytes first: the bytes of all that are alike, one of them, and what it is."""
-    return [(count * value.nbytes, value, _what(value)) for count, value in _folded(timeline.alive)[:top]]
+    return [(count * value.nbytes, value, value_words(value)) for count, value in _folded(timeline.alive)[:top]]
 
 
-def timeline_html(timeline: Timeline, top: int = 10, width: int = 680, compiled: Measurement | None = None) -> str:
+def timeline_html(
+    timeline: Timeline,
+    top: int = 10,
+    width: int = 680,
+    compiled: Measurement | None = None,
+    against: Timeline | None = None,
+    live: bool = False,
+) -> str:
     """The picture with a table of what is held at the peak, to stand inside an element of class ``remat``.
 
     Args:
@@ -212,6 +256,8 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680, compiled:
         top: how many rows a table has.
         width: of the picture, in pixels.
         compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
+        against: another choice's, drawn over it.
+        live: whether a script is at hand, which tells of other moments what it tells of the peak, and zooms.
     """
     folded = _folded(timeline.alive)
     rows = list[str]()
@@ -224,7 +270,7 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680, compiled:
             f'<tr class="remat-row"><td class="remat-num" title="{fmt.exact(total, "bytes")}">{fmt.nbytes(total)}</td>'
             f'<td class="remat-type"><code>{escape(value.type)}</code>{times}</td>'
             f'<td class="remat-kind">{escape(value.kind)}</td>'
-            f'<td class="remat-what"><code>{escape(_what(value))}</code></td>'
+            f'<td class="remat-what"><code>{escape(value_words(value))}</code></td>'
             f'<td class="remat-source">{place} <code title="{escape(expression)}">{escape(expression)}</code></td></tr>'
         )
     rest = folded[top:]
@@ -242,10 +288,26 @@ def timeline_html(timeline: Timeline, top: int = 10, width: int = 680, compiled:
     of_step = f" of {timeline.step}" if timeline.step else ""
     caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate{_sums(timeline)}"
     by_xla = compiled.timeline if compiled is not None else None
-    return (
-        f"{timeline_svg(timeline, width, 322 if by_xla is not None else 300, compiled)}"
-        f"{held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ''}"
-        '<table class="remat-table remat-stacks">'
+    svg = timeline_svg(timeline, width, compiled, against)
+    by_compiler = held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ""
+    table = (
+        '<table class="remat-table remat-stacks remat-alive">'
         f'<caption style="text-align:left">{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
+    if not live:
+        return f"{svg}{by_compiler}{table}"
+    data = lookup_attribute(_told(timeline, top, _frame(timeline, width, compiled, against), against))
+    return f'<div class="remat-time" {data}><div class="remat-time-picture">{svg}</div>{table}</div>{by_compiler}'
+
+
+def _told(timeline: Timeline, top: int, frame: Frame, against: Timeline | None) -> dict[str, object]:
+    """What the script draws anew, and looks up."""
+    ends = {"left": frame.left, "right": frame.right, "above": frame.top, "bottom": frame.bottom, "most": frame.most_y}
+    told: dict[str, object] = {**lookup(timeline, top), **ends}
+    if against is not None:
+        own, passes = _phases(timeline.moments), _phases(against.moments)
+        places = [place for place, _ in thinned(timeline.moments, MOMENTS)]
+        there = (stretched(place + 0.5, own, passes) for place in places)
+        told["against"] = [None if place is None else against.moments[int(place)].bytes for place in there]
+    return told

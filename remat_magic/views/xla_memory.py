@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from remat_magic.records import Measurement, XlaBuffer, XlaMemory
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.svg import Frame, colours, element, text, text_width
+from remat_magic.views.svg import Frame, colours, element, text
 
 __all__ = ["XLA_STYLE", "held_by_xla_html", "xla_curve", "xla_legend", "xla_name", "xla_words"]
 
@@ -62,12 +62,15 @@ def xla_curve(frame: Frame, memory: XlaMemory, backward: float | None, end: floa
         for number, (first, last) in enumerate(stretches)
     )
     x, y = across(memory.peak + 0.5), frame.y(memory.peak_bytes)
-    return element("path", d=path, class_="remat-xla") + element("circle", cx=x, cy=y, r=4, class_="remat-xla-peak")
+    peak = element("circle", cx=x, cy=y, r=4, class_="remat-xla-peak")
+    place = (x - frame.left) / (frame.right - frame.left) * frame.most_x
+    return element("g", element("path", d=path, class_="remat-xla"), data_stretch="") + element(
+        "g", peak, data_place=f"{place:.2f}"
+    )
 
 
-def xla_legend(right: float, y: float, label: str) -> str:
-    """The line and its name, which ends at ``right``."""
-    x = right - 21 - text_width(label)
+def xla_legend(x: float, y: float, label: str) -> str:
+    """The line and its name."""
     return (
         element("line", x1=x, x2=x + 16, y1=y - 4, y2=y - 4, class_="remat-xla")
         + element("circle", cx=x + 8, cy=y - 4, r=3, class_="remat-xla-peak")

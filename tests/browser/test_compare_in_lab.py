@@ -244,6 +244,36 @@ def test_memory_over_time_follows_the_policy(widget: Widget) -> None:
     expect(widget.part("memory").locator("caption")).not_to_have_text(before or "")
 
 
+def test_what_is_held_follows_the_pointer_and_the_keys(widget: Widget) -> None:
+    """Until they leave; an entry leads to its row, and a comparison is drawn over the picture."""
+    widget.unfold()
+    widget.root.get_by_label("vs", exact=True).select_option("nothing_saveable")
+    widget.tab("Memory").click()
+    part = widget.part("memory")
+    expect(part).to_contain_text("A: nothing_saveable, peak")
+    caption, slider = part.locator("caption"), part.get_by_role("slider")
+    expect(caption).to_contain_text("Held at the peak")
+    slider.hover(position={"x": 100, "y": 150})
+    expect(caption).to_contain_text(re.compile(r"Held at moment \d+ of \d+, forward, .* by estimate; A holds"))
+    widget.tab("Memory").hover()
+    expect(caption).to_contain_text("Held at the peak")
+    focus(slider)
+    ticks = part.locator(".remat-ticks")
+    before = ticks.text_content() or ""
+    for key in ("Home", "+", "ArrowRight"):
+        widget.notebook.page.keyboard.press(key)
+    expect(caption).to_contain_text("Held at moment 2 of")
+    expect(slider).to_have_attribute("aria-valuenow", "2")
+    expect(ticks).not_to_have_text(before)
+    widget.notebook.page.keyboard.press("Escape")
+    expect(caption).to_contain_text("Held at the peak")
+    part.locator("tr", has_text="residual").get_by_role("button").first.click()
+    expect(widget.tab("Residuals")).to_have_attribute("aria-selected", "true")
+    chip = widget.root.get_by_role("button", name="show all again")
+    chip.click()
+    widget.root.get_by_label("vs", exact=True).select_option("")
+
+
 def test_advice_follows_the_policy(widget: Widget) -> None:
     widget.tab("Advice").click()
     expect(widget.part("advice")).not_to_be_empty()
@@ -301,7 +331,7 @@ def test_xlas_memory_over_time_appears_over_the_estimate(page_of_module: Noteboo
     picture = widget.part("memory").locator("svg")
     expect(picture).to_contain_text("XLA for H100 SXM")
     expect(picture.locator("path.remat-xla")).to_be_visible()
-    expect(widget.part("memory").locator("caption").first).to_contain_text("program for H100 SXM 4.10 kB")
+    expect(widget.part("memory").locator("caption").last).to_contain_text("program for H100 SXM 4.10 kB")
     # Another choice is compiled in its turn; also one whose view is known, which is shown twice: the browser's copy at
     # once, and the kernel's soon after.
     widget.policy.select_option("nothing_saveable")

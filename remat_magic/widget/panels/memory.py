@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from remat_magic.records import Timeline
 from remat_magic.views.timeline import timeline_html
+from remat_magic.widget.controls import button
 from remat_magic.widget.panel import OnDemand, Request
 
 __all__ = ["Memory"]
 
 
 class Memory(OnDemand):
-    """The estimated memory over time, and XLA's own where the choice was compiled for a device."""
+    """The estimated memory over time, over it another choice's, and XLA's own where it was compiled for a device."""
 
     key, title = "memory", "Memory"
+
+    @classmethod
+    def script(cls) -> Path:
+        """Its own, beside this file."""
+        return Path(__file__).with_suffix(".js")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._asked: dict[tuple[str, str], Request] = {}
         self._live.on_compiled.append(self._compiled)
 
+    def tools(self) -> str:
+        """What zooms the picture."""
+        keys = "also Ctrl and the wheel, or the keys + - 0 on the picture"
+        zoom = "".join(
+            button(f"zoom-{way}", sign, title=f"{what} ({keys})", aria_label=what)
+            for way, sign, what in (("out", "\N{MINUS SIGN}", "Show more time"), ("in", "+", "Show less time, larger"))
+        )
+        whole = button("zoom-whole", "Whole", title=f"Show all moments ({keys})")
+        hint = "Point at a moment, or use the arrow keys, for what is held then; a click holds it, dragging moves."
+        return (
+            f'<div class="remat-tools"><span class="remat-field">Zoom</span><span>{zoom} {whole}</span>'
+            f'<span class="remat-summary">{hint}</span></div>'
+        )
+
     def html(self, request: Request) -> str:
-        """The picture and the tables of what is held at the peak."""
+        """The picture and the tables of what is held."""
         self._asked[request.policy, request.at] = request
         compiled = self._live.compiled(request.policy, request.at)
-        return timeline_html(self._live.trace.timeline(*self._arguments(request)), compiled=compiled)
+        against, at = request.text("against"), request.text("against_at")
+        other = self._timeline(against, at) if against and (against, at) != (request.policy, request.at) else None
+        return timeline_html(self._timeline(request.policy, request.at), compiled=compiled, against=other, live=True)
+
+    def _timeline(self, policy: str, at: str) -> Timeline:
+        return self._live.trace.timeline(*self._live.arguments(policy, at))
 
     def _compiled(self, policy: str, at: str) -> None:
         """Tell anew what the reader has opened before it was compiled; on the compiling thread."""

@@ -4,31 +4,60 @@ import { keyOf } from "./types.js";
 
 /** Any panel that shows one policy's HTML, which is asked for when it is opened. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
+  return onDemand(widget, key);
+}
+
+/**
+ * @param {Widget} widget
+ * @param {string} key
+ * @param {{besides?: () => Record<string, string>, placed?: () => void}} [own] what is asked for besides the policy and its place,
+ *   and what is done when the answer is there
+ */
+export function onDemand(widget, key, { besides = () => ({}), placed = () => {} } = {}) {
   const { store } = widget;
   let asked = "";
+  let there = "";
+
+  /** @param {Record<string, string>} request */
+  const nameOf = ({ policy, at, ...more }) => [key, keyOf(policy, at), ...Object.values(more)].join("\n");
+
+  /** @param {string} what @param {string} html */
+  function place(what, html) {
+    there = what;
+    widget.place(key, html);
+    placed();
+  }
+
+  /** What the panel is to show now. @returns {Record<string, string> | null} */
+  function wanted() {
+    const { shown } = widget;
+    return shown && { policy: shown.policy, at: shown.at, ...besides() };
+  }
 
   return {
     fill() {
-      const { shown } = widget;
-      if (!shown) return;
-      const { policy, at } = shown;
-      const what = `${key}\n${keyOf(policy, at)}`;
+      const request = wanted();
+      if (!request) return;
+      const what = nameOf(request);
       const cached = store.answers.get(what);
-      if (cached !== undefined) widget.place(key, cached);
-      else if (asked !== what) {
+      if (cached !== undefined) {
+        if (there !== what) place(what, cached);
+        else widget.part(key).classList.remove("remat-stale");
+      } else if (asked !== what) {
         widget.part(key).classList.add("remat-stale");
-        widget.send({ type: key, policy, at });
+        widget.send({ type: key, ...request });
       }
       asked = cached === undefined ? what : "";
     },
     messages: {
-      [key]({ policy, at, html, error }) {
-        const { shown } = widget;
-        const what = `${key}\n${keyOf(policy, at)}`;
+      /** @param {any} message */
+      [key]({ type: _, html, error, ...request }) {
+        const what = nameOf(request);
         if (asked === what) asked = "";
         if (html !== undefined) store.answers.set(what, html);
-        if (!shown || `${key}\n${keyOf(shown.policy, shown.at)}` !== what) return;
-        widget.place(key, html ?? "");
+        const now = wanted();
+        if (!now || nameOf(now) !== what) return;
+        place(what, html ?? "");
         if (error) widget.say(error, true);
       },
     },
