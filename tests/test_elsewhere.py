@@ -306,7 +306,7 @@ def test_several_by_name_are_what_is_compiled_for(pretend, cache):
     assert (measured.devices, measured.devices_there) == (1, 8)
     assert fits_text(measured, None) == (
         "fits one device of TPU v5e:2x4: XLA needs 16 B. The program is on no mesh, and leaves the others idle. "
-        "Compiled in 1.50 s."
+        "Fully compiled in 1.50 s."
     )
     assert asked.read_text() == "16 v5p:2x2x4,16 v5e:4x4,16 1x2x8,1 v5e:1x1,"
 
