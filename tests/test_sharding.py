@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic import _jax
+from remat_magic._jax import simulated
 from remat_magic.engine import primal
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
@@ -262,8 +263,8 @@ def mapped(mesh, check=True):
     return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=check)
 
 
-def automatic(size):
-    return AbstractMesh((size,), ("data",), axis_types=(AxisType.Auto,))
+def automatic(*sizes, names=("data", "model")):
+    return AbstractMesh(sizes, names[: len(sizes)], axis_types=(AxisType.Auto,) * len(sizes))
 
 
 _VIEWS = ("pvary", "squeeze")  # of an argument, as shard_map and pmap hand it to their bodies
@@ -598,12 +599,49 @@ def of_all_together(function, *args):
     return str(note)
 
 
-def test_where_xla_cannot_be_asked_figures_are_of_all_devices():
-    """Of a mesh without devices, and of a program that is too large."""
+@eight
+@pytest.mark.parametrize(("name", "stacked"), [("both", True), ("sequence", False)])
+def test_an_automatic_mesh_that_is_not_here_is_asked_about_as_one_that_is(name, stacked):
+    """Its devices are simulated ones of the package's own; that those of this process are right is tested above."""
+    sizes, batch, up, down, *_ = LAYOUTS[name]
+    there, here = (
+        rm.trace(plain_model(stacked), *arguments(mesh, batch, up, down, stacked)).report("none", "function")
+        for mesh in (automatic(*sizes), on_automatic(*sizes))
+    )
+    assert (there.devices, there.per_device) == (8, True)
+    figures = "saved_bytes", "peak_bytes", "peak_by_kind", "forward_flops", "backward_flops", "residuals", "notes"
+    assert [getattr(there, figure) for figure in figures] == [getattr(here, figure) for figure in figures]
+
+
+def test_what_asks_for_shardings_over_a_mesh_that_is_not_here_is_heard():
+    """Eight times as many devices as can be simulated by the settings of this process, whatever they are."""
+    spread = NamedSharding(automatic(64), P("data"))
+    w, x = [(whole((WIDTH, HIDDEN)), whole((HIDDEN, WIDTH)))], whole((BATCH, WIDTH))
+    loss = plain_model(False)
+    for function in (
+        lambda w, x: loss(w, lax.with_sharding_constraint(x, spread)),
+        jax.jit(loss, in_shardings=(None, spread)),
+    ):
+        report = rm.trace(function, w, x).report("none", "function")
+        assert (report.devices, report.per_device) == (64, True)
+        hidden = [row for row in report.residuals if row.shape == (BATCH, HIDDEN)]
+        assert {row.shard_shape for row in hidden} == {(1, HIDDEN)}
+    before = len(jax.devices())
+    args = arguments(automatic(16, 32), *LAYOUTS["both"][1:4], stacked=True)
+    report = rm.trace(plain_model(True), *args).report("none", "function")
+    assert (report.devices, report.per_device) == (512, True)
+    hidden = {row.shard_shape for row in report.residuals if row.shape == (LAYERS, BATCH, HIDDEN)}
+    assert hidden == {(LAYERS, BATCH // 16, HIDDEN // 32)}
+    assert len(jax.devices()) == before
+
+
+def test_where_xla_cannot_be_asked_figures_are_of_all_devices(monkeypatch):
+    """Of a mesh with more devices than are simulated, and of a program that is too large."""
     loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
     mesh = automatic(8)
+    monkeypatch.setattr(simulated, "_MOST", 7)
     note = of_all_together(loss, whole((32, 16), P(), mesh), whole((64, 32), P("data"), mesh))
-    assert "its mesh has no devices here" in note
+    assert "XLA was not asked: more than 7 devices that are not here are not simulated: use a smaller mesh." in note
 
 
 @eight

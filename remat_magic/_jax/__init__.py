@@ -105,6 +105,7 @@ from remat_magic._jax.shardings import (
     type_in_mesh,
     untold_axes,
 )
+from remat_magic._jax.simulated import simulated_mesh
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
@@ -220,6 +221,7 @@ __all__ = [
     "shape_of",
     "sharding_text",
     "short_dtype",
+    "simulated_mesh",
     "spec_types",
     "spread_like",
     "staged",

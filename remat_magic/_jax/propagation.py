@@ -12,11 +12,14 @@ from jax.sharding import NamedSharding
 
 from remat_magic._jax.bodies import map_jaxprs
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
-from remat_magic._jax.primitives import is_custom_rule, is_shard_map
+from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.shardings import is_even, of_one_device, type_in_mesh
+from remat_magic._jax.simulated import with_devices
 
 __all__ = ["propagated"]
+
+_SHARDINGS = ("sharding", "in_shardings", "out_shardings")  # that a constraint or a call asks for
 
 # What JAX's compilation cache has on disk asks nothing, and would be found again: its key has the addresses of the
 # callbacks, which recur. So such a program is not put there: it compiles in less than what is worth it.
@@ -28,8 +31,8 @@ _worth_keeping = courtesy(
 def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> dict[Any, NamedSharding]:
     """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``.
 
-    The program is compiled, and not run, for the devices that the shardings name, with
-    ``jax.debug.inspect_array_sharding`` at each value.
+    The program is compiled, and not run, for the devices that the shardings name, simulated ones where their mesh has
+    none, with ``jax.debug.inspect_array_sharding`` at each value.
 
     Args:
         closed: the closed jaxpr.
@@ -43,6 +46,8 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
     Raises:
         Exception: whatever JAX or XLA raises where it cannot be compiled.
     """
+    shardings = list(map(with_devices, shardings))
+    results = None if results is None else list(map(with_devices, results))
     watch = _Watch()
     inputs = list(zip((var.aval for var in open_jaxpr(closed).invars), shardings, strict=True))
     types = [
@@ -95,7 +100,10 @@ class _Watch:
         if called is not None and len(open_jaxpr(called).invars) == len(operands):
             return self.evaluate(called, operands)  # a custom rule has no say in what is not differentiated any more
         inside = eqn if is_custom_rule(eqn) or is_shard_map(eqn) else map_jaxprs(eqn, self._watched)
-        return inside.primitive.bind(*operands, **inside.primitive.get_bind_params(inside.params))
+        params = inside.params
+        if is_jit(eqn) or eqn.primitive.name == "sharding_constraint":
+            params = {name: _placed(value) if name in _SHARDINGS else value for name, value in params.items()}
+        return inside.primitive.bind(*operands, **inside.primitive.get_bind_params(params))
 
     def _watched(self, jaxpr: Any) -> Any:
         types = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in open_jaxpr(jaxpr).invars]
@@ -111,6 +119,11 @@ class _Watch:
             before = self.told.get(var)
             if before is None or _held(sharding, var) > _held(before, var):
                 self.told[var] = sharding
+
+
+def _placed(asked: Any) -> Any:
+    """What an equation asks of shardings, over devices."""
+    return tuple(map(with_devices, asked)) if isinstance(asked, tuple) else with_devices(asked)
 
 
 def _divides(sharding: Any, aval: Any) -> bool:

@@ -155,7 +155,7 @@ def ask_xla(spread: Propagated, closed: Any, shardings: Sequence[Any], results: 
     try:
         spread.ask(closed, shardings, results)
     except Exception as error:
-        if is_passing(error):
+        if is_passing(error) or isinstance(error, RematError):
             raise
         raise RematError(
             f"XLA does not say how it spreads the values over the mesh: {one_line(text_of(error), 300)}"

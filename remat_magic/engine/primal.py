@@ -226,11 +226,6 @@ class Primal:
     def _ask(self) -> tuple[Propagated | None, str]:
         if self.automatic_devices == 1:
             return None, ""
-        if any(map(_jax.is_abstract, self.shardings)):
-            return (
-                None,
-                "its mesh has no devices here: have JAX simulate them (jax_num_cpu_devices) and shard over these",
-            )
         if not self._given_so:
             return None, "it is not known how what is differentiated inside is given to it"
         if sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:

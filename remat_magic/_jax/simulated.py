@@ -1,0 +1,48 @@
+"""CPU devices that XLA pretends to have, as many as a mesh wants: to compile for, in this process.
+
+JAX has one set of devices for a process, made when it is first asked for. These are another client's, so that neither
+the user's devices nor the number of them matter. Nothing runs on them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from remat_magic._jax.private import cannot, courtesy
+from remat_magic._jax.shardings import is_abstract
+from remat_magic.errors import RematError
+
+__all__ = ["simulated_mesh", "with_devices"]
+
+_MOST = 512  # each has some threads, which sleep
+_EFFECT = "nothing is known of how XLA spreads values over a mesh that is not here"
+_make_client = courtesy("jaxlib.xla_client.make_cpu_client", _EFFECT)
+
+
+def simulated_mesh(mesh: Any) -> Mesh:
+    """A mesh of simulated devices, of the sizes, names and axis types of another one.
+
+    Raises:
+        RematError: it has too many, or this JAX simulates none.
+    """
+    if mesh.size > _MOST:
+        raise RematError(f"more than {_MOST} devices that are not here are not simulated: use a smaller mesh")
+    devices = _devices(1 << (mesh.size - 1).bit_length())[: mesh.size]
+    sizes = tuple(mesh.shape.values())
+    return Mesh(np.array(devices).reshape(sizes), mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def with_devices(sharding: Any) -> Any:
+    """A sharding over simulated devices, where its mesh has none; any other as it is."""
+    return NamedSharding(simulated_mesh(sharding.mesh), sharding.spec) if is_abstract(sharding) else sharding
+
+
+@functools.cache  # of powers of two: there are few
+def _devices(number: int) -> list[Any]:
+    if _make_client is None:
+        raise cannot(_EFFECT)
+    return _make_client(num_devices=number).devices()
