@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import jax
@@ -23,19 +20,12 @@ from remat_magic import _jax
 from remat_magic.engine import primal
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
-
-_MANY = "--xla_force_host_platform_device_count=8"
-eight = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: run by test_on_eight_devices")
+from tests.eight_devices import eight, not_on_eight, run_on_eight
 
 
-@pytest.mark.skipif(_MANY in os.environ.get("XLA_FLAGS", ""), reason="this is the run on eight devices")
+@not_on_eight
 def test_on_eight_devices():
-    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_MANY}", "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout, done.stdout
+    run_on_eight(__file__)
 
 
 # ------------------------------------------------------------------------------------------------------------- models

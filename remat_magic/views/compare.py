@@ -122,6 +122,9 @@ def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     if any(row.offloaded_bytes for row in rows):
         yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
     yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
+    if any(row.repeated_communicated_bytes for row in rows):
+        meaning = "what a device has of the results of gathers, reductions and the like that run again"
+        yield _Column("told again", "", lambda row: _bytes(row.repeated_communicated_bytes), meaning)
 
 
 def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
