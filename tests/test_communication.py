@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.facts.kernels import kernels_of
+from remat_magic.views.attribution import line_rows
+from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
 from tests.eight_devices import eight, not_on_eight, run_on_eight
@@ -187,6 +189,8 @@ def test_a_repeated_gather_is_shown_as_what_it_is(stacked):
     assert {each.of_argument for each in gathers} == ({"ws"} if stacked else {"ws[0]", "ws[1]", "ws[2]"})
     assert sum(each.communicated_bytes for each in gathers) == LAYERS * GATHERED == report.repeated_communicated_bytes
     assert sum(each.sent_bytes for each in gathers) == LAYERS * GATHERED * 3 // 4
+    (line,) = (row for row in line_rows(report) if any(each.collective for each in row.attribution.equations))
+    assert "(4.10 kB over data)" in line.attribution.repeats or "(12.3 kB over data)" in line.attribution.repeats
     for text in (plain(report), report_html(report)):
         assert "gathers 12.3 kB again over data" in text
         assert "12.3 kB over data" in text
@@ -207,7 +211,11 @@ def test_its_time_is_that_of_the_links():
     assert (row.times.communicated, row.times.complete) == (None, False)
     found = trace.compare(["none", "nothing_saveable"], "function")
     assert [each.repeated_communicated_bytes for each in found] == [0, LAYERS * GATHERED]
-    assert "told again" in found._repr_html_()
+    assert "communicated again" in found._repr_html_()
+    assert figures(found.rows[1])["repeated"].endswith("12.3 kB communicated again")
+    assert figures(found.rows[0])["repeated"] == "nothing"
+    on = trace.compare(["nothing_saveable"], "function", device="H100 SXM")._repr_html_()
+    assert "20.5 ns of it to tell other devices" in on
 
 
 def test_advice_speaks_of_parameters_that_are_gathered_again():
@@ -298,6 +306,25 @@ def test_a_plan_by_time_keeps_what_was_gathered_if_it_fits(n):
         assert trace.report(plan).repeated_communicated_bytes == (0 if "all_gather" in expected else gathered)
     by_work = trace.plan(gathered, "function")
     assert [value.primitive for value in by_work.names] == ["dot_general"]  # to gather is no arithmetic
+
+
+def test_the_peak_holds_what_is_gathered():
+    """What a program gathers itself is a value of it; the whole weight here is nearly all that is held."""
+    loss, args = wide(abstract(8), 8)
+    trace = rm.trace(loss, *args, wrt=1)
+    gathered = 256 * 256 * 4
+    for policy in ("none", "nothing_saveable"):
+        held = {value.primitive: value.nbytes for value in trace.timeline(policy, "function").alive}
+        assert held["all_gather"] == gathered
+        assert gathered < trace.report(policy, "function").peak_bytes
+
+
+@eight
+def test_the_peak_is_near_that_of_the_compiled_program():
+    loss, args = wide(simulated(8), 8)
+    trace = rm.trace(loss, *args)
+    measured = trace.measure("none", "function")
+    assert trace.report("none", "function").peak_bytes == pytest.approx(measured.total_bytes, rel=0.3)
 
 
 def test_a_plan_for_links_that_are_not_known_says_so():
