@@ -476,7 +476,8 @@ class Trace:
                 is installed. In place of a budget. Default: none.
             of: what ``budget`` is of: ``"saved"`` bytes or the ``"peak"``. Default: ``"saved"``.
             cost: what is to be least: recomputed ``"flops"``, or the estimated ``"seconds"`` of recomputing on
-                ``device``. Default: ``"flops"``.
+                ``device``, the time on its links for collectives in a ``shard_map`` or ``pmap`` included; to
+                communicate is no FLOP. Default: ``"flops"``.
             device: a ``Device`` or its name. Default: the one that JAX runs on.
             offload: whether values may also go to the host's pinned memory and come back: True, over the device's own
                 link, or the link's bytes/s, a number or a text like ``"32 GB/s"``. What is least is then seconds.

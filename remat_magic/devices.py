@@ -46,6 +46,8 @@ class Device:
         memory_bytes: its size in bytes; of a GPU what its driver lends, which is not the round number of its name.
             None where the system does not say.
         host_bandwidth: bytes/s to the host's memory in one direction; None where it is not known.
+        interconnect: bytes/s that it sends to others of its kind, over all its links together, and receives as fast
+            meanwhile: NVLink or ICI, not the network between hosts. None where it is not known.
         source: where the figures are published.
         measured: whether they were measured here instead.
         kinds: what JAX calls it (``jax.devices()[0].device_kind``).
@@ -66,6 +68,7 @@ class Device:
     target: Target | None = None
     count: int = 1
     topology: str = ""
+    interconnect: float | None = None
 
     @property
     def compiles_here(self) -> bool:
@@ -175,8 +178,9 @@ def _a100(gigabytes: int, bandwidth: float, memory: int) -> Device:
         bandwidth,
         memory,
         32e9,
-        "NVIDIA A100 Tensor Core GPU Datasheet (SXM), without sparsity; PCIe Gen4: 32 GB/s each way",
+        "NVIDIA A100 Tensor Core GPU Datasheet (SXM), without sparsity; PCIe Gen4: 32 GB/s each way, NVLink: 300 GB/s",
         kinds=(f"NVIDIA A100-SXM4-{gigabytes}GB", f"NVIDIA A100-SXM-{gigabytes}GB"),
+        interconnect=300e9,
         target=_gpu(f"NVIDIA A100-SXM4-{gigabytes}GB", 8, 108, 1.41, memory, round(bandwidth), 40 * 2**20),
     )
 
@@ -192,8 +196,9 @@ def _hopper(name: str, bandwidth: float, kinds: tuple[str, ...], memory: int) ->
         memory,
         64e9,
         f"NVIDIA {name.split()[0]} Tensor Core GPU Datasheet (SXM) and NVIDIA H100 Tensor Core GPU Architecture, "
-        "without sparsity; PCIe Gen5: 64 GB/s each way",
+        "without sparsity; PCIe Gen5: 64 GB/s each way, NVLink: 450 GB/s",
         kinds=kinds,
+        interconnect=450e9,
         target=_gpu(kinds[0], 9, 132, 1.98, memory, round(bandwidth), 50 * 2**20),
     )
 
@@ -208,7 +213,9 @@ def _b200() -> Device:
         8e12,
         memory,
         64e9,
-        "NVIDIA DGX B200 Datasheet, an eighth of the system, without sparsity; PCIe Gen5: 64 GB/s each way",
+        "NVIDIA DGX B200 Datasheet, an eighth of the system, without sparsity; PCIe Gen5: 64 GB/s each way, NVLink: "
+        "900 GB/s",
+        interconnect=900e9,
         kinds=("NVIDIA B200",),
         target=_gpu("NVIDIA B200", 10, 148, 1.965, memory, 7672320000000, 132644864),
     )
@@ -221,6 +228,7 @@ def _tpu(
     bandwidth: float,
     memory: int,
     host: float | None,
+    links: float,
     kinds: tuple[str, ...],
     topology: str = "",
 ) -> Device:
@@ -231,8 +239,10 @@ def _tpu(
         bandwidth,
         memory,
         host,
-        f"Google Cloud TPU documentation, TPU {version} (per chip); PCIe: How to Scale Your Model, chapter 2, 2025",
+        f"Google Cloud TPU documentation, TPU {version} (per chip; ICI each way); PCIe: How to Scale Your Model, "
+        f"chapter 2, 2025{'; ICI: Jouppi et al., TPU v4, 2023: six links of 50 GB/s' if version == 'v4' else ''}",
         kinds=kinds,
+        interconnect=links,
         target=Target("tpu", topology) if topology else None,
     )
 
@@ -248,6 +258,7 @@ def _tpu_7x() -> Device:
         None,
         "Google Cloud TPU documentation, TPU7x (Ironwood): half a chip, which is what JAX takes for a device",
         kinds=("TPU7x", "TPU 7x"),
+        interconnect=600e9 / 2,
         target=Target("tpu", "tpu7x:1x1x1"),
     )
 
@@ -261,10 +272,10 @@ _KNOWN: dict[str, Device] = {
         _hopper("H200", 4.8e12, ("NVIDIA H200",), 151397597184),
         _b200(),
         # libtpu takes each core of a v4 chip for a device; JAX on such a machine takes both together for one.
-        _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, ("TPU v4",)),
-        _tpu("v5e", 197, 393, 0.819e12, 16 * 2**30, 15e9, ("TPU v5 lite", "TPU v5e"), "v5e:1x1"),
-        _tpu("v5p", 459, 918, 2.765e12, 96 * 2**30, 15e9, ("TPU v5", "TPU v5p"), "v5p:1x1x1"),
-        _tpu("v6e", 918, 1836, 1.638e12, 32 * 2**30, 32e9, ("TPU v6 lite", "TPU v6e"), "v6e:1x1"),
+        _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, 300e9, ("TPU v4",)),
+        _tpu("v5e", 197, 393, 0.819e12, 16 * 2**30, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), "v5e:1x1"),
+        _tpu("v5p", 459, 918, 2.765e12, 96 * 2**30, 15e9, 600e9, ("TPU v5", "TPU v5p"), "v5p:1x1x1"),
+        _tpu("v6e", 918, 1836, 1.638e12, 32 * 2**30, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), "v6e:1x1"),
         _tpu_7x(),
     )
 }

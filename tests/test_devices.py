@@ -32,6 +32,7 @@ def test_figures_fit_together(name):
     assert 10e9 <= device.memory_bytes <= 300e9
     if name != "TPU 7x":  # of which its maker does not say it
         assert 1e10 < device.host_bandwidth < device.memory_bandwidth / 10
+    assert 1e11 < device.interconnect <= device.memory_bandwidth / 4
     assert device.source
     assert not device.measured
 
@@ -184,6 +185,7 @@ def test_other_kinds_are_not_guessed(kind):
 def test_this_machine_is_measured_once(monkeypatch):
     found = devices.default()  # tests run on the CPU
     assert found.measured
+    assert found.interconnect is None
     assert "measured on this machine" in found.source
     assert found.name == devices.THIS_CPU
     # Any machine that runs the tests: more than a microcontroller, less than an accelerator.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import jax
@@ -24,19 +21,12 @@ from remat_magic._jax import simulated
 from remat_magic.engine import primal
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
-
-_MANY = "--xla_force_host_platform_device_count=8"
-eight = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: run by test_on_eight_devices")
+from tests.eight_devices import eight, not_on_eight, run_on_eight
 
 
-@pytest.mark.skipif(_MANY in os.environ.get("XLA_FLAGS", ""), reason="this is the run on eight devices")
+@not_on_eight
 def test_on_eight_devices():
-    environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_MANY}", "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout, done.stdout
+    run_on_eight(__file__)
 
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -380,6 +370,73 @@ def test_what_each_device_differentiates_is_not_called_replicated():
         assert (report.devices, report.per_device) == (8, True)
         assert not any(row.replicated for row in report.residuals)
         assert trace.step.batch_bytes == BATCH // 8 * WIDTH * 4
+
+
+# ------------------------------------------------------------------------------------ choices in a device's own program
+
+
+def nested(check, sizes=(4, 2)):
+    """A ``shard_map`` over one axis within one over the other."""
+    mesh = AbstractMesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def outer(w, x):
+        within = jax.shard_map(
+            body, in_specs=(P(), P("model")), out_specs=P("model"), axis_names={"model"}, check_vma=check
+        )
+        return jnp.sin(within(w, x))
+
+    whole = jax.shard_map(
+        outer, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), axis_names={"data"}, check_vma=check
+    )
+    return lambda w, x: (whole(w, x) ** 2).sum()
+
+
+def pmapped():
+    return lambda w, x: (jax.pmap(body, in_axes=(None, 0))(w, x) ** 2).sum()
+
+
+def saved_by_jax(fun, *args):
+    """The bytes of what JAX itself saves that is no argument, of one of eight devices."""
+    saved = saved_residuals(fun, *args)
+    return sum(4 * math.prod(aval.shape) // 8 for aval, source in saved if "argument" not in source)
+
+
+def chosen_within(loss, *args):
+    """Plans and what-if choose among what a device computes in its part, and JAX saves that and no more."""
+    trace = rm.trace(loss, *args)
+    share = BATCH // 8 * WIDTH * 4
+    for count, expected in ((1, ["dot_general"]), (2, ["dot_general"] * 2), (3, ["dot_general", "sin", "dot_general"])):
+        plan = trace.plan(count * share, "function")
+        inside = [value for value in plan.names if value.nbytes == share]
+        assert [value.primitive for value in inside] == expected
+        assert {value.source.function for value in inside} == {"body"}
+        assert plan.saved_bytes == plan.predicted_bytes == count * share
+        assert saved_by_jax(trace.function(plan, "function"), *args) == count * share
+    rows = [row for row in trace.what_if("nothing_saveable", "function") if row.value.source.function == "body"]
+    assert {row.change for row in rows} == {"save"}
+    assert sorted(row.value.primitive for row in rows) == ["dot_general", "dot_general", "sin"]
+    for row in rows:
+        assert row.saved_bytes == share == saved_by_jax(trace.function(row.plan, "function"), *args)
+
+
+def test_values_in_a_nested_shard_map_are_chosen_among():
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    chosen_within(nested(False), w, x)
+
+
+@eight
+def test_values_in_a_pmap_are_chosen_among():
+    chosen_within(pmapped(), jnp.ones((WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH)))
+
+
+def test_a_nested_shard_map_that_jax_cannot_compile_is_refused():
+    """And JAX refuses it as well, so that nobody is told bytes of a program that does not run."""
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    with pytest.raises(rm.RematError, match=r"over data twice; give both shard_maps check_vma=False\.$"):
+        rm.trace(nested(True), w, x).report()
+    with pytest.raises(ValueError, match='axis "data" which is already bound'):
+        jax.jit(jax.grad(nested(True))).trace(w, x).lower(lowering_platforms=("cpu",))
+    jax.jit(jax.grad(nested(False))).trace(w, x).lower(lowering_platforms=("cpu",))
 
 
 # --------------------------------------------------------------------------------------------------- automatic sharding

@@ -20,6 +20,7 @@ from remat_magic._jax.checkpoints import (
     remat3,
     replace_checkpoint,
 )
+from remat_magic._jax.collectives import communication
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
@@ -65,6 +66,7 @@ from remat_magic._jax.primitives import (
     is_jit,
     is_logarithm,
     is_matmul,
+    is_operand_again,
     is_placeholder,
     is_reversed,
     is_rounding,
@@ -96,6 +98,7 @@ from remat_magic._jax.shardings import (
     is_replicated,
     keeps_shape,
     mapped_devices,
+    mapped_twice,
     mesh_devices,
     of_one_device,
     shape_of,
@@ -133,6 +136,7 @@ __all__ = [
     "checkpoint_name_of",
     "checkpoint_policy",
     "closed",
+    "communication",
     "compile_program",
     "consts_of",
     "default_device",
@@ -164,6 +168,7 @@ __all__ = [
     "is_literal",
     "is_logarithm",
     "is_matmul",
+    "is_operand_again",
     "is_placeholder",
     "is_primal_left",
     "is_replicated",
@@ -186,6 +191,7 @@ __all__ = [
     "map_params",
     "map_rule",
     "mapped_devices",
+    "mapped_twice",
     "memory_space",
     "mesh_devices",
     "name_equation",

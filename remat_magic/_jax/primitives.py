@@ -196,6 +196,11 @@ def is_transparent(eqn: Any) -> bool:
     return primitive_name(eqn) in TRANSPARENT
 
 
+def is_operand_again(eqn: Any) -> bool:
+    """Whether what comes out of an equation is its first operand, converted or seen otherwise."""
+    return primitive_name(eqn) in VIEWS or eqn.primitive.name == "convert_element_type"
+
+
 def is_barrier(eqn: Any) -> bool:
     """Whether an equation is an optimization barrier, of which each output is the operand of the same number."""
     return eqn.primitive.name == "optimization_barrier"

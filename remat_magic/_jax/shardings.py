@@ -29,6 +29,7 @@ __all__ = [
     "is_replicated",
     "keeps_shape",
     "mapped_devices",
+    "mapped_twice",
     "mesh_devices",
     "of_one_device",
     "shape_of",
@@ -174,6 +175,14 @@ def mapped_axes(eqn: Any) -> Any:
     """The axes over which a ``shard_map`` maps its body."""
     # 0.10 and 0.12 call it otherwise.
     return eqn.params.get("manual_axes") or eqn.params.get("newly_manual_axes") or eqn.params["mesh"].axis_names
+
+
+def mapped_twice(eqn: Any, around: Any) -> set[str]:
+    """The axes that a ``shard_map`` spreads values over, by its specs, though one around it maps over them already."""
+    if not (is_shard_map(eqn) and is_shard_map(around)):
+        return set()
+    specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
+    return {axis for spec in specs for entry in spec for axis in _named(entry)} & {*mapped_axes(around)}
 
 
 def mapped_devices(eqn: Any) -> int:

@@ -14,7 +14,7 @@ from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.names import GivenName, given_names
 from remat_magic.policies import Key
-from remat_magic.records import Plan, PlannedValue, RematError, Report, SourceSpan
+from remat_magic.records import Equation, Plan, PlannedValue, RematError, Report, SourceSpan
 
 __all__ = ["Case", "at_line", "name_for", "with_name", "without_names"]
 
@@ -132,7 +132,7 @@ def without_names(policy: Key | None, names: Iterable[str]) -> str:
 _ASSIGNED = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=(?!=)\s*(.*?)\s*(?:#.*)?")
 
 
-def name_for(value: PlannedValue, taken: Iterable[str]) -> str:
+def name_for(value: PlannedValue | Equation, taken: Iterable[str]) -> str:
     """A checkpoint name for a value, none of those taken: of the variable that it is assigned to, or is a part of."""
     source, operation = value.source, value.primitive.removesuffix("_general") or "value"
     assigned = _ASSIGNED.fullmatch(source.text) if source else None

@@ -8,7 +8,7 @@ from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line, name_for, with_name, without_names
 from remat_magic.advice.ground import Ground, Group
 from remat_magic.planning.what_if import Outcome
-from remat_magic.records import Advice
+from remat_magic.records import Advice, Equation, SourceSpan, dearest
 
 __all__ = ["RULES"]
 
@@ -138,8 +138,11 @@ def _time(case: Case, ground: Ground, group: Group) -> str:
 
 def _naming(group: Group, name: str) -> str:
     """How to give a value a name, before the policy that saves it."""
-    source = group.first.source
-    if group.name or source is None:
+    return _named(group.first.source, group.name, name)
+
+
+def _named(source: SourceSpan | None, given: str | None, name: str) -> str:
+    if given or source is None:
         return ""
     if source.end_line != source.line:
         return f"Give its value the name {name!r} with checkpoint_name, and use "
@@ -223,4 +226,40 @@ def _not_offloading(case: Case, ground: Ground, groups: Sequence[Group], device:
     )
 
 
-RULES = (dearer_than_recomputing, cheap_to_keep, cheap_to_recompute)
+def gathered_again(case: Case) -> Iterator[Advice]:
+    """Sharded arguments that the backward pass gathers once more, since what was gathered is not kept."""
+    report, taken = case.report, list(case.facts.engine.names)
+    found: dict[tuple[SourceSpan | None, tuple[str, ...]], list[Equation]] = {}
+    for equation in dearest(report.recomputed):
+        if equation.repeated and equation.of_argument:
+            found.setdefault((equation.source, equation.over), []).append(equation)
+    for (source, over), gathers in found.items():
+        size = sum(gather.communicated_bytes for gather in gathers)
+        if size < _PART * report.repeated_communicated_bytes:
+            continue
+        arguments = [*dict.fromkeys(gather.of_argument for gather in gathers)]
+        more = f" and {len(arguments) - 1} more" if len(arguments) > 1 else ""
+        name = gathers[0].name or name_for(gathers[0], taken)
+        taken.append(name)
+        yield Advice(
+            "gathered-again",
+            f"{gathers[0].primitive}{at_line(source)} gathers {arguments[0]}{more} over {' and '.join(over)} again in "
+            f"the backward pass, {units.nbytes(size)} on each device{_on_links(case, gathers)}: to keep what was "
+            "gathered, or to gather it twice, is the choice that FSDP leaves.",
+            f"Where memory allows {units.nbytes(size)} more, {_named(source, gathers[0].name, name)}"
+            f"{with_name(case.policy_in_force, name)}.",
+            size,
+            "bytes",
+            source,
+        )
+
+
+def _on_links(case: Case, gathers: Sequence[Equation]) -> str:
+    """How long a device's links take for some collectives, as a part of a sentence; empty where that is not known."""
+    if case.device is None or not case.device.interconnect:
+        return ""
+    least = sum(gather.sent_bytes for gather in gathers) / case.device.interconnect
+    return f", at least {units.seconds(least)} on {case.device.name}"
+
+
+RULES = (dearer_than_recomputing, cheap_to_keep, cheap_to_recompute, gathered_again)

@@ -125,6 +125,7 @@ def row_of(report: Report, device: devices.Device | None) -> ComparisonRow:
         repeated_flops=report.repeated_flops,
         deferred_flops=report.deferred_flops,
         recomputed_flops=report.recomputed_flops,
+        repeated_communicated_bytes=report.repeated_communicated_bytes,
         peak_bytes=report.peak_bytes,
         times=None if device is None else times(report, device),
         offloading=offloading(report, device),

@@ -11,7 +11,7 @@ from typing import Any
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
-from remat_magic.engine.halves import Forward, ask_xla, forward_half
+from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_compilable
 from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import SiteTable, find_sites
@@ -154,7 +154,10 @@ class Primal:
         half = forward_half(
             function, self.types, signature.differentiated, self.outputs, self.auxiliary, signature.vmaps
         )
-        return replace(half, type_of=self._spread(half.closed)) if self.devices > 1 else half
+        if self.devices == 1:
+            return half
+        require_compilable(half.closed)
+        return replace(half, type_of=self._spread(half.closed))
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What equations and jaxprs cost: floating-point operations, bytes moved, and what no formula covers.
+"""What equations and jaxprs cost: floating-point operations, bytes moved and communicated, what no formula covers.
 
 Loops cost their body times its trip count, a conditional its worst branch, a call its body. Nothing is skipped in
 silence: what cannot be counted is named in ``Cost.uncosted``.
@@ -7,7 +7,7 @@ silence: what cannot be counted is named in ``Cost.uncosted``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
@@ -33,26 +33,30 @@ class Cost:
 
     ``uncosted`` has the names of the primitives that none covers, sorted, each once; ``while`` stands there for a loop
     whose trip count is unknown, so that its body is counted as if it ran once. The bytes of uncosted operations are
-    counted all the same.
+    counted all the same. ``communicated`` are the bytes of what collectives give a device, ``sent`` what it sends for
+    them at least (``_jax.communication``).
     """
 
     flops: int = 0
     bytes: int = 0
     uncosted: tuple[str, ...] = ()
+    communicated: int = 0
+    sent: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         """The cost of both."""
-        if not (self.uncosted or other.uncosted):
-            return Cost(self.flops + other.flops, self.bytes + other.bytes)
+        uncosted = {*self.uncosted, *other.uncosted} if self.uncosted or other.uncosted else ()
         return Cost(
             self.flops + other.flops,
             self.bytes + other.bytes,
-            tuple(sorted({*self.uncosted, *other.uncosted})),
+            tuple(sorted(uncosted)),
+            self.communicated + other.communicated,
+            self.sent + other.sent,
         )
 
     def scaled(self, times: int) -> Cost:
         """The cost of that many runs."""
-        return Cost(self.flops * times, self.bytes * times, self.uncosted)
+        return Cost(self.flops * times, self.bytes * times, self.uncosted, self.communicated * times, self.sent * times)
 
 
 FREE = Cost()
@@ -85,15 +89,17 @@ def _costs_of_jaxprs(live: Live | None, type_of: TypeOf) -> CostOf:
     def cost_of(jaxpr: Any) -> Cost:
         body = _jax.open_jaxpr(jaxpr)
         if id(body) not in costs:
-            flops = moved = 0
+            flops = moved = communicated = sent = 0
             uncosted: set[str] = set()
             for eqn in body.eqns:
                 if live is None or live(eqn):
                     cost = _equation_cost(eqn, cost_of, type_of)
                     flops += cost.flops
                     moved += cost.bytes
+                    communicated += cost.communicated
+                    sent += cost.sent
                     uncosted.update(cost.uncosted)
-            costs[id(body)] = body, Cost(flops, moved, tuple(sorted(uncosted)))
+            costs[id(body)] = body, Cost(flops, moved, tuple(sorted(uncosted)), communicated, sent)
         return costs[id(body)][1]
 
     return cost_of
@@ -107,7 +113,9 @@ def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
     if formula is not None:
         flops = formula(eqn)
         moved = BYTES.get(name, moved_bytes)(eqn)
-        return Cost(0, moved, (name,)) if flops is None else Cost(flops, moved)
+        talk = _jax.communication(whole, eqn)
+        told, sent = (0, 0) if talk is None else (talk.nbytes, talk.sent)
+        return Cost(flops or 0, moved, (name,) if flops is None else (), told, sent)
     per_element = element_bodies(eqn)
     if per_element is not None:  # its jaxprs say what is done to an element; the bytes are those of the whole equation
         inside = sum((jaxpr_cost(jaxpr).scaled(times) for jaxpr, times in per_element), FREE)
@@ -115,7 +123,7 @@ def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
     runs = [(cost_of(body.jaxpr), body.times) for body in _jax.bodies(whole)]
     if _jax.is_cond(eqn):
         worst = max((cost for cost, _ in runs), key=lambda cost: (cost.flops, cost.bytes))
-        return Cost(worst.flops, worst.bytes, sum((cost for cost, _ in runs), FREE).uncosted)
+        return replace(worst, uncosted=sum((cost for cost, _ in runs), FREE).uncosted)
     if runs:  # a loop whose trip count is unknown counts once, and is told
         unknown = Cost(uncosted=("while",)) if any(times is None for _, times in runs) else FREE
         return sum((cost.scaled(1 if times is None else times) for cost, times in runs), unknown)

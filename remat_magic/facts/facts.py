@@ -88,7 +88,9 @@ class Facts:
                 else:
                     roles = () if engine.step is None else engine.step.roles
                     schedule = self._step_schedule(selection)
-                    report = reports.full(first, half, backward, engine.provenances, schedule, roles)
+                    report = reports.full(
+                        first, half, backward, engine.provenances, engine.argument_names, schedule, roles
+                    )
                     report = replace(
                         report,
                         no_gain=Remark.later(
@@ -144,7 +146,7 @@ class Facts:
             if report is not None and not report.backward_error:
                 return report.recomputed
             half, backward = engine.half(selection), engine.backward_of(selection)
-            return reports.recomputed(half, backward, engine.provenances)
+            return reports.recomputed(half, backward, engine.provenances, engine.argument_names)
 
     def cached(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None

@@ -57,6 +57,7 @@ class _Step(NamedTuple):
     again: bool
     flops: int | None
     sizes: tuple[int, ...]
+    sent: int
 
 
 @dataclass(eq=False, slots=True)
@@ -122,17 +123,19 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None, type_of: TypeO
     return share_of
 
 
-_Alike = tuple[int | None, int, str, Unit, bool]  # FLOPs, bytes, dtype, unit, and whether its times are known
+# FLOPs, bytes, dtype, unit, bytes sent, and whether its times are known.
+_Alike = tuple[int | None, int, str, Unit, int, bool]
 
 
 def _merged(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     counts: Counter[_Alike] = Counter()
     for kernel in kernels:
         if kernel.flops or kernel.bytes or not kernel.known:
-            counts[kernel.flops, kernel.bytes, kernel.dtype, kernel.unit, kernel.times is not None] += kernel.runs
+            alike = (kernel.flops, kernel.bytes, kernel.dtype, kernel.unit, kernel.sent, kernel.times is not None)
+            counts[alike] += kernel.runs
     return tuple(
-        Kernel(flops, moved, dtype, unit, runs) if known else Kernel(flops, moved, dtype, unit, None, runs)
-        for (flops, moved, dtype, unit, known), runs in counts.items()
+        Kernel(flops, moved, dtype, unit, runs if known else None, 1 if known else runs, sent)
+        for (flops, moved, dtype, unit, sent, known), runs in counts.items()
     )
 
 
@@ -213,13 +216,13 @@ class _Fusion:
         eqn, name = operation.eqn, operation.name
         step = self._known.steps.get(id(operation.eqn))
         if step is None:
-            again = self._recomputing is not None and self._recomputing(eqn)
+            again, whole = self._recomputing is not None and self._recomputing(eqn), eqn
             if self._lines.type_of is not own_type:  # on a mesh
                 eqn = _jax.equation_of_one(eqn, self._lines.type_of)
             sizes = tuple(_jax.nbytes(var.aval) for var in eqn.outvars)
-            step = _Step(
-                eqn, id(operation.eqn), name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes
-            )
+            talk, key = _jax.communication(whole, eqn), id(whole)
+            sent = 0 if talk is None else talk.sent
+            step = _Step(eqn, key, name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes, sent)
             self._known.steps[id(operation.eqn)] = step
         return step
 
@@ -327,7 +330,8 @@ def _kernel(nodes: Sequence[_Node], reads: Sequence[tuple[_Value, int, bool]]) -
         moved += sum([value.size for node in nodes for value in node.makes if value.written])
     else:
         moved = BYTES.get(first.name, moved_bytes)(first.eqn)
-    return Kernel(flops, moved, _dtype(widest), "matmul" if first.name in CONTRACTIONS else "vector")
+    unit: Unit = "matmul" if first.name in CONTRACTIONS else "vector"
+    return Kernel(flops, moved, _dtype(widest), unit, sent=first.sent)  # a collective is a kernel of its own
 
 
 def _dtype(step: _Step) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.facts.cost import Cost
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.flow import makers
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.jaxprs.walk import Scope, walk
@@ -22,6 +24,36 @@ class Surroundings:
 
     branches: tuple[tuple[int, int, int], ...] = ()
     runs: int = 1
+
+
+class Arguments:
+    """Tells which argument of a function a collective of its backward half gathers.
+
+    Args:
+        ahead: the forward half, with as many ``outputs`` before its residuals.
+        names: of the function's arguments.
+    """
+
+    def __init__(self, ahead: Any, outputs: int, names: Sequence[str]) -> None:
+        self._ahead, self._names = Scope(_jax.open_jaxpr(ahead)), names
+        self._residuals = self._ahead.jaxpr.outvars[outputs:]
+
+    def gathered(self, scope: Scope, eqn: Any) -> str:
+        """The name of the argument whose shards an equation gathers, converted or seen otherwise; else empty."""
+        atom = eqn.invars[0]
+        while True:
+            found = makers(scope, atom)
+            if len(found) != 1:
+                return ""
+            (made,) = found
+            if made.eqn is not None and _jax.is_operand_again(made.eqn):
+                scope, atom = made.scope, made.eqn.invars[0]
+            elif made.argument is not None and made.scope is self._ahead:
+                return self._names[made.argument]
+            elif made.argument is not None and made.argument < len(self._residuals):
+                scope, atom = self._ahead, self._residuals[made.argument]
+            else:
+                return ""
 
 
 class Recomputation:
@@ -129,28 +161,29 @@ class Recomputation:
             candidates = self._forward[traceback] = {id(other): (there, other) for there, other in distinct.values()}
         return any(_same_operation(scope, eqn, there, other) for there, other in candidates.values())
 
-    def records(self, cost: Any = None) -> tuple[Equation, ...]:
+    def records(self, cost: Callable[[Any], Cost], arguments: Arguments) -> tuple[Equation, ...]:
         """The recomputed operations as plain data.
 
         Args:
-            cost: a function of an equation that gives ``flops`` and ``bytes`` of one run, with ``uncosted`` names.
+            cost: what one run of an equation costs.
+            arguments: tells the arguments that values are.
         """
         rows: list[Equation] = []
-        once: dict[int, tuple[Any, tuple[str, ...], str | None]] = {}  # what is the same in each call of a body
+        once: dict[int, tuple[Cost, tuple[str, ...], str | None]] = {}  # what is the same in each call of a body
         for scope, eqn in self.equations:
             if id(eqn) not in once:
                 types = tuple(_jax.type_text(var.aval) for var in eqn.outvars)
-                once[id(eqn)] = cost(eqn) if cost else None, types, _name_given(scope, eqn)
+                once[id(eqn)] = cost(eqn), types, _name_given(scope, eqn)
             price, types, name = once[id(eqn)]
             place = locate(self._provenances, scope, eqn)
-            priced = price is not None and not price.uncosted
+            talk = _jax.communication(eqn) if price.communicated else None
             around = self.surroundings(scope)
             rows.append(
                 Equation(
                     primitive=_jax.primitive_name(eqn),
                     outputs=types,
-                    flops=price.flops * around.runs if price is not None and priced else None,
-                    bytes=price.bytes * around.runs if price is not None and priced else None,
+                    flops=None if price.uncosted else price.flops * around.runs,
+                    bytes=None if price.uncosted else price.bytes * around.runs,
                     times=place.times,
                     source=place.source,
                     library=place.library,
@@ -158,6 +191,11 @@ class Recomputation:
                     repeated=self.repeated(eqn),
                     name=name,
                     branches=around.branches,
+                    communicated_bytes=price.communicated * around.runs,
+                    sent_bytes=price.sent * around.runs,
+                    collective="" if talk is None else talk.kind,
+                    over=() if talk is None else talk.over,
+                    of_argument=arguments.gathered(scope, eqn) if talk and talk.kind == "all-gather" else "",
                 )
             )
         return tuple(rows)

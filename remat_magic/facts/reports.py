@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
-from remat_magic.facts.cost import Cost, equation_cost, jaxpr_cost
+from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import both_halves, live_lines
 from remat_magic.facts.program_text import program_later
-from remat_magic.facts.recomputation import Recomputation
+from remat_magic.facts.recomputation import Arguments, Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.schedule import Held, Schedule
 from remat_magic.facts.straight_line import StraightLines
@@ -52,14 +53,16 @@ def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provena
     return program_later(half.closed, provenances, marked)
 
 
-def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[Equation, ...]:
+def recomputed(
+    half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]
+) -> tuple[Equation, ...]:
     """The operations that a backward half repeats or does only now."""
-    return Recomputation(half.closed, backward, provenances, len(half.residual_types)).records(_cost_in(half))
+    return _again(half, Recomputation(half.closed, backward, provenances, len(half.residual_types)), arguments)
 
 
-def _cost_in(half: Forward) -> Callable[[Any], Cost]:
-    """Tells what one run of an equation of either half costs a device."""
-    return lambda eqn: equation_cost(eqn, type_of=half.type_of)
+def _again(half: Forward, recomputation: Recomputation, arguments: Sequence[str]) -> tuple[Equation, ...]:
+    cost = functools.partial(equation_cost, type_of=half.type_of)
+    return recomputation.records(cost, Arguments(half.closed, half.outputs, arguments))
 
 
 def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Residual, ...]:
@@ -75,12 +78,13 @@ def full(
     half: Forward,
     backward: Any,
     provenances: Provenances,
+    arguments: Sequence[str],
     of_step: Schedule | None = None,
     roles: Sequence[ArgumentRole] = (),
 ) -> Report:
     """The report of both halves; the peak is that of the step that they are part of, if they are part of one.
 
-    ``roles`` are what the step's inputs are.
+    ``arguments`` are the names of the function's inputs, ``roles`` are what the step's inputs are.
     """
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
@@ -102,12 +106,14 @@ def full(
     return replace(
         first,
         residuals=rows,
-        recomputed=recomputation.records(_cost_in(half)),
+        recomputed=_again(half, recomputation, arguments),
         forward=_forward_program(half, saved, provenances),
         backward=program_later(backward, provenances, marked, recomputation.kinds),
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation), *_replicated(first.devices, rows)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
+        forward_communicated_bytes=ahead.communicated,
+        backward_communicated_bytes=back.communicated,
         uncosted=(ahead + back).uncosted,
         peak_bytes=peak_bytes,
         peak_by_kind=_by_kind(schedule.held(at), roles),

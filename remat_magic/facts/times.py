@@ -7,18 +7,20 @@ from collections.abc import Iterable
 from remat_magic.devices import THIS_CPU, Device, get
 from remat_magic.records import Kernel, Offloading, Report, Times
 
-__all__ = ["offloading", "seconds", "times"]
+__all__ = ["communicating", "offloading", "seconds", "times"]
 
 
 def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
-    """What kernels take on a device if each is limited by arithmetic or by memory, whichever is slower.
+    """What kernels take on a device if each is limited by arithmetic, memory or its links, whichever is slowest.
 
     The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009):
-    ``times * max(flops / peak, bytes / bandwidth)`` of each, added up. No kernel reaches its peak, so this is what the
-    device would need at least if the kernels are as reckoned.
+    ``times * max(flops / peak, bytes / bandwidth, sent / interconnect)`` of each, added up. No kernel reaches its peak,
+    so this is what the device would need at least if the kernels are as reckoned and each runs alone: a compiler may
+    hide communication behind arithmetic.
 
     Returns:
-        Seconds, and whether all costs and trip counts were known; what is not known counts its bytes, and one run.
+        Seconds, and whether all costs, trip counts and links were known; what is not known counts its bytes, and one
+        run.
     """
     total, complete = 0.0, True
     for kernel in kernels:
@@ -26,8 +28,16 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
         arithmetic = kernel.flops / peak if kernel.flops and peak else 0.0
         # A matmul of a dtype that the device has no figure for is not limited by memory alone.
         complete = complete and kernel.known and not (peak is None and kernel.unit == "matmul" and kernel.flops)
-        total += kernel.runs * max(arithmetic, kernel.bytes / device.memory_bandwidth)
+        complete = complete and not (kernel.sent and device.interconnect is None)
+        link = kernel.sent / device.interconnect if device.interconnect else 0.0
+        total += kernel.runs * max(arithmetic, kernel.bytes / device.memory_bandwidth, link)
     return total, complete
+
+
+def communicating(kernels: Iterable[Kernel], device: Device) -> float | None:
+    """The part of the seconds that kernels take for what they send; None where the device's links are not known."""
+    sending = [kernel for kernel in kernels if kernel.sent]
+    return None if sending and device.interconnect is None else seconds(sending, device)[0]
 
 
 def offloading(report: Report, device: Device | None) -> Offloading:
@@ -74,4 +84,5 @@ def times(report: Report, device: Device | str) -> Times:
         again[0],
         offload,
         forward[1] and backward[1] and offload is not None and not report.backward_error,
+        communicating(report.recomputed_kernels, device),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.jaxprs.walk import Scope, walk
 
-__all__ = ["Propagated", "Spread", "TypeOf", "own_type", "unknown_values"]
+__all__ = ["Propagated", "Spread", "TypeOf", "mapped_twice", "own_type", "unknown_values"]
 
 TypeOf = Callable[[Any], Any]
 """Tells the type of a variable or literal, with how it is spread over a mesh."""
@@ -121,6 +121,12 @@ def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:
             yield one, other, 0
         elif _jax.is_scan(eqn) and one.aval.shape[1:] == other.aval.shape:
             yield one, other, 1
+
+
+def mapped_twice(jaxpr: Any) -> list[str]:
+    """The axes that a ``shard_map`` spreads values over within another that does so, which cannot be compiled."""
+    found = (_jax.mapped_twice(eqn, around) for scope, eqn in walk(jaxpr, once=True) for around in scope.around())
+    return sorted(set[str]().union(*found))
 
 
 def unknown_values(jaxpr: Any, type_of: TypeOf) -> int:

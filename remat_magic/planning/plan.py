@@ -33,6 +33,7 @@ _BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reach
 _ATTEMPTS = 4
 _TRIED = 4  # names, whose subsets are tried where a policy reaches further by them
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
+_LINKS = "How fast {} reaches others is not known: what they tell each other counts as no time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ def plan_at(
         )
     if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
         best = replace(best, status=f"{best.status} {_OFFLOADED}")
+    if least.device is not None and least.device.interconnect is None and facts.report(best).communicates:
+        best = replace(best, status=f"{best.status} {_LINKS.format(least.device.name)}")
     if choices.parts.naming.unreached:
         best = replace(best, status=best.status.replace("No choice of names", "No choice of the values considered"))
     return replace(best, unreached=choices.unreached)

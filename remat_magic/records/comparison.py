@@ -46,6 +46,7 @@ class ComparisonRow(Labelled):
     estimate only what is moved is ranked. ``no_gain`` is a sentence where less is saved than without a checkpoint and
     the estimated peak is hardly lower, else empty. ``of_devices`` tells whose the figures are that are not measured,
     where several devices share the work (``Report.of_devices``); what XLA counts is always of one.
+    ``repeated_communicated_bytes`` are as in ``Report``.
     """
 
     policy: str
@@ -64,6 +65,7 @@ class ComparisonRow(Labelled):
     measured_seconds: float | None = None
     measured_compile_seconds: float | None = None
     measured_flops: float | None = None
+    repeated_communicated_bytes: int | None = None
     measured_communicated_bytes: int | None = None
     measured_collectives: str = ""
     measured_device: str = ""

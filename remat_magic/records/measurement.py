@@ -54,7 +54,8 @@ class Times:
 
     ``recomputed`` is part of ``backward``. ``offload`` is the way to the host and back, as if nothing ran meanwhile;
     None where it is not known how fast that is. Where not ``complete``, some work has no known cost or trip count, and
-    the estimate is a lower bound ("at least").
+    the estimate is a lower bound ("at least"). ``communicated`` is the part of ``recomputed`` that collectives take
+    which run again, None where it is not known how fast the device's links to others are, and it counts as none.
     """
 
     device: str
@@ -63,6 +64,7 @@ class Times:
     recomputed: float
     offload: float | None = 0.0
     complete: bool = True
+    communicated: float | None = 0.0
 
     @property
     def total(self) -> float:

@@ -199,6 +199,12 @@ class Equation:
     types as JAX writes them. ``branches`` has an entry for each conditional around it, outermost first: the number of
     the conditional in the function, which of those that were made of it this is, and the branch. One branch of each
     runs: ``dearest`` tells what to add up.
+
+    Of a collective in a ``shard_map`` or ``pmap``, ``communicated_bytes`` are those of the results that one device has,
+    all ``times`` runs together, as ``Measurement.collectives`` counts them in the compiled program; ``sent_bytes`` what
+    it sends for them at least, if parts go around in a ring. ``collective`` is what XLA calls it (``all-gather``), and
+    ``over`` names the axes of the mesh that it is along. ``of_argument`` names the argument that an all-gather is of,
+    empty where it is of anything else.
     """
 
     primitive: str
@@ -212,6 +218,11 @@ class Equation:
     name: str | None = None
     library: SourceSpan | None = None
     branches: tuple[tuple[int, int, int], ...] = ()
+    communicated_bytes: int = 0
+    sent_bytes: int = 0
+    collective: str = ""
+    over: tuple[str, ...] = ()
+    of_argument: str = ""
 
     @property
     def known(self) -> bool:
@@ -258,7 +269,8 @@ class Kernel:
     ``flops`` (None where no formula covers an operation) and ``bytes``, to and from the device's memory, are of one
     run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, and
     ``turns`` is then how often it runs if each such loop runs once. ``dtype`` is JAX's short form of what is computed
-    with, ``unit`` what computes it: ``matmul`` for matrix units, else ``vector``.
+    with, ``unit`` what computes it: ``matmul`` for matrix units, else ``vector``. ``sent`` are the bytes that a
+    collective in a ``shard_map`` or ``pmap`` sends to other devices in one run, at least (a ring's).
     """
 
     flops: int | None
@@ -267,6 +279,7 @@ class Kernel:
     unit: Unit
     times: int | None = 1
     turns: int = 1
+    sent: int = 0
 
     @property
     def known(self) -> bool:
@@ -432,6 +445,8 @@ class Report(Displayed, Labelled):
     to ``peak_bytes``.
     ``devices`` tells how many share the work. All bytes and FLOPs are of one of them; of all together where not
     ``per_device``, since XLA alone decides how intermediates are spread (automatic sharding).
+    ``forward_communicated_bytes`` and ``backward_communicated_bytes`` are those of the results of collectives that one
+    device has, of those that the program names in a ``shard_map`` or ``pmap``.
     ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower.
     """
 
@@ -463,6 +478,8 @@ class Report(Displayed, Labelled):
     peak_by_kind: tuple[tuple[str, int], ...] = ()
     devices: int = 1
     per_device: bool = True
+    forward_communicated_bytes: int = 0
+    backward_communicated_bytes: int = 0
 
     @property
     def of_devices(self) -> str:
@@ -550,6 +567,20 @@ class Report(Displayed, Labelled):
     def deferred_flops(self) -> int:
         """FLOPs of the deferred operations whose cost is known."""
         return _total(equation for equation in dearest(self.recomputed) if not equation.repeated)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the program itself names collectives, in a ``shard_map`` or ``pmap``."""
+        return bool(self.forward_communicated_bytes or self.backward_communicated_bytes)
+
+    @property
+    def repeated_communicated_bytes(self) -> int:
+        """What one device has of the results of collectives that ran forward and run again, in bytes.
+
+        Counted as in ``Measurement.communicated_bytes``, of the collectives that the program names in a ``shard_map``
+        or ``pmap``: those that XLA inserts elsewhere are in the compiled program only.
+        """
+        return sum(equation.communicated_bytes for equation in dearest(self.recomputed) if equation.repeated)
 
     @property
     def recomputed_flops(self) -> int:

@@ -50,6 +50,8 @@ class Attribution:
         """What is computed again, for hovers: ``80 FLOPs: dot_general repeated x2, cos deferred (cost unknown)``."""
         kinds = (
             " ".join(filter(None, [equation.primitive, "repeated" if equation.repeated else "deferred",
+                                   f"({fmt.nbytes(equation.communicated_bytes)} over {' and '.join(equation.over)})"
+                                   if equation.communicated_bytes else "",
                                    "(cost unknown)" if equation.flops is None else "",
                                    "(at least)" if equation.flops and equation.times is None else ""]))
             for equation in self.equations

@@ -83,6 +83,15 @@ def _time(row: ComparisonRow, name: str) -> _Cell:
     return _Cell("") if times is None else _seconds(getattr(times, name), times.complete)
 
 
+def _recomputing(row: ComparisonRow) -> _Cell:
+    """What recomputation takes; on hover how much of it is spent telling other devices."""
+    cell, times = _time(row, "recomputed"), row.times
+    if times is None or not row.repeated_communicated_bytes:
+        return cell
+    told = "an unknown time" if times.communicated is None else fmt.seconds(times.communicated)
+    return _Cell(cell.text, f"{cell.exact}, {told} of it to tell other devices", cell.value)
+
+
 def _step(row: ComparisonRow) -> _Cell:
     """The whole step; its halves on hover."""
     cell, times = _time(row, "total"), row.times
@@ -116,12 +125,15 @@ def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     yield _Column("peak", "estimated", _peak, "device memory held at most")
     if any(row.times for row in rows):
         yield _Column("step", "estimated", _step, "forward, backward and offloading, one after the other")
-        yield _Column("recomputing", "estimated", lambda row: _time(row, "recomputed"), "part of the backward pass")
+        yield _Column("recomputing", "estimated", _recomputing, "part of the backward pass")
     yield from _measured(rows)
     yield _Column("saved", "", _saved, "intermediates kept on the device")
     if any(row.offloaded_bytes for row in rows):
         yield _Column("offloaded", "", lambda row: _bytes(row.offloaded_bytes), "moved to another memory")
     yield _Column("recomputed", "", _recomputed, "arithmetic that the backward pass does again or for the first time")
+    if any(row.repeated_communicated_bytes for row in rows):
+        meaning = "what a device has of the results of gathers, reductions and the like that run again"
+        yield _Column("communicated again", "", lambda row: _bytes(row.repeated_communicated_bytes), meaning)
 
 
 def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:

@@ -15,6 +15,7 @@ __all__ = [
     "RecomputedRow",
     "ResidualRow",
     "Total",
+    "communicated_again",
     "made_by",
     "name_states",
     "place",
@@ -91,6 +92,7 @@ class RecomputedRow:
     """``count`` equations of one primitive at one place; ``runs`` and ``flops`` are for all, None where unknown.
 
     Of conditionals, the branches count that cost most. Where ``runs`` is unknown, ``flops`` is the cost at least.
+    ``communicated`` are the bytes that a collective gives a device, ``over`` some axes of the mesh.
     """
 
     count: int
@@ -106,11 +108,16 @@ class RecomputedRow:
     path: str
     source: SourceSpan | None
     library: SourceSpan | None
+    communicated: int
+    over: tuple[str, ...]
 
     @property
     def cost(self) -> str:
-        """The FLOPs for reading."""
-        return f"{'at least ' if self.flops and self.runs is None else ''}{fmt.flops(self.flops)}"
+        """The FLOPs for reading, and what is communicated."""
+        told = f"{fmt.nbytes(self.communicated)} over {_axes(self.over)}" if self.communicated else ""
+        work = fmt.flops(self.flops) if self.flops or not told else ""
+        least = "at least " if (self.flops or told) and self.runs is None else ""
+        return f"{least}{', '.join(filter(None, [work, told]))}"
 
 
 def place(path: tuple[str, ...]) -> str:
@@ -220,7 +227,8 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
     """
 
     def key(equation: Equation) -> object:
-        return (equation.repeated, equation.primitive, equation.name, equation.source, equation.library, equation.path)
+        return (equation.repeated, equation.primitive, equation.name, equation.source, equation.library, equation.path,
+                equation.over)  # fmt: skip
 
     rows = list[RecomputedRow]()
     for group in _group((*report.repeated, *report.deferred), key):
@@ -240,9 +248,25 @@ def recomputed_rows(report: Report) -> list[RecomputedRow]:
                 path=place(first.path),
                 source=first.source,
                 library=first.library,
+                communicated=sum(equation.communicated_bytes for equation in running),
+                over=first.over,
             )
         )
-    return sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)
+    return sorted(rows, key=lambda row: (-1 if row.flops is None else row.flops, row.communicated), reverse=True)
+
+
+def _axes(over: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(over))
+
+
+def communicated_again(report: Report) -> str:
+    """What repeated collectives tell a device once more, ``gathers 3.1 MB again over data``; empty for nothing."""
+    again = [equation for equation in report.repeated if equation.communicated_bytes]
+    if not again:
+        return ""
+    what = "gathers" if all(equation.collective == "all-gather" for equation in again) else "communicates"
+    over = _axes(axis for equation in again for axis in equation.over)
+    return f"{what} {fmt.nbytes(report.repeated_communicated_bytes)} again over {over}"
 
 
 def _bytes_total(key: str, label: str, report: Report, compare: Report | None, detail: str) -> Total:
@@ -274,6 +298,8 @@ def _work_total(key: str, report: Report, compare: Report | None) -> Total:
         elif report.forward_flops:
             share = fmt.percent(number, report.forward_flops)
             detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
+        if key == "repeated" and (told := communicated_again(report)):
+            detail, exact = f"{detail}, {told}", f"{exact}; {told}"
         total = Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")
     if compare is None or not compare.complete or compare.backward_error:
         return total
