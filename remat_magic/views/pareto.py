@@ -240,5 +240,5 @@ def _pareto_legend(frame: Frame, marked: bool, compiled: bool) -> str:
     y = frame.top - 16
     other = "beaten, or too big" if compiled else "another is better"
     entries = [("◆", "on the front"), ("○", other)] + ([("□", "chosen")] if marked else [])
-    line = "   ".join(f"{sign} {word}" for sign, word in entries)
+    line = " · ".join(f"{sign} {word}" for sign, word in entries)
     return text(frame.right, y, line, text_anchor="end", class_="remat-axis", aria_hidden="true")

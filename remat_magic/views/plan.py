@@ -153,7 +153,7 @@ def frontier_svg(
         bound = next(point.bound for point in points if point.budget_bytes >= right)
         bound = min([bound, *(flops for x, flops in places if x <= left)])  # what is there is possible
         bounds += f"V{frame.y(bound):.1f}H{frame.x(right):.1f}"
-    moved = "\N{WHITE UP-POINTING TRIANGLE} offloads, both memories together   " * any(
+    moved = "\N{WHITE UP-POINTING TRIANGLE} offloads, both memories together · " * any(
         report.offloaded_bytes for report in policies
     )
     parts = [
@@ -177,7 +177,7 @@ def frontier_svg(
         text(
             frame.right,
             frame.top - 16,
-            f"○ a plan   \N{MULTIPLICATION SIGN} a policy   {moved}{shaded}",
+            f"○ a plan · \N{MULTIPLICATION SIGN} a policy · {moved}{shaded}",
             text_anchor="end",
             class_="remat-axis",
             aria_hidden="true",

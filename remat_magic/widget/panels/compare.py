@@ -108,7 +108,14 @@ class Compare(Panel):
         device = comparison.device
         name, published = (device.name, device.source) if device else ("", "")
         return comparison_panel(
-            comparison.rows, comparison.function, name, published, request.policy, comparison.notes, live=True
+            comparison.rows,
+            comparison.function,
+            name,
+            published,
+            request.policy,
+            comparison.notes,
+            live=True,
+            width=request.width,
         )
 
     def _tell_known(self, request: Request, besides: Sequence[Policy]) -> None:
@@ -270,7 +277,8 @@ class Compare(Panel):
             if len(places) > rows or now.finished:
                 rows = len(places)
                 self._live.offer(places.plans)
-                self._send({**request.content, "html": places_panel(places, request.policy, request.at, live=True)})
+                html = places_panel(places, request.policy, request.at, live=True, width=request.width)
+                self._send({**request.content, "html": html})
             self._send_progress(now, "Trying", "tried")
             if cancelled:
                 return

@@ -111,7 +111,7 @@ class Plan(Panel):
         reports = [report for report in cached if report is not None and report.complete and not report.backward_error]
         forward = next((report.forward_flops for report in reports), None)
         together = request.text("layers") == "together"
-        svg = views.frontier_svg(points, reports, together=together, chosen=chosen)
+        svg = views.frontier_svg(points, reports, request.width, together=together, chosen=chosen)
         points = views.known_points(points, [*reports, *([chosen] if chosen else [])])
         extremes = [trace.report(policy, at) for policy in ("none", "nothing_saveable")]
         peaks = sorted(report.peak_bytes for report in (*reports, *extremes) if report.peak_bytes is not None)
