@@ -131,7 +131,8 @@ export function panel(widget, key) {
       widget.panel(key).querySelector(".remat-tools")?.prepend(slot);
     },
     fill,
-    show({ at }) {
+    show({ at, planned }) {
+      one('[data-action="to-edit"]').hidden = !planned;
       slider.disabled = !stops.length || asked !== keyOf(layers(), at);
     },
     messages: {
@@ -168,6 +169,11 @@ export function panel(widget, key) {
       "what-if": () => workOut("what-if"),
       loops: () => workOut("loops"),
       edit: () => workOut("edit"),
+      "to-edit"() {
+        widget.open(key, true);
+        workOut("edit");
+      },
+      "copy-edited": ({ dataset }) => widget.copy(dataset.text ?? ""),
       "copy-diff"() {
         const diff = part("alternatives").querySelector(".remat-diff")?.cloneNode(true);
         if (!(diff instanceof Element)) return;
