@@ -12,7 +12,7 @@ from remat_magic.records import Site
 from remat_magic.views.format import escape
 from remat_magic.views.html import signature_html, title_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, button, search, select
+from remat_magic.widget.controls import ID, button, search, select, taught
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
@@ -66,7 +66,8 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f"{''.join(map(_tab, panels))}</div>"
         f'<button type="button" class="remat-chip" data-action="unpick" hidden {KEYS}></button>'
         '<span class="remat-status" role="status" aria-live="polite" data-part="status"></span>'
-        f'<label class="remat-check"><input type="checkbox" data-control="beside" {KEYS}> Source beside</label></div>'
+        f'<label class="remat-check"{taught("beside")}><input type="checkbox" data-control="beside" {KEYS}> '
+        "Source beside</label></div>"
         f'<div class="remat-body">{"".join(map(_panel, panels))}</div>'
     )
 
