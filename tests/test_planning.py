@@ -131,6 +131,8 @@ def test_a_plan_is_shown_by_its_budget(trace):
     assert view["policy"] == plan.policy == f"plan({plan.budget_bytes} at {plan.at})".replace(" at function", "")
     assert view["label"] == f"plan within {units.nbytes(plan.budget_bytes)}"
     assert "widget.plan.save(path)" in view["unpasted"]
+    assert view["planned"]  # for which a button leads to the edit
+    assert not widget._render(trace.report("none", "function"))["planned"]
     assert view["label"] in view["parts"]["totals"] or plan.policy not in view["parts"]["totals"]
     assert widget._render(trace.report("none", "function"))["unpasted"] == "your source as it is"
     # Another choice for the same words is another policy: its own figures, and a label that tells it apart.

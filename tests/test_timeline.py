@@ -83,7 +83,8 @@ def test_values_live_from_their_maker_to_their_last_reader():
     timeline = rm.trace(chain, S(N)).timeline("none")
     cosines = sorted((life.first, life.end) for life in timeline.lives if life.value.primitive == "cos")
     assert len(cosines) == 8
-    assert [end for _, end in cosines] == sorted((end for _, end in cosines), reverse=True)
+    ends = [end for _, end in cosines]
+    assert ends == sorted({*ends}, reverse=True)
     backward = next(number for number, moment in enumerate(timeline.moments) if moment.half == "backward")
     assert all(first < backward < end for first, end in cosines)
     assert len(timeline.alive_at(0)) < len(timeline.alive_at(timeline.peak))

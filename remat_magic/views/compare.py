@@ -287,7 +287,7 @@ def comparison_table(
         failed = f"<br><small>{escape(row.error)}</small>" if row.error and row.peak_bytes is not None else ""
         failed += f"<br><small>{escape(row.no_gain)}</small>" if row.no_gain else ""
         head = f'<th scope="row">{front if row.pareto else ""}{name}{also}{failed}</th>'
-        cells = "".join(_cell(column.cell(row), _first(columns, number)) for number, column in enumerate(columns))
+        cells = "".join(_cell(column, row, _first(columns, number)) for number, column in enumerate(columns))
         if row.error and row.peak_bytes is None:
             cells = f'<td colspan="{len(columns)}">{escape(row.error)}</td>'
         same = html.escape("\n".join(stands_for(row)))
@@ -313,9 +313,12 @@ def _title(text: str) -> str:
     return f' title="{escape(text)}"' if text else ""
 
 
-def _cell(cell: _Cell, extra: str) -> str:
+def _cell(column: _Column, row: ComparisonRow, extra: str) -> str:
+    """A number, with its heading for where there is no room for columns."""
+    cell = column.cell(row)
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-    return f'<td class="remat-num{extra}"{value}{_title(cell.exact)}>{escape(cell.text)}</td>'
+    head = f' data-head="{escape(column.head)}"' if cell.text else ""
+    return f'<td class="remat-num{extra}"{head}{value}{_title(cell.exact)}>{escape(cell.text)}</td>'
 
 
 def _sorter(head: str, number: int) -> str:
@@ -336,6 +339,7 @@ def comparison_panel(
     notes: Sequence[str] = (),
     *,
     live: bool = False,
+    width: int = 680,
 ) -> str:
     """Picture, table and findings, to stand inside an element of class ``remat``.
 
@@ -347,11 +351,12 @@ def comparison_panel(
         chosen: the policy to mark.
         notes: sentences to show with it.
         live: whether a script is there.
+        width: of the picture, in pixels.
     """
     where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
     table = comparison_table(rows, function, device, chosen, live=live)
     return (
-        f'<div class="remat-pictured">{pareto_svg(rows, chosen)}'
+        f'<div class="remat-pictured">{pareto_svg(rows, chosen, width)}'
         f'<div><div class="remat-compare">{table}</div>{_said(rows, notes)}{where}</div></div>'
     )
 
@@ -378,9 +383,9 @@ def about(comparison: Comparison) -> dict[str, Any]:
     return {"function": comparison.function, "notes": (*comparison.notes, *not_tried), **times}
 
 
-def places_panel(places: Places, policy: str, at: str, *, live: bool = False) -> str:
+def places_panel(places: Places, policy: str, at: str, *, live: bool = False, width: int = 680) -> str:
     """As ``comparison_panel``, of policies at several places, with the chosen one marked."""
-    return comparison_panel(places.rows, chosen=f"{policy} at {at}", **about(places), live=live)
+    return comparison_panel(places.rows, chosen=f"{policy} at {at}", **about(places), live=live, width=width)
 
 
 def _said(rows: Sequence[ComparisonRow], notes: Sequence[str]) -> str:

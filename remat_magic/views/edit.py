@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ def edit_html(edit: Edit, *, live: bool = True) -> str:
     if not diff:
         return f'{result}{reasons}<p class="remat-empty">Nothing is to be edited.</p>'
     copy = f'<button type="button" data-action="copy-diff" {KEYS}>Copy the diff</button>'
+    copy = " ".join([*(_copy_whole(file) for file in best.files if file.cell is not None), copy])
     # The diff as a whole may say instead why there is none.
     files = [file for file in best.files if file.diff() and file.diff() in diff]
     shown = "".join(map(_file, files)) or f"<pre>{escape(diff)}</pre>"
@@ -67,6 +69,15 @@ def edit_html(edit: Edit, *, live: bool = True) -> str:
         f"{result}{copy if live else ''}"
         f'<div class="remat-diff" tabindex="0" role="region" aria-label="Edit of the source" {KEYS}>'
         f"{shown}</div>{reasons}"
+    )
+
+
+def _copy_whole(file: FileEdit) -> str:
+    """A button for the new text of a cell, to be pasted into one: no widget can insert a cell by itself."""
+    hover = "Copies the whole cell as edited: paste it into a new cell, or over this one"
+    return (
+        f'<button type="button" data-action="copy-edited" data-text="{html.escape(file.new)}" title="{hover}" {KEYS}>'
+        f"Copy {escape(file.label)} as edited</button>"
     )
 
 

@@ -26,6 +26,8 @@ _Attributions = dict[_Line, list[Attribution]]  # by the lines that they begin o
 
 _DEFINED = re.compile(r"\s*(async\s+)?def\b")
 
+_PICK = "Only this line, in tables and jaxprs; once more shows all again"
+
 # Of a library's function the lines with costs are shown, and as many before and after each.
 _AROUND = 2
 
@@ -174,7 +176,7 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Att
         key = section.mark + line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
         shown = (
             f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
-            f'data-place="{escape(row.place)}" aria-label="line {number}" {KEYS}>{number}</button>'
+            f'data-place="{escape(row.place)}" aria-label="line {number}" title="{_PICK}" {KEYS}>{number}</button>'
             if scale.live and row is not None
             else str(number)
         )

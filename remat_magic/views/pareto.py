@@ -67,7 +67,7 @@ def _said(point: _Point, timed: bool) -> str:
     return f"{row.label}{same}: {held}, {cost} {more}{front}"
 
 
-def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 340) -> str:
+def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 356) -> str:
     """Every policy by its memory and by what it adds, with the front of those that no other beats.
 
     The memory is what the rows are ranked by: what XLA's compiler needs, with a line where the device ends, or the
@@ -92,7 +92,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         return picture(identifier(title, rows), width, 40, title, "Nothing to show.", words, "")
     across = ticks(max(memory for _, memory, _ in shown))
     upward = ticks(max(cost for _, _, cost in shown))
-    frame = Frame(64, 34, width - 26, height - 46, across[-1], upward[-1])
+    frame = Frame(64, 50, width - 26, height - 46, across[-1], upward[-1])
     points = [
         _Point(row, frame.x(memory), frame.y(cost), memory, cost, bool(chosen) and chosen in stands_for(row))
         for row, memory, cost in shown
@@ -237,8 +237,8 @@ def _overlap(a: _Box, b: _Box) -> bool:
 
 
 def _pareto_legend(frame: Frame, marked: bool, compiled: bool) -> str:
-    y = frame.top - 16
+    y = frame.top - 34  # above the name of the axis
     other = "beaten, or too big" if compiled else "another is better"
     entries = [("◆", "on the front"), ("○", other)] + ([("□", "chosen")] if marked else [])
-    line = "   ".join(f"{sign} {word}" for sign, word in entries)
+    line = " · ".join(f"{sign} {word}" for sign, word in entries)
     return text(frame.right, y, line, text_anchor="end", class_="remat-axis", aria_hidden="true")

@@ -27,7 +27,7 @@ __all__ = [
     "slider_place",
 ]
 
-UNPASTED = "a plan has no line to paste: widget.plan.save(path) keeps it"
+UNPASTED = "a plan is an edit of your source; widget.plan.save(path) keeps it too"
 
 _STYLE = (
     f".remat-svg .remat-bound{{fill:{colours['accent']};fill-opacity:.12;stroke:none}}"
@@ -125,7 +125,7 @@ def frontier_svg(
         together: whether the points are of choices that are the same in equal layers.
         chosen: the plan that is chosen, to be marked.
     """
-    height = 260
+    height = 276
     by_names = any(point.unreached for point in points)
     shaded = "shaded: nothing is possible" + (" with equal layers together" if together else "")
     shaded += ", by names" if by_names else ""
@@ -141,7 +141,7 @@ def frontier_svg(
     most_x = max(*(point.budget_bytes for point in points), *(x for x, _ in places), 1)
     most_y = max(*(point.recomputed_flops for point in points), *(y for _, y in places), 1)
     across, upward = ticks(most_x), ticks(most_y)
-    frame = Frame(84, 34, width - 26, height - 46, across[-1], upward[-1])
+    frame = Frame(84, 50, width - 26, height - 46, across[-1], upward[-1])
     # In steps: a budget between two has the plan of the smaller one at least, and the bound of the larger one at most.
     least = itertools.accumulate((flops for _, flops in stairs), min)
     steps = [(frame.x(x), frame.y(flops)) for (x, _), flops in zip(stairs, least, strict=True)]
@@ -153,7 +153,7 @@ def frontier_svg(
         bound = next(point.bound for point in points if point.budget_bytes >= right)
         bound = min([bound, *(flops for x, flops in places if x <= left)])  # what is there is possible
         bounds += f"V{frame.y(bound):.1f}H{frame.x(right):.1f}"
-    moved = "\N{WHITE UP-POINTING TRIANGLE} offloads, both memories together   " * any(
+    moved = "\N{WHITE UP-POINTING TRIANGLE} offloads, both memories together · " * any(
         report.offloaded_bytes for report in policies
     )
     parts = [
@@ -176,8 +176,8 @@ def frontier_svg(
         _chosen_mark(chosen, frame) if chosen else "",
         text(
             frame.right,
-            frame.top - 16,
-            f"○ a plan   \N{MULTIPLICATION SIGN} a policy   {moved}{shaded}",
+            frame.top - 34,
+            f"○ a plan · \N{MULTIPLICATION SIGN} a policy · {moved}{shaded}",
             text_anchor="end",
             class_="remat-axis",
             aria_hidden="true",

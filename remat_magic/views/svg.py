@@ -109,8 +109,8 @@ class Frame:
         for mark in marks:
             x = self.x(mark)
             parts.append(element("line", x1=x, x2=x, y1=self.bottom, y2=self.bottom + 4, class_="remat-base"))
-            parts.append(text(x, self.bottom + 17, written(mark), text_anchor="middle", class_="remat-tick"))
-        parts.append(text(self.right, self.bottom + 34, label, text_anchor="end", class_="remat-axis"))
+            parts.append(text(x, self.bottom + 20, written(mark), text_anchor="middle", class_="remat-tick"))
+        parts.append(text(self.right, self.bottom + 36, label, text_anchor="end", class_="remat-axis"))
         return "".join(parts)
 
 

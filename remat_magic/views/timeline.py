@@ -81,7 +81,7 @@ def timeline_svg(
         f"temporaries {fmt.nbytes(peak.temporaries)}.{said}"
     )
     style = _TIMELINE_STYLE + XLA_STYLE * (by_xla is not None) + OVERLAY_STYLE * (against is not None)
-    height = frame.bottom + (3 + (by_xla is not None) + 2 * (against is not None)) * _LINE + 4
+    height = frame.bottom + (3 + (by_xla is not None) + 2 * (against is not None)) * _LINE + 8
     return picture(name, width, height, title, description, parts, style)
 
 

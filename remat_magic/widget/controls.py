@@ -8,10 +8,48 @@ from collections.abc import Iterable
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
-__all__ = ["ID", "button", "copies", "search", "select"]
+__all__ = ["ID", "button", "copies", "search", "select", "taught"]
 
 # Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
 ID = "__remat__"
+
+_TAUGHT = {
+    "against": "A, the choice that the shown one, B, is compared with: in numbers, tables, jaxprs and over time",
+    "all-names": "Set all names that are shown to this",
+    "apply": "Bind the function's name to it with this choice; what was compiled before keeps the old one",
+    "at": "Where the policy goes: the whole function, its checkpoints, or a function that it calls",
+    "beside": "Keep the source in sight, at the left of every tab",
+    "budget": "How much memory the choice may take; each place is a plan",
+    "cancel": "Stop after the one that runs",
+    "copy": "Copy the code for this choice, to be pasted into your program",
+    "copy-jaxpr": "Copy this jaxpr as JAX prints it",
+    "copy-table": "Copy the rows that are shown, in their order",
+    "device": "The machine that times are estimated for, and whose compiler is asked whether the choice fits",
+    "edit": "The edit of your source that does what is chosen, verified by tracing it",
+    "gradient": "Which of the gradients that the function takes is looked at",
+    "gradients": "Run each policy and compare its values and gradients with those without a checkpoint",
+    "group": "Put the rows of one line, name, operation or loop together, with their sum",
+    "inputs": "What a compiled program is run on, if at all",
+    "layers": "Whether a plan saves the same in equal layers: one by one it can save more, and is more to write",
+    "loops": "Whether a scan would save less with some of its steps under one checkpoint",
+    "measure": "Compile the gradient under each policy, and run it where inputs are chosen",
+    "names": "Show the names that have this in them; * stands for any text",
+    "of": "What the budget is of: all that is alive at the estimated peak, or what is saved alone",
+    "panes": "Both halves of what is shown, or one half of A beside that of B",
+    "plan": "Find what to save within the budget so that least is recomputed",
+    "policy": "What is saved for the backward pass and what it computes again; opens as a list with what each does",
+    "recomputed": "Show the rows that have this in them",
+    "residuals": "Show the rows that have this in them",
+    "together": "The other pane follows to the same operation",
+    "typed": "A budget in bytes, or a share of what it is without a checkpoint",
+    "what-if": "What it would change to save, or to recompute, a single value",
+}
+"""What a control is for, said on hover, by its key."""
+
+
+def taught(key: str) -> str:
+    """The attribute that says on hover what a control is for; nothing where there is nothing to say."""
+    return f' title="{html.escape(_TAUGHT[key])}"' if key in _TAUGHT else ""
 
 
 def select(key: str, label: str, options: Iterable[tuple[str, str]], chosen: str | None = None) -> str:
@@ -22,7 +60,7 @@ def select(key: str, label: str, options: Iterable[tuple[str, str]], chosen: str
     )
     described = f' aria-describedby="{ID}meaning"' if key in ("policy", "at") else ""
     return (
-        f'<span class="remat-field"><label for="{ID}{key}">{escape(label)}</label> '
+        f'<span class="remat-field"{taught(key)}><label for="{ID}{key}">{escape(label)}</label> '
         f'<select id="{ID}{key}" data-control="{key}"{described} {KEYS}>{items}</select></span>'
     )
 
@@ -30,13 +68,14 @@ def select(key: str, label: str, options: Iterable[tuple[str, str]], chosen: str
 def button(action: str, text: str, **more: str) -> str:
     """A button for one action of the script, with more attributes."""
     extra = "".join(f' {name.replace("_", "-")}="{html.escape(value)}"' for name, value in more.items())
+    extra += "" if "title" in more else taught(action)
     return f'<button type="button" data-action="{action}"{extra} {KEYS}>{escape(text)}</button>'
 
 
 def search(key: str, label: str, placeholder: str) -> str:
     """A field to search by, with its label."""
     return (
-        f'<span class="remat-field"><label for="{ID}find-{key}">{label}</label> '
+        f'<span class="remat-field"{taught(key)}><label for="{ID}find-{key}">{label}</label> '
         f'<input type="search" id="{ID}find-{key}" data-find="{key}" placeholder="{placeholder}" '
         f'autocomplete="off" spellcheck="false" {KEYS}></span>'
     )

@@ -12,7 +12,7 @@ from remat_magic.records import Site
 from remat_magic.views.format import escape
 from remat_magic.views.html import signature_html, title_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, button, search, select
+from remat_magic.widget.controls import ID, button, search, select, taught
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
@@ -21,6 +21,7 @@ __all__ = ["frame"]
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
 _MORE = "Compare with another choice, undo and redo, copy tables, and rarer options; what is unfolded stays so"
+_TO_EDIT = "The plan as an edit of your source, whose cells can be copied whole"
 # More names than this are searched rather than read.
 _MANY_NAMES = 6
 
@@ -59,13 +60,14 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory(live.devices)))}"></div>'
         '<div data-part="fits" role="status" aria-live="polite"></div>'
         f'<div class="remat-code"><code data-part="code"></code>'
-        f"{button('copy', 'Copy')}{apply}</div>"
+        f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div>"
         '<div data-part="notes"></div>'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
         f'<button type="button" class="remat-chip" data-action="unpick" hidden {KEYS}></button>'
         '<span class="remat-status" role="status" aria-live="polite" data-part="status"></span>'
-        f'<label class="remat-check"><input type="checkbox" data-control="beside" {KEYS}> Source beside</label></div>'
+        f'<label class="remat-check"{taught("beside")}><input type="checkbox" data-control="beside" {KEYS}> '
+        "Source beside</label></div>"
         f'<div class="remat-body">{"".join(map(_panel, panels))}</div>'
     )
 

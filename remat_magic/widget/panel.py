@@ -19,6 +19,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 """The folder of the scripts that are no panel's own."""
 
 
+_NARROWEST, _WIDTH, _WIDEST = 520, 680, 1350  # pixels of a picture: a narrower one is shrunk
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A message of the browser, which may hold anything."""
@@ -44,6 +47,11 @@ class Request:
     def at(self) -> str:
         """A place."""
         return self.text("at")
+
+    @property
+    def width(self) -> int:
+        """Of a picture, in pixels."""
+        return min(max(int(self.content.get("width") or _WIDTH), _NARROWEST), _WIDEST)
 
     @property
     def serial(self) -> int:

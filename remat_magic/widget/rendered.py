@@ -60,13 +60,14 @@ class Rendered:
         self._folded: dict[_Key, html.Folded] = {}
         self._chosen: tuple[Report | None, str, str] = (None, "", "")
 
-    def view(self, report: Report, meanings: Mapping[str, str], unpasted: str) -> dict[str, Any]:
+    def view(self, report: Report, meanings: Mapping[str, str], unpasted: str, planned: bool = False) -> dict[str, Any]:
         """A report's view, as the script takes it.
 
         Args:
             report: the report.
             meanings: one-line explanations by policy.
             unpasted: what to say where there is no code to paste.
+            planned: whether it is of a plan.
         """
         key = (report.policy, report.at)
         view = self._views.get(key)
@@ -80,6 +81,7 @@ class Rendered:
                 "meaning": meanings.get(report.policy, ""),
                 "code": report.code,
                 "unpasted": unpasted,
+                "planned": planned,
                 "parts": {
                     "totals": html.totals_html(report),
                     "peak": peak_bar_html(report),

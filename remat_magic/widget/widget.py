@@ -251,7 +251,8 @@ class RematWidget(Channel):
         instead, applying = "your source as it is", "Apply undoes an earlier Apply"
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
-        return self._rendered.view(report, meanings, f"{instead}; {applying}" if self._apply else instead)
+        said = f"{instead}; {applying}" if self._apply else instead
+        return self._rendered.view(report, meanings, said, report.policy in plans)
 
     def _publish(self, report: Report, serial: int) -> None:
         self._view = {**self._render(report), "serial": serial}

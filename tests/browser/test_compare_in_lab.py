@@ -165,7 +165,7 @@ def test_nothing_slides_under_the_pointer_while_it_measures(widget: Widget) -> N
     assert [control.bounding_box() for control in others] == before
 
 
-@pytest.mark.parametrize("width", [1650, 2000])
+@pytest.mark.parametrize("width", [720, 1100, 1650, 2000])
 def test_every_column_can_be_read(widget: Widget, width: int) -> None:
     """Beside the picture where there is room for both, else below it; nothing scrolls in what scrolls."""
     page = widget.notebook.page

@@ -574,6 +574,10 @@ def test_what_if_and_the_edit_of_the_source(widget: Widget) -> None:
     expect(widget.status).to_have_text("Copied.")
     widget.notebook.run(6)
     assert clipboard(widget.notebook.page) == json.loads(widget.notebook.outputs(6).inner_text())
+    widget.root.get_by_role("button", name=re.compile(r"Copy In\[\d+\] as edited")).click()
+    cell = clipboard(widget.notebook.page)
+    assert cell.startswith("%%remat")
+    assert "\n@partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)" in cell
 
 
 _LOOK = """e => {

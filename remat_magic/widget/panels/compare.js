@@ -1,5 +1,6 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
+import { roomFor } from "../scripts/room.js";
 
 const REMEMBERED = "remat_magic-device";
 
@@ -12,6 +13,7 @@ export function panel(widget, key) {
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
+  const room = () => roomFor(/** @type {HTMLElement} */ (one(".remat-body")));
   /** @param {string} name */
   const control = (name) => one(`[data-control="${name}"]`).value;
 
@@ -25,7 +27,7 @@ export function panel(widget, key) {
     if (asked.table !== what || !(listed || asked.beside === policy)) {
       if (!part("comparison").childElementCount) say("Tracing every policy…");
       part("comparison").classList.add("remat-stale");
-      widget.send({ type: "compare", policy, at, device });
+      widget.send({ type: "compare", policy, at, device, width: room() });
     }
     asked.table = what;
     asked.beside = policy;
@@ -137,7 +139,8 @@ export function panel(widget, key) {
   /** @param {string} type */
   function request(type) {
     const { shown } = widget;
-    widget.send({ type, policy: shown?.policy, at: shown?.at, device: control("device"), inputs: control("inputs") });
+    const of = { policy: shown?.policy, at: shown?.at, device: control("device"), inputs: control("inputs") };
+    widget.send({ type, ...of, width: room() });
   }
 
   /** @param {{html?: string, error?: string}} message */

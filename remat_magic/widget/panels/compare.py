@@ -15,7 +15,7 @@ from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
 from remat_magic.views.fits import fits_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import button, copies, select
+from remat_magic.widget.controls import button, copies, select, taught
 from remat_magic.widget.panel import Panel, Request
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Compare(Panel):
             f'<div class="remat-tools">{select("device", "Device", machines, self._live.device)}'
             f"{button('places', 'Try all places', title='Where a checkpoint should go, and with which policy')}"
             f"{select('inputs', 'Measure', runs)}{button('measure', 'Measure')}{button('gradients', 'Check gradients')}"
-            f'<button type="button" data-action="cancel" hidden {KEYS}>Cancel</button>'
+            f'<button type="button" data-action="cancel" hidden{taught("cancel")} {KEYS}>Cancel</button>'
             f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress>'
             f"{copies('comparison')}</div>"
         )
@@ -108,7 +108,14 @@ class Compare(Panel):
         device = comparison.device
         name, published = (device.name, device.source) if device else ("", "")
         return comparison_panel(
-            comparison.rows, comparison.function, name, published, request.policy, comparison.notes, live=True
+            comparison.rows,
+            comparison.function,
+            name,
+            published,
+            request.policy,
+            comparison.notes,
+            live=True,
+            width=request.width,
         )
 
     def _tell_known(self, request: Request, besides: Sequence[Policy]) -> None:
@@ -270,7 +277,8 @@ class Compare(Panel):
             if len(places) > rows or now.finished:
                 rows = len(places)
                 self._live.offer(places.plans)
-                self._send({**request.content, "html": places_panel(places, request.policy, request.at, live=True)})
+                html = places_panel(places, request.policy, request.at, live=True, width=request.width)
+                self._send({**request.content, "html": html})
             self._send_progress(now, "Trying", "tried")
             if cancelled:
                 return

@@ -8,7 +8,7 @@ from typing import Any
 from remat_magic.records import Report
 from remat_magic.views import html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import button, select
+from remat_magic.widget.controls import button, select, taught
 from remat_magic.widget.panel import Panel, Request
 
 __all__ = ["Jaxprs"]
@@ -28,7 +28,7 @@ class Jaxprs(Panel):
     def tools(self) -> str:
         """What the two jaxprs are moved through, compared and copied by."""
         return (
-            '<div class="remat-tools"><label class="remat-check">'
+            f'<div class="remat-tools"><label class="remat-check"{taught("together")}>'
             f'<input type="checkbox" data-control="together" checked {KEYS}> Scroll together</label>'
             f"{select('panes', 'Show', _PANES)}"
             '<span class="remat-summary" data-summary="jaxprs"></span>'

@@ -36,7 +36,7 @@ class Memory(OnDemand):
             for way, sign, what in (("out", "\N{MINUS SIGN}", "Show more time"), ("in", "+", "Show less time, larger"))
         )
         whole = button("zoom-whole", "Whole", title=f"Show all moments ({keys})")
-        hint = "Point at a moment, or use the arrow keys, for what is held then; a click holds it, dragging moves."
+        hint = "Point at a moment, or use the arrow keys, for what is held then; a click keeps it, dragging moves."
         return (
             f'<div class="remat-tools"><span class="remat-field">Zoom</span><span>{zoom} {whole}</span>'
             f'<span class="remat-summary">{hint}</span></div>'

@@ -1,5 +1,6 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
+import { roomFor } from "../scripts/room.js";
 import { keyOf } from "../scripts/types.js";
 import { quantity } from "../scripts/units.js";
 
@@ -15,6 +16,9 @@ export function panel(widget, key) {
   let peaks = null;
   /** Whether the slider is held, so that no answer moves it. */
   let moving = false;
+
+  /** The width of the picture, which is there from Compare too. */
+  const room = () => roomFor(/** @type {HTMLElement} */ (one(".remat-body")));
 
   /** How equal layers are decided: "together", "separately", or as the function shares them. */
   const layers = () => one('[data-control="layers"]').value;
@@ -56,7 +60,7 @@ export function panel(widget, key) {
     asked = what;
     slider.disabled = true;
     part("stop").textContent = "Working out the frontier…";
-    widget.send({ type: "frontier", at: shown.at, policy: shown.policy, layers: layers() });
+    widget.send({ type: "frontier", at: shown.at, policy: shown.policy, layers: layers(), width: room() });
   }
 
   /** The bytes that the slider is at: between two stops in proportion. */
@@ -80,7 +84,8 @@ export function panel(widget, key) {
   /** @param {number | string} budget @param {boolean} [sweeping] */
   function plan(budget, sweeping) {
     const kind = typeof budget === "number" && !ofPeak() ? "saved" : of();
-    widget.ask({ type: "plan", budget, of: kind, layers: layers(), at: widget.shown?.at }, undefined, sweeping);
+    const wish = { type: "plan", budget, of: kind, layers: layers(), at: widget.shown?.at, width: room() };
+    widget.ask(wish, undefined, sweeping);
     part("planned").classList.add("remat-stale");
   }
 
@@ -126,7 +131,8 @@ export function panel(widget, key) {
       widget.panel(key).querySelector(".remat-tools")?.prepend(slot);
     },
     fill,
-    show({ at }) {
+    show({ at, planned }) {
+      one('[data-action="to-edit"]').hidden = !planned;
       slider.disabled = !stops.length || asked !== keyOf(layers(), at);
     },
     messages: {
@@ -163,6 +169,11 @@ export function panel(widget, key) {
       "what-if": () => workOut("what-if"),
       loops: () => workOut("loops"),
       edit: () => workOut("edit"),
+      "to-edit"() {
+        widget.open(key, true);
+        workOut("edit");
+      },
+      "copy-edited": ({ dataset }) => widget.copy(dataset.text ?? ""),
       "copy-diff"() {
         const diff = part("alternatives").querySelector(".remat-diff")?.cloneNode(true);
         if (!(diff instanceof Element)) return;

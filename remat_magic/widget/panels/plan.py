@@ -11,7 +11,7 @@ from remat_magic.views import plan as views
 from remat_magic.views.edit import edit_html
 from remat_magic.views.tables import KEYS
 from remat_magic.views.what_if import flip_key, loops_html, what_if_html
-from remat_magic.widget.controls import ID, button, select
+from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.panel import Panel, Request
 
 __all__ = ["Plan"]
@@ -36,12 +36,14 @@ class Plan(Panel):
         kinds = [("peak", "estimated peak"), ("saved", "saved bytes")]
         layers = [("", "automatic"), ("together", "together"), ("separately", "one by one")]
         return (
-            '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide">'
+            '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide"'
+            f"{taught('budget')}>"
             f'<label for="{ID}budget">Budget</label> '
             f'<input type="range" id="{ID}budget" data-control="budget" min="0" max="0" step="0.05" value="0" disabled '
             f'aria-describedby="{ID}stop" {KEYS}></span>'
             f'<output class="remat-summary" id="{ID}stop" data-part="stop"></output>'
-            f'<span class="remat-field"><label for="{ID}typed">or</label> <input type="search" id="{ID}typed" '
+            f'<span class="remat-field"{taught("typed")}>'
+            f'<label for="{ID}typed">or</label> <input type="search" id="{ID}typed" '
             f'data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}></span>'
             f'{select("of", "of", kinds)}<span class="remat-optional">{select("layers", "Equal layers", layers)}</span>'
             f"{button('plan', 'Plan')}</span>"
@@ -111,7 +113,7 @@ class Plan(Panel):
         reports = [report for report in cached if report is not None and report.complete and not report.backward_error]
         forward = next((report.forward_flops for report in reports), None)
         together = request.text("layers") == "together"
-        svg = views.frontier_svg(points, reports, together=together, chosen=chosen)
+        svg = views.frontier_svg(points, reports, request.width, together=together, chosen=chosen)
         points = views.known_points(points, [*reports, *([chosen] if chosen else [])])
         extremes = [trace.report(policy, at) for policy in ("none", "nothing_saveable")]
         peaks = sorted(report.peak_bytes for report in (*reports, *extremes) if report.peak_bytes is not None)

@@ -7,7 +7,7 @@ from typing import Any
 from remat_magic.records import Report
 from remat_magic.views.html import recomputed_html, residuals_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, copies, search
+from remat_magic.widget.controls import ID, copies, search, taught
 from remat_magic.widget.panel import Panel
 
 __all__ = ["Recomputed", "Residuals"]
@@ -21,7 +21,8 @@ class _Table(Panel):
         options = "".join(f'<option value="{value}">{text}</option>' for value, text in _GROUPS)
         return (
             f'<div class="remat-tools">{search(self.key, "Find", "any text of a row")}'
-            f'<span class="remat-field"><label for="{ID}group-{self.key}">Group by</label> '
+            f'<span class="remat-field"{taught("group")}>'
+            f'<label for="{ID}group-{self.key}">Group by</label> '
             f'<select id="{ID}group-{self.key}" data-group="{self.key}" {KEYS}>{options}</select></span>'
             f'<span class="remat-summary" data-summary="{self.key}"></span>{copies(self.key)}</div>'
         )

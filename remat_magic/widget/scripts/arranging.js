@@ -56,6 +56,7 @@ function dressHeads(table, onSort) {
     button.dataset.order = "";
     button.dataset.lmSuppressShortcuts = "true";
     button.textContent = head.textContent;
+    button.title = "Sort by this; once more turns it round";
     button.addEventListener("click", () => onSort(column));
     head.replaceChildren(button);
   });
