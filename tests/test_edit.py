@@ -1686,6 +1686,33 @@ def f(ws, x):
     return x.sum()
 """
 CHECKPOINT = "@jax.checkpoint\n"
+SHARED = """
+def block(w, x):
+    return jnp.sin(jnp.tanh(x @ w) @ w)
+
+def other(w, x):
+    return jnp.cos(jnp.tanh(x @ w) @ w)
+
+def f(w, x):
+    for layer in (block, other):
+        x = jax.checkpoint(layer)(w, x)
+    return x.sum()
+"""
+
+
+def test_a_checkpoint_of_several_places_is_written_for_all_of_them(module):
+    trace = rm.trace(module(SHARED).f, f32(4, 4), f32(2, 4))
+    one = trace.edit("dots_saveable", "block")
+    assert not one.verified
+    assert "applies the checkpoint of other too" in one.differences[0]
+    assert one.diff().startswith(f"# This edit was not verified: {one.differences[0]}\n--- ")
+    both = trace.edit("dots_saveable", {"block": "dots_saveable", "other": "dots_saveable"})
+    assert both.verified, both.differences
+    assert "x = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)(w, x)" in both.apply_text()
+    with pytest.raises(RematError, match="of block, other together: choose one policy"):
+        trace.edit("as_written", {"block": "none", "other": "dots_saveable"})
+
+
 SEVERAL = {  # a policy for each place; the decorator of `block`; what the edited text has
     "two functions": (
         {"attention": "nothing_saveable", "feed_forward": "dots_saveable"},

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import _jax, units
-from remat_magic.editing.applications import Application, applications, with_policies
+from remat_magic.editing.applications import Application, applications, applied_for_others, with_policies
 from remat_magic.editing.live_code import NewWrapper, as_edited
 from remat_magic.editing.names import (
     ChosenNames,
@@ -363,6 +363,9 @@ class _Editor:
             and expected.recomputed_flops != traced.recomputed_flops
         ):
             differences = ["the edited text saves what is asked for, and recomputes something else."]  # at other calls
+        if differences:
+            keys = [site.key for part, _ in parts for site in self._sites(part.at)]
+            differences = [*applied_for_others(keys, places), *differences]
         return replace(
             edited,
             verified=not differences,

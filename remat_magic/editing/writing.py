@@ -100,6 +100,7 @@ class EditedTexts:
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = set(facts.engine.names).union(*map(used_names, code.texts.values()))
         self._added: tuple[set[str], set[str]] = set(), set()  # names of functions, as for `mark_added`
+        self._policies: dict[Application, tuple[str, tuple[str, ...]]] = {}  # what was written where
         self._new_names: set[str] = set()
         self._modules: dict[str, str] = {}  # the parameter of new lambdas, by file
         self.wrappers: list[NewWrapper] = []
@@ -187,6 +188,16 @@ class EditedTexts:
                     "it, or it is passed on under another name, so give it the policy by hand."
                 )
         for place in {id(place): place for site in sites for place in places[site.key]}.values():
+            before = self._policies.get(place)
+            self._policies[place] = plan.policy, names
+            if before is not None and before != (plan.policy, names):
+                of = ", ".join(key for key, own in places.items() if place in own)
+                raise RematError(
+                    f"line {place.text.start(place.node)[0]} of {place.text.place} applies the checkpoints of {of} "
+                    "together: choose one policy for them."
+                )
+            if before is not None:
+                continue
             if takes_off:
                 self._take_off(place)
             else:
