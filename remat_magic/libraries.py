@@ -23,6 +23,7 @@ __all__ = [
     "gradient_by",
     "is_gradient",
     "is_jitted",
+    "is_trial_of_linen",
     "lifted",
     "loss_of_equinox",
     "loss_of_nnx",
@@ -159,6 +160,19 @@ def module_kind(cls: type) -> str:
                 if f"{base.__module__}.".startswith(f"{library}."):
                     return library
     return ""
+
+
+def is_trial_of_linen(frame: types.FrameType | None) -> bool:
+    """Whether a call is made while flax's ``nn.scan`` traces its body to see what is constant in it, for nothing else.
+
+    On JAX 0.10 it does so apart from the jaxpr that is being made.
+    """
+    scan = getattr(sys.modules.get("flax.core.axes_scan"), "__file__", None)
+    while scan is not None and frame is not None:
+        if frame.f_code.co_filename == scan and frame.f_locals.get("init_mode") is True:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def checkpointed_by_linen(thing: Any) -> type | None:

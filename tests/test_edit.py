@@ -1413,6 +1413,84 @@ PLACES["an object of equinox"] = (
     "Block.__call__",
     "    @partial(eqx.filter_checkpoint, policy=jax.checkpoint_policies.dots_saveable)\n    def __call__",
 )
+PLACES["two lambdas on one line"] = (
+    "",
+    "def f(w, x):\n"
+    "    return jax.lax.cond(x[0, 0] > 0, lambda v: jnp.sin(v @ w).sum(), lambda v: jnp.exp(v @ w).sum(), x)",
+    "<lambda>",
+    "0, jax.checkpoint(lambda v: jnp.sin(v @ w).sum(), policy=jax.checkpoint_policies.dots_saveable), jax.checkpoint(",
+)
+GIVEN = "nn.remat(lambda module, *args: module(*args), policy=jax.checkpoint_policies.dots_saveable)("
+LINEN = dedent("""
+    import flax.linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            x = nn.Dense(8)(jnp.sin(nn.Dense(8)(x)))
+            x = (
+                nn.MultiHeadDotProductAttention(num_heads=2)
+            )(x, x, deterministic=not train)
+            return nn.LayerNorm()(x).sum()
+
+    net = Net()
+    weights = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.ones((2, 4)), False))
+
+    def f(weights, x):
+        return net.apply(weights, x, False)
+""")
+PLACES["a layer of flax"] = (
+    "flax.linen",
+    LINEN,
+    "Dense.__call__",
+    f"x = {GIVEN}nn.Dense(8), jnp.sin({GIVEN}nn.Dense(8), x)))",
+)
+PLACES["a layer of flax that is called with a flag"] = (
+    "flax.linen",
+    LINEN,
+    "MultiHeadDotProductAttention.__call__",
+    "nn.MultiHeadDotProductAttention(num_heads=2)\n        ), x, x, deterministic=not train)",
+)
+PLACES["a layer of nnx that counts its calls"] = (
+    "flax.nnx",
+    dedent("""
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.into, self.drop = nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(jnp.sin(self.into(x)), deterministic=False).sum()
+
+    weights = Net(nnx.Rngs(0))
+
+    def f(weights, x):
+        return weights(x)
+    """),
+    "Dropout.__call__",
+    "nnx.remat(lambda module, *args: module(*args, deterministic=False), policy=",
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_that_a_library_calls_names_the_one_that_the_source_calls(module):
+    library("equinox")
+    made = module(
+        """
+        import equinox as eqx
+
+        weights = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
+
+        def f(weights, x):
+            return jax.vmap(weights)(x).sum()
+        """
+    )
+    trace = rm.trace(made.f, made.weights, f32(2, 4))
+    with pytest.raises(RematError, match=r"a library.*choose at='MLP\.__call__'"):
+        trace.edit("dots_saveable", "Linear.__call__")
+    edit = trace.edit("dots_saveable", "MLP.__call__")
+    assert edit.verified, edit.differences
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -1433,7 +1511,8 @@ def test_a_checkpoint_is_written_where_there_is_none(module, name):
     assert edit.saved_bytes == expected.saved_bytes
     # The text itself, imported: what JAX saves then.
     again = module(edit.apply_text().encode())
-    args = (again.weights, f32(2, 4)) if which else args
+    if which:  # parameters of flax must have the names that they had
+        args = (made.weights if which == "flax.linen" else again.weights, f32(2, 4))
     report = rm.trace(again.f, *args).report()
     assert sorted(row.type for row in report.residuals) == sorted(row.type for row in expected.residuals)
     assert not trace.edit("none", at).files
@@ -1607,6 +1686,33 @@ def f(ws, x):
     return x.sum()
 """
 CHECKPOINT = "@jax.checkpoint\n"
+SHARED = """
+def block(w, x):
+    return jnp.sin(jnp.tanh(x @ w) @ w)
+
+def other(w, x):
+    return jnp.cos(jnp.tanh(x @ w) @ w)
+
+def f(w, x):
+    for layer in (block, other):
+        x = jax.checkpoint(layer)(w, x)
+    return x.sum()
+"""
+
+
+def test_a_checkpoint_of_several_places_is_written_for_all_of_them(module):
+    trace = rm.trace(module(SHARED).f, f32(4, 4), f32(2, 4))
+    one = trace.edit("dots_saveable", "block")
+    assert not one.verified
+    assert "applies the checkpoint of other too" in one.differences[0]
+    assert one.diff().startswith(f"# This edit was not verified: {one.differences[0]}\n--- ")
+    both = trace.edit("dots_saveable", {"block": "dots_saveable", "other": "dots_saveable"})
+    assert both.verified, both.differences
+    assert "x = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)(w, x)" in both.apply_text()
+    with pytest.raises(RematError, match="of block, other together: choose one policy"):
+        trace.edit("as_written", {"block": "none", "other": "dots_saveable"})
+
+
 SEVERAL = {  # a policy for each place; the decorator of `block`; what the edited text has
     "two functions": (
         {"attention": "nothing_saveable", "feed_forward": "dots_saveable"},

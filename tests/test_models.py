@@ -719,6 +719,30 @@ def _of_a_layer_of_linen():
     return make, (Net(layer).init(jax.random.key(0), x), x), "MultiHeadDotProductAttention.__call__"
 
 
+def _of_a_scan_of_linen():
+    nn = library("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return x + nn.Dense(8)(nn.gelu(nn.Dense(16)(x))), None
+
+    class Net(nn.Module):
+        block: type
+
+        @nn.compact
+        def __call__(self, x):
+            stack = nn.scan(self.block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+            return stack(name="layers")(x, None)[0]
+
+    def make(policy):
+        block = Block if policy is None else nn.remat(Block, policy=policy)
+        return lambda params, x: (Net(block).apply(params, x) ** 2).mean()
+
+    params = Net(Block).init(jax.random.key(0), jnp.ones((4, 8)))
+    return make, (params, jnp.ones((4, 8))), "Block.__call__"
+
+
 def _of_nnx():
     library("flax")
     from flax import nnx
@@ -791,7 +815,9 @@ def _of_haiku():
     return make, (make(None, "init")(jax.random.key(0), jnp.ones((4, 8))), jnp.ones((4, 8))), "Block.__call__"
 
 
-@pytest.mark.parametrize("of_library", [_of_linen, _of_a_layer_of_linen, _of_nnx, _of_equinox, _of_haiku])
+@pytest.mark.parametrize(
+    "of_library", [_of_linen, _of_a_layer_of_linen, _of_a_scan_of_linen, _of_nnx, _of_equinox, _of_haiku]
+)
 def test_a_checkpoint_on_a_module_is_as_if_written(of_library):
     """The oracle is the model with the library's own transformation in its text."""
     make, args, key = of_library()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import _jax, units
-from remat_magic.editing.applications import Application, applications, with_policies
+from remat_magic.editing.applications import Application, applications, applied_for_others, with_policies
 from remat_magic.editing.live_code import NewWrapper, as_edited
 from remat_magic.editing.names import (
     ChosenNames,
@@ -26,7 +26,7 @@ from remat_magic.editing.names import (
 )
 from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
 from remat_magic.editing.user_code import Executed, UserCode, executed_codes
-from remat_magic.editing.ways import Way, ways_at, ways_of_function
+from remat_magic.editing.ways import Way, library_caller, ways_at, ways_of_function
 from remat_magic.editing.writing import EditedTexts
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
@@ -311,6 +311,12 @@ class _Editor:
         if plan.at == "function":
             return ways_of_function(self._code)
         ways = ways_at(self._code, self._engine, plan.at)
+        caller = library_caller(self._engine, plan.at)
+        if caller:
+            raise RematError(
+                f"{plan.at!r} is called in the code of a library, which no edit reaches, by {caller}: choose "
+                f"at={caller!r}, or put a checkpoint around what your source calls."
+            )
         if not ways:
             raise RematError(
                 f"where {plan.at!r} is called cannot be told in source text of yours, or not for all of these calls "
@@ -357,6 +363,9 @@ class _Editor:
             and expected.recomputed_flops != traced.recomputed_flops
         ):
             differences = ["the edited text saves what is asked for, and recomputes something else."]  # at other calls
+        if differences:
+            keys = [site.key for part, _ in parts for site in self._sites(part.at)]
+            differences = [*applied_for_others(keys, places), *differences]
         return replace(
             edited,
             verified=not differences,

@@ -173,6 +173,14 @@ class TextChanges:
         at = first_line(node) if above else node.lineno
         self._lines_at(at, f"{self.text.indent(at)}{line}\n")
 
+    def pass_callee(self, call: ast.Call, function: str) -> None:
+        """Call a function instead, with what was called as the argument before the others."""
+        start, (line, column) = self.text.start(call), self.text.end(call.func)
+        while (column := self.text.lines[line - 1].partition("#")[0].find("(", column)) < 0:  # a bracket is between
+            line, column = line + 1, 0
+        self._changes.append(_Change(start, start, f"{function}(", -len(self.text.segment(call))))
+        self._changes.append(_Change((line, column), (line, column + 1), ", "))
+
     def drop_keywords(self, call: ast.Call) -> None:
         """Take all keyword arguments from a call, which come after the others."""
         start = self.text.end(call.args[-1] if call.args else call.func)

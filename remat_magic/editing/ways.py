@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -17,9 +18,9 @@ from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
-from remat_magic.user_files import is_user_file
+from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["CHECKPOINTS", "Way", "ways_at", "ways_of_function"]
+__all__ = ["CHECKPOINTS", "Way", "library_caller", "ways_at", "ways_of_function"]
 
 # By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
 CHECKPOINTS = {
@@ -37,10 +38,11 @@ class Way:
 
     Attributes:
         library: whose, by its module; empty for JAX's own.
-        definition: the function that gets it, with its text; None for the traced one, or at calls.
+        definitions: the functions that get it, with their texts; none for the traced one, or at calls.
         calls: else the calls that get it, with their texts.
         options: the text of further arguments.
         bind: whether what is passed by keyword at these calls is bound before, by ``functools.partial``.
+        as_argument: whether what these calls call is an argument of the checkpoint: a module, which it must see.
         condition: which steps of the ``for`` loop around the one call get it, with ``{}`` for their number; empty: all.
         loops: else the loops that get one around each ``size`` of their steps, with their texts.
         size: how many.
@@ -49,10 +51,11 @@ class Way:
     """
 
     library: str = ""
-    definition: tuple[ParsedText, Function] | None = None
+    definitions: tuple[tuple[ParsedText, Function], ...] = ()
     calls: tuple[tuple[ParsedText, ast.Call], ...] = ()
     options: str = ""
     bind: bool = False
+    as_argument: bool = False
     condition: str = ""
     loops: tuple[tuple[ParsedText, ast.For] | JaxLoop, ...] = ()
     size: int = 1
@@ -81,13 +84,14 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
     library = callee.module if callee.module in CHECKPOINTS else ""
     positions, bound = [position for position, _ in callee.static], bool(callee.module)
     ways: list[Way] = []
-    definition = _definition(code, callee.who) if place.calls == slice(None) else None
-    if definition is not None and library != "haiku":  # whose checkpoint can only be made during a trace
+    definitions = _definitions(code, callee.who) if place.calls == slice(None) else ()
+    if definitions and library != "haiku":  # whose checkpoint can only be made during a trace
         # As few as will do: parameters that have their defaults are no arguments, and stand at the end.
         numbers = [positions[:count] for count in range(len(positions) + 1)]
         numbers = [[0, *some] for some in numbers] * (callee.module == "class") + numbers
-        ways += [Way(library, definition, options=_numbers(some)) for some in numbers if library != "equinox"]
-        ways += [Way(library, definition)] if library == "equinox" else []
+        ways += [Way(library, definitions, options=_numbers(some)) for some in numbers if library != "equinox"]
+        ways += [Way(library, definitions)] if library == "equinox" else []
+    of_modules = library if library in ("flax.linen", "flax.nnx") else ""
     library = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
     calls, condition = _chosen([*_calls(code, engine, callee.who)], engine, at)
     if library != "flax.linen" and calls:
@@ -95,6 +99,13 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         numbers = [static[:count] for count in range(len(static) + 1)]
         ways += [Way(library, calls=calls, options=_numbers(some), condition=condition) for some in numbers]
         ways += [Way(library, calls=calls, bind=True, condition=condition)]
+    if of_modules and not condition and all(call.args for _, call in calls):
+        ways += [
+            Way(of_modules, calls=calls, as_argument=True, bind=bind, options=_numbers(positions[:count]))
+            for bind in (False, True)[: 1 + any(call.keywords for _, call in calls)]
+            for count in range(len(positions) + 1)
+            if calls
+        ]
     return list(dict.fromkeys(ways))
 
 
@@ -158,9 +169,7 @@ def _in_linen(code: UserCode, text: ParsedText, node: ast.AST | None) -> bool:
 
 def _jax_loop(code: UserCode, eqn: Any) -> JaxLoop | None:
     """The call of one of JAX's loops in the source that an equation comes from."""
-    traceback = _jax.traceback_of(eqn)
-    frames = [] if traceback is None else zip(*traceback.raw_frames(), strict=True)
-    frame, instruction = next(((frame, at) for frame, at in frames if is_user_file(frame.co_filename)), (None, 0))
+    frame, instruction = next(((frame, at) for frame, at in _frames(eqn) if is_user_file(frame.co_filename)), (None, 0))
     text = code.texts.get(frame.co_filename) if frame is not None else None
     if frame is None or text is None:
         return None
@@ -183,24 +192,25 @@ def _numbers(positions: Sequence[int]) -> str:
     return f", static_argnums={tuple(positions)}" if positions else ""
 
 
-def _definition(code: UserCode, who: tuple[str, str, int]) -> tuple[ParsedText, Function] | None:
-    """Where the source defines a function."""
+def _definitions(code: UserCode, who: tuple[str, str, int]) -> tuple[tuple[ParsedText, Function], ...]:
+    """Where the source defines a function; several lambdas can begin on one line."""
     name, file, line = who
     text = code.texts.get(file)
-    if text is None:
-        return None
-    for node in text.functions:
-        is_lambda = isinstance(node, ast.Lambda)
-        if (node.lineno if is_lambda else first_line(node)) == line and (
-            name.rpartition(".")[2] == ("<lambda>" if is_lambda else node.name)
-        ):
-            return text, node
-    return None
+    nodes = [] if text is None else text.functions
+    short = name.rpartition(".")[2]
+    return tuple(
+        (text, node)
+        for node in nodes
+        if text is not None and (node.lineno if isinstance(node, ast.Lambda) else first_line(node)) == line
+        if short == ("<lambda>" if isinstance(node, ast.Lambda) else node.name)
+    )
 
 
 def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterator[tuple[ParsedText, ast.Call]]:
-    """Where the source calls a function, as JAX's tracebacks say."""
+    """Where the source calls a function, as JAX's tracebacks say; nowhere where a library's module calls it too."""
     called = {place for _, eqn in walk(engine.provenances.closed) if (place := _called_from(eqn, who)) is not None}
+    if _library_caller(engine, who):
+        return
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
     for file, text in code.texts.items():
         for node in ast.walk(text.tree):
@@ -210,10 +220,37 @@ def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterato
                 yield text, node
 
 
+def library_caller(engine: Engine, at: str) -> str:
+    """The place, a library's module, that calls the function of another place; empty where only users' code does."""
+    place = engine.place(at)
+    return "" if place is None else _library_caller(engine, place.callee.who)
+
+
+def _library_caller(engine: Engine, who: tuple[str, str, int]) -> str:
+    layers: dict[tuple[str, int], str] = {}
+    for site in engine.possible_sites:
+        place = engine.place(site.key)
+        if place is not None and is_library_file(place.callee.who[1]) and place.callee.who != who:
+            layers[place.callee.who[1:]] = site.key
+    for _, eqn in walk(engine.provenances.closed) if layers else ():
+        frames = [(code.co_filename, code.co_firstlineno) for code, _ in _frames(eqn)]
+        around = frames[frames.index(who[1:]) + 1 :] if who[1:] in frames else []
+        to_user = itertools.takewhile(lambda frame: not is_user_file(frame[0]), around)
+        callers = [layers[frame] for frame in to_user if frame in layers]
+        if callers:
+            return callers[-1]
+    return ""
+
+
+def _frames(eqn: Any) -> list[tuple[CodeType, int]]:
+    """The code that made an equation and the instruction in each, innermost first."""
+    traceback = _jax.traceback_of(eqn)
+    return [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
+
+
 def _called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
     """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
-    traceback = _jax.traceback_of(eqn)
-    frames = [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
+    frames = _frames(eqn)
     inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in frames]
     # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
     is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)

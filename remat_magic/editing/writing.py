@@ -100,7 +100,9 @@ class EditedTexts:
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = set(facts.engine.names).union(*map(used_names, code.texts.values()))
         self._added: tuple[set[str], set[str]] = set(), set()  # names of functions, as for `mark_added`
+        self._policies: dict[Application, tuple[str, tuple[str, ...]]] = {}  # what was written where
         self._new_names: set[str] = set()
+        self._modules: dict[str, str] = {}  # the parameter of new lambdas, by file
         self.wrappers: list[NewWrapper] = []
 
     def _of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
@@ -186,25 +188,37 @@ class EditedTexts:
                     "it, or it is passed on under another name, so give it the policy by hand."
                 )
         for place in {id(place): place for site in sites for place in places[site.key]}.values():
+            before = self._policies.get(place)
+            self._policies[place] = plan.policy, names
+            if before is not None and before != (plan.policy, names):
+                of = ", ".join(key for key, own in places.items() if place in own)
+                raise RematError(
+                    f"line {place.text.start(place.node)[0]} of {place.text.place} applies the checkpoints of {of} "
+                    "together: choose one policy for them."
+                )
+            if before is not None:
+                continue
             if takes_off:
                 self._take_off(place)
             else:
                 self._set(place, policy)
         if not sites and not takes_off:
-            for loop in self._way.loops:
-                if isinstance(loop, JaxLoop):
-                    self._group_jax_loop(loop, policy)
-                else:
-                    self._group_for_loop(*loop, policy)
-            if self._way.loops:
-                return
-            if self._way.calls:
-                for text, call in self._way.calls:
-                    self._checkpoint_call(text, call, policy)
-            elif self._way.definition is not None:
-                self._checkpoint(*self._way.definition, policy, self._way.options)
+            self._checkpoint_anew(policy)
+
+    def _checkpoint_anew(self, policy: Any) -> None:
+        """Put a checkpoint where there is none, in the chosen way."""
+        way = self._way
+        for loop in way.loops:
+            if isinstance(loop, JaxLoop):
+                self._group_jax_loop(loop, policy)
             else:
-                self._checkpoint_function(policy)
+                self._group_for_loop(*loop, policy)
+        for text, call in way.calls:
+            self._checkpoint_call(text, call, policy)
+        for text, definition in way.definitions:
+            self._checkpoint(text, definition, policy, way.options)
+        if not (way.loops or way.calls or way.definitions):
+            self._checkpoint_function(policy)
 
     def _checkpoint_function(self, policy: Any) -> None:
         definition = self._code.definition(self._facts.engine.differentiated_inside)
@@ -235,6 +249,16 @@ class EditedTexts:
         changes, imports = self._of(text)
         start = f"{imports.checkpoint(self._way.library)}("
         end = f", policy={policy(changes, imports, text.indent(call.lineno), 40)}{self._way.options})"
+        if self._way.as_argument:
+            module = self._modules.setdefault(text.file, "") or self._new_name(text, "module")
+            self._modules[text.file] = module
+            self._added[1].add(module)
+            bound = [text.segment(keyword) for keyword in call.keywords] if self._way.bind else []
+            if bound:
+                changes.drop_keywords(call)
+            rest = "*args, **kwargs" if call.keywords and not bound else "*args"
+            changes.pass_callee(call, f"{start}lambda {module}, {rest}: {module}({', '.join([rest, *bound])}){end}")
+            return
         if self._way.bind and call.keywords:
             start += f"{imports.partial()}("
             end = "".join(f", {text.segment(keyword)}" for keyword in call.keywords) + f"){end}"

@@ -21,7 +21,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.watching import watching
-from remat_magic.libraries import module_kind
+from remat_magic.libraries import is_trial_of_linen, module_kind
 from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = ["Call", "Callee", "Calls", "Interval", "recording"]
@@ -128,7 +128,8 @@ class Calls:
             return
         if trace is _jax.ELSEWHERE:
             self._open.append((frame, None, callee, 0, ()))
-            self.elsewhere.add(callee.who)
+            if callee.who not in self.elsewhere and not is_trial_of_linen(frame):
+                self.elsewhere.add(callee.who)
             return
         known, inside = self._traces.get(id(trace), (None, None))
         if inside is None or known is None or known() is not trace:

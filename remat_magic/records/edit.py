@@ -101,16 +101,17 @@ class Edit(Displayed, Labelled):
     def diff(self) -> str:
         """The unified diffs of all files and cells of the ``best`` edit, one after another.
 
-        For a plan with a budget, of which no edit is verified, a comment that says so.
+        Where it is not verified, a comment above it says so; for a plan with a budget, in its place.
         """
         best = self.best
+        why = " ".join(best.differences[:1] or best.unnamed[:1])
         if not best.verified and best.budget_bytes is not None:
-            why = " ".join(best.differences[:1] or best.unnamed[:1])
             what = "bytes of estimated peak" if best.of == "peak" else "saved bytes"
             return (
                 f"# There is no edit of the source that was verified to keep to {best.budget_bytes:,} {what}: {why}\n"
             )
-        return "".join(file.diff() for file in best.files)
+        text = "".join(file.diff() for file in best.files)
+        return f"# This edit was not verified: {why}\n{text}" if text and why and not best.verified else text
 
     def apply_text(self, place: int | str | None = None) -> str:
         """The full new text of a file or cell in the ``best`` edit.
