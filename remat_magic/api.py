@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from remat_magic.devices import Device
     from remat_magic.engine.signature import Leaf
     from remat_magic.measuring.job import Measuring
-    from remat_magic.records.comparison import Comparison, Places
+    from remat_magic.records.comparison import Comparison
+    from remat_magic.records.places import Places
 
 __all__ = ["Trace", "trace"]
 
@@ -375,7 +376,13 @@ class Trace:
 
         return compare(self.facts, policies, at, device, measurements, namespace, besides)
 
-    def places(self, *, device: str | Device | None = None, seconds: float = 10.0) -> Places:
+    def places(
+        self,
+        *,
+        device: str | Device | None = None,
+        seconds: float = 10.0,
+        measurements: Iterable[Measurement] = (),
+    ) -> Places:
         """Where a checkpoint should go, and with which policy: what each of many choices costs, the best first.
 
         Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
@@ -387,26 +394,36 @@ class Trace:
                 a ``Device``. Default: the one that JAX runs on, if it is known.
             seconds: after so many seconds nothing more is begun; ``Places.not_tried`` says what was left out. Default:
                 10.
+            measurements: what ``measure`` gave, shown beside the estimates. Once those are compiled for ``device`` that
+                could be on the front (``Places.to_compile`` are those that are not), the rows are ranked by the memory
+                that they need there. ``Places.with_measurements`` does the same without a search. Default: none.
 
         Raises:
             RematError: no such device. A choice that fails is a row with its error.
         """
-        *_, places = self.placing(device=device, seconds=seconds)
+        *_, places = self.placing(device=device, seconds=seconds, measurements=measurements)
         return places
 
-    def placing(self, *, device: str | Device | None = None, seconds: float = 10.0) -> Iterator[Places]:
+    def placing(
+        self,
+        *,
+        device: str | Device | None = None,
+        seconds: float = 10.0,
+        measurements: Iterable[Measurement] = (),
+    ) -> Iterator[Places]:
         """The same bit by bit: what ``places`` knows before each choice that it tries, and at the end.
 
         Args:
             device: as for ``places``.
             seconds: as for ``places``.
+            measurements: as for ``places``.
 
         Raises:
             RematError: as ``places``.
         """
         from remat_magic.planning.places import placing
 
-        return placing(self.facts, device, seconds)
+        return placing(self.facts, device, seconds, measurements)
 
     def no_gain(self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None) -> str:
         """One sentence where a policy saves less than no checkpoint there and the peak is hardly lower, else empty.

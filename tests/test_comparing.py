@@ -30,7 +30,7 @@ from remat_magic.widget.panel import Request
 from remat_magic.widget.panels import PANELS
 from remat_magic.widget.panels import compare as compare_panel
 from tests.plot_records import xla_memory
-from tests.pretend_compiler import SIZES
+from tests.pretend_compiler import NAMES, SIZES
 from tests.views_records import EVIL
 
 
@@ -415,6 +415,84 @@ def test_all_places_are_tried_bit_by_bit(comparing, browser):
     assert 'data-policy="nothing_saveable" data-at="function"' in pages[-1]
     assert pages[-1].count('aria-current="true"') == pages[-1].count('aria-pressed="true"') == 1
     assert "estimated, for A100 40GB SXM" in pages[-1]
+
+
+def block(w, x):
+    for _ in range(6):
+        x = jnp.sin(w @ x)
+    return x
+
+
+def blocks(w, x):
+    for _ in range(4):
+        x = block(w, x)
+    return jnp.sum(x)
+
+
+NEEDS = """
+n = started.read_text().count(chr(10))
+answer(memory=dict.fromkeys({NAMES}, 0) | {{'temp': 1000 + n}}, seconds=1.5, rematerialized=0)
+"""
+
+
+def test_places_that_were_tried_are_ranked_by_what_the_compiler_says(browser, pretend, cache):
+    """Those that could be on the front are compiled, then the policies at the one place, in one series."""
+    started = pretend(NEEDS.format(NAMES=NAMES))
+    comparing = Panels(LiveTrace(rm.trace(blocks, *ARGUMENTS)), browser)
+    ask(comparing, "places", device="H100 SXM")
+    browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    estimated = browser.of("places")["html"]
+    assert "estimated peak memory" in estimated
+    browser.messages.clear()
+    ask(comparing, "measure", device="H100 SXM")
+    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert now["done"] == now["total"]
+    dones = [message["done"] for message in browser.messages if message["type"] == "progress"]
+    assert dones == sorted(dones)
+    assert sum(message["finished"] for message in browser.messages if message["type"] == "progress") == 1
+    pages = [message["html"] for message in browser.messages if message["type"] == "places"]
+    assert "that could be on the front are compiled for H100 SXM: all are ranked by the estimate" in pages[1]
+    assert "estimated peak memory" in pages[1]
+    ranked = browser.wait(lambda message: message["type"] == "places" and "compiler needs" in message["html"])["html"]
+    assert "Not compiled, and not ranked:" in ranked
+    assert "estimated peak memory" not in ranked
+    # The policies at the one place too, and what both have once.
+    table = browser.wait(lambda message: message["type"] == "compare" and "needs" in message["html"])["html"]
+    assert "Ranked by the memory that XLA needs, compiled for H100 SXM" in table
+    assert len(started.read_text().split()) <= now["total"]
+    # Another search begins with what is known.
+    browser.messages.clear()
+    ask(comparing, "places", device="H100 SXM")
+    browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert "compiler needs" in browser.of("places")["html"]
+    # Of another device nothing is.
+    ask(comparing, "places", device="B200")
+    other = browser.wait(lambda message: message["type"] == "places" and message["device"] == "B200")["html"]
+    assert "compiler needs" not in other
+    comparing.close()
+
+
+def test_compiling_places_can_be_cancelled(browser, pretend, cache):
+    started = pretend("time.sleep(600)")
+    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
+    ask(comparing, "places", device="H100 SXM")
+    browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    browser.messages.clear()
+    ask(comparing, "measure", device="H100 SXM")
+    deadline = time.monotonic() + 60
+    while not started.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ask(comparing, "cancel")
+    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert now["cancelled"]
+    # A next series begins.
+    pretend(SIZES)
+    browser.messages.clear()
+    ask(comparing, "measure", device="H100 SXM")
+    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
+    assert not now["cancelled"]
+    comparing.close()
 
 
 def test_trying_places_can_be_cancelled(comparing, browser):

@@ -1,17 +1,19 @@
 """Which place, and which policy there: every row against the report of the same choice, the front by brute force."""
 
 import functools
+import html
 import pickle
+import random
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic import _jax, units
+from remat_magic import _jax, devices, units
 from remat_magic.planning import places as places_module
 from remat_magic.planning.places import no_gain_at
-from remat_magic.records import ComparisonRow, no_gain
+from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
 from remat_magic.views import display
 from tests.benchmarks.models import transformer
 from tests.programs import PROGRAMS, f32
@@ -326,3 +328,87 @@ def test_what_changes_nothing_goes_by_the_name_of_no_checkpoint():
     (row,) = [row for row in found if "nothing_saveable at keep" in row.same_as]
     assert row.label == "none at function"
     assert found.row("nothing_saveable", "keep") is row
+
+
+# ------------------------------------------------------------------------------------- ranked by what a compiler needs
+
+
+def compiled(row, needed, available=10**6):
+    """What a device's compiler says of a row."""
+    return Measurement(
+        row.policy, row.at, device=DEVICE, fits=needed <= available, needed_bytes=needed, available_bytes=available
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_front_is_that_of_compiling_all(seed):
+    """As few are compiled as can be, where XLA needs three quarters of the estimate at least."""
+    chance = random.Random(seed)
+    rows = [ComparisonRow("none", "function", peak_bytes=900_000, recomputed_flops=0)]
+    for number in range(30):
+        peak, flops = chance.randrange(100_000, 1_500_000), chance.randrange(1, 10**6)
+        rows.append(ComparisonRow("nothing_saveable", f"f{number}", peak_bytes=peak, recomputed_flops=flops))
+    needed = {row.at: round(row.peak_bytes * chance.uniform(0.76, 1.7)) for row in rows}
+    needed["function"] = round(900_000 * chance.uniform(0.2, 1.2))
+    found = Places("f", tuple(rows), devices.get(DEVICE))
+    everything = found.with_measurements(compiled(row, needed[row.at]) for row in rows)
+    assert everything.ranked_by == "compiled"
+    assert not everything.to_compile
+
+    estimated = [row.pareto for row in found]
+    while found.to_compile:
+        # Until then the estimate ranks, and nothing else.
+        assert (found.ranked_by, [row.pareto for row in found]) == ("estimate", estimated)
+        found = found.with_measurements([compiled(row, needed[row.at]) for row in found.to_compile])
+    assert found.ranked_by == "compiled"
+    assert {row.at for row in found if row.pareto} == {row.at for row in everything if row.pareto}
+    assert all(row.measured_fits for row in found if row.pareto)
+    left = [row.label for row in found if not row.measured_device]
+    assert 0 < len(left) < len(rows)
+    (note,) = [note for note in found.notes if note.startswith("Not compiled")]
+    assert all(label in note for label in left)
+    for row in everything:
+        if row.pareto:
+            assert found.best(row.needed_bytes).at == everything.best(row.needed_bytes).at == row.at
+
+
+def test_what_was_seen_of_the_estimate_is_expected_of_others():
+    """Where XLA needs half of one estimate, what is estimated at less than twice the best may still be better."""
+    figures = {"a": (100, 5), "b": (150, 6), "c": (230, 6)}
+    rows = [
+        ComparisonRow("nothing_saveable", at, peak_bytes=peak, recomputed_flops=flops)
+        for at, (peak, flops) in figures.items()
+    ]
+    found = Places("f", tuple(rows), devices.get(DEVICE))
+    assert [row.at for row in found.to_compile] == ["a"]
+    as_estimated = found.with_measurements([compiled(rows[0], 100)])
+    assert (as_estimated.ranked_by, as_estimated.to_compile) == ("compiled", ())
+    half = found.with_measurements([compiled(rows[0], 50)])
+    assert half.ranked_by == "compiled"  # half of 150 is more than 50
+    twice = found.with_measurements([compiled(rows[0], 120)])
+    assert [row.at for row in twice.to_compile] == ["b"]
+    assert any(note.startswith("1 of 2 that could be on the front are compiled for") for note in twice.notes)
+    both = twice.with_measurements([compiled(rows[1], 75)])  # half of the estimate: so c may need 115
+    assert [row.at for row in both.to_compile] == []
+    assert [row.at for row in both if row.pareto] == ["b", "a"]
+
+
+def test_what_was_compiled_ranks_a_search(remat2):
+    """By whatever estimate: where XLA needs least without a checkpoint, nothing else is worth having."""
+    trace, found = blocks(site=True), places(site=True)
+    results = []
+    for _ in range(3):
+        left = trace.places(device=DEVICE, seconds=600, measurements=results).to_compile
+        results += [compiled(row, 1000 if row.policy == "none" else 2000) for row in left]
+    again = trace.places(device=DEVICE, seconds=600, measurements=results)
+    assert len(results) < len(found)
+    assert again.ranked_by == "compiled"
+    assert [row.policy for row in again if row.pareto] == ["none"]
+    assert again[0].policy == again.best("1 kB").policy == "none"
+    assert sum(row.pareto for row in found) > 1
+    shown = html.unescape(again._repr_html_())
+    assert "memory that XLA's compiler needs" in shown
+    assert "By the estimated peaks the front would be another" in shown
+    assert "estimated peak memory" not in shown
+    with pytest.raises(rm.RematError, match="none at sites comes nearest with 1,000"):
+        again.best(999)

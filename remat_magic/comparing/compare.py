@@ -43,7 +43,6 @@ def compare(
     """
     chosen = devices.default() if device is None else devices.get(device)
     everything = [*_offered(facts, namespace or {}), *besides] if policies is None else [*policies, *besides]
-    measured = {(result.policy, result.at): result for result in measurements}
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
     seen: dict[Any, int] = {}
@@ -72,8 +71,7 @@ def compare(
         if report is not None
         for key in (row.policy, *row.same_as)
     }
-    rows = [_with_measured(row, measured) for row in rows]
-    comparison = Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows)
+    comparison = Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows).with_measurements(measurements)
     return replace(comparison, rows=tuple(_with_what_helps(facts, row) for row in comparison))
 
 
@@ -130,31 +128,4 @@ def row_of(report: Report, device: devices.Device | None) -> ComparisonRow:
         times=None if device is None else times(report, device),
         offloading=offloading(report, device),
         complete=all(kernel.known for kernel in (*report.forward_kernels, *report.backward_kernels)),
-    )
-
-
-def _with_measured(row: ComparisonRow, measured: dict[tuple[str, str], Measurement]) -> ComparisonRow:
-    keys = ((policy, row.at) for policy in (row.policy, *row.same_as))
-    result = next((measured[key] for key in keys if key in measured), None)
-    if result is None:
-        return row
-    return replace(
-        row,
-        measured_bytes=result.total_bytes,
-        measured_temp_bytes=result.temp_bytes,
-        measured_seconds=result.run_seconds,
-        measured_compile_seconds=result.compile_seconds,
-        measured_flops=result.flops,
-        measured_communicated_bytes=result.communicated_bytes,
-        measured_collectives=", ".join(
-            f"{each.runs:,} {each.kind}: {each.bytes:,} bytes" for each in result.collectives or ()
-        ),
-        measured_device=result.device,
-        measured_effort=result.effort,
-        measured_rematerialized=result.rematerialized,
-        measured_fits=result.fits,
-        needed_bytes=result.needed_bytes,
-        available_bytes=result.available_bytes,
-        findings=result.findings,
-        error=row.error or result.error,
     )

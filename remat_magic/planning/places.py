@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from remat_magic.engine.contents import Contents
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.plan import plan_at
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Places, Plan, Progress, RematError, Report, no_gain
+from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report, no_gain
 
 __all__ = [
     "CLEARLY_LOWER",
@@ -64,10 +64,18 @@ class _Choice:
     late: bool = False
 
 
-def placing(facts: Facts, device: str | devices.Device | None = None, seconds: float = 10.0) -> Iterator[Places]:
+def placing(
+    facts: Facts,
+    device: str | devices.Device | None = None,
+    seconds: float = 10.0,
+    measurements: Iterable[Measurement] = (),
+) -> Iterator[Places]:
     """``Trace.placing``."""
+    measured = tuple(measurements)
     search = _Search(facts, None if device is None else devices.get(device))
-    return search.run(device is None, time.perf_counter() + seconds, f"the {seconds:g} seconds were up", plans=True)
+    end = time.perf_counter() + seconds
+    found = search.run(device is None, end, f"the {seconds:g} seconds were up", plans=True)
+    return (places.with_measurements(measured) for places in found)
 
 
 def searched(facts: Facts, seconds: float) -> Places:

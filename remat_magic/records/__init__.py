@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
-from remat_magic.records.comparison import Comparison, ComparisonRow, Difference, Offloading, Places, no_gain
+from remat_magic.records.comparison import Comparison, Difference, no_gain
+from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.measurement import (
@@ -33,6 +34,7 @@ from remat_magic.records.measurement import (
     XlaBuffer,
     XlaMemory,
 )
+from remat_magic.records.places import Places
 from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.report import (
     Choice,

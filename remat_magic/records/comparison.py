@@ -7,112 +7,21 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from remat_magic.errors import RematError
-from remat_magic.records.base import Displayed, Labelled
-from remat_magic.records.measurement import Effort, Progress, Times
-from remat_magic.records.plan import Plan
+from remat_magic.records.base import Displayed
+from remat_magic.records.comparison_row import ComparisonRow, Ranking
+from remat_magic.records.measurement import Measurement
 from remat_magic.records.report import Equation, Report, Residual
 from remat_magic.units import nbytes, parse_bytes
 
-__all__ = ["Comparison", "ComparisonRow", "Difference", "Offloading", "Places", "no_gain"]
+__all__ = ["Comparison", "Difference", "no_gain"]
 
 _T = TypeVar("_T")
 
 # Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
 _TOO_CLOSE = 0.05
-
-
-Offloading = Literal["", "moved", "kept", "unknown"]
-Ranking = Literal["estimate", "compiled"]
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonRow(Labelled):
-    """What one policy costs. Of a policy that fails there is nothing but the ``error``, a sentence.
-
-    ``same_as`` are the keys of policies that do just the same and have no row of their own, ``same_labels`` what
-    people call them. ``peak_bytes`` and ``times`` are
-    estimates; the ``measured_*`` fields are XLA's and the clock's, None where nothing was measured, and ``findings``
-    are sentences on where the compiled program departs from the report. ``measured_fits`` tells of a device that is not
-    here whether the compiled program fits in it, ``needed_bytes`` and ``available_bytes`` by what,
-    ``measured_rematerialized`` how many instructions XLA computes again by itself.
-
-    ``ranked_by`` tells what the row is ranked by, ``"estimate"`` or ``"compiled"`` (``Comparison.ranked_by``), and
-    ``pareto`` that no other row is better in one of memory (``ranked_bytes``) and cost (``adds``) without being worse
-    in the other, and that it fits, where that is known. ``offloading`` tells whether XLA moves to the host what the
-    policy offloads: "moved", "kept" on the device, or "unknown"; it is empty where nothing is offloaded. By the
-    estimate only what is moved is ranked. ``no_gain`` is a sentence where less is saved than without a checkpoint and
-    the estimated peak is hardly lower, else empty. ``of_devices`` tells whose the figures are that are not measured,
-    where several devices share the work (``Report.of_devices``); what XLA counts is always of one.
-    ``repeated_communicated_bytes`` are as in ``Report``.
-    """
-
-    policy: str
-    at: str
-    saved_bytes: int | None = None
-    argument_bytes: int | None = None
-    offloaded_bytes: int | None = None
-    forward_flops: int | None = None
-    repeated_flops: int | None = None
-    deferred_flops: int | None = None
-    recomputed_flops: int | None = None
-    peak_bytes: int | None = None
-    times: Times | None = None
-    measured_bytes: int | None = None
-    measured_temp_bytes: int | None = None
-    measured_seconds: float | None = None
-    measured_compile_seconds: float | None = None
-    measured_flops: float | None = None
-    repeated_communicated_bytes: int | None = None
-    measured_communicated_bytes: int | None = None
-    measured_collectives: str = ""
-    measured_device: str = ""
-    measured_effort: Effort = "full"
-    measured_rematerialized: int | None = None
-    measured_fits: bool | None = None
-    needed_bytes: int | None = None
-    available_bytes: int | None = None
-    findings: tuple[str, ...] = ()
-    pareto: bool = False
-    same_as: tuple[str, ...] = ()
-    complete: bool = True
-    code: str = ""
-    error: str = ""
-    label: str = ""
-    same_labels: tuple[str, ...] = ()
-    offloading: Offloading = ""
-    no_gain: str = ""
-    of_devices: str = ""
-    ranked_by: Ranking = "estimate"
-
-    def __post_init__(self) -> None:
-        """Use keys for what is called by no other name."""
-        Labelled.__post_init__(self)
-        if not self.same_labels:
-            object.__setattr__(self, "same_labels", self.same_as)
-
-    @property
-    def ranked_bytes(self) -> int | None:
-        """The memory that the row is ranked by: what XLA's compiler says that it needs, or the estimated peak."""
-        return self.needed_bytes if self.ranked_by == "compiled" else self.peak_bytes
-
-    @property
-    def adds(self) -> float | None:
-        """What the policy adds: seconds by estimate, or where no device is known recomputed FLOPs; None if unknown.
-
-        What the compiler is known to keep on the device takes no time to offload; what the estimate is of then has
-        another peak, so that it is not ranked.
-        """
-        compiled = self.ranked_by == "compiled"
-        if self.offloading == "unknown" or (self.offloading == "kept" and not compiled):
-            return None
-        if self.times is None:
-            return self.recomputed_flops
-        if self.offloading == "kept":
-            return self.times.recomputed
-        return None if self.times.offload is None else self.times.extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,26 +66,30 @@ class Comparison(Displayed):
 
     def __post_init__(self) -> None:
         """Mark the rows of the front, and those that save less for nothing."""
-        ranked = self._ranked("compiled" if self._compiled() == len(self._comparable) > 0 else "estimate")
+        ranked = self._ranked("compiled" if self._compiled and not self.to_compile else "estimate")
         plain = (row for row in self.rows if "none" in (row.policy, *row.same_as) and row.saved_bytes is not None)
         most = max(plain, key=lambda row: row.saved_bytes or 0, default=None)
         rows = (replace(row, no_gain=row.no_gain or ("" if most is None else no_gain(row, most))) for row in ranked)
         object.__setattr__(self, "rows", tuple(rows))
 
     @property
-    def _comparable(self) -> list[ComparisonRow]:
-        """The rows that are worth compiling."""
-        return [row for row in self.rows if row.peak_bytes is not None]
+    def to_compile(self) -> tuple[ComparisonRow, ...]:
+        """What is still to be compiled for the device before the rows are ranked by what XLA needs for them."""
+        compiled = self._compiled
+        return tuple(row for row in self.rows if row.peak_bytes is not None and row not in compiled)
 
-    def _compiled(self) -> int:
-        """For how many of them XLA told what they need on the device of the comparison, or why they do not compile."""
+    @property
+    def _compiled(self) -> list[ComparisonRow]:
+        """The rows of which XLA told what they need on the device of the comparison, or why they do not compile."""
         device = self.device and self.device.name
-        return sum(
-            row.measured_device == device
+        return [
+            row
+            for row in self.rows
+            if row.peak_bytes is not None
+            and row.measured_device == device
             and row.measured_effort == "full"
-            and (row.needed_bytes is not None or row.error != "")
-            for row in self._comparable
-        )
+            and (row.needed_bytes is not None or row.error)
+        ]
 
     def _ranked(self, by: Ranking) -> list[ComparisonRow]:
         rows = [replace(row, ranked_by=by) for row in self.rows]
@@ -211,7 +124,34 @@ class Comparison(Displayed):
         """
         return "seconds" if self.device is not None else "recomputed_flops"
 
+    @property
+    def _worth_it(self) -> str:
+        """Which of the rows are to be compiled, where that is not all of them; after a space."""
+        return ""
+
+    @property
+    def _left_out(self) -> tuple[str, ...]:
+        """Sentences on rows that are not compiled, where others are ranked by what they need."""
+        return ()
+
     # -------------------------------------------------------------------------------------------------------- questions
+
+    def with_measurements(self, measurements: Iterable[Measurement]) -> Self:
+        """The same rows with what was measured of them, ranked anew.
+
+        Args:
+            measurements: what ``Trace.measure`` gave, those of other choices too. Of several of one choice the one for
+                the device of the comparison counts, and the full compilation before a quick one.
+        """
+        name = self.device and self.device.name
+        results = sorted(measurements, key=lambda result: (result.device == name, result.effort == "full"))
+
+        def measured(row: ComparisonRow) -> ComparisonRow:
+            of_row = [result for result in results if row.stands_for(result.policy, result.at)]
+            own = [result for result in of_row if (result.policy, result.at) == (row.policy, row.at)]
+            return row.measured((own or of_row)[-1]) if of_row else row
+
+        return replace(self, rows=tuple(map(measured, self.rows)))
 
     def row(self, policy: str, at: str | None = None) -> ComparisonRow:
         """The row of a policy, also where another that does the same stands for it.
@@ -254,10 +194,10 @@ class Comparison(Displayed):
                 f"Too close for the estimate of peak memory to tell apart: {'; '.join(close)}. Measure them, or choose "
                 "by what they recompute."
             )
-        if compiled := self._compiled():
+        if compiled := len(self._compiled):
             sentences.append(
-                f"{compiled} of {len(self._comparable)} are compiled for {self.device and self.device.name}: all are "
-                "ranked by the estimate until all are compiled."
+                f"{compiled} of {compiled + len(self.to_compile)}{self._worth_it} are compiled for "
+                f"{self.device and self.device.name}: all are ranked by the estimate until these are compiled."
             )
         for state, why in (
             ("kept", "XLA keeps on the device what they offload (a CPU has one memory; of code that is not in a scan "
@@ -276,7 +216,7 @@ class Comparison(Displayed):
         sentences = [
             f"Ranked by the memory that XLA needs, compiled for {name}; the time that is added is an estimate."
         ]
-        compiled = [row for row in self._comparable if row.needed_bytes is not None]
+        compiled = [row for row in self._compiled if row.needed_bytes is not None]
         if compiled and not any(row.measured_fits for row in compiled):
             nearest = min(compiled, key=lambda row: row.needed_bytes or 0)
             needs = nbytes(nearest.needed_bytes or 0)
@@ -293,11 +233,11 @@ class Comparison(Displayed):
                 f"XLA computes some values again by itself under {', '.join(by_itself)}: the time of that is not in "
                 "what is added."
             )
-        if failed := [row.label for row in self._comparable if row.needed_bytes is None]:
+        if failed := [row.label for row in self._compiled if row.needed_bytes is None]:
             sentences.append(f"Not ranked: {', '.join(failed)}; not compiled.")
         if unknown := [row.label for row in compiled if row.adds is None]:
             sentences.append(f"Not ranked: {', '.join(unknown)}; the time to move what they offload is not known.")
-        return tuple(sentences)
+        return (*sentences, *self._left_out)
 
     def best(self, peak_bytes: int | str) -> ComparisonRow:
         """The policy that adds least (seconds by estimate, else FLOPs) with a peak of at most so many bytes.
@@ -388,27 +328,6 @@ class Comparison(Displayed):
             fields |= {name: ", ".join(fields[name]) for name in ("same_as", "same_labels")}
             flat.append({**fields, "findings": " ".join(row.findings)})
         return flat
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Places(Comparison):
-    """What policies cost at several places; see ``trace.places``. Those of the front come first, by their peak.
-
-    The ``at`` of each row is what methods of the trace take for it, together with its ``policy``; its ``label`` is
-    ``"policy at place"``. Choices that do just the same share a row, and ``same_as`` has the labels of the others.
-    ``not_tried`` are sentences on what was left out, ``progress`` tells how far the search is. ``plans`` are those that
-    have a row, by its ``policy``.
-    """
-
-    not_tried: tuple[str, ...] = ()
-    progress: Progress = field(default_factory=lambda: Progress(0, 0))
-    plans: Mapping[str, Plan] = field(default_factory=dict, compare=False)
-
-    def __post_init__(self) -> None:
-        """Bring the rows in order."""
-        Comparison.__post_init__(self)
-        rows = sorted(self.rows, key=lambda row: (not row.pareto, row.ranked_bytes is None, row.ranked_bytes or 0))
-        object.__setattr__(self, "rows", tuple(rows))
 
 
 class _Figures(Protocol):

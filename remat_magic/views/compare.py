@@ -247,7 +247,7 @@ def _caption(function: str, rows: Sequence[ComparisonRow]) -> str:
     if not any(row.pareto for row in rows):
         return f"Policies{of}."
     if any(row.ranked_by == "compiled" for row in rows):
-        return f"Policies{of}. ◆: it fits, and no other needs both less memory, as compiled, and less to add."
+        return f"Policies{of}. ◆: it fits, and no other that is compiled has both less memory and less to add."
     return f"Policies{of}. ◆: no other policy has both a lower peak and less to add."
 
 

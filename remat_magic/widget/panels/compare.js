@@ -200,6 +200,7 @@ export function panel(widget, key) {
       device() {
         remember();
         fill();
+        if (part("places").childElementCount) request("places"); // times are of the device
         askWhetherItFits();
       },
     },

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Progress
+from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Places, Progress
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
 from remat_magic.views.fits import fits_html
@@ -44,7 +44,9 @@ class Compare(Panel):
         self._wished: Request | None = None  # the newest request for what fits
         self._listed: Request | None = None  # and for what the policies do
         self._series: object = None
+        self._stopped: object = None  # the series that was cancelled
         self._search: object = None
+        self._found: Places | None = None  # by the last search over places
         self._shown = Request({"type": "compare"})
 
     def tools(self) -> str:
@@ -55,7 +57,8 @@ class Compare(Panel):
         return (
             f'<div class="remat-tools">{select("device", "Device", machines, self._live.device)}'
             f"{button('places', 'Try all places', title='Where a checkpoint should go, and with which policy')}"
-            f"{select('inputs', 'Measure', runs)}{button('measure', 'Measure')}{button('gradients', 'Check gradients')}"
+            f"{select('inputs', 'Measure', runs)}{button('measure', 'Measure')}"
+            f"{button('gradients', 'Check gradients')}"
             f'<button type="button" data-action="cancel" hidden{taught("cancel")} {KEYS}>Cancel</button>'
             f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress>'
             f"{copies('comparison')}</div>"
@@ -67,18 +70,22 @@ class Compare(Panel):
             self._give_up_fitting(request)
         if request.kind == "choices":
             self._listed = request
+        if request.kind in ("cancel", "places"):
+            self._search = None
+        if request.kind in ("cancel", "measure"):
+            self._stop_measuring()
         if request.kind != "cancel":
             super().handle(request)
-            return
-        self._search = None
+
+    def _stop_measuring(self) -> None:
+        self._stopped = self._series
         if self._job is not None:
             self._job.cancel()
 
     def close(self) -> None:
         """Measure nothing more."""
-        if self._job is not None:
-            self._job.cancel()
-        self._job = self._search = None
+        self._stop_measuring()
+        self._job = self._search = self._found = None
         self._give_up_fitting(None)
         super().close()
 
@@ -136,16 +143,19 @@ class Compare(Panel):
                 told = time.monotonic()
 
     def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
-        with self._lock:
-            of_device = request.text("device")
-            measurements = [result for (*_, device), result in self._measured.items() if device == of_device]
+        device = request.text("device")
         return self._live.trace.compare(
             at=request.at,
-            device=of_device or None,
-            measurements=measurements,
+            device=device or None,
+            measurements=self._results(device),
             namespace=self._live.namespace,
             besides=besides,
         )
+
+    def _results(self, device: str) -> list[Measurement]:
+        """What was measured on a device or compiled for it."""
+        with self._lock:
+            return [result for (*_, measured_on), result in self._measured.items() if measured_on == device]
 
     def _choices(self, request: Request) -> dict[str, Any] | None:
         """What each policy of the dropdown does, as it is found out; then which do the same, and the front of all."""
@@ -181,31 +191,74 @@ class Compare(Panel):
         return self._live.inputs if asked == "given" else "random" if asked else None
 
     def _measure(self, request: Request) -> None:
-        if self._job is not None:
-            self._job.cancel()
-        live = self._live
-        rows = live.trace.compare(at=request.at, namespace=live.namespace, besides=self._besides(request)).rows
-        self._shown = request
-        series, device = object(), request.text("device")
-        self._series = series
-        self._job = live.trace.measuring(
-            [live.arguments(row.policy, row.at)[:2] for row in rows if not row.error],
-            inputs=self._inputs(request),
-            namespace=live.namespace,
-            on_update=lambda job: self._on_update(job, series, device),
-            device=device or None,
-        )
+        """The places that could be on the front, if they were tried for this device, and the policies at one place.
 
-    def _on_update(self, job: Measuring, series: object, device: str) -> None:
-        """On the job's thread, whenever it has come further; of an older series nothing is told."""
-        if self._live.closed or series is not self._series:
-            return
-        with self._lock:
-            self._measured |= {(result.policy, result.at, device): result for result in job.results}
-        for result in job.results:
-            self._live.add_compiled(result)
-        self._send_progress(job.progress, "Measuring", "measured")
-        self.handle(Request({**self._shown.content, "type": "compare"}))
+        What is known of one tells what of the others could be on the front.
+        """
+        live, device = self._live, request.text("device")
+        rows = live.trace.compare(at=request.at, namespace=live.namespace, besides=self._besides(request)).rows
+        waiting = [row for row in rows if not row.error]
+        self._shown = request
+        series = self._series = object()
+        tried = set[tuple[str, str]]()
+        done = 0
+        while True:
+            batch = self._worth_compiling(device, tried)
+            tried |= {(row.policy, row.at) for row in batch}
+            if not batch:
+                batch, waiting = waiting, []
+            job = live.trace.measuring(
+                [live.arguments(row.policy, row.at)[:2] for row in batch],
+                inputs=self._inputs(request),
+                namespace=live.namespace,
+                on_update=self._telling(series, device, done, tried, len(waiting)),
+                device=device or None,
+            )
+            self._job = job
+            if series is self._stopped:  # in between: whoever cancelled has not seen this job
+                job.cancel()
+            job.wait()
+            done += len(batch)
+            if job.progress.cancelled or not (waiting or self._worth_compiling(device, tried)):
+                return
+
+    def _telling(
+        self, series: object, device: str, before: int, tried: set[tuple[str, str]], waiting: int
+    ) -> Callable[[Measuring], None]:
+        """What tells, on a job's thread, how far a series is; of an older series nothing is told."""
+
+        def tell(job: Measuring) -> None:
+            if self._live.closed or series is not self._series:
+                return
+            with self._lock:
+                self._measured |= {(result.policy, result.at, device): result for result in job.results}
+            for result in job.results:
+                self._live.add_compiled(result)
+            now, more = job.progress, waiting + len(self._worth_compiling(device, tried))
+            now = replace(now, done=before + now.done, total=before + now.total + more)
+            self._send_progress(now, "Measuring", "measured")
+            self._show_places(device)
+            self.handle(Request({**self._shown.content, "type": "compare"}))
+
+        return tell
+
+    def _worth_compiling(self, device: str, tried: set[tuple[str, str]]) -> list[ComparisonRow]:
+        """Of the places that are shown those that could be on the front, but for what was tried."""
+        places = self._places(device)
+        return [row for row in places.to_compile if (row.policy, row.at) not in tried] if places else []
+
+    def _places(self, device: str) -> Places | None:
+        """What was found of places for a device, with what was compiled for it; None where these are of another one."""
+        found = self._found
+        if not device or found is None or found.device is None or found.device.name != device:
+            return None
+        return found.with_measurements(self._results(device))
+
+    def _show_places(self, device: str) -> None:
+        places, shown = self._places(device), self._shown
+        if places is not None:
+            html = places_panel(places, shown.policy, shown.at, live=True)
+            self._send({"type": "places", "device": device, "html": html})
 
     def _give_up_fitting(self, wished: Request | None) -> None:
         """Another choice is shown: what the compiler would say of the last one nobody waits for."""
@@ -269,7 +322,8 @@ class Compare(Panel):
         """Which place, and which policy there; what is known is shown as it grows, until another search is begun."""
         search = self._search = object()
         rows = _FIRST - 1
-        for places in self._live.trace.placing(device=request.text("device") or None):
+        device = request.text("device")
+        for places in self._live.trace.placing(device=device or None, measurements=self._results(device)):
             if self._live.closed:
                 return
             cancelled = search is not self._search
@@ -277,6 +331,7 @@ class Compare(Panel):
             if len(places) > rows or now.finished:
                 rows = len(places)
                 self._live.offer(places.plans)
+                self._found = places
                 html = places_panel(places, request.policy, request.at, live=True, width=request.width)
                 self._send({**request.content, "html": html})
             self._send_progress(now, "Trying", "tried")
