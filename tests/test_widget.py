@@ -15,7 +15,7 @@ import comm
 import pytest
 
 from remat_magic import devices
-from remat_magic.records import Choice, Program, ProgramLine, RematError, Report, Site
+from remat_magic.records import Choice, Program, ProgramLine, Progress, RematError, Report, Site
 from remat_magic.views import html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
@@ -802,12 +802,12 @@ def test_plans_are_listed_while_policies_are_chosen():
 def test_policies_are_compared_while_others_are_measured():
     live, numbers = LiveTrace(_Previews()), itertools.count()
     panel = Compare(live, lambda message: None, None)
-    progress = SimpleNamespace(done=1, total=2, current="", finished=False, cancelled=False)
+    progress = Progress(1, 2)
     request = Request({"type": "compare", "policy": "none", "at": "function"})
 
     def measured():
         result = SimpleNamespace(policy=f"p{next(numbers)}", at="function", timeline=None)
-        panel._on_update(SimpleNamespace(results=[result], progress=progress), None, "")
+        panel._telling(None, "", 0, set(), 0)(SimpleNamespace(results=[result], progress=progress))
 
     panel._workers["compare"].post = lambda request: None
     at_once(measured, lambda: panel._besides(request))

@@ -257,7 +257,7 @@ class Compare(Panel):
     def _show_places(self, device: str) -> None:
         places, shown = self._places(device), self._shown
         if places is not None:
-            html = places_panel(places, shown.policy, shown.at, live=True)
+            html = places_panel(places, shown.policy, shown.at, live=True, width=shown.width)
             self._send({"type": "places", "device": device, "html": html})
 
     def _give_up_fitting(self, wished: Request | None) -> None:
