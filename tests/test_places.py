@@ -193,6 +193,13 @@ def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
     compared = trace.compare(at="function")  # also where its own rows have nothing that helps
     assert compared.row("nothing_saveable").no_gain == sentence
     assert all(row.no_gain == trace.no_gain(row.policy, row.at) for row in compared)
+    alone = trace.compare(["nothing_saveable"], at="function")  # also without a row of no checkpoint
+    assert alone.row("nothing_saveable").no_gain == sentence
+    edit = trace.edit("nothing_saveable", "function")
+    assert edit.verified
+    assert edit.no_gain == sentence
+    assert sentence in display.text(edit, 2000)
+    assert not trace.edit("nothing_saveable", "block").no_gain
     trace.places(device=DEVICE, seconds=600)
     assert trace.no_gain("nothing_saveable", "function").startswith(f"{of_row} ")
     assert " lowers it to " in trace.no_gain("nothing_saveable", "function")

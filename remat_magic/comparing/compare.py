@@ -72,12 +72,14 @@ def compare(
         for key in (row.policy, *row.same_as)
     }
     comparison = Comparison(facts.engine.function_name, tuple(rows), chosen, of_rows).with_measurements(measurements)
-    return replace(comparison, rows=tuple(_with_what_helps(facts, row) for row in comparison))
+    without = {row.at for row in comparison if "none" in (row.policy, *row.same_as)}
+    rows = [_with_what_helps(facts, row) if row.no_gain or row.at not in without else row for row in comparison]
+    return replace(comparison, rows=tuple(rows))
 
 
 def _with_what_helps(facts: Facts, row: ComparisonRow) -> ComparisonRow:
-    """A row whose sentence on a peak that is no lower ends with what would lower it."""
-    if not row.no_gain:
+    """A row that says where its peak is no lower than without a checkpoint, and what would lower it."""
+    if row.error:
         return row
     try:
         return replace(row, no_gain=registered("places").no_gain_at(facts, row) or row.no_gain)

@@ -33,9 +33,10 @@ from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
 from remat_magic.jaxprs.walk import walk
+from remat_magic.planning.places import no_gain_at
 from remat_magic.planning.plan import best_of_groups
 from remat_magic.policies import MIXED
-from remat_magic.records import Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
+from remat_magic.records import ComparisonRow, Edit, EditedName, Plan, PlannedValue, RematError, Report, Residual, Site
 
 __all__ = ["edit"]
 
@@ -65,7 +66,10 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     """
     editor = _Editor(facts)
     plan, sentences = editor.plan_of(choice, at)
-    return editor.edit(plan, sentences)
+    edited = editor.edit(plan, sentences)
+    best = edited.best
+    row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
+    return replace(edited, no_gain=no_gain_at(facts, row) if best.files and best.saved_bytes is not None else "")
 
 
 class _Editor:

@@ -66,7 +66,8 @@ class Edit(Displayed, Labelled):
     ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
     plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
     there is none. ``budget_bytes`` is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says,
-    None where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it.
+    None where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain`` is a
+    sentence where the ``best`` edit saves less than no checkpoint there does, and the peak is hardly lower.
     """
 
     function: str
@@ -86,6 +87,7 @@ class Edit(Displayed, Labelled):
     budget_bytes: int | None = None
     of: str = "saved"
     peak_bytes: int | None = None
+    no_gain: str = ""
 
     @property
     def excess_bytes(self) -> int | None:
