@@ -1,5 +1,6 @@
 """The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
 
+import dataclasses
 import json
 import re
 import threading
@@ -470,6 +471,38 @@ def test_places_that_were_tried_are_ranked_by_what_the_compiler_says(browser, pr
     other = browser.wait(lambda message: message["type"] == "places" and message["device"] == "B200")["html"]
     assert "compiler needs" not in other
     comparing.close()
+
+
+def test_a_plan_that_is_not_compiled_is_not_ranked_beside_what_is(browser, pretend, cache):
+    """All go by the estimate, which is said, until what is shown is compiled as well."""
+    pretend(SIZES)
+    trace = rm.trace(blocks, *ARGUMENTS)
+    live = LiveTrace(trace)
+    comparing = Panels(live, browser)
+    ask(comparing, "measure", device="H100 SXM")
+    browser.wait(lambda message: message["type"] == "compare" and "Ranked by the memory" in message["html"])
+    plan = live.preview(trace.plan(0.6, "function"), "function").policy
+    browser.messages.clear()
+    ask(comparing, "compare", policy=plan, device="H100 SXM")
+    shown = browser.wait(lambda message: message["type"] == "compare" and message["policy"] == plan)
+    html = shown["html"]
+    assert "are compiled for H100 SXM: all are ranked by the estimate until these are compiled." in html
+    assert "estimated peak memory" in html
+    browser.messages.clear()
+    ask(comparing, "fits", policy=plan, device="H100 SXM")
+    html = browser.of("compare")["html"]
+    assert "Ranked by the memory that XLA needs" in html
+    assert "estimated peak memory" not in html
+    comparing.close()
+
+
+def test_what_is_no_compiled_figure_among_these_says_so():
+    """In the list of policies: of one that XLA cannot compile only the estimate is known."""
+    row = ComparisonRow("none", "function", saved_bytes=8, peak_bytes=64, repeated_flops=0, needed_bytes=80)
+    assert choices.figures(row)["peak"] == "64 B"
+    ranked = dataclasses.replace(row, ranked_by="compiled")
+    assert choices.figures(ranked)["peak"] == "80 B compiled"
+    assert choices.figures(dataclasses.replace(ranked, needed_bytes=None))["peak"] == "64 B estimated"
 
 
 def test_compiling_places_can_be_cancelled(browser, pretend, cache):

@@ -53,6 +53,14 @@ def test_results_are_those_of_measuring_one_by_one(trace):
     assert [result.runs for result in job.results] == [2] * 3
 
 
+def test_what_is_being_measured_is_called_by_its_name(trace):
+    plan, seen = trace.plan(0.5, "function"), []
+    choices = [(plan, plan.at), ("none", None)]
+    job = rm.Measuring(trace, choices, on_update=lambda job: seen.append(job.progress.current))
+    assert job.wait(120)
+    assert list(filter(None, dict.fromkeys(seen))) == [f"{plan.label} at function", "none"]
+
+
 def test_updates_come_from_its_thread_step_by_step(trace):
     seen = []
 

@@ -25,7 +25,7 @@ from remat_magic.measuring.measure import (
     place_of,
     text_of,
 )
-from remat_magic.records import Effort, Measurement, Progress, RematError, Report
+from remat_magic.records import Effort, Measurement, Plan, Progress, RematError, Report
 
 __all__ = ["Measuring"]
 
@@ -210,4 +210,5 @@ class Measuring:
 
 
 def _label(policy: Any, at: Any) -> str:
-    return f"{text_of(policy)} at {at}" if isinstance(at, str) else text_of(policy)
+    name = policy.label if isinstance(policy, Plan) else text_of(policy)
+    return name if not isinstance(at, str) or name.endswith(f" at {at}") else f"{name} at {at}"

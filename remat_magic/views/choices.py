@@ -33,7 +33,9 @@ def _peak(row: ComparisonRow) -> str:
     """What the row is ranked by: the estimated peak, or what the compiled program needs."""
     if row.ranked_by == "compiled" and row.needed_bytes is not None:
         return f"{fmt.nbytes(row.needed_bytes)} compiled"
-    return "unknown" if row.peak_bytes is None else fmt.nbytes(row.peak_bytes)
+    if row.peak_bytes is None:
+        return "unknown"
+    return f"{fmt.nbytes(row.peak_bytes)}{' estimated' if row.ranked_by == 'compiled' else ''}"
 
 
 def _repeated(row: ComparisonRow) -> str:

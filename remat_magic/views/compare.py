@@ -198,7 +198,8 @@ def _fits(row: ComparisonRow) -> _Cell:
         return _Cell(f"yes: {fmt.nbytes(needed)}{quickly}", f"{exact} needed, by {by}", needed)
     exact += f" of {row.available_bytes:,} needed, by {by}"
     if row.measured_fits:
-        return _Cell(f"yes: {fmt.percent(needed, row.available_bytes)}{quickly}", exact, needed)
+        share = fmt.percent(needed, row.available_bytes)
+        return _Cell(f"yes: {fmt.nbytes(needed)}{quickly}", f"{exact}, {share}", needed)
     return _Cell(f"no: {fmt.nbytes(needed - row.available_bytes)} too much{quickly}", exact, needed)
 
 

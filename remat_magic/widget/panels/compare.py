@@ -237,10 +237,15 @@ class Compare(Panel):
             now, more = job.progress, waiting + len(self._worth_compiling(device, tried))
             now = replace(now, done=before + now.done, total=before + now.total + more)
             self._send_progress(now, "Measuring", "measured")
-            self._show_places(device)
-            self.handle(Request({**self._shown.content, "type": "compare"}))
+            self._show_measured(device)
 
         return tell
+
+    def _show_measured(self, device: str) -> None:
+        """What is shown for a device with what was measured by now."""
+        self._show_places(device)
+        if self._shown.text("device") == device:
+            self.handle(Request({**self._shown.content, "type": "compare"}))
 
     def _worth_compiling(self, device: str, tried: set[tuple[str, str]]) -> list[ComparisonRow]:
         """Of the places that are shown those that could be on the front, but for what was tried."""
@@ -302,6 +307,7 @@ class Compare(Panel):
         with self._lock:
             self._measured[full.policy, full.at, device.name] = full
         self._live.add_compiled(full)
+        self._show_measured(device.name)
         return {"html": fits_html(full, device.memory_bytes)}
 
     def _send_progress(self, now: Progress, doing: str, done: str) -> None:
