@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from remat_magic import devices
 from remat_magic.engine.engine import Engine
 from remat_magic.errors import RematError
 from remat_magic.facts.facts import Facts
@@ -211,7 +212,12 @@ class Trace:
     # ----------------------------------------------------------------------------------------------- what a policy does
 
     def report(
-        self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        device: str | Device | None = None,
     ) -> Report:
         """What a policy does: residuals, recomputation, both jaxprs as text.
 
@@ -222,11 +228,12 @@ class Trace:
                 policy), the key of a site, ``"sites"`` (all of them), or a mapping of site keys to policies. Default:
                 ``default_at``.
             namespace: where names in a key that are no policies of JAX's are looked up. Default: nowhere.
+            device: as on which device the estimated peak is, as for ``timeline``. Default: as on this machine's CPU.
 
         Raises:
-            RematError: no such policy, site or name; or JAX cannot trace the function under it.
+            RematError: no such policy, site, name or device; or JAX cannot trace the function under it.
         """
-        return self.facts.report(policy, at, namespace)
+        return self._on(device).report(policy, at, namespace)
 
     def preview(
         self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
@@ -258,21 +265,33 @@ class Trace:
         return self.facts.cached(policy, at, namespace)
 
     def timeline(
-        self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        device: str | Device | None = None,
     ) -> Timeline:
         """The estimated device memory in bytes from equation to equation, its peak, and what is held there.
 
-        Its highest moment is the report's ``peak_bytes``. Of a training step it goes through the update to the end.
+        Its highest moment is the ``peak_bytes`` of the report as on the same device. Of a training step it goes through
+        the update to the end.
 
         Args:
             policy: as for ``report``.
             at: as for ``report``.
             namespace: as for ``report``.
+            device: as on which device: a name of ``remat_magic.devices.names()`` or a ``Device``. On a TPU what its
+                compiler fuses is not held, arrays are padded, what only matmuls read is held in bfloat16, and some is
+                in another memory (VMEM). A GPU is taken for a CPU. Default: as on this machine's CPU.
 
         Raises:
-            RematError: as ``report``, or the function has no backward half.
+            RematError: as ``report``, or the function has no backward half; no such device.
         """
-        return self.facts.timeline(policy, at, namespace)
+        return self._on(device).timeline(policy, at, namespace)
+
+    def _on(self, device: str | Device | None) -> Facts:
+        return self.facts.on(None if device is None else devices.get(device))
 
     @property
     def step(self) -> StepMemory | None:
@@ -362,8 +381,8 @@ class Trace:
             policies: keys, plans or policy objects. Default: all that ``choices`` offers; those that do just the same
                 share a row.
             at: as for ``report``.
-            device: whose data sheet the times (seconds) are estimated by: a name of ``remat_magic.devices.names()`` or
-                a ``Device``. Default: the one that JAX runs on, if it is known.
+            device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
+                ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known.
             measurements: what ``measure`` gave, shown beside the estimates. Where all policies were compiled for
                 ``device``, they are ranked by the memory that they need then. Default: none.
             namespace: as for ``report``.
@@ -386,12 +405,14 @@ class Trace:
         """Where a checkpoint should go, and with which policy: what each of many choices costs, the best first.
 
         Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
-        row.at)``. ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. At the best places
-        plans are tried too, and those that nothing beats are rows; their keys stand for them from then on.
+        row.at)``, with the peak of ``trace.timeline(row.policy, row.at, device=device)``.
+        ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. At the best places plans are tried
+        too, and those that nothing beats are rows; their keys stand for them from then on.
 
         Args:
-            device: whose data sheet the times (seconds) are estimated by: a name of ``remat_magic.devices.names()`` or
-                a ``Device``. Default: the one that JAX runs on, if it is known.
+            device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
+                ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
+                peaks as on its CPU.
             seconds: after so many seconds nothing more is begun; ``Places.not_tried`` says what was left out. Default:
                 10.
             measurements: what ``measure`` gave, shown beside the estimates. Once those are compiled for ``device`` that
@@ -487,15 +508,15 @@ class Trace:
                 without a checkpoint and elsewhere it is, or ``places`` was asked for and knows one that recomputes
                 clearly less. ``Plan.status`` tells of another place.
             saved: a budget of saved bytes, as ``budget``. Default: none.
-            peak: a budget of the estimated peak (``Report.peak_bytes``), as ``budget``; plans of several saved bytes
-                are tried for it. Default: none.
+            peak: a budget of the estimated peak (``Report.peak_bytes``, or as on ``device`` if that is named), as
+                ``budget``; plans of several saved bytes are tried for it. Default: none.
             fits: a device that the program is to fit, as ``measure`` takes it: one that is not here, and whose compiler
                 is installed. In place of a budget. Default: none.
             of: what ``budget`` is of: ``"saved"`` bytes or the ``"peak"``. Default: ``"saved"``.
             cost: what is to be least: recomputed ``"flops"``, or the estimated ``"seconds"`` of recomputing on
                 ``device``, the time on its links for collectives in a ``shard_map`` or ``pmap`` included; to
                 communicate is no FLOP. Default: ``"flops"``.
-            device: a ``Device`` or its name. Default: the one that JAX runs on.
+            device: a ``Device`` or its name. Default: the one that JAX runs on, and a peak as on its CPU.
             offload: whether values may also go to the host's pinned memory and come back: True, over the device's own
                 link, or the link's bytes/s, a number or a text like ``"32 GB/s"``. What is least is then seconds.
                 Default: no.

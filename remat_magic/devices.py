@@ -26,6 +26,7 @@ __all__ = ["THIS_CPU", "Device", "Target", "default", "get", "meshes", "names", 
 
 THIS_CPU = "this CPU"
 _T = 1e12
+_KERNELS_OWN = 16 * 2**20  # of a TPU's VMEM: XLA's default limit for what a kernel allocates there
 
 
 # Who has a platform's compiler: any of these modules; the extra that installs it.
@@ -54,6 +55,7 @@ class Device:
         target: how to compile for it where it is not; None where that is not known.
         count: how many devices it is, as JAX counts them: 8 for "TPU v5e:2x4".
         topology: how several are connected, by the name that XLA's compilers have for it; empty for one by itself.
+        vector_memory: of a TPU, the bytes beside its compute units (VMEM) that XLA puts values into; None of others.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Device:
     count: int = 1
     topology: str = ""
     interconnect: float | None = None
+    vector_memory: int | None = None
 
     @property
     def compiles_here(self) -> bool:
@@ -230,8 +233,13 @@ def _tpu(
     host: float | None,
     links: float,
     kinds: tuple[str, ...],
+    vmem: int,
     topology: str = "",
 ) -> Device:
+    """``vmem``: of a core in MiB, by JAX's own table (``jax/_src/tpu_info.py``).
+
+    Of it XLA leaves 16 MiB to the kernels themselves: compiled for a v5e, no program puts more than 112 MiB there.
+    """
     return Device(
         f"TPU {version}",
         {"bf16": bf16 * _T, "f32": bf16 * _T, "i8": int8 * _T},
@@ -244,6 +252,7 @@ def _tpu(
         kinds=kinds,
         interconnect=links,
         target=Target("tpu", topology) if topology else None,
+        vector_memory=max(0, vmem * 2**20 - _KERNELS_OWN),
     )
 
 
@@ -260,6 +269,7 @@ def _tpu_7x() -> Device:
         kinds=("TPU7x", "TPU 7x"),
         interconnect=600e9 / 2,
         target=Target("tpu", "tpu7x:1x1x1"),
+        vector_memory=64 * 2**20 - _KERNELS_OWN,
     )
 
 
@@ -272,10 +282,10 @@ _KNOWN: dict[str, Device] = {
         _hopper("H200", 4.8e12, ("NVIDIA H200",), 151397597184),
         _b200(),
         # libtpu takes each core of a v4 chip for a device; JAX on such a machine takes both together for one.
-        _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, 300e9, ("TPU v4",)),
-        _tpu("v5e", 197, 393, 0.819e12, 16 * 2**30, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), "v5e:1x1"),
-        _tpu("v5p", 459, 918, 2.765e12, 96 * 2**30, 15e9, 600e9, ("TPU v5", "TPU v5p"), "v5p:1x1x1"),
-        _tpu("v6e", 918, 1836, 1.638e12, 32 * 2**30, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), "v6e:1x1"),
+        _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, 300e9, ("TPU v4",), 16),
+        _tpu("v5e", 197, 393, 0.819e12, 16 * 2**30, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), 128, "v5e:1x1"),
+        _tpu("v5p", 459, 918, 2.765e12, 96 * 2**30, 15e9, 600e9, ("TPU v5", "TPU v5p"), 64, "v5p:1x1x1"),
+        _tpu("v6e", 918, 1836, 1.638e12, 32 * 2**30, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), 128, "v6e:1x1"),
         _tpu_7x(),
     )
 }

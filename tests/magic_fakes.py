@@ -32,7 +32,8 @@ class FakeTrace:
         self.previews.append((key, at))
         return Report(policy=key, at=at or "function", function=self.function_name)
 
-    report = preview
+    def report(self, policy="as_written", at=None, namespace=None, *, device=None):
+        return self.preview(policy, at, namespace)
 
     def no_gain(self, policy="as_written", at=None, namespace=None):
         return ""

@@ -488,6 +488,8 @@ def test_policies_are_ranked_by_what_the_compiler_needs(device):
     policies = ["none", "everything_saveable", "dots_saveable", "nothing_saveable"]
     compiled = [trace.measure(policy, device=device) for policy in policies]
     found = trace.compare(policies, device=device, measurements=compiled)
+    for policy in ("dots_saveable", "nothing_saveable"):  # with a checkpoint the estimate is near
+        assert found.row(policy).peak_bytes == pytest.approx(found.row(policy).needed_bytes, rel=0.3)
     assert found.ranked_by == "compiled"
     points = [(row.needed_bytes, row.times.extra) for row in found.rows]
     for row, alone, (needed, extra) in zip(found.rows, compiled, points, strict=True):

@@ -75,6 +75,7 @@ from remat_magic._jax.primitives import (
     is_sum,
     is_transparent,
     is_while,
+    lanes_of_convolution,
     map_params,
     params_key,
     policy_says,
@@ -85,6 +86,7 @@ from remat_magic._jax.primitives import (
     scan_length,
     scan_split,
     scan_unroll,
+    takes_bfloat16,
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.propagation import propagated
@@ -111,7 +113,17 @@ from remat_magic._jax.shardings import (
 from remat_magic._jax.simulated import simulated_mesh
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
-from remat_magic._jax.types import is_key, memory_space, nbytes, short_dtype, type_text, zero_keys
+from remat_magic._jax.types import (
+    is_key,
+    local_shape,
+    memory_space,
+    narrowed,
+    nbytes,
+    short_dtype,
+    tiled_nbytes,
+    type_text,
+    zero_keys,
+)
 from remat_magic._jax.xla_costs import xla_counts
 
 __all__ = [
@@ -184,7 +196,9 @@ __all__ = [
     "keeps_shape",
     "label_of",
     "lacks",
+    "lanes_of_convolution",
     "like_tuple",
+    "local_shape",
     "makers",
     "manual_axes",
     "map_jaxprs",
@@ -196,6 +210,7 @@ __all__ = [
     "mesh_devices",
     "name_equation",
     "name_stack",
+    "narrowed",
     "nbytes",
     "of_one_device",
     "of_one_trace",
@@ -233,8 +248,10 @@ __all__ = [
     "staged",
     "stale_traces",
     "structure",
+    "takes_bfloat16",
     "telling_var",
     "thread_settings",
+    "tiled_nbytes",
     "traceback_of",
     "tracebacks",
     "tracing",

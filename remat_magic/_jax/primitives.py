@@ -78,6 +78,9 @@ MADE_ANEW = BROADCASTS | {"iota"}
 SLICES = names("slice dynamic_slice")
 """These read no more of an operand than they give."""
 
+TRANSPOSE = "transpose"
+"""To XLA for accelerators another layout of its operand, if that is in memory."""
+
 FUSIBLE = (
     ELEMENTWISE
     | FEW_TERMS
@@ -174,6 +177,24 @@ def is_custom_rule(eqn: Any) -> bool:
 def is_matmul(eqn: Any) -> bool:
     """Whether an equation is a matrix multiplication or a convolution."""
     return eqn.primitive.name in MATMULS
+
+
+def lanes_of_convolution(eqn: Any) -> tuple[tuple[Any, tuple[int, int]], ...]:
+    """Of a convolution each operand and result with its dimensions for the batch and the channels; else nothing."""
+    if eqn.primitive.name != "conv_general_dilated":
+        return ()
+    specs = eqn.params["dimension_numbers"]
+    values = zip((*eqn.invars, *eqn.outvars), (specs.lhs_spec, specs.rhs_spec, specs.out_spec), strict=True)
+    return tuple((atom, (spec[0], spec[1])) for atom, spec in values)
+
+
+def takes_bfloat16(eqn: Any) -> bool:
+    """Whether a TPU multiplies in bfloat16 what an equation is given in float32, as it does by default.
+
+    That is what ``jax.lax.Precision.DEFAULT`` says of TPUs.
+    """
+    precision = eqn.params.get("precision")
+    return is_matmul(eqn) and (precision is None or str(precision).count("DEFAULT") == 2)
 
 
 def is_exponential(eqn: Any) -> bool:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from remat_magic import _jax
+from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.selection import Selection
 from remat_magic.facts import reports
+from remat_magic.facts.device_memory import PLAIN, DeviceMemory, memory_of
 from remat_magic.facts.memory import both_halves
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.schedule import Schedule
 from remat_magic.facts.step_memory import step_schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.records import ComparisonRow, Equation, Program, Remark, RematError, Report, StepMemory, Timeline
+from remat_magic.records import (
+    ArgumentRole,
+    ComparisonRow,
+    Equation,
+    Program,
+    Remark,
+    RematError,
+    Report,
+    StepMemory,
+    Timeline,
+)
 from remat_magic.records.base import registered
 
 __all__ = ["Facts", "Traced"]
@@ -36,15 +48,28 @@ class Traced(Protocol):
 class Facts:
     """The facts of a traced function under each policy. May be used from any thread.
 
-    ``memo`` holds what the layers above have worked out about the function, under keys of theirs.
+    ``memo`` holds what the layers above have worked out about the function, under keys of theirs. The peaks are of no
+    device, each value with the bytes that it has, unless these are the facts ``on`` one.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self, engine: Engine, memory: DeviceMemory = PLAIN, by_memory: dict[DeviceMemory, Facts] | None = None
+    ) -> None:
         self.engine = engine
+        self._memory = memory
+        self._by_memory = {} if by_memory is None else by_memory
+        self._by_memory[memory] = self
+        self._plain = self._by_memory[PLAIN]
         self.lock = engine.lock
         self.memo: dict[Any, Any] = {}
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
+
+    def on(self, device: Device | None) -> Facts:
+        """The facts as on a device: all is the same but the estimated peaks. Of no device by None."""
+        memory = memory_of(device)
+        with self.lock:
+            return self._by_memory.get(memory) or Facts(self.engine, memory, self._by_memory)
 
     @without_gc()
     def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
@@ -76,6 +101,12 @@ class Facts:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
             report = self._reports.get(selection.report_key)
+            if report is None and self._plain is not self:
+                report = self._plain.report(policy, at, namespace)
+                if report.peak_bytes is not None:
+                    peak, parts = reports.peak(self._schedule(selection), self._roles())
+                    report = self._with_remark(replace(report, peak_bytes=peak, peak_by_kind=parts))
+                self._reports[selection.report_key] = report
             if report is None:
                 first = self.preview(policy, at, namespace)
                 half = engine.half(selection)
@@ -86,25 +117,21 @@ class Facts:
                         raise
                     report = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    roles = () if engine.step is None else engine.step.roles
-                    schedule = self._step_schedule(selection)
-                    report = reports.full(
-                        first, half, backward, engine.provenances, engine.argument_names, schedule, roles
-                    )
-                    report = replace(
-                        report,
-                        no_gain=Remark.later(
-                            partial(
-                                self._no_gain,
-                                ComparisonRow(
-                                    report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes
-                                ),
-                            )
-                        ),
+                    schedule = None if engine.step is None else self._schedule(selection)
+                    arguments = engine.argument_names
+                    report = self._with_remark(
+                        reports.full(first, half, backward, engine.provenances, arguments, schedule, self._roles())
                     )
                 self._reports[selection.report_key] = report
                 self._previews.pop(selection.report_key, None)
             return report
+
+    def _with_remark(self, report: Report) -> Report:
+        row = ComparisonRow(report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes)
+        return replace(report, no_gain=Remark.later(partial(self._no_gain, row)))
+
+    def _roles(self) -> Sequence[ArgumentRole]:
+        return () if self.engine.step is None else self.engine.step.roles
 
     def _no_gain(self, row: ComparisonRow) -> Remark:
         try:
@@ -172,14 +199,13 @@ class Facts:
             programs, half = reports.Programs(), engine.half(selection)
             programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.argument_names)
             blank, step = self._blank(selection), engine.step
+            schedule = self._schedule(selection)
             if step is None:
-                schedule = both_halves(half.closed, engine.backward_of(selection), half.outputs, type_of=half.type_of)
                 return reports.over_time(blank, schedule, programs, engine.argument_names)
             halves = engine.halves_in_step(selection)
             for both in halves.values():
                 programs.add_halves(*both)
             programs.add(step.closed, step.provenances, step.arguments)
-            schedule = step_schedule(step, halves)
             return reports.over_time(blank, schedule, programs, step.arguments, step.function, step.roles)
 
     def step(
@@ -194,9 +220,12 @@ class Facts:
             return None
         return StepMemory(self.engine.step.function, self.timeline(policy, at, namespace))
 
-    def _step_schedule(self, selection: Selection) -> Schedule | None:
-        step = self.engine.step
-        return None if step is None else step_schedule(step, self.engine.halves_in_step(selection))
+    def _schedule(self, selection: Selection) -> Schedule:
+        engine = self.engine
+        if engine.step is not None:
+            return step_schedule(engine.step, engine.halves_in_step(selection), self._memory)
+        half, backward = engine.half(selection), engine.backward_of(selection)
+        return both_halves(half.closed, backward, half.outputs, type_of=half.type_of, on=self._memory)
 
     def _blank(self, selection: Selection) -> Report:
         engine = self.engine
@@ -221,6 +250,11 @@ class Facts:
     def close(self) -> None:
         """Drop every report, and what the engine holds."""
         with self.lock:
-            for store in (self._reports, self._previews, self.memo):
-                store.clear()
+            for facts in self._by_memory.values():
+                facts.clear()
             self.engine.close()
+
+    def clear(self) -> None:
+        """Drop every report of these facts."""
+        for store in (self._reports, self._previews, self.memo):
+            store.clear()

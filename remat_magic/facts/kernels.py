@@ -123,6 +123,24 @@ def shares(jaxpr: Any, live: Callable[[Any], bool] | None = None, type_of: TypeO
     return share_of
 
 
+def in_registers(jaxpr: Any, lines: StraightLines) -> set[int]:
+    """The values of a jaxpr's straight line that only the kernel reads that makes them, by their numbers.
+
+    A matmul reads what it is given from memory, but for a transpose of it.
+    """
+    fusion = _Fusion(lines, None, inside=False)
+    values = fusion.run(jaxpr)
+    fusion.kernels()
+    never = {
+        number
+        for line in lines(jaxpr).lines
+        for number in line.makes
+        if (value := values[number]) is not None and not value.written
+    }
+    fusion.close()
+    return never
+
+
 # FLOPs, bytes, dtype, unit, bytes sent, and whether its times are known.
 _Alike = tuple[int | None, int, str, Unit, int, bool]
 
@@ -159,15 +177,21 @@ class _Fusion:
         recomputing: Callable[[Any], bool] | None,
         shared: _Known | None = None,
         fused: list[list[_Node]] | None = None,
+        *,
+        inside: bool = True,
     ) -> None:
-        self._lines, self._recomputing = lines, recomputing
+        self._lines, self._recomputing, self._with_bodies = lines, recomputing, inside
         self._nodes: list[_Node] = []
         self._inside: _Kernels = ([], [])
         self._known = _Known({}, {}) if shared is None else shared
         self._fused = fused
 
-    def run(self, jaxpr: Any) -> None:
-        """Take in a whole program: what it is given is in memory, and what it gives back is written."""
+    def run(self, jaxpr: Any) -> Sequence[_Value | None]:
+        """Take in a whole program: what it is given is in memory, and what it gives back is written.
+
+        Returns:
+            Its values, by their numbers.
+        """
         flat = self._lines(jaxpr)
         values: list[Any] = [None] * len(flat.types)
         for number in (*flat.inputs, *flat.constants.values()):
@@ -182,6 +206,7 @@ class _Fusion:
                 self._node(line, operands, values)
         for number in flat.outputs:
             values[number].written = True
+        return values
 
     # ------------------------------------------------------------------------------------------- equations with bodies
 
@@ -191,6 +216,8 @@ class _Fusion:
             value.written = True
         for number, var in zip(line.makes, line.operation.eqn.outvars, strict=True):
             values[number] = _Value(_jax.nbytes(self._lines.type_of(var)), stage, written=True)
+        if not self._with_bodies:
+            return
         runs = whole = again = [(body, self._body(body.jaxpr)) for body in line.operation.bodies]
         if _jax.is_cond(line.operation.eqn):  # what runs at most, and what is recomputed at most
             whole = [max(runs, key=lambda run: jaxpr_cost(run[0].jaxpr, self._lines.live, self._lines.type_of).flops)]

@@ -13,6 +13,7 @@ to the last one that reads it:
   or the most demanding branch needs inside; a loop holds its stacked inputs and outputs outside and a slice inside.
 * Values in another memory ("host") take none of the device's.
 * On a mesh it is what one device holds: its parts of what is spread, and what it has whole.
+* On a TPU other rules hold as well: see ``device_memory``.
 
 XLA orders and fuses as it likes, so this is an estimate; it tells policies apart, and says where the peak is. Held
 against XLA's arguments, outputs and temporaries for the CPU of JAX 0.12 on eleven models (MLPs, convolutions,
@@ -29,7 +30,9 @@ from __future__ import annotations
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.schedule import Held, Peak, Schedule
+from remat_magic.facts.device_memory import PLAIN, DeviceMemory
+from remat_magic.facts.held import Held, Peak
+from remat_magic.facts.schedule import Schedule
 from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import TypeOf, own_type
@@ -64,17 +67,19 @@ def both_halves(
     outputs: int,
     lines: tuple[StraightLines, StraightLines] | None = None,
     type_of: TypeOf = own_type,
+    on: DeviceMemory = PLAIN,
 ) -> Schedule:
     """The schedule of both halves; arguments and errors are those of ``peak``.
 
-    ``type_of`` tells the types of their variables, with how they are spread over a mesh.
+    ``type_of`` tells the types of their variables, with how they are spread over a mesh; ``on`` how a device holds
+    them.
     """
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
     ahead, back = lines or live_lines(first, outputs, LiveEquations(second), type_of)
-    schedule = Schedule(type_of=type_of)
+    schedule = Schedule(type_of=type_of, on=on)
     arguments = [
         schedule.permanent(type_of(var), Held(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
     ]

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.facts.held import Held
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import both_halves, live_lines
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Arguments, Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
-from remat_magic.facts.schedule import Held, Schedule
+from remat_magic.facts.schedule import Schedule
 from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
@@ -101,7 +102,7 @@ def full(
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
     schedule = of_step or both_halves(half.closed, backward, half.outputs, lines, half.type_of)
-    peak_bytes, at = schedule.highest()
+    peak_bytes, parts = peak(schedule, roles)
 
     return replace(
         first,
@@ -116,7 +117,7 @@ def full(
         backward_communicated_bytes=back.communicated,
         uncosted=(ahead + back).uncosted,
         peak_bytes=peak_bytes,
-        peak_by_kind=_by_kind(schedule.held(at), roles),
+        peak_by_kind=parts,
         complete=True,
         forward_kernels=ahead_kernels,
         backward_kernels=back_kernels,
@@ -141,12 +142,14 @@ def _kind(buffer: Held, roles: Sequence[ArgumentRole]) -> LiveKind:
     return "output" if roles and buffer.output else "temporary"
 
 
-def _by_kind(held: Sequence[Held], roles: Sequence[ArgumentRole]) -> tuple[tuple[LiveKind, int], ...]:
+def peak(schedule: Schedule, roles: Sequence[ArgumentRole]) -> tuple[int, tuple[tuple[LiveKind, int], ...]]:
+    """The estimated peak of a schedule, and what it is made of; ``roles`` are what a step's inputs are."""
+    most, at = schedule.highest()
     sums: dict[LiveKind, int] = {}
-    for buffer in held:
+    for buffer in schedule.held(at):
         kind = _kind(buffer, roles)
         sums[kind] = sums.get(kind, 0) + buffer.bytes
-    return tuple(sums.items())
+    return most, tuple(sums.items())
 
 
 def _saved_in_vain(

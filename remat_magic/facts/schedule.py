@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import MADE_ANEW, WRITES_OVER_ANY, WRITES_OVER_FIRST
+from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
+from remat_magic.facts.device_memory import PLAIN, DeviceMemory
+from remat_magic.facts.held import Held, Peak, outside, parted
+from remat_magic.facts.narrowing import read_by_matmuls
+from remat_magic.facts.registers import fuses, unheld
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.records import Half, Moment, Phase
 
-__all__ = ["Held", "Peak", "Schedule"]
+__all__ = ["Schedule"]
 
 _NOTHING = 0  # the buffer of what takes no memory: literals
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most that is held at once, in bytes, and the (first) equation that holds it: its half and its index there."""
-
-    bytes: int
-    where: tuple[Phase, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """A buffer that is held: its type and what makes it.
-
-    ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise it is ``var``, which
-    ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent). Without an ``aval`` it is what a branch of
-    ``eqn`` needs inside.
-    """
-
-    bytes: int
-    aval: Any = None
-    eqn: Any = None
-    var: Any = None
-    argument: int | None = None
-    constant: bool = False
-    residual: bool = False
-    gradient: bool = False
-    output: bool = False
 
 
 class _Held(NamedTuple):
@@ -69,10 +46,17 @@ class Schedule:
         gradients: those of gradients that something reads later on.
         donated: those of arguments that may be written over.
         type_of: tells the type of a variable, with how it is spread over a mesh.
+        on: how the device holds values.
     """
 
-    def __init__(self, inner_peaks: dict[tuple[int, int], int] | None = None, type_of: TypeOf = own_type) -> None:
+    def __init__(
+        self,
+        inner_peaks: dict[tuple[int, int], int] | None = None,
+        type_of: TypeOf = own_type,
+        on: DeviceMemory = PLAIN,
+    ) -> None:
         self.type_of = type_of
+        self.on = on
         self.steps: list[ScheduledStep] = []
         self.kept: set[int] = set()
         self.saved: set[int] = set()
@@ -81,6 +65,9 @@ class Schedule:
         self._sizes: list[int] = [0]
         self._what: dict[int, Held] = {}
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
+        self._narrowed: dict[int, Any] = {}  # the types of what is held in bfloat16 instead of float32
+        self._lanes: dict[tuple[int, ...], tuple[int, int]] = {}  # of the shapes that convolutions take and make
+        self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
@@ -91,11 +78,14 @@ class Schedule:
 
     def buffer(self, aval: Any, what: Held | None = None) -> int:
         """A new one for a value of that type; ``what`` it is, if it may be asked for."""
-        self._sizes.append(_device_bytes(aval))
+        self._sizes.append(self._nbytes(aval))
         number = len(self._sizes) - 1
         if what is not None:
             self._what[number] = what
         return number
+
+    def _nbytes(self, aval: Any) -> int:
+        return self.on.nbytes(aval, self._lanes.get(_jax.local_shape(aval), ()) if self._lanes else ())
 
     def permanent(self, aval: Any, what: Held) -> int:
         """A new one which is there from the beginning to the end."""
@@ -126,7 +116,7 @@ class Schedule:
             shown = buffers[value.leaves[0]]
             if _jax.is_literal(value.atom) or value.atom not in makers or not any(read[leaf] for leaf in value.leaves):
                 continue
-            if shown in taken or self._sizes[shown] < _device_bytes(self.type_of(value.atom)):
+            if shown in taken or self._sizes[shown] < self._nbytes(self.type_of(value.atom)):
                 own = self.buffer(
                     self.type_of(value.atom), Held(0, self.type_of(value.atom), makers[value.atom], value.atom)
                 )
@@ -141,6 +131,12 @@ class Schedule:
     def run(self, lines: StraightLines, jaxpr: Any, inputs: Sequence[int], half: Half) -> list[int]:
         """Append the steps of a whole jaxpr; the buffers of its outputs."""
         flat = lines(jaxpr)
+        if self.on.tiled:
+            for operation, _, _ in flat.lines:
+                for atom, lanes in _jax.lanes_of_convolution(operation.eqn):
+                    self._lanes[_jax.local_shape(self.type_of(atom))] = lanes
+        never, again = unheld(jaxpr, lines) if self.on.fuses else (set[int](), set[int]())
+        in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [_NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
             buffers[number] = buffer
@@ -148,13 +144,24 @@ class Schedule:
             buffers[number] = self._constant(key, flat.types[number])
         begin = 0
         for index, end in enumerate(flat.ends):
-            for operation, reads, makes in flat.lines[begin:end]:
+            for line in flat.lines[begin:end]:
+                operation, reads, makes = line
                 operands = [buffers[number] for number in reads]
+                if in_kernels and fuses(line):
+                    operands = [in_kernels.get(number, buffers[number]) for number in reads]
                 if operation.name in MADE_ANEW and not operation.leaves:
                     buffers[makes[0]] = operands[0] if operands else _NOTHING
                     continue
+                if self.on.fuses and operation.name == TRANSPOSE and operands[0] not in self._instead:
+                    buffers[makes[0]] = operands[0]
+                    continue
                 for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
                     buffers[number] = result
+                    if number in again:
+                        in_kernels[number] = result = self.buffer(None)
+                    if number in never or number in again:
+                        self._sizes[result] = 0
+                        self._instead[result] = self._read_for(operands)
             begin = end
         return [buffers[number] for number in flat.outputs]
 
@@ -165,15 +172,22 @@ class Schedule:
         sizes, over, need = self._needs(lines, operation)
         results = range(len(self._sizes), len(self._sizes) + len(sizes))
         self._sizes += sizes
-        self.steps.append(ScheduledStep(where, operands, results, operands[over], need, operation.eqn))
+        reads, overwritable = self._read_for(operands), self._read_for(operands[over])
+        self.steps.append(ScheduledStep(where, reads, results, overwritable, need, operation.eqn))
         return results
+
+    def _read_for(self, operands: Sequence[int]) -> tuple[int, ...]:
+        """What is read for operands: they, and for those in registers also what is read for these."""
+        if not self._instead:
+            return tuple(operands)
+        return (*operands, *(number for each in operands for number in self._instead.get(each, ())))
 
     def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
         eqn = operation.eqn
         needs = self._needs_of.get(id(eqn))
         if needs is None:
-            sizes = [_device_bytes(self.type_of(var)) for var in eqn.outvars]
+            sizes = [self._nbytes(self.type_of(var)) for var in eqn.outvars]
             inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
             self._around[id(eqn)] = lines, operation
             if operation.bodies and operation.bodies[0].kind != "loop":
@@ -200,12 +214,22 @@ class Schedule:
             for var in body.jaxpr.invars[slices:]
         ]
         schedule.arrive("backward", sliced)
-        schedule.kept = {*schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")}
+        outputs = schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")
+        if self.on.fuses and _jax.is_scan(eqn):  # what is stacked is written into the stack where it is made
+            carries = _jax.carried_operands(eqn)
+            outputs, stacked = outputs[: len(carries)], outputs[len(carries) :]
+            schedule.written_outside({*stacked} - {*outputs, *sliced})
+        schedule.kept = {*outputs}
         return schedule
+
+    def written_outside(self, buffers: set[int]) -> None:
+        """These are written into memory that is held elsewhere, unless something reads them here."""
+        for number in buffers.difference(*(step.reads for step in self.steps)):
+            self._sizes[number] = 0
 
     def new(self) -> Schedule:
         """An empty one for a body, which knows the peaks inside that this one knows."""
-        return Schedule(self._inner_peaks, self.type_of)
+        return Schedule(self._inner_peaks, self.type_of, self.on.inside)
 
     def saved_inside(self, eqn: Any) -> int:
         """The bytes of residuals among what an equation needs inside."""
@@ -234,6 +258,8 @@ class Schedule:
                 if id(step.eqn) not in inside:
                     inside[id(step.eqn)] = self.held_inside(step.eqn)
                 held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
+        if self.on.vector_memory:
+            held = parted(held, [each.arguments + each.residuals + each.temporaries for each in swept])
         return tuple(map(_moment, swept)), tuple(held.step.eqn for held in swept), held
 
     def sweep(self) -> Iterator[_Held]:
@@ -246,6 +272,7 @@ class Schedule:
                 dying_at.setdefault(index, []).append(number)
         arguments = sum(sizes[number] for number in self._permanent)
         saved = self.saved - self._permanent
+        results = sum(sizes[number] for number in {*self.kept} - self._permanent - self.donated)
         held = held_residuals = 0
         for index, step in enumerate(steps):
             for number in step.makes:
@@ -258,8 +285,13 @@ class Schedule:
             dying = dying_at.get(index, ())
             reused = sum(sizes[number] for number in written_over(step, dying, sizes)) if dying and step.over else 0
             inside = self.saved_inside(step.eqn) if step.inside else 0
-            temporaries = held - held_residuals - reused + step.inside - inside
-            yield _Held(step, arguments, held_residuals + inside, temporaries)
+            temporaries, residuals = held - held_residuals - reused + step.inside - inside, held_residuals + inside
+            if self.on.vector_memory:
+                stays = results if index == len(steps) - 1 else 0
+                elsewhere = min(self.on.vector_memory, max(0, temporaries - stays))
+                fits = temporaries - stays + residuals <= self.on.vector_memory
+                temporaries, residuals = temporaries - elsewhere, 0 if fits else residuals
+            yield _Held(step, arguments, residuals, temporaries)
             for number in dying:
                 if number in self.donated:
                     arguments -= sizes[number]
@@ -282,16 +314,46 @@ class Schedule:
                 if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
                     for number in step.makes:
                         self._sizes[number] *= number in read
+            if self.on.narrows:
+                self._narrow()
             delayed = put_off(self.steps, self.kept | self.gradients)
             self._order = brought_forward(delayed, self.kept | self._permanent, self._sizes)
         return self._order
+
+    def _narrow(self) -> None:
+        """Hold in bfloat16 what only matmuls read, and what loops take slices of for them, from the first one on."""
+        types = {number: what.aval for number, what in self._what.items() if what.aval is not None}
+        for step in self.steps:
+            if step.eqn is not None:
+                types.update(zip(step.makes, map(self.type_of, step.eqn.outvars), strict=True))
+        narrow, in_loops = read_by_matmuls(self.steps, self._around)
+        for number in narrow - self.kept - self._permanent - self.donated:
+            half = _jax.narrowed(types.get(number))
+            if half is not None and self._sizes[number]:
+                self._sizes[number], self._narrowed[number] = self._nbytes(half), half
+        converted: list[tuple[int, ScheduledStep]] = []
+        for number, loops in in_loops.items():
+            half = _jax.narrowed(types.get(number)) if number in self._permanent else None
+            if half is not None:
+                first = self.steps[loops[0]]
+                copy = self.buffer(half, Held(0, half, first.eqn))
+                converted.append((loops[0], ScheduledStep(first.where, (number,), (copy,))))
+                for index in loops:
+                    self.steps[index] = self.steps[index]._replace(reads=(*self.steps[index].reads, copy))
+        for index, step in sorted(converted, key=lambda pair: -pair[0]):
+            self.steps.insert(index, step)
 
     def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
         """What is held during the step at a position of the sweep, some buffers left out."""
         lives = self._lives().items()
         alive = [number for number, (first, end) in lives if first <= at < end and number not in besides]
         step = self._ordered()[at]
-        return self._described(alive) + (self.held_inside(step.eqn) if step.inside else [])
+        values = self._described(alive) + (self.held_inside(step.eqn) if step.inside else [])
+        if not self.on.vector_memory:
+            return values
+        _, arguments, residuals, temporaries = next(itertools.islice(self.sweep(), at, None))
+        left = outside(values, arguments + residuals + temporaries)
+        return [replace(value, bytes=size) for value, size in zip(values, left, strict=True) if size]
 
     def _lives(self) -> dict[int, tuple[int, int]]:
         """For each buffer the first step that holds it, and the one that holds it no more.
@@ -324,15 +386,17 @@ class Schedule:
             if step.eqn is not None
             for number, var in zip(step.makes, step.eqn.outvars, strict=True)
         }
+        whats = {number: self._what.get(number) or Held(0, *origins.get(number, ())) for number in numbers}
         return [
             replace(
-                self._what.get(number) or Held(0, *origins.get(number, ())),
+                what,
+                aval=self._narrowed.get(number, what.aval),
                 bytes=self._sizes[number],
                 residual=number in saved,
                 gradient=number in self.gradients,
                 output=number in self.kept,
             )
-            for number in numbers
+            for number, what in whats.items()
         ]
 
     def held_inside(self, eqn: Any) -> list[Held]:
@@ -343,10 +407,6 @@ class Schedule:
         held = schedule.held(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
         _, _, needed = self._needs(lines, operation)
         return held if sum(value.bytes for value in held) == needed else [Held(needed, eqn=eqn)]
-
-
-def _device_bytes(aval: Any) -> int:
-    return 0 if _jax.memory_space(aval) else _jax.nbytes(aval)
 
 
 def _overwritable(operation: Operation) -> slice:

@@ -8,8 +8,10 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.engine.gradients import half_of
 from remat_magic.engine.steps import Halves, Step
+from remat_magic.facts.device_memory import PLAIN, DeviceMemory
+from remat_magic.facts.held import Held
 from remat_magic.facts.memory import live_lines
-from remat_magic.facts.schedule import Held, Schedule
+from remat_magic.facts.schedule import Schedule
 from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
@@ -22,7 +24,7 @@ __all__ = ["step_schedule"]
 _Lines = tuple[StraightLines, StraightLines]
 
 
-def step_schedule(step: Step, halves: Mapping[int, Halves]) -> Schedule:
+def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = PLAIN) -> Schedule:
     """The schedule of a step.
 
     Arguments are held throughout, but for those that are donated, which are freed after their last reader and may be
@@ -31,9 +33,10 @@ def step_schedule(step: Step, halves: Mapping[int, Halves]) -> Schedule:
     Args:
         step: the step.
         halves: those of each call that stands for a gradient.
+        on: how the device holds values.
     """
     jaxpr = _jax.open_jaxpr(step.closed)
-    schedule = _StepSchedule(halves, {}, {}, _spread(step, halves))
+    schedule = _StepSchedule(halves, {}, {}, _spread(step, halves), on)
     arguments = list[int]()
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
         make = schedule.buffer if donated else schedule.permanent
@@ -75,8 +78,9 @@ class _StepSchedule(Schedule):
         lines: dict[int, _Lines],
         inner_peaks: dict[tuple[int, int], int],
         type_of: TypeOf,
+        on: DeviceMemory,
     ) -> None:
-        super().__init__(inner_peaks, type_of)
+        super().__init__(inner_peaks, type_of, on)
         self._halves = halves
         self._lines = lines  # of halves, by the number of the call
         self._residuals: dict[int, list[int]] = {}  # by the buffer that links the halves of a gradient
@@ -85,7 +89,7 @@ class _StepSchedule(Schedule):
 
     def new(self) -> Schedule:
         """As ``Schedule.new``, with the same halves."""
-        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self.type_of)
+        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self.type_of, self.on.inside)
 
     def add(
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]

@@ -114,7 +114,8 @@ class Session:
         from remat_magic.views import text
         from remat_magic.views.fits import fits_text
 
-        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace).remarked
+        device = inspection.device or None
+        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=device).remarked
         if inspection.title:
             print(printable(inspection.title))  # noqa: T201
         if sys.stdout.isatty():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import units
+from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.costs import Objective, objective
@@ -47,6 +47,7 @@ def plan(
         raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
     ((of, limit),) = given
     least = objective(cost, device, offload)
+    facts = facts.on(devices.get(device)) if of == "peak" and device is not None else facts
     there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, **options)
     if at is not None:
         best = there(at, limit, of)

@@ -72,7 +72,8 @@ def placing(
 ) -> Iterator[Places]:
     """``Trace.placing``."""
     measured = tuple(measurements)
-    search = _Search(facts, None if device is None else devices.get(device))
+    chosen = None if device is None else devices.get(device)
+    search = _Search(facts.on(chosen), chosen)
     end = time.perf_counter() + seconds
     found = search.run(device is None, end, f"the {seconds:g} seconds were up", plans=True)
     return (places.with_measurements(measured) for places in found)

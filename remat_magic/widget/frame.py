@@ -57,7 +57,8 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<div class="remat-said"><span class="remat-meaning" id="{ID}meaning"></span> '
         f'<span class="remat-against" data-part="against" role="status" aria-live="polite"></span></div>'
         f'{_names(trace.names)}<div data-part="totals"></div>'
-        f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory(live.devices)))}"></div>'
+        f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory(live.devices)))}"'
+        f' data-apart="{html.escape(json.dumps(_apart(live.devices)))}"></div>'
         '<div data-part="fits" role="status" aria-live="polite"></div>'
         f'<div class="remat-code"><code data-part="code"></code>'
         f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div>"
@@ -76,6 +77,11 @@ def _memory(names: Sequence[str]) -> dict[str, int]:
     """The bytes of each accelerator, by its name; of several those of one."""
     sizes = {name: devices.get(name).memory_bytes for name in names}
     return {name: size for name, size in sizes.items() if size}
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The accelerators on which the estimated peak is another than here."""
+    return [name for name in names if devices.get(name).vector_memory is not None]
 
 
 def _gradients(trace: Trace) -> str:

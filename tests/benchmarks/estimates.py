@@ -1,6 +1,6 @@
 """Hold estimated peaks against what XLA needs, compiled for devices that need not be here.
 
-``python -m tests.benchmarks.estimates ["H100 SXM" "TPU v5e" ...]`` prints a row for each choice, and then a table;
+``python -m tests.benchmarks.estimates ["TPU v5e" "H100 SXM" ...]`` prints a row for each choice, and then a table;
 ``--write README.md`` puts that table between the marks in a text. It needs the extras ``tpu`` and ``cuda`` and compiles
 some thirty programs for each device, which takes minutes; what was compiled before is not compiled again.
 """
@@ -87,7 +87,7 @@ def ratios(names: Iterable[str], device: str) -> list[tuple[str, bool, float]]:
     for name in names:
         fun, args = MODELS[name]()
         trace = rm.trace(fun, *args)
-        rows = [row for row in trace.places(seconds=60) if not row.error and row.policy != _MIXED]
+        rows = [row for row in trace.places(device=device, seconds=60) if not row.error and row.policy != _MIXED]
         rows = [row for row in rows if row.peak_bytes and "plan" not in row.label]
         job = trace.measuring([(row.policy, row.at) for row in rows], device=device)
         job.wait()
@@ -125,7 +125,7 @@ def table(by_device: dict[str, list[tuple[str, bool, float]]]) -> str:
 def main() -> None:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("devices", nargs="*", default=["H100 SXM", "TPU v5e"])
+    parser.add_argument("devices", nargs="*", default=["TPU v5e", "H100 SXM"])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()

@@ -30,8 +30,9 @@ TELL = """\
 import json
 report = w.report
 rows = [dict(nbytes=row.nbytes, kind=row.kind) for row in report.residuals]
+on_tpu = w._live.trace.report(w.policy, w.at, device="TPU v5e").peak_bytes
 print(json.dumps(dict(rows=rows, saved=report.saved_bytes, arguments=report.argument_bytes, peak=report.peak_bytes,
-                      by_kind=report.peak_by_kind)))
+                      by_kind=report.peak_by_kind, tpu=on_tpu)))
 """
 
 BIG_CELL = """\
@@ -154,10 +155,17 @@ def test_the_bar_is_the_peak_and_what_is_left_of_the_device(widget: Widget, repo
     widget.tab("Compare").click()
     widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
     expect(bar).to_contain_text(re.compile(r"GB left of TPU v5e, 17.\d GB"))
+    # The headline, the bar and the table are of one device.
+    there = units.nbytes(report["tpu"])
+    assert there != units.nbytes(report["peak"])
+    expect(bar).to_contain_text(f"Alive at the estimated peak of {there}")
+    expect(widget.part("totals")).to_contain_text(there)
+    expect(widget.part("comparison").locator("tr[aria-current=true]")).to_contain_text(there)
     assert box(bar.locator(".remat-held"))["width"] < whole / 100
     expect(bar.locator(".remat-role-left")).to_be_visible()
     widget.root.get_by_label("Device", exact=True).select_option("")
     expect(bar.locator(".remat-of-device")).to_have_count(0)
+    expect(bar).to_contain_text(f"Alive at the estimated peak of {units.nbytes(report['peak'])}")
 
 
 def test_what_is_too_big_for_the_device_is_said(opened: NotebookPage) -> None:

@@ -14,6 +14,8 @@ from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, 
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
 from remat_magic.views.fits import fits_html
+from remat_magic.views.html import totals_html
+from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, copies, select, taught
 from remat_magic.widget.panel import Panel, Request
@@ -33,7 +35,7 @@ class Compare(Panel):
     """The comparison of policies, at one place and at all, and the check of their gradients."""
 
     key, title, parts = "compare", "Compare", ("places", "comparison", "gradients")
-    asks = (("compare",), ("choices",), ("gradients",), ("measure", "cancel"), ("places",), ("fits",))
+    asks = (("compare",), ("choices",), ("gradients",), ("measure", "cancel"), ("places",), ("fits",), ("peak",))
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -104,6 +106,9 @@ class Compare(Panel):
                 return None
             case "fits":
                 return self._fits(request)
+            case "peak":
+                report = self._live.trace.report(*self._arguments(request), device=request.text("device"))
+                return {"totals": totals_html(report), "peak": peak_bar_html(report)}
             case _:
                 return {"html": self._gradients(request)}
 

@@ -19,7 +19,9 @@ export function panel(widget, key) {
     besides() {
       const { choice } = widget.pinning;
       const same = choice?.policy === widget.shown?.policy && choice?.at === widget.shown?.at;
-      return choice && !same ? { against: choice.policy, against_at: choice.at } : { against: "", against_at: "" };
+      const device = widget.one('[data-control="device"]')?.value ?? "";
+      const against = choice && !same ? choice : { policy: "", at: "" };
+      return { against: against.policy, against_at: against.at, device };
     },
     placed() {
       sizes.disconnect();

@@ -46,12 +46,15 @@ class Memory(OnDemand):
         """The picture and the tables of what is held."""
         self._asked[request.policy, request.at] = request
         compiled = self._live.compiled(request.policy, request.at)
-        against, at = request.text("against"), request.text("against_at")
-        other = self._timeline(against, at) if against and (against, at) != (request.policy, request.at) else None
-        return timeline_html(self._timeline(request.policy, request.at), compiled=compiled, against=other, live=True)
+        against, at, device = (request.text(name) for name in ("against", "against_at", "device"))
+        other = None
+        if against and (against, at) != (request.policy, request.at):
+            other = self._timeline(against, at, device)
+        shown = self._timeline(request.policy, request.at, device)
+        return timeline_html(shown, compiled=compiled, against=other, live=True)
 
-    def _timeline(self, policy: str, at: str) -> Timeline:
-        return self._live.trace.timeline(*self._live.arguments(policy, at))
+    def _timeline(self, policy: str, at: str, device: str) -> Timeline:
+        return self._live.trace.timeline(*self._live.arguments(policy, at), device=device or None)
 
     def _compiled(self, policy: str, at: str) -> None:
         """Tell anew what the reader has opened before it was compiled; on the compiling thread."""

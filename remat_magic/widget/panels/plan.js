@@ -23,6 +23,11 @@ export function panel(widget, key) {
   /** How equal layers are decided: "together", "separately", or as the function shares them. */
   const layers = () => one('[data-control="layers"]').value;
 
+  const device = () => one('[data-control="device"]')?.value ?? "";
+
+  /** What the pictures are of. @param {string} at @param {{layers?: string, device?: string}} [message] */
+  const whatOf = (at, message) => `${message ? (message.device ?? "") : device()}\n${keyOf(message?.layers ?? layers(), at)}`;
+
   /** What the budget is of. */
   const of = () => one('[data-control="of"]').value;
   /** Whether the slider moves over peaks. */
@@ -55,12 +60,13 @@ export function panel(widget, key) {
   function fill() {
     const { shown } = widget;
     if (!shown) return;
-    const what = keyOf(layers(), shown.at);
+    const what = whatOf(shown.at);
     if (asked === what) return;
     asked = what;
     slider.disabled = true;
     part("stop").textContent = "Working out the frontier…";
-    widget.send({ type: "frontier", at: shown.at, policy: shown.policy, layers: layers(), width: room() });
+    const wish = { type: "frontier", at: shown.at, policy: shown.policy, layers: layers(), device: device(), width: room() };
+    widget.send(wish);
   }
 
   /** The bytes that the slider is at: between two stops in proportion. */
@@ -84,7 +90,7 @@ export function panel(widget, key) {
   /** @param {number | string} budget @param {boolean} [sweeping] */
   function plan(budget, sweeping) {
     const kind = typeof budget === "number" && !ofPeak() ? "saved" : of();
-    const wish = { type: "plan", budget, of: kind, layers: layers(), at: widget.shown?.at, width: room() };
+    const wish = { type: "plan", budget, of: kind, layers: layers(), device: device(), at: widget.shown?.at, width: room() };
     widget.ask(wish, undefined, sweeping);
     part("planned").classList.add("remat-stale");
   }
@@ -133,11 +139,11 @@ export function panel(widget, key) {
     fill,
     show({ at, planned }) {
       one('[data-action="to-edit"]').hidden = !planned;
-      slider.disabled = !stops.length || asked !== keyOf(layers(), at);
+      slider.disabled = !stops.length || asked !== whatOf(at);
     },
     messages: {
       frontier(message) {
-        if (asked !== keyOf(message.layers, message.at)) return;
+        if (asked !== whatOf(message.at, message)) return;
         placeAll({ ...message, picture: message.html });
         if (message.error) {
           asked = "";
@@ -148,7 +154,7 @@ export function panel(widget, key) {
         if (message.serial < widget.store.clock) return; // of an older wish, which is not shown
         part("planned").classList.remove("remat-stale");
         if (message.html) widget.place("planned", message.html);
-        if (!moving && asked === keyOf(message.layers, message.at)) placeAll(message);
+        if (!moving && asked === whatOf(message.at, message)) placeAll(message);
         showFailure(message);
       },
       flip: showFailure,

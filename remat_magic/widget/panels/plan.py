@@ -92,6 +92,7 @@ class Plan(Panel):
             budget if isinstance(budget, int) else str(budget),
             request.at,
             of="peak" if request.text("of") == "peak" else "saved",
+            device=request.text("device") or None,
             **_deciding(request),
         )
 
@@ -105,17 +106,18 @@ class Plan(Panel):
 
     def _picture(self, request: Request, chosen: PlanRecord | None) -> dict[str, Any]:
         """The frontier with what is known by now, its stops, and where among them the chosen plan is."""
-        trace, at = self._live.trace, request.at
+        trace, at, device = self._live.trace, request.at, request.text("device") or None
         points = self._points.get((at, request.text("layers")))
         if points is None:
             return {}
-        cached = [trace.cached(choice.key, at) for choice in trace.choices()]
-        reports = [report for report in cached if report is not None and report.complete and not report.backward_error]
+        known = [choice.key for choice in trace.choices() if (it := trace.cached(choice.key, at)) and it.complete]
+        reports = [trace.report(key, at, device=device) for key in known]
+        reports = [report for report in reports if not report.backward_error]
         forward = next((report.forward_flops for report in reports), None)
         together = request.text("layers") == "together"
         svg = views.frontier_svg(points, reports, request.width, together=together, chosen=chosen)
         points = views.known_points(points, [*reports, *([chosen] if chosen else [])])
-        extremes = [trace.report(policy, at) for policy in ("none", "nothing_saveable")]
+        extremes = [trace.report(policy, at, device=device) for policy in ("none", "nothing_saveable")]
         peaks = sorted(report.peak_bytes for report in (*reports, *extremes) if report.peak_bytes is not None)
         # From the least peak that is known to that without a checkpoint.
         ends = [peaks[0], extremes[0].peak_bytes] if peaks and extremes[0].peak_bytes is not None else None

@@ -1,15 +1,48 @@
 // @ts-check
 /** @import { View, Widget } from "./types.js" */
+import { keyOf } from "./types.js";
 import { quantity } from "./units.js";
 
 const REMEMBERED = "remat_magic-more";
 
 /** What is seen first: the headline, what is alive at the estimated peak, and what is folded. @param {Widget} widget */
 export function firstScreen(widget) {
-  const { one, part, root } = widget;
+  const { one, part, root, store } = widget;
   const bar = part("peak");
   /** The bytes of each device. @type {Record<string, number>} */
   const sizes = JSON.parse(bar.dataset.memory ?? "{}");
+
+  /** The devices on which the estimated peak is another than here. @type {Set<string>} */
+  const apart = new Set(JSON.parse(bar.dataset.apart ?? "[]"));
+  const asked = new Set();
+  const device = () => one('[data-control="device"]')?.value ?? "";
+
+  /** @param {View} view @returns {Record<string, string> | undefined} */
+  function estimated(view) {
+    const { policy, at } = view;
+    const of = device();
+    if (!view.complete || !apart.has(of)) return view.parts;
+    const key = `${of}\n${keyOf(policy, at)}`;
+    const known = store.peaks.get(key);
+    if (!known && !asked.has(key)) {
+      asked.add(key);
+      widget.send({ type: "peak", policy, at, device: of });
+    }
+    return known;
+  }
+
+  widget.estimated = estimated;
+
+  /** The headline and the bar; until the peak is known the last one stays, dimmed. @param {View} view */
+  function fill(view) {
+    const parts = estimated(view);
+    part("totals").innerHTML = (parts ?? view.parts).totals;
+    for (const name of ["totals", "peak"]) part(name).classList.toggle("remat-stale", !parts);
+    if (!view.complete) bar.classList.add("remat-stale");
+    if (!view.complete || !parts) return;
+    bar.innerHTML = parts.peak;
+    scale();
+  }
 
   /** Says what is left of the device that is chosen, or by how much the peak is too big for it. */
   function scale() {
@@ -17,27 +50,28 @@ export function firstScreen(widget) {
     const held = bar.querySelector(".remat-held");
     if (!held) return;
     held.style.width = "";
-    const device = one('[data-control="device"]')?.value ?? "";
-    const memory = sizes[device];
+    const memory = sizes[device()];
     if (!memory) return;
     const left = memory - Number(held.dataset.value);
     const [mark, said] = [document.createElement("i"), document.createElement("li")];
     mark.className = `remat-of-device ${left < 0 ? "remat-limit" : "remat-role remat-role-left"}`;
     said.className = `remat-of-device ${left < 0 ? "remat-too-much" : ""}`;
-    said.title = `${device} has ${memory.toLocaleString("en-US")} bytes, by its data sheet`;
+    said.title = `${device()} has ${memory.toLocaleString("en-US")} bytes, by its data sheet`;
     if (left < 0) {
       mark.style.left = `${(100 * memory) / (memory - left)}%`;
-      said.textContent = `${quantity(-left, "bytes")} too much for ${device}, ${quantity(memory, "bytes")}`;
+      said.textContent = `${quantity(-left, "bytes")} too much for ${device()}, ${quantity(memory, "bytes")}`;
     } else {
       held.style.width = `${100 - (100 * left) / memory}%`;
-      said.textContent = `${quantity(left, "bytes")} left of ${device}, ${quantity(memory, "bytes")}`;
+      said.textContent = `${quantity(left, "bytes")} left of ${device()}, ${quantity(memory, "bytes")}`;
     }
     held.parentElement.append(mark);
     bar.querySelector(".remat-roles").append(said);
   }
 
   root.addEventListener("change", ({ target }) => {
-    if (/** @type {HTMLElement} */ (target).dataset.control === "device") scale();
+    if (/** @type {HTMLElement} */ (target).dataset.control !== "device" || !widget.shown) return;
+    fill(widget.shown);
+    widget.pinning.contrast();
   });
 
   const more = one('[data-action="more"]');
@@ -63,13 +97,20 @@ export function firstScreen(widget) {
   return {
     /** @param {View} view */
     show(view) {
-      part("totals").innerHTML = view.parts.totals;
       part("notes").innerHTML = view.parts.notes;
-      // Until the backward half is there, what is held is not known: the last choice's stays, dimmed.
-      bar.classList.toggle("remat-stale", !view.complete);
-      if (!view.complete) return;
-      bar.innerHTML = view.parts.peak;
-      scale();
+      fill(view);
+    },
+    messages: {
+      /** @param {{policy: string, at: string, device: string, totals?: string, peak?: string, error?: string}} message */
+      peak({ policy, at, device: of, totals, peak, error }) {
+        const key = `${of}\n${keyOf(policy, at)}`;
+        asked.delete(key);
+        if (totals === undefined || peak === undefined) return widget.say(error ?? "", true);
+        store.peaks.set(key, { totals, peak });
+        const { shown } = widget;
+        if (shown && `${device()}\n${keyOf(shown.policy, shown.at)}` === key) fill(shown);
+        widget.pinning.contrast();
+      },
     },
   };
 }

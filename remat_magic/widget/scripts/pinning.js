@@ -24,14 +24,15 @@ export function pinning(widget) {
       widget.send({ type: "peek", ...pinned });
     }
     for (const extra of part("totals").querySelectorAll(".remat-change")) extra.remove();
-    if (a?.complete && shown) showChanges(a);
+    const parts = a?.complete && shown && widget.estimated(a);
+    if (parts) showChanges(parts);
     for (const panel of Object.values(widget.panels)) panel.arrange?.();
   }
 
-  /** @param {View} a */
+  /** @param {Record<string, string>} a */
   function showChanges(a) {
     const template = document.createElement("template");
-    template.innerHTML = a.parts.totals;
+    template.innerHTML = a.totals;
     for (const total of part("totals").querySelectorAll(".remat-total")) {
       const before = template.content.querySelector(`[data-total="${total.dataset.total}"]`);
       const [now, then] = [total.dataset.value, before?.getAttribute("data-value")];

@@ -27,6 +27,7 @@
  * @typedef {object} Store what all views of one widget share
  * @property {Map<string, View>} views
  * @property {Map<string, string>} answers the HTML of the panels that are asked for when they are opened
+ * @property {Map<string, Record<string, string>>} peaks the parts of a view that tell the peak, as on devices where it is another
  * @property {number} clock the serial of the newest request
  *
  * @typedef {object} Model anywidget's
@@ -56,6 +57,8 @@
  * @property {{picked: string, pick: (line: string) => void, point: (target: Element) => void, mark: () => void}} linking
  * @property {{view: View | undefined, choice: Choice | null, contrast: () => void, pin: (choice: Choice | null) => void,
  *   peeked: (key: string) => void, failed: () => void}} pinning
+ * @property {(view: View) => Record<string, string> | undefined} estimated a view's parts that tell the peak, as on the
+ *   device that is chosen; undefined while the kernel is asked for them
  * @property {(selector: string) => any} one the first element
  * @property {(selector: string) => any[]} all all elements
  * @property {(name: string) => any} part the element that follows the policy

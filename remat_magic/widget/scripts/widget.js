@@ -28,7 +28,7 @@ const stores = new WeakMap();
 /** @param {Model} model @returns {Store} */
 function storeOf(model) {
   let store = stores.get(model);
-  if (!store) stores.set(model, (store = { views: new Map(), answers: new Map(), clock: 0 }));
+  if (!store) stores.set(model, (store = { views: new Map(), answers: new Map(), peaks: new Map(), clock: 0 }));
   return store;
 }
 
@@ -128,7 +128,7 @@ export function draw({ model, el }, makers) {
     },
     say: saidByKernel,
   };
-  for (const panel of panels) {
+  for (const panel of /** @type {Panel[]} */ ([first, ...panels])) {
     Object.assign(controls, panel.controls);
     Object.assign(actions, panel.actions);
     Object.assign(messages, panel.messages);

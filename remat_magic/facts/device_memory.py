@@ -1,0 +1,60 @@
+"""What XLA's compiler for a device does with values, as far as the estimated peak goes by it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.devices import Device
+
+__all__ = ["PLAIN", "DeviceMemory", "memory_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How values are held in the memory of a device. Nothing here is fitted: each is what its compiler does.
+
+    Attributes:
+        fuses: what only the kernel reads that makes it stays in registers; a loop's kernels write what they stack in
+            place; a transpose is another layout of its operand, and no value of its own.
+        tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
+            the channels.
+        narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
+            converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
+            of them.
+        vector_memory: the bytes of the memory beside the compute units that values may be put into instead.
+    """
+
+    fuses: bool = False
+    tiled: bool = False
+    narrows: bool = False
+    vector_memory: int = 0
+
+    def nbytes(self, aval: Any, lanes: Collection[int] = ()) -> int:
+        """The bytes that a value takes; none where it is in another memory. ``lanes``: as for ``tiled_nbytes``."""
+        if _jax.memory_space(aval):
+            return 0
+        return _jax.tiled_nbytes(aval, lanes) if self.tiled else _jax.nbytes(aval)
+
+    @property
+    def inside(self) -> DeviceMemory:
+        """In the body of a loop, whose values share the vector memory with those around it."""
+        return replace(self, vector_memory=0)
+
+
+PLAIN = DeviceMemory()
+"""Of this machine, and of what nothing is known of: each value takes its bytes."""
+
+
+def memory_of(device: Device | None) -> DeviceMemory:
+    """How the compiler for a device holds values.
+
+    Only TPUs are told apart. XLA for GPUs fuses as well, but there a kernel seldom writes over what it reads, and a
+    matmul seldom into a stack: together that comes nearer to the plain rules (13% too low to 32% too high, of six
+    models with a checkpoint, compiled for an H100) than to those without what is fused (34% too low to 8% too high).
+    """
+    if device is None or device.vector_memory is None:
+        return PLAIN
+    return DeviceMemory(True, True, True, device.vector_memory)

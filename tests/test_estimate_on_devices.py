@@ -1,0 +1,185 @@
+"""The estimated peak as on a device, beside sizes that XLA's compilers gave, and on programs counted by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import remat_magic as rm
+from remat_magic import _jax, devices
+from remat_magic.facts.device_memory import DeviceMemory
+from remat_magic.facts.memory import both_halves
+from tests.benchmarks.named_models import shape, transformer
+from tests.test_memory import halves
+
+TPU, GPU = "TPU v5e", "H100 SXM"
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def held(fun, *args, device=None, policy="as_written"):
+    """The estimated peak in bytes."""
+    return rm.trace(fun, *args).timeline(policy, device=device).peak_bytes
+
+
+# As XLA's buffer assignments have them, of programs compiled for a TPU v5e.
+@pytest.mark.parametrize(
+    ("aval", "lanes", "nbytes"),
+    [
+        (shape(), (), 512),
+        (shape(256), (), 1024),
+        (shape(1, 256), (), 1024),
+        (shape(12, 256), (), 16384),
+        (shape(4, 4, 128), (), 8192),
+        (shape(128, 128, dtype=jnp.bool_), (), 16384),
+        (shape(12, 256, 3, 4, 64), (), 9437184),
+        (shape(4, 128, 4, 64, dtype=jnp.bfloat16), (), 262144),
+        (shape(1, 1, 40, 120), (), 20480),
+        (shape(16, 96, 96, 40), (0, 3), 75497472),
+    ],
+    ids=str,
+)
+def test_a_tpu_pads_to_tiles(aval, lanes, nbytes):
+    assert _jax.tiled_nbytes(aval, lanes) == nbytes
+
+
+def test_only_convolutions_fix_which_dimension_is_padded():
+    def convolved(x, w):
+        return (jnp.sin(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC)) ** 2).sum()
+
+    def multiplied(x, w):
+        return (jnp.sin(x @ w[0, 0]) ** 2).sum()
+
+    # 16 images of 32 channels: 128 lanes hold 32 of them; 1024 rows and columns have no need of that.
+    images, kernel = shape(16, 1024, 1024, 32), shape(1, 1, 32, 32)
+    gigabytes = 16 * 1024 * 1024 * 32 * 4
+    assert held(multiplied, images, kernel, device=TPU) < 4 * gigabytes
+    assert held(convolved, images, kernel, device=TPU) > 5 * gigabytes
+
+
+# ------------------------------------------------------------------------------------------------------ fused chains
+
+
+WIDE, SQUARE = shape(4096, 1024), shape(1024, 1024)
+VALUE, WEIGHT = 4096 * 1024 * 4, 1024 * 1024 * 4
+
+
+def fused(fun, *args):
+    """What is held at the peak where chains are fused, in a device without tiles or a memory of its own."""
+    return at_peak(both_halves(*halves(fun, *args), on=DeviceMemory(fuses=True)))
+
+
+def at_peak(schedule):
+    return schedule.held(schedule.highest()[1])
+
+
+def test_a_chain_between_matmuls_is_not_held():
+    @jax.checkpoint
+    def gelu(x, w):
+        return (jax.nn.gelu(x @ w) @ w).sum()
+
+    arguments, gradients = VALUE + WEIGHT, WEIGHT
+    # What the chain of the derivative reads and makes: what goes into the gelu, and the cotangent of what comes out.
+    assert sum(value.bytes for value in fused(gelu, WIDE, SQUARE)) <= arguments + gradients + 2 * VALUE + 8
+    plain = at_peak(both_halves(*halves(gelu, WIDE, SQUARE)))
+    assert sum(value.bytes for value in plain) >= arguments + gradients + 4 * VALUE
+
+
+def test_what_is_held_anyway_is_read_instead_of_what_is_made_of_it():
+    @jax.checkpoint
+    def silu(x, w):
+        h = x @ w
+        return (((h * jax.nn.sigmoid(h)) @ w) ** 2).sum()
+
+    def big(values):
+        return {value.eqn.primitive.name for value in values if value.bytes == VALUE and value.eqn is not None}
+
+    assert "logistic" in big(at_peak(both_halves(*halves(silu, WIDE, SQUARE))))
+    assert "logistic" not in big(fused(silu, WIDE, SQUARE))
+
+
+# --------------------------------------------------------------------------------------------------------------- TPUs
+
+
+def scanned(precision=None):
+    def layer(x, w):
+        h = jnp.dot(x, w, precision=precision)
+        return jnp.tanh(jnp.dot(h, w, precision=precision)), None
+
+    def loss(ws, x):
+        return lax.scan(layer, x, ws)[0].sum()
+
+    return loss, (shape(8, 2048, 2048), shape(8192, 2048))
+
+
+def test_what_only_matmuls_read_is_held_in_bfloat16():
+    loss, args = scanned()
+    alive = rm.trace(loss, *args).timeline("dots_saveable", "function", device=TPU).alive
+    types = {value.type for value in alive if value.kind == "residual"}
+    exact, args = scanned(lax.Precision.HIGHEST)
+    in_full = rm.trace(exact, *args).timeline("dots_saveable", "function", device=TPU)
+    assert "bf16[8,8192,2048]" in types
+    assert not any(value.type.startswith("bf16") for value in in_full.alive)
+
+
+def test_weights_of_a_loop_are_converted_before_it():
+    loss, args = scanned()
+    alive = rm.trace(loss, *args).timeline("nothing_saveable", "function", device=TPU).alive
+    assert ("bf16[8,2048,2048]", 8 * 2048 * 2048 * 2) in {(value.type, value.nbytes) for value in alive}
+
+
+def test_a_tpu_has_room_for_little_beside_its_memory():
+    fun, args = transformer(2, scanned=True)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args))
+    assert total < held(fun, *args, device=TPU) < 2.2 * total  # arguments and gradients
+    assert held(fun, *args, device=GPU) > 2.5 * total
+
+
+# ---------------------------------------------------------------------------------------------------------- agreement
+
+
+@functools.cache
+def trace():
+    fun, args = transformer(2, scanned=False)
+    return rm.trace(fun, *args)
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_a_timeline_adds_up(device):
+    for policy in ("none", "nothing_saveable", "dots_saveable"):
+        timeline = trace().timeline(policy, device=device)
+        moment = timeline.moments[timeline.peak]
+        assert timeline.peak_bytes == max(each.bytes for each in timeline.moments)
+        assert sum(value.nbytes for value in timeline.alive) == moment.bytes
+        assert timeline.alive_bytes("argument") + timeline.alive_bytes("constant") == moment.arguments
+        assert timeline.alive_bytes("residual") == moment.residuals
+        for number, each in enumerate(timeline.moments):
+            assert sum(value.nbytes for value in timeline.alive_at(number)) == each.bytes
+        report = trace().facts.on(devices.get(device)).report(policy)
+        assert sum(size for _, size in report.peak_by_kind) == report.peak_bytes == timeline.peak_bytes
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_tables_have_the_peak_of_their_device(device):
+    for rows in (trace().compare(device=device), trace().places(device=device, seconds=2)):
+        for row in rows:
+            peak = trace().timeline(row.policy, row.at, device=device).peak_bytes if row.policy != "mixed" else None
+            assert row.peak_bytes == peak or peak is None
+
+
+def test_a_plan_of_a_peak_is_of_its_device():
+    limit = trace().timeline("dots_saveable", device=TPU).peak_bytes
+    plan = trace().plan(peak=limit, at="sites", device=TPU)
+    assert plan.peak_bytes == trace().timeline(plan, device=TPU).peak_bytes <= limit
+    assert plan.peak_bytes != trace().report(plan).peak_bytes
+
+
+def test_of_no_device_of_a_cpu_and_of_a_gpu_are_the_same():
+    plain = trace().report("nothing_saveable").peak_bytes
+    assert trace().timeline("nothing_saveable").peak_bytes == plain
+    for device in (devices.THIS_CPU, GPU):
+        assert trace().timeline("nothing_saveable", device=device).peak_bytes == plain
+    assert trace().timeline("nothing_saveable", device=TPU).peak_bytes != plain
+    with pytest.raises(rm.RematError, match="did you mean 'TPU v5p'"):
+        trace().timeline(device="TPU v5x")
