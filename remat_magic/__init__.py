@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remat_magic.comparing.assertions import assert_policy
     from remat_magic.measuring.gradients import check_gradients
     from remat_magic.measuring.job import Measuring
+    from remat_magic.meshes import mesh
     from remat_magic.records.comparison import Comparison
     from remat_magic.records.plan import load_plan
     from remat_magic.widget.show import show
@@ -42,6 +43,7 @@ __all__ = [
     "check_gradients",
     "devices",
     "load_plan",
+    "mesh",
     "policies",
     "show",
     "trace",
@@ -56,6 +58,7 @@ _LAZY = {
     "check_gradients": "remat_magic.measuring.gradients",
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",
+    "mesh": "remat_magic.meshes",
     "show": "remat_magic.widget.show",
 }
 _MODULES = ("policies", "devices")

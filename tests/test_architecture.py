@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "targets": ({"errors"}, set()),
     "devices": ({"errors", "targets"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
+    "meshes": ({"errors", "_jax"}, {"jax"}),
     "libraries": ({"_jax"}, {"jax"}),
     "policies": ({"records", "_jax"}, {"jax"}),
     "jaxprs": ({"records", "_jax"}, {"jax", "numpy"}),
@@ -50,12 +51,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "views": ({"records"}, {"rich", "pygments", "IPython"}),
     "widget": ({"records", "views", "devices", "api"}, {"anywidget", "ipywidgets", "traitlets", "IPython", "rich"}),
     "notebook": (
-        {"records", "_jax", "libraries", "policies", "devices", "views", "api", "widget"},
+        {"records", "_jax", "libraries", "policies", "devices", "meshes", "views", "api", "widget"},
         {"IPython", "jax", "rich"},
     ),
     # What `import remat_magic` offers.
     "__init__": (
-        {"records", "policies", "devices", "measuring", "comparing", "api", "widget", "notebook"},
+        {"records", "policies", "devices", "meshes", "measuring", "comparing", "api", "widget", "notebook"},
         {"IPython"},
     ),
 }

@@ -94,6 +94,7 @@ from remat_magic._jax.settings import default_device, thread_settings, x64
 from remat_magic._jax.shardings import (
     automatic_devices,
     automatic_devices_in,
+    called_whole,
     devices_of,
     equation_of_one,
     is_abstract,
@@ -102,7 +103,9 @@ from remat_magic._jax.shardings import (
     mapped_devices,
     mapped_twice,
     mesh_devices,
+    mesh_in_force,
     of_one_device,
+    placed,
     shape_of,
     sharding_text,
     spec_types,
@@ -110,7 +113,7 @@ from remat_magic._jax.shardings import (
     type_in_mesh,
     untold_axes,
 )
-from remat_magic._jax.simulated import simulated_mesh
+from remat_magic._jax.simulated import automatic_mesh
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import (
@@ -139,8 +142,10 @@ __all__ = [
     "as_function",
     "automatic_devices",
     "automatic_devices_in",
+    "automatic_mesh",
     "bodies",
     "bytecode",
+    "called_whole",
     "calls_back",
     "carried_operands",
     "checkpoint_body",
@@ -208,6 +213,7 @@ __all__ = [
     "mapped_twice",
     "memory_space",
     "mesh_devices",
+    "mesh_in_force",
     "name_equation",
     "name_stack",
     "narrowed",
@@ -218,6 +224,7 @@ __all__ = [
     "open_jaxpr",
     "params_key",
     "part",
+    "placed",
     "policy_says",
     "policy_says_of_name",
     "pretty",
@@ -242,7 +249,6 @@ __all__ = [
     "shape_of",
     "sharding_text",
     "short_dtype",
-    "simulated_mesh",
     "spec_types",
     "spread_like",
     "staged",

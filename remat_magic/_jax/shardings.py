@@ -22,6 +22,7 @@ from remat_magic._jax.primitives import ELEMENTWISE, FEW_TERMS, VIEWS, is_jit, i
 __all__ = [
     "automatic_devices",
     "automatic_devices_in",
+    "called_whole",
     "devices_of",
     "equation_of_one",
     "is_abstract",
@@ -31,7 +32,9 @@ __all__ = [
     "mapped_devices",
     "mapped_twice",
     "mesh_devices",
+    "mesh_in_force",
     "of_one_device",
+    "placed",
     "shape_of",
     "sharding_text",
     "spec_types",
@@ -134,6 +137,48 @@ def is_replicated(aval: Any) -> bool:
 def devices_of(sharding: Any) -> int:
     """Over how many devices a sharding is, or a mesh that has none; 1 for no sharding."""
     return sharding.mesh.size if is_abstract(sharding) else max(1, len(getattr(sharding, "device_set", ())))
+
+
+def mesh_in_force() -> dict[str, int]:
+    """The axes and sizes of the mesh that ``jax.set_mesh`` has set around; empty for none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {} if mesh.empty else {axis: mesh.shape[axis] for axis in mesh.axis_names}
+
+
+def placed(jaxpr: Any) -> set[Any]:
+    """The inputs of a jaxpr of which a jitted function's specs, a constraint or a ``shard_map`` say how they are."""
+    body, told = open_jaxpr(jaxpr), set[Any]()
+    for eqn in body.eqns:
+        if eqn.primitive.name == "sharding_constraint":
+            told.update(eqn.invars)
+        elif is_jit(eqn):
+            inner = eqn.params["jaxpr"]
+            inside = placed(inner)
+            rows = zip(eqn.invars, eqn.params["in_shardings"], open_jaxpr(inner).invars, strict=True)
+            told.update(
+                atom
+                for atom, asked, var in rows
+                if not is_literal(atom) and (isinstance(asked, NamedSharding) or var in inside)
+            )
+        elif is_shard_map(eqn):
+            told.update(atom for atom in eqn.invars if not is_literal(atom))
+    return told.intersection(body.invars)
+
+
+def called_whole(closed: Any) -> tuple[Any, list[Any], list[Any]] | None:
+    """The program of a jitted function, and the shardings that it asks for its inputs and results, None for none.
+
+    Of a jaxpr that does nothing but call it; None for any other.
+    """
+    body = open_jaxpr(closed)
+    if len(body.eqns) != 1 or not is_jit(body.eqns[0]) or body.constvars:
+        return None
+    (eqn,) = body.eqns
+    if [*eqn.invars] != [*body.invars] or [*eqn.outvars] != [*body.outvars]:
+        return None
+    asked = (eqn.params.get(name, ()) for name in ("in_shardings", "out_shardings"))
+    ins, outs = ([each if isinstance(each, NamedSharding) else None for each in of] for of in asked)
+    return eqn.params["jaxpr"], ins, outs
 
 
 def is_abstract(sharding: Any) -> bool:

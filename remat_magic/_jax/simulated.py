@@ -7,38 +7,54 @@ the user's devices nor the number of them matter. Nothing runs on them.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from remat_magic._jax.private import cannot, courtesy
 from remat_magic._jax.shardings import is_abstract
 from remat_magic.errors import RematError
 
-__all__ = ["simulated_mesh", "with_devices"]
+__all__ = ["automatic_mesh", "with_devices"]
 
 _MOST = 512  # each has some threads, which sleep
 _EFFECT = "nothing is known of how XLA spreads values over a mesh that is not here"
 _make_client = courtesy("jaxlib.xla_client.make_cpu_client", _EFFECT)
 
 
-def simulated_mesh(mesh: Any) -> Mesh:
-    """A mesh of simulated devices, of the sizes, names and axis types of another one.
+def automatic_mesh(sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of automatic axes with these sizes, of this machine's devices where they are enough.
 
     Raises:
-        RematError: it has too many, or this JAX simulates none.
+        RematError: they are not, and there are too many to be simulated.
     """
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    here = jax.devices()
+    if math.prod(sizes.values()) > len(here):
+        return _simulated(mesh)
+    return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _simulated(mesh: Any) -> Mesh:
+    """A mesh of simulated devices, of the sizes, names and axis types of another one."""
     if mesh.size > _MOST:
-        raise RematError(f"more than {_MOST} devices that are not here are not simulated: use a smaller mesh")
+        raise RematError(f"more than {_MOST} devices that are not here are not simulated: use a smaller mesh.")
     devices = _devices(1 << (mesh.size - 1).bit_length())[: mesh.size]
     sizes = tuple(mesh.shape.values())
     return Mesh(np.array(devices).reshape(sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def with_devices(sharding: Any) -> Any:
-    """A sharding over simulated devices, where its mesh has none; any other as it is."""
-    return NamedSharding(simulated_mesh(sharding.mesh), sharding.spec) if is_abstract(sharding) else sharding
+    """A sharding over simulated devices, where its mesh has none; any other as it is.
+
+    Raises:
+        RematError: there are too many, or this JAX simulates none.
+    """
+    return NamedSharding(_simulated(sharding.mesh), sharding.spec) if is_abstract(sharding) else sharding
 
 
 @functools.cache  # of powers of two: there are few

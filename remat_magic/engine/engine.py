@@ -301,6 +301,11 @@ class Engine:
         return self._primal.devices > 1 or self._given.automatic_devices == 1
 
     @property
+    def _unplaced(self) -> tuple[str, ...]:
+        """The arguments of which nothing says how they are spread; None of them where nothing is spread."""
+        return self._given.unplaced if self._given.asked is not None else ()
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """What a reader of any report of the function must know."""
         _, hidden = self._names()
@@ -320,6 +325,7 @@ class Engine:
                 self._primal.untold_axes,
                 self._given.why_not_asked or self._primal.why_not_asked,
             ),
+            *notes.of_mesh(self._given.name, self._given.mesh, self.devices, self._unplaced),
             *notes.of_settings(self._settings),
         )
 

@@ -232,13 +232,18 @@ def input_type(aval: Any, sharding: Any = None) -> Any:
 
 
 def lower(
-    function: Callable[..., Any], types: Sequence[Any], platform: str | None, donated: Sequence[int] = ()
+    function: Callable[..., Any],
+    types: Sequence[Any],
+    platform: str | None,
+    donated: Sequence[int] = (),
+    results: Sequence[Any] | None = None,
 ) -> tuple[Any, jax.stages.Lowered]:
     """The jaxpr of a flat function and the same lowered, for where its arguments are or for another platform.
 
-    ``donated`` are the positions of arguments to write over.
+    ``donated`` are the positions of arguments to write over, ``results`` the shardings of what it gives, if any.
     """
-    traced = jax.jit(function, donate_argnums=tuple(donated)).trace(*types)
+    asked: dict[str, Any] = {} if results is None else {"out_shardings": [*results]}
+    traced = jax.jit(function, donate_argnums=tuple(donated), **asked).trace(*types)
     return _jax.open_jaxpr(traced.jaxpr), traced.lower(lowering_platforms=(platform,) if platform else None)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from remat_magic.engine.steps import ITSELF
 from remat_magic.records import GradientCall, Note
 
-__all__ = ["asked_little", "of_copies", "of_devices", "of_gradients", "of_program", "of_settings"]
+__all__ = ["asked_little", "of_copies", "of_devices", "of_gradients", "of_mesh", "of_program", "of_settings"]
+
+_NAMED = 4  # of several arguments
 
 
 def of_program(stale: Sequence[str], hidden: Sequence[str]) -> Iterator[Note]:
@@ -126,6 +129,33 @@ def of_devices(
             f"{unknown} value{'s' if unknown > 1 else ''} that {function} computes outside of its shard_map "
             f"{'have' if unknown > 1 else 'has'} no sharding in the type: counted as if every device held all of it.",
             (function,),
+        )
+
+
+def of_mesh(function: str, mesh: Mapping[str, int], devices: int, unplaced: Sequence[str]) -> Iterator[Note]:
+    """What nothing says about where it is on a mesh.
+
+    Args:
+        function: its name.
+        mesh: the axes and sizes of the mesh that is set around it.
+        devices: how many share the work.
+        unplaced: the arguments of which nothing says how they are spread.
+    """
+    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+    if devices == 1 and math.prod(mesh.values()) > 1:
+        yield Note(
+            "mesh-unused",
+            f"Nothing of {function} is spread over the mesh {axes}: every device holds and computes all of it. Say how "
+            "by NamedShardings of the arguments, or by in_shardings of the jitted step.",
+            (function,),
+        )
+    elif unplaced:
+        named = ", ".join(unplaced[:_NAMED]) + (f" and {len(unplaced) - _NAMED} more" * (len(unplaced) > _NAMED))
+        yield Note(
+            "argument-unplaced",
+            f"Neither a sharding nor a spec says how {named} {'are' if len(unplaced) > 1 else 'is'} spread over the "
+            "mesh: XLA decides, which has every device hold all of it where nothing that is made of it says otherwise.",
+            tuple(unplaced),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,7 @@ class Primal:
         function: one function object that evaluates it, for as long as it is held: JAX caches by identity.
         gradients: the functions that it differentiates inside, outer ones first.
         calls: the calls of functions that it makes.
+        mesh: the axes and sizes of the mesh that is set around it; empty for none.
 
     Raises:
         RematError: ``has_aux`` without a pair.
@@ -85,6 +87,7 @@ class Primal:
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
         with self.tracing(), recording() if calls is None else contextlib.nullcontext(calls) as self.calls:
+            self.mesh = _jax.mesh_in_force()
             if look_inside:
                 self.updating, self.gradients = find_gradients(lambda: signature.jaxpr(fun, self._flat), self.calls)
             else:
@@ -267,8 +270,18 @@ class Primal:
 
     @property
     def mesh_devices(self) -> int:
-        """How many devices its mesh has, as far as arguments and types tell; 1 without one."""
-        return max(self._told_devices, *map(_jax.devices_of, self.shardings), 1)
+        """How many devices its mesh has, as far as the program and what is set around it tell; 1 without one."""
+        of_arguments = map(_jax.devices_of, self.shardings)
+        return max(self._told_devices, self.automatic_devices, math.prod(self.mesh.values()), *of_arguments)
+
+    @functools.cached_property
+    def unplaced(self) -> tuple[str, ...]:
+        """The arguments of which nothing says how they are spread, where XLA decides about that."""
+        placed = _jax.placed(self.closed)
+        rows = zip(self.signature.arrays, self.shardings, _jax.open_jaxpr(self.closed).invars, strict=False)
+        return tuple(
+            leaf.name for leaf, sharding, var in rows if sharding is None and var.aval.shape and var not in placed
+        )
 
     @functools.cached_property
     def _told_devices(self) -> int:

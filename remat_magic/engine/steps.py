@@ -278,9 +278,15 @@ def lowered_step(
         if step.donated[number] and room[_kind(aval)]:
             room[_kind(aval)] -= 1
             donated.append(number)
+    program, results = whole.updating, None
+    # XLA makes another program of a jitted function that is called in one than of the function itself.
+    called = _jax.called_whole(program)
+    if called and all(None in pair or pair[0] == pair[1] for pair in zip(shardings, called[1], strict=True)):
+        program, asked, results = called
+        shardings = [own or wanted for own, wanted in zip(shardings, asked, strict=True)]
     types = [input_type(aval, sharding) for aval, sharding in zip(whole.types, shardings, strict=True)]
     with whole.tracing(), without_gc():
-        return *lower(_jax.as_function(whole.updating), types, platform, donated), tuple(donated)
+        return *lower(_jax.as_function(program), types, platform, donated, results), tuple(donated)
 
 
 def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:

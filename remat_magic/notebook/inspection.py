@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from remat_magic import api, devices, policies
+from remat_magic.meshes import mesh
 from remat_magic.notebook.callee import Callee
 from remat_magic.notebook.line import NameKind, Options
 from remat_magic.records import RematError
@@ -43,22 +44,28 @@ class Inspection:
     device: str = ""
 
 
-def traced(callee: Callee, wrt: tuple[int | str, ...] | None, gradient: str | None = None) -> api.Trace:
+def traced(
+    callee: Callee, wrt: tuple[int | str, ...] | None, gradient: str | None = None, axes: str | None = None
+) -> api.Trace:
     """The trace of a callee, by the arguments that ``--wrt`` asks for, or of the ``--gradient`` inside, if any.
+
+    It is traced on the mesh of the ``axes`` that ``--mesh`` asks for, if any.
 
     An exception of the inspected function itself is raised as it is, with the frames of the user's own code.
 
     Raises:
-        RematError: the call does not fit the function, or cannot be differentiated.
+        RematError: the call does not fit the function, or cannot be differentiated; there is no such mesh.
     """
     __tracebackhide__ = True
+    around = contextlib.nullcontext() if axes is None else jax.set_mesh(mesh(axes))
     fun, kwargs = callee.fun, dict(callee.kwargs)
     taken = {name: kwargs.pop(name) for name in _TAKEN if name in kwargs}
     if taken:
         fun = functools.partial(fun, **taken)
     positions = callee.wrt if wrt is None else _positions(callee, wrt)
     try:
-        return api.trace(fun, *callee.args, wrt=positions, has_aux=callee.has_aux, gradient=gradient, **kwargs)
+        with around:
+            return api.trace(fun, *callee.args, wrt=positions, has_aux=callee.has_aux, gradient=gradient, **kwargs)
     except RematError:
         raise
     except Exception as error:  # noqa: BLE001  (any exception of the user's function)

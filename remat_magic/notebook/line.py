@@ -42,6 +42,7 @@ class Options:
     wrt: tuple[int | str, ...] | None = None
     gradient: str | None = None
     device: str | None = None
+    mesh: str | None = None
     names: tuple[tuple[NameKind, tuple[str, ...]], ...] = ()
     args: str | None = None
     output: str | None = None
@@ -75,6 +76,7 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
         wrt=_wrt(values.wrt),
         gradient=values.gradient,
         device=values.device,
+        mesh=values.mesh,
         names=_names(values.names or []),
         args=values.args,
         output=values.output,

@@ -98,6 +98,13 @@ class RematMagics(Magics):
         one chosen last.""",
     )
     @argument(
+        "--mesh",
+        metavar="AXES",
+        help="""A mesh to trace on, such as "data=4,model=2", that may be larger than this machine. Arguments without a
+        sharding of their own are spread as in_shardings of the jitted step says. Default: the mesh of the arguments,
+        or what jax.set_mesh has set.""",
+    )
+    @argument(
         "--names",
         action="append",
         metavar="NAMES",
@@ -349,7 +356,7 @@ class RematMagics(Magics):
         session = self.session
         try:
             callee, rebinding = self._rebinding(callee, options)
-            trace = traced(callee, options.wrt, options.gradient)
+            trace = traced(callee, options.wrt, options.gradient, options.mesh)
             session.remember(trace)
             return session.show(inspected(callee, trace, options, session.namespace), options, rebinding)
         except KeyboardInterrupt as interrupt:

@@ -48,6 +48,8 @@ NoteKind = Literal[
     "gradient-per-device",
     "devices-together",
     "devices-unknown",
+    "argument-unplaced",
+    "mesh-unused",
     "replicated",
     "names-ignored",
     "policy-asked-little",

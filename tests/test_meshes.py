@@ -1,0 +1,143 @@
+"""Programs whose specs name the axes of a mesh that is not here, against JAX's own compilation of them."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from jax.sharding import PartitionSpec as P
+
+import remat_magic as rm
+from remat_magic import _jax
+from remat_magic.records import RematError
+from tests.programs import f32
+
+AXES = "data=4,model=2"
+LAYERS, WIDTH, BATCH = 3, 128, 192
+
+
+def loss(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+def step(ws, x):
+    value, gradient = jax.value_and_grad(loss)(ws, x)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, ws, gradient), value
+
+
+ARGS = [f32(WIDTH, WIDTH)] * LAYERS, f32(BATCH, WIDTH)
+# How the weights and the batch are spread, and the shapes of what a device has of a weight and of the batch.
+LAYOUTS = {
+    "data": (P(), P("data"), (WIDTH, WIDTH), (BATCH // 4, WIDTH)),
+    "fsdp": (P("data"), P(("data", "model")), (WIDTH // 4, WIDTH), (BATCH // 8, WIDTH)),
+    "tensor": (P(None, "model"), P("data"), (WIDTH, WIDTH // 2), (BATCH // 4, WIDTH)),
+}
+
+
+def jitted(weights, batch):
+    return jax.jit(step, donate_argnums=0, in_shardings=(weights, batch), out_shardings=(weights, None))
+
+
+def by_hand(mesh, function, *args):
+    with jax.set_mesh(mesh):
+        memory = function.lower(*args).compile().memory_analysis()
+    return [getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")]
+
+
+def of_xla(trace):
+    measured = trace.measure("none", "function")
+    assert not measured.error
+    return [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.aliased_bytes]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_arguments_are_spread_as_the_specs_of_the_jitted_step_say(name):
+    weights, batch, of_weight, of_batch = LAYOUTS[name]
+    mesh = rm.mesh(AXES)
+    with jax.set_mesh(mesh):
+        trace = rm.trace(jitted(weights, batch), *ARGS)
+    assert trace.mesh_devices == 8
+    report = trace.report("none", "function")
+    assert (report.devices, report.per_device) == (8, True)
+    shapes = {row.argument: row.shard_shape for row in report.residuals if row.kind == "argument"}
+    assert shapes == {"ws[1]": of_weight, "ws[2]": of_weight, "x": of_batch}
+    parts = [4 * size[0] * size[1] for size in (of_weight, of_batch)]
+    assert (trace.step.parameter_bytes, trace.step.batch_bytes) == (LAYERS * parts[0], parts[1])
+    assert of_xla(trace) == by_hand(mesh, jitted(weights, batch), *ARGS)
+    assert not [note for note in trace.notes if note.kind in ("mesh-unused", "argument-unplaced")]
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_an_optimizers_state_is_spread_as_its_own_specs_say(spread):
+    optimizer = optax.adam(1e-3)
+    state = jax.eval_shape(optimizer.init, ARGS[0])
+    specs = jax.tree.map(lambda leaf: P("data") if spread and leaf.ndim else P(), state)
+
+    def update(ws, state, x):
+        value, gradient = jax.value_and_grad(loss)(ws, x)
+        updates, state = optimizer.update(gradient, state, ws)
+        return optax.apply_updates(ws, updates), state, value
+
+    function = jax.jit(update, in_shardings=(P("data"), specs, P("data")), out_shardings=(P("data"), specs, None))
+    mesh = rm.mesh({"data": 4, "model": 2})
+    args = ARGS[0], state, ARGS[1]
+    with jax.set_mesh(mesh):
+        trace = rm.trace(function, *args)
+    weights = 4 * LAYERS * WIDTH * WIDTH
+    assert trace.step.parameter_bytes == weights // 4
+    assert trace.step.optimizer_bytes == 2 * weights // (4 if spread else 1) + 4
+    assert of_xla(trace) == by_hand(mesh, function, *args)
+
+
+def test_what_is_spread_by_nothing_is_said():
+    mesh = rm.mesh(AXES)
+    with jax.set_mesh(mesh):
+        some = rm.trace(jax.jit(step, in_shardings=(None, P("data"))), *ARGS)
+        none = rm.trace(jax.jit(step), *ARGS)
+    assert of_xla(some) == by_hand(mesh, jax.jit(step, in_shardings=(None, P("data"))), *ARGS)
+    (note,) = (note for note in some.notes if note.kind == "argument-unplaced")
+    assert note.startswith("Neither a sharding nor a spec says how ws[0], ws[1], ws[2] are spread over the mesh")
+    assert some.report("none", "function").devices == 8
+    (note,) = (note for note in none.notes if note.kind == "mesh-unused")
+    assert note.startswith("Nothing of step is spread over the mesh data=4, model=2: every device holds")
+    report = none.report("none", "function")
+    assert (report.devices, report.saved_bytes) == (1, rm.trace(step, *ARGS).report("none", "function").saved_bytes)
+    assert of_xla(none) == by_hand(mesh, jax.jit(step), *ARGS)
+
+
+def test_a_line_names_the_mesh(capsys):
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "remat_magic")
+    shell.push({"step": jitted(P("data"), P("data")), "ARGS": ARGS})
+    shell.run_line_magic("remat", f'--text --mesh "{AXES}" step(*ARGS)')
+    assert "of one of 8 devices" in capsys.readouterr().out
+    assert jax.sharding.get_abstract_mesh().empty  # what is set for the trace is over with it
+    shell.run_cell('%remat --mesh "data:4" step(*ARGS)')
+    said = capsys.readouterr()
+    assert "a mesh is written by axes and sizes, such as \"data=4,model=2\", not 'data:4'." in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    "axes", ["", "data", "data=", "data=0", "data=-1", "4", "data=2,data=4", "a b=3", {}, {"a": 0}]
+)
+def test_what_is_no_mesh_is_a_sentence(axes):
+    with pytest.raises(RematError, match='such as "data=4,model=2", not '):
+        rm.mesh(axes)
+
+
+def test_a_mesh_is_of_this_machines_devices_where_they_are_enough(monkeypatch):
+    here = jax.devices()
+    assert [*rm.mesh(f"data={len(here)}").devices] == here
+    larger = rm.mesh(f" data = {2 * len(here)} ")
+    assert larger.size == 2 * len(here)
+    assert {device.platform for device in larger.devices} == {"cpu"}
+    assert not {*larger.devices} & {*here}
+    assert rm.mesh({"a": 3, "b": 5}).shape == {"a": 3, "b": 5}
+    with pytest.raises(RematError, match="more than 512 devices that are not here are not simulated"):
+        rm.mesh("data=1024")
+    monkeypatch.setattr(_jax.simulated, "_make_client", None)
+    _jax.simulated._devices.cache_clear()
+    with pytest.raises(RematError, match="how XLA spreads values over a mesh that is not here"):
+        rm.mesh("data=512")
