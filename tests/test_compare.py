@@ -289,6 +289,21 @@ def test_what_the_devices_compiler_says_ranks(blocks):
     assert otherwise in shown
 
 
+def test_of_several_compilations_the_full_one_for_the_device_counts(blocks):
+    others = [*compiled([1, 2, 3], device="TPU v5e"), *compiled([4, 5, 6], effort="quick")]
+    for measurements in ([*compiled([500, 600, 700]), *others], [*others, *compiled([500, 600, 700])]):
+        found = blocks.compare(POLICIES, "sites", DEVICE, measurements)
+        assert (found.ranked_by, [row.needed_bytes for row in found]) == ("compiled", [500, 600, 700])
+    quick = blocks.compare(POLICIES, "sites", DEVICE, others)
+    assert quick.ranked_by == "estimate"
+    assert [row.policy for row in quick.to_compile] == POLICIES
+    # Of the table's figures each says which it is.
+    shown = compare_view.comparison_table(quick.rows)
+    assert "yes: 4 B (quick)" in shown
+    assert "by XLA&#x27;s compiler with less optimization" in shown
+    assert "quick" not in compare_view.comparison_table(found.rows)
+
+
 def test_what_does_not_fit_is_not_on_the_front(blocks):
     found = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 900, 800]))
     assert not found.row("none").pareto
