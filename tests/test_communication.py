@@ -266,7 +266,9 @@ def test_what_the_advice_says_keeps_what_was_gathered():
     loss = jax.shard_map(body, mesh=mesh, in_specs=(P("data"), rows), out_specs=P())
     trace = rm.trace(loss, shape(mesh, P("data"), WIDTH, WIDTH), shape(mesh, rows, BATCH, WIDTH))
     (said,) = (each for each in trace.advice("nothing_saveable", "function") if each.kind == "gathered-again")
-    assert said.mend.endswith("policy=jax.checkpoint_policies.save_only_these_names('gathered').")
+    # jax_remat3 leaves no name in a backward half that computes its value again.
+    name = "w_all_gather" if _jax.remat3() else "gathered"
+    assert said.mend.endswith(f"policy=jax.checkpoint_policies.save_only_these_names('{name}').")
     report = trace.report("save_only_these_names('gathered')", "function")
     assert (report.repeated_communicated_bytes, report.saved_bytes) == (0, GATHERED)
 
