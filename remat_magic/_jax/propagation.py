@@ -16,6 +16,7 @@ from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.shardings import is_even, of_one_device, type_in_mesh
 from remat_magic._jax.simulated import with_devices
+from remat_magic._jax.xla_costs import xla_communicated
 
 __all__ = ["propagated"]
 
@@ -28,8 +29,10 @@ _worth_keeping = courtesy(
 )
 
 
-def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> dict[Any, NamedSharding]:
-    """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``.
+def propagated(
+    closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None
+) -> tuple[dict[Any, NamedSharding], int | None]:
+    """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``; what devices tell.
 
     The program is compiled, and not run, for the devices that the shardings name, simulated ones where their mesh has
     none, with ``jax.debug.inspect_array_sharding`` at each value.
@@ -41,7 +44,8 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
 
     Returns:
         What XLA decided: where a body is called several times, what makes a device hold most. Scalars are left out, and
-        what XLA does not tell in terms of the mesh.
+        what XLA does not tell in terms of the mesh. And the bytes of the results of collectives that a device has in
+        the program, None where they are not known.
 
     Raises:
         Exception: whatever JAX or XLA raises where it cannot be compiled.
@@ -67,8 +71,12 @@ def propagated(closed: Any, shardings: Sequence[Any], results: Sequence[Any] | N
         return list(map(_constrained, outputs, results))
 
     with contextlib.nullcontext() if _worth_keeping is None else _worth_keeping(math.inf):
-        jax.jit(whole).lower(*types).compile(compiler_options=_options(shardings))
-    return watch.told
+        compiled = jax.jit(whole).lower(*types).compile(compiler_options=_options(shardings))
+    communicated = None
+    with contextlib.suppress(Exception):  # whatever another JAX or XLA may not have
+        executable: Any = compiled.runtime_executable()
+        communicated = xla_communicated(executable.hlo_modules())
+    return watch.told, communicated
 
 
 class _Watch:

@@ -17,7 +17,7 @@ from remat_magic._jax.hlo import Module, add, collectives, read_module
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.protobuf import fields, number, text
 
-__all__ = ["XlaCounts", "xla_counts"]
+__all__ = ["XlaCounts", "xla_communicated", "xla_counts"]
 
 _cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", "what XLA counts of a program is not told")
 
@@ -58,6 +58,20 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
         _sum(one.bytes_accessed for one in told),
         None if any(one.collectives is None for one in told) else talked,
     )
+
+
+def xla_communicated(modules: Iterable[Any]) -> int | None:
+    """The bytes of the results of collectives that one device has in a program, ``modules`` as for ``xla_counts``.
+
+    None where XLA does not say, or how often a loop runs is not known.
+    """
+    told = list[int | None]()
+    with contextlib.suppress(Exception):  # as in _of_module
+        for module in modules:
+            found = collectives(read_module(module.as_serialized_hlo_module_proto()))
+            told.append(None if found is None else sum(size for _, size in found.values()))
+        return _sum(told)
+    return None
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

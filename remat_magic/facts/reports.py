@@ -21,6 +21,7 @@ from remat_magic.facts.schedule import Schedule
 from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
+from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
@@ -97,6 +98,9 @@ def full(
     all_runs = isinstance(lines[0].live, LiveEquations) and lines[0].live.everything
     ahead = jaxpr_cost(half.closed, type_of=half.type_of)
     back = jaxpr_cost(backward, recomputation.live, half.type_of)
+    communicated = (ahead.communicated, back.communicated)
+    if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
+        communicated = (half.type_of.communicated[0], half.type_of.communicated[1])
     ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     inputs = recomputation.top.jaxpr.invars
@@ -113,8 +117,8 @@ def full(
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation), *_replicated(first.devices, rows)),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
-        forward_communicated_bytes=ahead.communicated,
-        backward_communicated_bytes=back.communicated,
+        forward_communicated_bytes=communicated[0],
+        backward_communicated_bytes=communicated[1],
         uncosted=(ahead + back).uncosted,
         peak_bytes=peak_bytes,
         peak_by_kind=parts,

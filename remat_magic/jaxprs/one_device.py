@@ -74,13 +74,15 @@ class Propagated(Spread):
     """Tells the types of variables as XLA spreads them over an automatic mesh.
 
     ``shardings`` has XLA's own sharding of each variable, over the mesh as it is on the machine; ``gradients`` is how
-    what surrounds a backward half has its results spread, where something does.
+    what surrounds a backward half has its results spread, where something does. ``communicated`` has for each program
+    that was asked about, one after another, the bytes that its collectives give a device, None where unknown.
     """
 
     def __init__(self, gradients: Sequence[Any] | None = None) -> None:
         super().__init__()
         self.gradients = gradients
         self.shardings: dict[Any, Any] = {}
+        self.communicated: list[int | None] = []
 
     def ask(self, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
         """Find out about the variables of a closed jaxpr, with its inputs and results spread so (None: as XLA likes).
@@ -88,7 +90,8 @@ class Propagated(Spread):
         Raises:
             Exception: whatever JAX or XLA raises where it cannot be compiled.
         """
-        told = _jax.propagated(closed, shardings, results)
+        told, communicated = _jax.propagated(closed, shardings, results)
+        self.communicated.append(communicated)
         self.shardings.update(told)
         self.learn(closed, {var: _jax.type_in_mesh(var.aval, each.mesh, each.spec) for var, each in told.items()})
 

@@ -33,7 +33,6 @@ _BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reach
 _ATTEMPTS = 4
 _TRIED = 4  # names, whose subsets are tried where a policy reaches further by them
 _OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
-_LINKS = "How fast {} reaches others is not known: what they tell each other counts as no time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,22 @@ def plan_at(
         )
     if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
         best = replace(best, status=f"{best.status} {_OFFLOADED}")
-    if least.device is not None and least.device.interconnect is None and facts.report(best).communicates:
-        best = replace(best, status=f"{best.status} {_LINKS.format(least.device.name)}")
+    if least.device is not None and (untimed := _untimed(facts.report(best), least.device)):
+        best = replace(best, status=f"{best.status} {untimed}")
     if choices.parts.naming.unreached:
         best = replace(best, status=best.status.replace("No choice of names", "No choice of the values considered"))
     return replace(best, unreached=choices.unreached)
+
+
+def _untimed(report: Report, device: Device) -> str:
+    """A sentence where communication counts as no time; empty where it has its time, or where there is none."""
+    if not report.communicated_bytes:
+        return ""
+    if not any(kernel.sent for kernel in (*report.forward_kernels, *report.backward_kernels)):
+        return "What XLA has devices tell each other, with automatic sharding, counts as no time."
+    if device.interconnect is None:
+        return f"How fast {device.name} reaches others is not known: what they tell each other counts as no time."
+    return ""
 
 
 def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:

@@ -448,7 +448,8 @@ class Report(Displayed, Labelled):
     ``devices`` tells how many share the work. All bytes and FLOPs are of one of them; of all together where not
     ``per_device``, since XLA alone decides how intermediates are spread (automatic sharding).
     ``forward_communicated_bytes`` and ``backward_communicated_bytes`` are those of the results of collectives that one
-    device has, of those that the program names in a ``shard_map`` or ``pmap``.
+    device has: with automatic sharding of all that XLA has in each half, compiled by itself, None where that is not
+    known; else of those that the program names in a ``shard_map`` or ``pmap``.
     ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower.
     """
 
@@ -480,8 +481,8 @@ class Report(Displayed, Labelled):
     peak_by_kind: tuple[tuple[str, int], ...] = ()
     devices: int = 1
     per_device: bool = True
-    forward_communicated_bytes: int = 0
-    backward_communicated_bytes: int = 0
+    forward_communicated_bytes: int | None = 0
+    backward_communicated_bytes: int | None = 0
 
     @property
     def of_devices(self) -> str:
@@ -571,9 +572,10 @@ class Report(Displayed, Labelled):
         return _total(equation for equation in dearest(self.recomputed) if not equation.repeated)
 
     @property
-    def communicates(self) -> bool:
-        """Whether the program itself names collectives, in a ``shard_map`` or ``pmap``."""
-        return bool(self.forward_communicated_bytes or self.backward_communicated_bytes)
+    def communicated_bytes(self) -> int | None:
+        """``forward_communicated_bytes + backward_communicated_bytes``; None where one is not known."""
+        ahead, back = self.forward_communicated_bytes, self.backward_communicated_bytes
+        return None if ahead is None or back is None else ahead + back
 
     @property
     def repeated_communicated_bytes(self) -> int:

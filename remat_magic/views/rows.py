@@ -330,6 +330,8 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
         detail = f"{fmt.count(dropped[0], 'value')}, dropped when compiled"
         headline.append(_bytes_total("unread", "unread", report, compare, detail))
     headline += [_work_total("repeated", report, compare), _work_total("deferred", report, compare)]
+    if report.communicated_bytes:
+        headline.append(_communication(report, compare))
     if report.peak_bytes is not None:
         change = ""
         if compare is not None and compare.peak_bytes is not None:
@@ -339,6 +341,19 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
         peak = report.peak_bytes
         headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
     return headline
+
+
+def _communication(report: Report, compare: Report | None) -> Total:
+    number, ahead, back = (
+        each or 0
+        for each in (report.communicated_bytes, report.forward_communicated_bytes, report.backward_communicated_bytes)
+    )
+    change = ""
+    if compare is not None and compare.complete and compare.communicated_bytes is not None:
+        change = fmt.signed(fmt.nbytes(number - compare.communicated_bytes), number - compare.communicated_bytes)
+    exact = f"{fmt.exact(number, 'bytes')} of the results of gathers, reductions and the like, on each device"
+    detail = f"forward {fmt.nbytes(ahead)}, backward {fmt.nbytes(back)}"
+    return Total("communicated", "communication", fmt.nbytes(number), detail, exact, change, number)
 
 
 def unread(row: ResidualRow, complete: bool) -> str:
