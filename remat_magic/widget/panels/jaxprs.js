@@ -6,25 +6,8 @@ import { keyOf } from "../scripts/types.js";
 /** The forward and the backward jaxpr, or one of them under two policies. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   const { one, part, say } = widget;
-  const panes = jaxprPanes(part(key), { onLine: tellLine, onFilled, onPick: pickLineOf });
+  const panes = jaxprPanes(part(key), { onLine: tellLine, onFilled: widget.linking.mark, onPick: pickLineOf });
   let filled = "";
-  let revealed = "";
-
-  function onFilled() {
-    widget.linking.mark();
-    reveal();
-  }
-
-  /** Brings what the picked line makes into sight. */
-  function reveal() {
-    const { picked } = widget.linking;
-    revealed = picked;
-    if (!picked || widget.tab !== key) return;
-    for (const pane of part(key).querySelectorAll("pre")) {
-      const first = pane.querySelector(".remat-picked");
-      if (first) pane.scrollTop += first.getBoundingClientRect().top - pane.getBoundingClientRect().top - 40;
-    }
-  }
 
   /** The policy's view, and for a comparison the pinned one's. @returns {[View, View | undefined] | null} */
   function views() {
@@ -105,7 +88,6 @@ export function panel(widget, key) {
   }
 
   return {
-    open: reveal,
     fill,
     pinned: fill,
     show(view) {
@@ -116,8 +98,6 @@ export function panel(widget, key) {
       const { shown, pinning } = widget;
       const { choice, view } = pinning;
       const same = choice?.policy === shown?.policy && choice?.at === shown?.at;
-      // When the lines are marked.
-      if (widget.linking.picked !== revealed) queueMicrotask(reveal);
       one('[data-control="panes"]').closest(".remat-field").hidden = !(view?.complete && shown) || same;
     },
     messages: {
