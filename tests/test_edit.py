@@ -421,6 +421,16 @@ SITES = {
         f"{BODY.replace('block', '_block')}\nblock = remat(_block)\n",
         f"block = remat(_block, policy={NAMED})",
     ),
+    "a helper that applies it": (
+        f"def remat(fun):\n    return jax.checkpoint(fun)\n\n@remat{BODY}",
+        f"    return jax.checkpoint(fun, policy={NAMED})",
+    ),
+    "methods that are held": (
+        "class Layer:\n    def run(self, w, x):\n        return jnp.sin(x @ w)\n\n"
+        "layers = [Layer()]\ncalls = [jax.checkpoint(each.run) for each in layers]\n\n"
+        "def block(w, x):\n    return calls[0](w, x)\n",
+        f"calls = [jax.checkpoint(each.run, policy={NAMED}) for each in layers]",
+    ),
     "jit around": (f"@jax.jit\n@jax.checkpoint{BODY}", f"@partial(jax.checkpoint, policy={NAMED})"),
 }
 
@@ -1686,6 +1696,24 @@ def f(ws, x):
     return x.sum()
 """
 CHECKPOINT = "@jax.checkpoint\n"
+
+
+def test_a_checkpoint_under_a_name_in_a_function_is_taken_off(module):
+    made = module(
+        """
+        def f(w, x):
+            keep = jax.checkpoint
+            return keep(block)(w, keep(block)(w, x)).sum()
+
+        def block(w, x):
+            return jnp.sin(x @ w)
+        """
+    )
+    edit = rm.trace(made.f, *SQUARE).edit("none", "sites")
+    assert edit.verified, edit.differences
+    assert "    keep = (lambda function: function)\n" in edit.apply_text()
+
+
 SHARED = """
 def block(w, x):
     return jnp.sin(jnp.tanh(x @ w) @ w)

@@ -392,7 +392,9 @@ class EditedTexts:
             else:
                 changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
         else:
-            changes.replace(node, "(lambda function: function)")
+            name = self._new_name(text, "function")
+            self._added[1].add(name)
+            changes.replace(node, f"(lambda {name}: {name})")
         self.wrappers.append(NewWrapper(text, None, place))
 
 
