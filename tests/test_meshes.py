@@ -49,7 +49,7 @@ def by_hand(mesh, function, *args):
 def of_xla(trace):
     measured = trace.measure("none", "function")
     assert not measured.error
-    return [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.aliased_bytes]
+    return [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.alias_bytes]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
