@@ -273,7 +273,8 @@ def test_cheap_to_keep_and_dear_to_recompute():
     (found,) = advice("cheap-to-keep", wide, WIDE, "nothing_saveable", "function")
     assert found.source.line == line_of(wide, "y = ")
     # Kept under the very code of the mend, with the name where it says, that is what JAX spares.
-    assert found.mend == "checkpoint_name(h @ v, 'y'), and policy=jax.checkpoint_policies.save_only_these_names('y')."
+    assert found.code == "policy=jax.checkpoint_policies.save_only_these_names('y')"
+    assert found.mend == f"checkpoint_name(h @ v, 'y'), and {found.code}."
     before = rm.trace(wide, *WIDE).report("nothing_saveable", "function")
     after = rm.trace(wide_named, *WIDE).report("save_only_these_names('y')", "function")
     assert (found.figure, found.unit) == (before.recomputed_flops - after.recomputed_flops, "FLOPs")
@@ -282,7 +283,7 @@ def test_cheap_to_keep_and_dear_to_recompute():
     assert not advice("cheap-to-keep", wide, WIDE, "dots_saveable", "function")  # it is kept
     # A name that is there needs only the policy.
     (found,) = advice("cheap-to-keep", wide_named, WIDE, "nothing_saveable", "function")
-    assert found.mend == "policy=jax.checkpoint_policies.save_only_these_names('y')."
+    assert found.mend == f"{found.code}." == "policy=jax.checkpoint_policies.save_only_these_names('y')."
 
 
 def test_what_is_as_dear_to_keep_is_no_advice():
@@ -343,7 +344,7 @@ def test_dear_to_keep_and_cheap_to_recompute():
     shapes = (f32(512, 64), f32(256, 512))
     (found,) = advice("cheap-to-recompute", elementwise, shapes, POLICIES.save_only_these_names("y", "z"))
     assert found.source.line == line_of(elementwise, "z = ")
-    assert found.mend == "policy=jax.checkpoint_policies.save_only_these_names('y')."
+    assert found.mend == f"{found.code}." == "policy=jax.checkpoint_policies.save_only_these_names('y')."
     trace = rm.trace(elementwise, *shapes)
     both, one = (trace.report(f"save_only_these_names({names})") for names in ("'y', 'z'", "'y'"))
     assert (found.figure, found.unit) == (both.saved_bytes - one.saved_bytes, "bytes")
@@ -781,6 +782,12 @@ def test_no_checkpoint_is_missing_where_none_would_help():
 
 
 def test_advice_that_can_be_tried_has_a_button():
-    html = advice_html(rm.trace(_layers, *_OF_LAYERS).advice())
+    advice = rm.trace(_layers, *_OF_LAYERS).advice()
+    html = advice_html(advice)
     assert html.count('data-at="layer"') == 1
     assert html.count("Try it") == 1
+    # What is code looks like code, and is copied without the words around it: a decorator that Python takes.
+    (code,) = re.findall(r'data-action="copy" data-text="([^"]*)"', html)
+    assert code == advice[0].code == advice[0].mend.removeprefix("Write ").removesuffix(" on layer.")
+    assert f"<code>{code}</code>" in html
+    compile(f"{code}\ndef layer(): pass", "pasted", "exec")

@@ -515,7 +515,7 @@ def test_only_what_is_html_is_taken_for_html():
     taken = re.findall(r"innerHTML = ([^;]+);", script)
     known = (
         r"(model\.get\(\"_frame\"\).*|(side\.)?chunks(\[job\.next\]|\.join\(\"\"\))|view\.jaxprs|html"
-        r"|(view|a)\.parts(\.\w+|\[\w+\])|\"\")"
+        r"|view\.parts(\.\w+|\[\w+\])|(\(parts \?\? view\.parts\)|parts|a)\.\w+|\"\")"
     )
     assert [each for each in taken if not re.fullmatch(known, each)] == []
     assert "insertAdjacentHTML" not in script

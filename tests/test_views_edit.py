@@ -53,11 +53,11 @@ def test_an_edited_cell_can_be_copied_whole():
     """With what a script copies; of a file there is the diff."""
     new = 'a = "<b>"\n'
     cell = Edit("f", "function", "none", (FileEdit("<cell>", 3, "a = 1\n", new),), verified=True)
-    (text,) = re.findall(r'data-action="copy-edited" data-text="([^"]*)"', edit_html(cell))
+    (text,) = re.findall(r'data-action="copy" data-text="([^"]*)"', edit_html(cell))
     assert html.unescape(text) == new
     assert ">Copy In[3] as edited</button>" in edit_html(cell)
-    assert "copy-edited" not in edit_html(cell, live=False)
-    assert "copy-edited" not in edit_html(edit("a = 1\n", new))
+    assert 'data-action="copy"' not in edit_html(cell, live=False)
+    assert 'data-action="copy"' not in edit_html(edit("a = 1\n", new))
 
 
 def test_three_lines_around_a_change_stay_unfolded():

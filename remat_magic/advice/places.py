@@ -50,17 +50,18 @@ def _no_checkpoint_there(case: Case, site: Site, best: Report) -> Advice:
     if report.forward_flops:
         now, then = ((one.repeated_flops or 0) / report.forward_flops for one in (report, best))
         repeats = f", and {then:.0%} of the forward pass is repeated (now {now:.0%})"
-    code = engine.select(best.policy, site.key).code
+    code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
     return Advice(
         "no-checkpoint-there",
         f"{site.function}{at_line(site.source)} runs {engine.contents()[site.key].runs} times and has no checkpoint. "
         f"With {best.policy} there the estimated peak is {units.nbytes(lower)}, not {units.nbytes(peak)}{repeats}.",
-        f"Write {code.replace('  # on ', ' on ')}.",
+        f"Write {code}{f' on {where}' if where else ''}.",
         peak - lower,
         "bytes",
         site.source,
         best.policy,
         site.key,
+        code=code,
     )
 
 

@@ -53,16 +53,18 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
         name = chosen.name or name_for(value, taken)
         taken.append(name)
         size = f"{units.nbytes(takes)} more" if takes > 0 else "no more bytes"
+        code = with_name(case.policy_in_force, name)
         yield Advice(
             "cheap-to-keep",
             f"{chosen.text}{_what(chosen)} would take {size} to keep, and spare {units.flops(spared)} of what is "
             f"recomputed, {units.percent(spared, work)} of it{_time(case, ground, chosen)}"
             f"{sampled}.",
-            f"{_naming(chosen, name)}{with_name(case.policy_in_force, name)}.",
+            f"{_naming(chosen, name)}{code}.",
             spared,
             "FLOPs",
             value.source,
             stake=max(takes, 0),
+            code=code,
         )
 
 
@@ -94,14 +96,16 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     for chosen, after in _best(ground, groups, worth):
         before = base if exact else report
         freed, again = before.saved_bytes - after.saved_bytes, max(0, after.recomputed_flops - before.recomputed_flops)
+        mend, code = _again(case, chosen)
         yield Advice(
             "cheap-to-recompute",
             f"{chosen.text}{_what(chosen)} keeps {units.nbytes(freed)}, {units.percent(freed, saved)} of "
             f"what is saved, that would take {units.flops(again)} to compute again{_time(case, ground, chosen)}.",
-            _again(case, chosen),
+            mend,
             freed,
             "bytes",
             chosen.first.source,
+            code=code,
         )
 
 
@@ -149,17 +153,17 @@ def _named(source: SourceSpan | None, given: str | None, name: str) -> str:
     return f"checkpoint_name({source.expression}, {name!r}), and "
 
 
-def _again(case: Case, group: Group) -> str:
-    """How to have values computed again that are kept."""
+def _again(case: Case, group: Group) -> tuple[str, str]:
+    """How to have values computed again that are kept, and what of that is code to paste."""
     if group.name:
         code = without_names(case.policy_in_force, [group.name])
         if code:
-            return f"{code}."
+            return f"{code}.", code
     if case.built or case.facts.engine.sites:
         return (
             f"trace.what_if({case.report.policy!r}, {case.report.at!r}) has the plan that computes it again, and "
             "trace.edit(plan) the names that do so in the source."
-        )
+        ), ""
     readers = dict.fromkeys(
         reader.source.place
         for row in case.report.residuals
@@ -171,7 +175,7 @@ def _again(case: Case, group: Group) -> str:
     return (
         f"Put it and what reads it{where} in a function of their own: jax.checkpoint(part)(...) keeps its inputs "
         "instead."
-    )
+    ), ""
 
 
 def dearer_than_recomputing(case: Case) -> Iterator[Advice]:
@@ -193,7 +197,7 @@ def dearer_than_recomputing(case: Case) -> Iterator[Advice]:
         if transfer > _LONGER * (then - so_far):
             lost.append((group, moved, transfer, then - so_far))
             so_far = then
-    mend = _not_offloading(case, ground, [group for group, *_ in lost], device.name)
+    mend, code = _not_offloading(case, ground, [group for group, *_ in lost], device.name)
     for group, moved, transfer, again in sorted(lost, key=lambda loss: loss[3] - loss[2])[:_MOST]:
         yield Advice(
             "dear-offload",
@@ -204,6 +208,7 @@ def dearer_than_recomputing(case: Case) -> Iterator[Advice]:
             moved,
             "bytes",
             group.first.source,
+            code=code,
         )
 
 
@@ -213,17 +218,16 @@ def _offloaded(ground: Ground, without: Sequence[Group]) -> int:
     return ground.planner.graph.figures(ground.kept | moved, moved).offloaded_bytes
 
 
-def _not_offloading(case: Case, ground: Ground, groups: Sequence[Group], device: str) -> str:
+def _not_offloading(case: Case, ground: Ground, groups: Sequence[Group], device: str) -> tuple[str, str]:
+    """What to do instead of offloading values, and what of that is code to paste."""
     names = [group.name for group in groups if group.name]
     code = without_names(case.policy_in_force, names) if len(names) == len(groups) else ""
     if not code and not _offloaded(ground, groups) and not ground.kept:
         code = "policy=jax.checkpoint_policies.nothing_saveable"
     if code:
-        return f"Recompute {'it' if len(groups) == 1 else 'them'}: {code}."
-    saved = case.report.saved_bytes
-    return (
-        f"Let a plan choose what is worth it: trace.plan({saved}, {case.report.at!r}, device={device!r}, offload=True)."
-    )
+        return f"Recompute {'it' if len(groups) == 1 else 'them'}: {code}.", code
+    code = f"trace.plan({case.report.saved_bytes}, {case.report.at!r}, device={device!r}, offload=True)"
+    return f"Let a plan choose what is worth it: {code}.", code
 
 
 def gathered_again(case: Case) -> Iterator[Advice]:
@@ -241,16 +245,17 @@ def gathered_again(case: Case) -> Iterator[Advice]:
         more = f" and {len(arguments) - 1} more" if len(arguments) > 1 else ""
         name = gathers[0].name or name_for(gathers[0], taken)
         taken.append(name)
+        code = with_name(case.policy_in_force, name)
         yield Advice(
             "gathered-again",
             f"{gathers[0].primitive}{at_line(source)} gathers {arguments[0]}{more} over {' and '.join(over)} again in "
             f"the backward pass, {units.nbytes(size)} on each device{_on_links(case, gathers)}: to keep what was "
             "gathered, or to gather it twice, is the choice that FSDP leaves.",
-            f"Where memory allows {units.nbytes(size)} more, {_named(source, gathers[0].name, name)}"
-            f"{with_name(case.policy_in_force, name)}.",
+            f"Where memory allows {units.nbytes(size)} more, {_named(source, gathers[0].name, name)}{code}.",
             size,
             "bytes",
             source,
+            code=code,
         )
 
 

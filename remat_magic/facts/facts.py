@@ -199,10 +199,10 @@ class Facts:
             programs, half = reports.Programs(), engine.half(selection)
             programs.add_halves(half, engine.backward_of(selection), engine.provenances, engine.argument_names)
             blank, step = self._blank(selection), engine.step
-            schedule = self._schedule(selection)
             if step is None:
-                return reports.over_time(blank, schedule, programs, engine.argument_names)
+                return reports.over_time(blank, self._schedule(selection), programs, engine.argument_names)
             halves = engine.halves_in_step(selection)
+            schedule = step_schedule(step, halves, self._memory)
             for both in halves.values():
                 programs.add_halves(*both)
             programs.add(step.closed, step.provenances, step.arguments)

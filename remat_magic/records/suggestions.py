@@ -19,7 +19,8 @@ class Advice:
 
     ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what the mend
     changes in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of. ``policy`` at
-    ``at`` is what to try, where one policy mends it.
+    ``at`` is what to try, where one policy mends it, ``code`` the part of ``mend`` that is code to paste; empty where
+    it is in words.
 
     ``stake`` are the bytes, saved or held at the peak, that it speaks of, None where that is not known. ``share`` is
     what part of the estimated peak these are, or of all FLOPs the ``figure`` is, whichever is more: what has more at
@@ -36,6 +37,7 @@ class Advice:
     at: str = ""
     stake: int | None = None
     share: float = 0.0
+    code: str = ""
 
     def __post_init__(self) -> None:
         """What is at stake are the bytes of the figure, where it is in bytes and nothing else is said."""

@@ -37,8 +37,19 @@ def _item(finding: Advice) -> str:
         at_stake = f' <b title="{escape(", ".join(exact))}; {what}">{escape(amount)}</b> at stake.'
     place = fmt.location(finding.source)
     where = f'<span class="remat-place">{escape(place)}</span> ' if place else ""
-    try_it = ""
+    buttons = ""
     if finding.policy:
         chosen = f'data-policy="{html.escape(finding.policy)}" data-at="{html.escape(finding.at)}"'
-        try_it = f' <button type="button" {chosen} {KEYS}>Try it</button>'
-    return f"<li>{where}{escape(finding.sentence)}{at_stake}<br><i>{escape(finding.mend)}</i>{try_it}</li>"
+        buttons = f' <button type="button" {chosen} {KEYS}>Try it</button>'
+    if finding.code:
+        copied = f'data-action="copy" data-text="{html.escape(finding.code)}" title="Copy the code"'
+        buttons += f' <button type="button" {copied} {KEYS}>Copy</button>'
+    return f"<li>{where}{escape(finding.sentence)}{at_stake}<br>{_mend(finding)}{buttons}</li>"
+
+
+def _mend(finding: Advice) -> str:
+    """What to do, in which code looks like code."""
+    if not finding.code:
+        return f"<i>{escape(finding.mend)}</i>"
+    before, code, after = finding.mend.partition(finding.code)
+    return f"<i>{escape(before)}</i><code>{escape(code)}</code><i>{escape(after)}</i>"

@@ -78,7 +78,7 @@ def _copy_whole(file: FileEdit) -> str:
     """A button for the new text of a cell, to be pasted into one: no widget can insert a cell by itself."""
     hover = "Copies the whole cell as edited: paste it into a new cell, or over this one"
     return (
-        f'<button type="button" data-action="copy-edited" data-text="{html.escape(file.new)}" title="{hover}" {KEYS}>'
+        f'<button type="button" data-action="copy" data-text="{html.escape(file.new)}" title="{hover}" {KEYS}>'
         f"Copy {escape(file.label)} as edited</button>"
     )
 

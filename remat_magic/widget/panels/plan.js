@@ -179,7 +179,6 @@ export function panel(widget, key) {
         widget.open(key, true);
         workOut("edit");
       },
-      "copy-edited": ({ dataset }) => widget.copy(dataset.text ?? ""),
       "copy-diff"() {
         const diff = part("alternatives").querySelector(".remat-diff")?.cloneNode(true);
         if (!(diff instanceof Element)) return;

@@ -102,7 +102,7 @@ export function draw({ model, el }, makers) {
       one(`[data-tab="${widget.tab}"]`).focus();
     },
     "all-names": ({ dataset }) => names.setAll(dataset.state ?? ""),
-    copy: () => copy(widget.shown?.code ?? ""),
+    copy: ({ dataset }) => copy(dataset.text ?? widget.shown?.code ?? ""),
     "copy-table"({ dataset }) {
       const table = part(dataset.table ?? "").querySelector("table");
       if (table) copy(tableText(table, dataset.as ?? "tsv"));
