@@ -19,7 +19,7 @@ import { keyOf } from "./types.js";
 
 const TRACING = "Tracing…";
 /** How long, in ms, a kernel may take to say that it has heard, before the reader is told that it may not be there. */
-const PATIENCE = 10_000;
+const PATIENCE = 4_000;
 const LATE = "No answer from the kernel yet. If it was restarted or has died, run this cell again; what was looked at can still be read.";
 
 /** @type {WeakMap<object, Store>} */
