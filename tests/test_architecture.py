@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "comparing": ({"records", "policies", "facts", "devices"}, set()),
     "advice": ({"records", "_jax", "policies", "jaxprs", "engine", "facts", "planning", "devices"}, set()),
     "editing": (
-        {"records", "_jax", "libraries", "policies", "jaxprs", "engine", "facts", "planning"},
+        {"records", "_jax", "libraries", "policies", "jaxprs", "engine", "facts", "planning", "devices"},
         {"jax"},
     ),
     "api": (

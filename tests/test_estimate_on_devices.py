@@ -183,3 +183,23 @@ def test_of_no_device_of_a_cpu_and_of_a_gpu_are_the_same():
     assert trace().timeline("nothing_saveable", device=TPU).peak_bytes != plain
     with pytest.raises(rm.RematError, match="did you mean 'TPU v5p'"):
         trace().timeline(device="TPU v5x")
+
+
+def _block(w, x):
+    return jnp.tanh(x @ w) * 2
+
+
+def _loss(ws, x):
+    for w in ws:
+        x = _block(w, x)
+    return jnp.sum(x**2)
+
+
+def test_an_edit_keeps_to_a_budget_as_on_the_device_of_its_plan():
+    trace = rm.trace(_loss, [shape(200, 200)] * 6, shape(40000, 200))
+    plan = trace.plan(peak="80%", at="function", device=TPU, together=True)
+    edit = trace.edit(plan)
+    assert edit.verified
+    assert edit.peak_bytes == plan.peak_bytes == trace.report(plan, device=TPU).peak_bytes <= plan.budget_bytes
+    assert trace.report(plan).peak_bytes > plan.budget_bytes  # as on no device
+    assert edit.excess_bytes == 0

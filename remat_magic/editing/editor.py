@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import _jax, units
+from remat_magic import _jax, devices, units
+from remat_magic.devices import Device
 from remat_magic.editing.applications import Application, applications, applied_for_others, with_policies
 from remat_magic.editing.live_code import NewWrapper, as_edited
 from remat_magic.editing.names import (
@@ -69,7 +70,13 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     edited = editor.edit(plan, sentences)
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
-    return replace(edited, no_gain=no_gain_at(facts, row) if best.files and best.saved_bytes is not None else "")
+    there = facts.on(_peak_device(plan))
+    return replace(edited, no_gain=no_gain_at(there, row) if best.files and best.saved_bytes is not None else "")
+
+
+def _peak_device(plan: Plan) -> Device | None:
+    """The device as on which the peaks are that the plan's budget is of."""
+    return devices.get(plan.peak_device) if plan.peak_device else None
 
 
 class _Editor:
@@ -357,7 +364,8 @@ class _Editor:
         )
         expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
         try:
-            _, traced = self._retraced(texts.trees(), {}, texts.wrappers)
+            there, traced = self._retraced(texts.trees(), {}, texts.wrappers)
+            peak_bytes = there.on(_peak_device(plan)).report("as_written").peak_bytes
         except RematError as error:
             return replace(edited, differences=(str(error),))
         differences = _differences(expected, traced)
@@ -375,7 +383,7 @@ class _Editor:
             verified=not differences,
             differences=tuple(differences + (_besides(chosen, names) if differences else [])),
             saved_bytes=traced.saved_bytes,
-            peak_bytes=traced.peak_bytes,
+            peak_bytes=peak_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
 

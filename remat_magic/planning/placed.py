@@ -47,7 +47,7 @@ def plan(
         raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
     ((of, limit),) = given
     least = objective(cost, device, offload)
-    facts = facts.on(devices.get(device)) if of == "peak" and device is not None else facts
+    plain, facts = facts, facts.on(devices.get(device)) if of == "peak" and device is not None else facts
     there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, **options)
     if at is not None:
         best = there(at, limit, of)
@@ -62,7 +62,8 @@ def plan(
         said.append(f"{gainless}{lower_elsewhere(facts, best.peak_bytes)}")
     if inside := [what.removeprefix(INSIDE) for what in best.unreached if what.startswith(INSIDE)]:
         said.append(f"Values inside {' or '.join(inside)} are not among the choices.")
-    return replace(best, status=" ".join(filter(None, said)))
+    peak_device = "" if facts is plain or device is None else devices.get(device).name
+    return replace(best, status=" ".join(filter(None, said)), peak_device=peak_device)
 
 
 def _gainless(facts: Facts, chosen: Plan) -> str:

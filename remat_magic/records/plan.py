@@ -58,9 +58,10 @@ class Plan(Displayed, Labelled):
 
     ``saved_bytes``, ``offloaded_bytes``, ``recomputed_flops``, ``forward_flops`` and ``peak_bytes`` are those of the
     report that JAX gives for the plan; the ``predicted_*`` fields are what was reckoned before. ``of`` tells what the
-    budget is of: bytes "saved", or the estimated "peak". ``cost`` tells what is least: "flops", or "seconds" on
-    ``device``, where ``seconds`` are those of the report, recomputation and offloading together, and
-    ``host_bandwidth`` is what offloading was reckoned with, in bytes/s, None where nothing may be offloaded.
+    budget is of: bytes "saved", or the estimated "peak", which is as on ``peak_device``; empty where that holds values
+    as they are. ``cost`` tells what is least: "flops", or "seconds" on ``device``, where ``seconds`` are those of the
+    report, recomputation and offloading together, and ``host_bandwidth`` is what offloading was reckoned with, in
+    bytes/s, None where nothing may be offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
     ``bound_seconds`` where these are what is least, both as reckoned. ``unreached`` tells what a policy may keep that
@@ -102,6 +103,7 @@ class Plan(Displayed, Labelled):
     bound_seconds: float | None = None
     label: str = ""
     unreached: tuple[str, ...] = ()
+    peak_device: str = ""
 
     def apart_from(self, plans: dict[str, Plan]) -> Plan:
         """The plan under a key, and a label, that no other choice among ``plans`` has, into which it is put.
