@@ -703,8 +703,8 @@ class Trace:
             policy: as for ``report``.
             at: as for ``report``.
             namespace: as for ``report``.
-            device: whose times (seconds) are estimated: a ``Device`` or its name. Default: the one that JAX runs on, if
-                it is known.
+            device: whose times (seconds) are estimated, and as on which the peaks (bytes) are: a ``Device`` or its
+                name. Default: the one that JAX runs on, if it is known, and peaks as on its CPU.
 
         Raises:
             RematError: as ``report``; no such device.

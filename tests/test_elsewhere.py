@@ -409,6 +409,24 @@ def test_bytes_are_those_of_a_program_compiled_by_hand(device, name, tmp_path):
         assert again.timeline == without_lines(timeline)
 
 
+def _scanned(ws, x):
+    x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(jnp.sin(x @ w)), None), x, ws)
+    return jnp.sum(x**2)
+
+
+def test_what_a_tpu_needs_is_what_its_compiler_holds_against_its_memory():
+    """Of a batch that is too big XLA tells what it needs, which lies on the line of those that fit."""
+    compiler(V5E)
+    sizes = jax.ShapeDtypeStruct((8, 512, 512), "float32")
+    small, large, refused = (
+        rm.trace(_scanned, sizes, jax.ShapeDtypeStruct((rows, 512), "float32")).measure("none", device=V5E)
+        for rows in (2**16, 2**17, 3 * 2**17)
+    )
+    assert (small.fits, large.fits, refused.fits) == (True, True, False)
+    assert 5 * large.needed_bytes - 4 * small.needed_bytes == pytest.approx(refused.needed_bytes, rel=0.05)
+    assert 5 * large.total_bytes - 4 * small.total_bytes > 1.05 * refused.needed_bytes
+
+
 MESH_BY_HAND = """
 import sys
 import numpy as np

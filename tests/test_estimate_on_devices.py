@@ -203,3 +203,21 @@ def test_an_edit_keeps_to_a_budget_as_on_the_device_of_its_plan():
     assert edit.peak_bytes == plan.peak_bytes == trace.report(plan, device=TPU).peak_bytes <= plan.budget_bytes
     assert trace.report(plan).peak_bytes > plan.budget_bytes  # as on no device
     assert edit.excess_bytes == 0
+
+
+def _spread_out(ws, x):
+    def layer(x, w):
+        return jnp.sin(jnp.cos(x @ w) * x)
+
+    for w in ws:
+        x = layer(x, w)
+    return jnp.sum(x**2)
+
+
+def test_advice_speaks_of_the_peak_on_the_device():
+    trace = rm.trace(_spread_out, [shape(200, 200)] * 6, shape(400000, 200))
+    first = trace.advice(device=TPU)[0]
+    now, then = (trace.report(*choice, device=TPU) for choice in (("as_written",), (first.policy, first.at)))
+    assert first.kind == "no-checkpoint-there"
+    assert first.figure == now.peak_bytes - then.peak_bytes
+    assert first.figure != trace.report().peak_bytes - trace.report(first.policy, first.at).peak_bytes

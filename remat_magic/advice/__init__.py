@@ -34,13 +34,14 @@ def advise(
         policy: as for ``trace.report``, and so are ``at`` and ``namespace``.
         at: where.
         namespace: of the policy's identifiers.
-        device: whose times are estimated; by default the one that JAX runs on, if it is known.
+        device: whose times are estimated, and as on which peaks are; by default the one that JAX runs on, if it is
+            known, and peaks as on its CPU.
 
     Raises:
         RematError: as ``trace.report``; no such device.
     """
     chosen = None if device is None else devices.get(device)
-    case = Case(facts, at, policy, namespace, chosen)
+    case = Case(facts.on(chosen), at, policy, namespace, chosen)
     findings = [replace(advice, share=_share(case.report, advice)) for rule in _RULES for advice in rule(case)]
     return Listed(sorted(findings, key=lambda advice: -advice.share))
 

@@ -335,7 +335,8 @@ class Measurement:
     program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
     memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is the size of its memory by the data
     sheet; ``needed_bytes`` and ``available_bytes`` are both
-    sizes, as XLA rounds them where it is too big for a TPU. ``host_bytes`` are those in the host's memory,
+    sizes, as XLA rounds them where it is too big for a TPU; for a GPU what is needed is ``total_bytes``, for a TPU the
+    lower of these and ``peak_bytes``, by which its compiler decides. ``host_bytes`` are those in the host's memory,
     ``rematerialized`` counts the instructions that XLA computes again by itself. ``effort`` is "quick"
     where it was compiled with less optimization: the bytes, and whether it fits, are then not those of production.
     ``compiled_before`` says that the answer, its seconds too, was kept from an earlier time. ``timeline`` is its memory

@@ -15,4 +15,5 @@ class Advice(OnDemand):
 
     def html(self, request: Request) -> str:
         """The findings."""
-        return advice_html(self._live.trace.advice(*self._arguments(request)))
+        device = request.text("device") or None
+        return advice_html(self._live.trace.advice(*self._arguments(request), device=device))

@@ -2,7 +2,7 @@
 /** @import { Panel, Widget } from "../scripts/types.js" */
 /** @import { Stretch, Told, Value } from "../scripts/moments.js" */
 import { aliveAt, numberAt, outlines, placeOf, roundNumbers, totalAt, within, zoomed } from "../scripts/moments.js";
-import { onDemand } from "../scripts/on_demand.js";
+import { deviceOf, onDemand } from "../scripts/on_demand.js";
 import { count, quantity } from "../scripts/units.js";
 
 const LEAST = 520; // pixels: a narrower picture has no room for its legend, and is shrunk
@@ -19,7 +19,7 @@ export function panel(widget, key) {
     besides() {
       const { choice } = widget.pinning;
       const same = choice?.policy === widget.shown?.policy && choice?.at === widget.shown?.at;
-      const device = widget.one('[data-control="device"]')?.value ?? "";
+      const device = deviceOf(widget);
       const against = choice && !same ? choice : { policy: "", at: "" };
       return { against: against.policy, against_at: against.at, device };
     },

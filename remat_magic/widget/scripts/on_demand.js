@@ -2,9 +2,17 @@
 /** @import { Panel, Widget } from "./types.js" */
 import { keyOf } from "./types.js";
 
-/** Any panel that shows one policy's HTML, which is asked for when it is opened. @param {Widget} widget @param {string} key @returns {Panel} */
+/**
+ * Any panel that shows one policy's HTML, as on the chosen device, which is asked for when it is opened.
+ * @param {Widget} widget @param {string} key @returns {Panel}
+ */
 export function panel(widget, key) {
-  return onDemand(widget, key);
+  return onDemand(widget, key, { besides: () => ({ device: deviceOf(widget) }) });
+}
+
+/** The name of the chosen device; empty for this machine. @param {Widget} widget @returns {string} */
+export function deviceOf(widget) {
+  return widget.one('[data-control="device"]')?.value ?? "";
 }
 
 /**
