@@ -790,4 +790,5 @@ def test_advice_that_can_be_tried_has_a_button():
     (code,) = re.findall(r'data-action="copy" data-text="([^"]*)"', html)
     assert code == advice[0].code == advice[0].mend.removeprefix("Write ").removesuffix(" on layer.")
     assert f"<code>{code}</code>" in html
+    assert "<button" not in advice._repr_html_()  # where there is no widget to hear of it
     compile(f"{code}\ndef layer(): pass", "pasted", "exec")

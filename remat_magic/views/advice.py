@@ -13,11 +13,11 @@ from remat_magic.views.tables import KEYS
 __all__ = ["advice_html", "stake"]
 
 
-def advice_html(advice: Sequence[Advice]) -> str:
-    """Each finding with its line, what is at stake and the mend."""
+def advice_html(advice: Sequence[Advice], *, live: bool = True) -> str:
+    """Each finding with its line, what is at stake and the mend; in a live widget with buttons that try and copy it."""
     if not advice:
         return '<p class="remat-empty">Nothing to say against this policy.</p>'
-    return f'<ul class="remat-advice">{"".join(map(_item, advice))}</ul>'
+    return f'<ul class="remat-advice">{"".join(_item(finding, live) for finding in advice)}</ul>'
 
 
 def stake(finding: Advice) -> str:
@@ -28,7 +28,7 @@ def stake(finding: Advice) -> str:
     return f"{' and '.join(amounts)}{share}" if amounts else ""
 
 
-def _item(finding: Advice) -> str:
+def _item(finding: Advice, live: bool) -> str:
     at_stake, amount = "", stake(finding)
     if amount:
         exact = [fmt.exact(finding.figure or 0, "FLOPs")] if finding.unit == "FLOPs" else []
@@ -38,10 +38,10 @@ def _item(finding: Advice) -> str:
     place = fmt.location(finding.source)
     where = f'<span class="remat-place">{escape(place)}</span> ' if place else ""
     buttons = ""
-    if finding.policy:
+    if finding.policy and live:
         chosen = f'data-policy="{html.escape(finding.policy)}" data-at="{html.escape(finding.at)}"'
         buttons = f' <button type="button" {chosen} {KEYS}>Try it</button>'
-    if finding.code:
+    if finding.code and live:
         copied = f'data-action="copy" data-text="{html.escape(finding.code)}" title="Copy the code"'
         buttons += f' <button type="button" {copied} {KEYS}>Copy</button>'
     return f"<li>{where}{escape(finding.sentence)}{at_stake}<br>{_mend(finding)}{buttons}</li>"

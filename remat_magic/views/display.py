@@ -51,7 +51,7 @@ def html(record: Any) -> str:
         case [WhatIf(), *_]:
             return static(what_if_html(record, live=False))
         case [Advice(), *_]:
-            return static(advice_html(record))
+            return static(advice_html(record, live=False))
         case [Loop(), *_]:
             return static(loops_html(record))
         case [FrontierPoint(), *_]:
