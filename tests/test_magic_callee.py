@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from remat_magic._jax.wrappers import is_checkpoint
 from remat_magic.notebook.callee import called, prepares
@@ -70,6 +71,15 @@ def test_jitted_functions_are_traced_as_they_are():
     assert seen(jitted, 2.0) == (jitted, (2.0,), {}, None, False)
     assert seen(jax.grad(jitted), 2.0) == (jitted, (2.0,), {}, 0, False)
     assert called(jitted, (2.0,), {}).notes == ()
+
+
+def test_a_jitted_gradient_that_says_how_arguments_are_spread_stays_whole():
+    """Peeled, the specs would be lost, and with them that each device has a part."""
+    step = jax.jit(jax.value_and_grad(f), in_shardings=(P(), P("data")))
+    callee = called(step, (1.0, 2.0), {})
+    assert (callee.fun, callee.loss, callee.wrt) == (step, f, None)
+    plain = called(jax.jit(jax.value_and_grad(f)), (1.0, 2.0), {})
+    assert (plain.fun, plain.wrt) == (f, 0)
 
 
 def test_partials_become_leading_arguments_and_positions_move():

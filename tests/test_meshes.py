@@ -1,5 +1,7 @@
 """Programs whose specs name the axes of a mesh that is not here, against JAX's own compilation of them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -120,7 +122,23 @@ def test_a_line_names_the_mesh(capsys):
 
 
 @pytest.mark.parametrize(
-    "axes", ["", "data", "data=", "data=0", "data=-1", "4", "data=2,data=4", "a b=3", {}, {"a": 0}]
+    "axes",
+    [
+        "",
+        "data",
+        "data=",
+        "data=0",
+        "data=-1",
+        "4",
+        "data=2,data=4",
+        "a b=3",
+        {},
+        {"a": 0},
+        {1: 2},
+        {"a": True},
+        8,
+        None,
+    ],
 )
 def test_what_is_no_mesh_is_a_sentence(axes):
     with pytest.raises(RematError, match='such as "data=4,model=2", not '):
@@ -138,6 +156,28 @@ def test_a_mesh_is_of_this_machines_devices_where_they_are_enough(monkeypatch):
     with pytest.raises(RematError, match="more than 512 devices that are not here are not simulated"):
         rm.mesh("data=1024")
     monkeypatch.setattr(_jax.simulated, "_make_client", None)
-    _jax.simulated._devices.cache_clear()
+    _jax.simulated._made.cache_clear()
     with pytest.raises(RematError, match="how XLA spreads values over a mesh that is not here"):
         rm.mesh("data=512")
+
+
+def test_constraints_inside_of_bodies_and_on_numbers_say_how_arguments_are():
+    mesh = rm.mesh(AXES)
+
+    def inner(w, x):
+        x = jax.lax.with_sharding_constraint(x, P("data"))
+        return jnp.sin(x @ w) * jax.lax.with_sharding_constraint(1.0, P())
+
+    with jax.set_mesh(mesh):
+        report = rm.trace(lambda w, x: jax.checkpoint(inner)(w, x).sum(), f32(WIDTH, WIDTH), f32(BATCH, WIDTH)).report()
+    assert report.devices == 8
+    (note,) = [note for note in report.notes if note.kind == "argument-unplaced"]
+    assert "how w is spread" in note  # and not x, which the checkpoint's body spreads
+
+
+def test_threads_share_the_simulated_devices():
+    """Devices of two clients are no mesh."""
+    _jax.simulated._made.cache_clear()
+    with ThreadPoolExecutor(6) as pool:
+        meshes = list(pool.map(lambda _: rm.mesh("data=32"), range(6)))
+    assert len({mesh.devices.flat[0].client for mesh in meshes}) == 1

@@ -15,7 +15,7 @@ import comm
 import pytest
 
 from remat_magic import devices
-from remat_magic.records import Choice, Program, ProgramLine, Progress, RematError, Report, Site
+from remat_magic.records import Choice, Measurement, Program, ProgramLine, Progress, RematError, Report, Site
 from remat_magic.views import html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
@@ -23,7 +23,7 @@ from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import IdleTime, forget, idle_time
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Request
+from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.panels.compare import Compare
 from remat_magic.widget.worker import Worker
 from tests.views_records import EVIL, small
@@ -621,6 +621,37 @@ def test_a_worker_does_the_newest_and_rests():
     assert done == [1, 4, 5]
 
 
+def test_what_is_told_again_takes_the_place_of_no_request():
+    """The reader has asked for something else since, which waits."""
+    told, go = [], threading.Event()
+
+    class Slow(Panel):
+        key, asks = "slow", (("slow",),)
+
+        def answer(self, request):
+            go.wait(10)
+            return {}
+
+    panel = Slow(LiveTrace(_Previews()), told.append, None)
+    for policy in ("first", "waiting"):
+        panel.handle(Request({"type": "slow", "policy": policy}))
+    panel.tell_again(Request({"type": "slow", "policy": "old"}))
+    go.set()
+    for worker in (*panel._workers.values(), panel._again):
+        worker.join()
+    assert {message["policy"] for message in told} >= {"waiting", "old"}
+
+
+def test_what_was_compiled_is_of_its_device():
+    live, told = LiveTrace(_Previews()), []
+    live.on_compiled.append(told.append)
+    results = [Measurement("none", "function", device=name, timeline=object()) for name in ("H100 SXM", "TPU v5e")]
+    for result in results:
+        live.add_compiled(result)
+    assert told == results
+    assert [live.compiled("none", "function", name) for name in ("H100 SXM", "TPU v5e", "")] == [*results, None]
+
+
 class FakeEvents:
     def __init__(self):
         self.callbacks = {"pre_run_cell": [], "post_run_cell": []}
@@ -806,10 +837,10 @@ def test_policies_are_compared_while_others_are_measured():
     request = Request({"type": "compare", "policy": "none", "at": "function"})
 
     def measured():
-        result = SimpleNamespace(policy=f"p{next(numbers)}", at="function", timeline=None)
+        result = SimpleNamespace(policy=f"p{next(numbers)}", at="function", device="", timeline=None)
         panel._telling(None, "", 0, set(), 0)(SimpleNamespace(results=[result], progress=progress))
 
-    panel._workers["compare"].post = lambda request: None
+    panel._again.post = lambda request: None
     at_once(measured, lambda: panel._besides(request))
 
 

@@ -150,7 +150,7 @@ def placed(jaxpr: Any) -> set[Any]:
     body, told = open_jaxpr(jaxpr), set[Any]()
     for eqn in body.eqns:
         if eqn.primitive.name == "sharding_constraint":
-            told.update(eqn.invars)
+            told.update(atom for atom in eqn.invars if not is_literal(atom))
         elif is_jit(eqn):
             inner = eqn.params["jaxpr"]
             inside = placed(inner)

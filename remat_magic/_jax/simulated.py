@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = ["automatic_mesh", "with_devices"]
 
 _MOST = 512  # each has some threads, which sleep
 _EFFECT = "nothing is known of how XLA spreads values over a mesh that is not here"
+_lock = threading.Lock()
 _make_client = courtesy("jaxlib.xla_client.make_cpu_client", _EFFECT)
 
 
@@ -57,8 +59,14 @@ def with_devices(sharding: Any) -> Any:
     return NamedSharding(_simulated(sharding.mesh), sharding.spec) if is_abstract(sharding) else sharding
 
 
-@functools.cache  # of powers of two: there are few
 def _devices(number: int) -> list[Any]:
+    """The same ones for all threads: those of two clients are no mesh."""
+    with _lock:
+        return _made(number)
+
+
+@functools.cache  # of powers of two: there are few
+def _made(number: int) -> list[Any]:
     if _make_client is None:
         raise cannot(_EFFECT)
     return _make_client(num_devices=number).devices()

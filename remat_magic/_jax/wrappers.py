@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-__all__ = ["Gradient", "gradient_in", "is_backward_pass", "is_checkpoint", "is_forward_derivative", "is_jitted"]
+__all__ = [
+    "Gradient",
+    "asks_shardings",
+    "gradient_in",
+    "is_backward_pass",
+    "is_checkpoint",
+    "is_forward_derivative",
+    "is_jitted",
+]
 
 
 class Gradient(NamedTuple):
@@ -64,6 +72,17 @@ def _backward_pass() -> type:
 def is_jitted(fun: Any) -> bool:
     """Whether this very object is what ``jax.jit`` returns."""
     return isinstance(fun, type(_jitted())) and hasattr(fun, "__wrapped__")
+
+
+def asks_shardings(fun: Any) -> bool:
+    """Whether what ``jax.jit`` returned was told how arguments or results are spread (jax 0.10 to 0.12)."""
+
+    def told(jitted: Any) -> list[Any]:
+        info = getattr(jitted, "_jit_info", None)
+        return [*getattr(info, "in_shardings_leaves", ()), *getattr(info, "out_shardings_leaves", ())]
+
+    nothing = tuple(map(type, told(_jitted())))
+    return any(not isinstance(sharding, nothing) for sharding in told(fun))
 
 
 class _Codes(NamedTuple):

@@ -76,7 +76,10 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
 
 def _peak_device(plan: Plan) -> Device | None:
     """The device as on which the peaks are that the plan's budget is of."""
-    return devices.get(plan.peak_device) if plan.peak_device else None
+    try:
+        return devices.get(plan.peak_device) if plan.peak_device else None
+    except RematError:  # one that is not registered here: then the peak is as on none
+        return None
 
 
 class _Editor:

@@ -277,7 +277,8 @@ class Primal:
     @functools.cached_property
     def unplaced(self) -> tuple[str, ...]:
         """The arguments of which nothing says how they are spread, where XLA decides about that."""
-        placed = _jax.placed(self.closed)
+        placed, told = _jax.placed(self.closed), self.asked.shardings if self.asked is not None else {}
+        placed |= {var for var, sharding in told.items() if any(sharding.spec)}  # by a constraint inside of a body
         rows = zip(self.signature.arrays, self.shardings, _jax.open_jaxpr(self.closed).invars, strict=False)
         return tuple(
             leaf.name for leaf, sharding, var in rows if sharding is None and var.aval.shape and var not in placed

@@ -20,7 +20,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
 
 from remat_magic import libraries
-from remat_magic._jax.wrappers import gradient_in, is_backward_pass, is_checkpoint, is_forward_derivative, is_jitted
+from remat_magic._jax.wrappers import (
+    asks_shardings,
+    gradient_in,
+    is_backward_pass,
+    is_checkpoint,
+    is_forward_derivative,
+    is_jitted,
+)
 from remat_magic.notebook.rebinding import original_of
 from remat_magic.records import RematError
 from remat_magic.user_files import is_user_file
@@ -230,12 +237,13 @@ def _lowers(fun: Any) -> Any:
 
 def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callee | None:
     """``jax.grad(f)(...)``, ``jit(value_and_grad(f))(...)`` and their like, stored ones and libraries' too."""
-    given = fun, args, kwargs
+    given, spread = (fun, args, kwargs), False
     while (gradient := gradient_in(fun)) is None:
         if isinstance(fun, functools.partial):
             args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
             fun = fun.func
         elif is_jitted(fun) or libraries.is_jitted(fun):
+            spread = spread or asks_shardings(fun)
             fun = fun.__wrapped__
         elif args and (loss := libraries.loss_of_equinox(fun)) is not None:
             return Callee(loss, args, kwargs, wrt=0, has_aux=bool(getattr(fun, "_has_aux", False)))
@@ -249,6 +257,8 @@ def _in_gradient(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             return Callee(of_modules.of(loss), args, kwargs, loss=loss)
         else:
             return None
+    if spread:  # how is said around the gradient, which is therefore traced, and the loss found in there
+        return Callee(*given, loss=gradient.fun)
     argnums = gradient.argnums if isinstance(gradient.argnums, tuple) else (gradient.argnums,)
     outside = [position for position in argnums if not -len(args) <= position < len(args)]
     if outside:

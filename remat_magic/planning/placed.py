@@ -47,7 +47,7 @@ def plan(
         raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
     ((of, limit),) = given
     least = objective(cost, device, offload)
-    plain, facts = facts, facts.on(devices.get(device)) if of == "peak" and device is not None else facts
+    plain, facts = facts, facts if device is None else facts.on(devices.get(device))
     there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, **options)
     if at is not None:
         best = there(at, limit, of)

@@ -42,8 +42,8 @@ class LiveTrace:
         self._policies: dict[str, Policy] = {}
         self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()
-        self._compiled: dict[tuple[str, str], Measurement] = {}
-        self.on_compiled: list[Callable[[str, str], None]] = []  # told the policy and place of what was compiled
+        self._compiled: dict[tuple[str, str, str], Measurement] = {}
+        self.on_compiled: list[Callable[[Measurement], None]] = []  # told what was compiled
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -95,19 +95,20 @@ class LiveTrace:
         with self._lock:
             self._offered |= plans
 
-    def compiled(self, policy: str, at: str) -> Measurement | None:
-        """What was compiled last of a choice for a device that tells its memory over time; None where nothing was."""
+    def compiled(self, policy: str, at: str, device: str) -> Measurement | None:
+        """What was compiled last of a choice for a device, if it told its memory over time; None where nothing was."""
         with self._lock:
-            return self._compiled.get((policy, at))
+            return self._compiled.get((policy, at, device))
 
     def add_compiled(self, measured: Measurement) -> None:
         """Let the panels know what was compiled for a device."""
-        if measured.timeline is None or measured == self.compiled(measured.policy, measured.at):
+        key = measured.policy, measured.at, measured.device
+        if measured.timeline is None or measured == self.compiled(*key):
             return
         with self._lock:
-            self._compiled[measured.policy, measured.at] = measured
+            self._compiled[key] = measured
         for tell in self.on_compiled:
-            tell(measured.policy, measured.at)
+            tell(measured)
 
     def policy(self, key: str) -> Policy:
         """What a shown key stands for."""

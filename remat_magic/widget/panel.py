@@ -96,6 +96,7 @@ class Panel:
         self._workers: dict[str, Worker[Request]] = {}
         for group in self.asks:
             self._workers |= dict.fromkeys(group, Worker[Request](self._work))
+        self._again = Worker[Request](self._work)
 
     @classmethod
     def script(cls) -> Path | None:
@@ -120,9 +121,13 @@ class Panel:
         """Take a message of the browser; nothing is traced on the calling thread."""
         self._workers[request.kind].post(request)
 
+    def tell_again(self, request: Request) -> None:
+        """Answer an old request anew, since more is known by now: in the place of no other that waits."""
+        self._again.post(request)
+
     def close(self) -> None:
         """Begin nothing more; the trace is let go of already."""
-        for worker in self._workers.values():
+        for worker in (*self._workers.values(), self._again):
             worker.post(None)
 
     def _arguments(self, request: Request) -> tuple[Policy, str, Mapping[str, Any]]:

@@ -184,7 +184,8 @@ export function panel(widget, key) {
       },
       gradients: showGradients,
       measure: showGradients,
-      places({ html, error }) {
+      places({ device, html, error }) {
+        if (device !== control("device")) return;
         if (html) widget.place("places", html);
         if (error) say(error, true);
         markChosen();

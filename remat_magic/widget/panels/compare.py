@@ -14,7 +14,7 @@ from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, 
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
 from remat_magic.views.fits import fits_html
-from remat_magic.views.html import totals_html
+from remat_magic.views.html import notes_html, totals_html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, copies, select, taught
@@ -72,6 +72,8 @@ class Compare(Panel):
             self._give_up_fitting(request)
         if request.kind == "choices":
             self._listed = request
+        if request.kind == "compare":
+            self._shown = request
         if request.kind in ("cancel", "places"):
             self._search = None
         if request.kind in ("cancel", "measure"):
@@ -107,13 +109,12 @@ class Compare(Panel):
             case "fits":
                 return self._fits(request)
             case "peak":
-                report = self._live.trace.report(*self._arguments(request), device=request.text("device"))
-                return {"totals": totals_html(report), "peak": peak_bar_html(report)}
+                report = self._live.trace.report(*self._arguments(request), device=request.text("device")).remarked
+                return {"totals": totals_html(report), "peak": peak_bar_html(report), "notes": notes_html(report)}
             case _:
                 return {"html": self._gradients(request)}
 
     def _compared(self, request: Request) -> str:
-        self._shown = request
         besides = self._besides(request)
         self._tell_known(request, besides)
         comparison = self._comparison(request, besides)
@@ -172,7 +173,8 @@ class Compare(Panel):
         for key in keys:
             if live.closed or request is not self._listed:
                 return None
-            row = live.trace.compare([live.policy(key)], at=request.at, namespace=live.namespace).rows[0]
+            device = request.text("device") or None
+            row = live.trace.compare([live.policy(key)], at=request.at, device=device, namespace=live.namespace).rows[0]
             # Of one alone nothing is known of the front.
             rows.append({**figures(row), "keys": [key], "front": False})
             if time.monotonic() - told > _TELL:
@@ -250,7 +252,7 @@ class Compare(Panel):
         """What is shown for a device with what was measured by now."""
         self._show_places(device)
         if self._shown.text("device") == device:
-            self.handle(Request({**self._shown.content, "type": "compare"}))
+            self.tell_again(Request({**self._shown.content, "type": "compare"}))
 
     def _worth_compiling(self, device: str, tried: set[tuple[str, str]]) -> list[ComparisonRow]:
         """Of the places that are shown those that could be on the front, but for what was tried."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remat_magic.records import Timeline
+from remat_magic.records import Measurement, Timeline
 from remat_magic.views.timeline import timeline_html
 from remat_magic.widget.controls import button
 from remat_magic.widget.panel import OnDemand, Request
@@ -25,7 +25,7 @@ class Memory(OnDemand):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._asked: dict[tuple[str, str], Request] = {}
+        self._asked: dict[tuple[str, str, str], Request] = {}  # by policy, place and device
         self._live.on_compiled.append(self._compiled)
 
     def tools(self) -> str:
@@ -44,9 +44,9 @@ class Memory(OnDemand):
 
     def html(self, request: Request) -> str:
         """The picture and the tables of what is held."""
-        self._asked[request.policy, request.at] = request
-        compiled = self._live.compiled(request.policy, request.at)
         against, at, device = (request.text(name) for name in ("against", "against_at", "device"))
+        self._asked[request.policy, request.at, device] = request
+        compiled = self._live.compiled(request.policy, request.at, device)
         other = None
         if against and (against, at) != (request.policy, request.at):
             other = self._timeline(against, at, device)
@@ -56,8 +56,8 @@ class Memory(OnDemand):
     def _timeline(self, policy: str, at: str, device: str) -> Timeline:
         return self._live.trace.timeline(*self._live.arguments(policy, at), device=device or None)
 
-    def _compiled(self, policy: str, at: str) -> None:
+    def _compiled(self, measured: Measurement) -> None:
         """Tell anew what the reader has opened before it was compiled; on the compiling thread."""
-        request = self._asked.get((policy, at))
+        request = self._asked.get((measured.policy, measured.at, measured.device))
         if request is not None:
-            self.handle(request)
+            self.tell_again(request)

@@ -1,5 +1,6 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
+import { deviceOf } from "../scripts/on_demand.js";
 import { roomFor } from "../scripts/room.js";
 import { keyOf } from "../scripts/types.js";
 import { quantity } from "../scripts/units.js";
@@ -101,7 +102,7 @@ export function panel(widget, key) {
     part("alternatives").classList.add("remat-stale");
     // What is chosen, which may be on its way still.
     const policy = one('[data-control="policy"]').value;
-    widget.send({ type, policy, at: widget.chosenAt(), layers: layers() });
+    widget.send({ type, policy, at: widget.chosenAt(), layers: layers(), device: deviceOf(widget) });
   }
 
   /** @param {{html?: string, error?: string}} message */

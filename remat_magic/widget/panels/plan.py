@@ -71,7 +71,8 @@ class Plan(Panel):
             case "what-if":
                 policy, at, namespace = self._arguments(request)
                 place = None if isinstance(policy, PlanRecord) else at
-                rows = trace.what_if(policy, place, namespace=namespace, **_deciding(request))
+                device = request.text("device") or None
+                rows = trace.what_if(policy, place, namespace=namespace, device=device, **_deciding(request))
                 self._flips = {flip_key(row): row for row in rows}
                 return {"html": what_if_html(rows)}
             case "loops":

@@ -37,7 +37,8 @@ export function firstScreen(widget) {
   function fill(view) {
     const parts = estimated(view);
     part("totals").innerHTML = (parts ?? view.parts).totals;
-    for (const name of ["totals", "peak"]) part(name).classList.toggle("remat-stale", !parts);
+    part("notes").innerHTML = (parts ?? view.parts).notes;
+    for (const name of ["totals", "notes", "peak"]) part(name).classList.toggle("remat-stale", !parts);
     if (!view.complete) bar.classList.add("remat-stale");
     if (!view.complete || !parts) return;
     bar.innerHTML = parts.peak;
@@ -95,18 +96,14 @@ export function firstScreen(widget) {
   } catch {}
 
   return {
-    /** @param {View} view */
-    show(view) {
-      part("notes").innerHTML = view.parts.notes;
-      fill(view);
-    },
+    show: fill,
     messages: {
-      /** @param {{policy: string, at: string, device: string, totals?: string, peak?: string, error?: string}} message */
-      peak({ policy, at, device: of, totals, peak, error }) {
+      /** @param {{policy: string, at: string, device: string, error?: string} & Record<string, string>} message */
+      peak({ policy, at, device: of, totals, peak, notes, error }) {
         const key = `${of}\n${keyOf(policy, at)}`;
         asked.delete(key);
         if (totals === undefined || peak === undefined) return widget.say(error ?? "", true);
-        store.peaks.set(key, { totals, peak });
+        store.peaks.set(key, { totals, peak, notes });
         const { shown } = widget;
         if (shown && `${device()}\n${keyOf(shown.policy, shown.at)}` === key) fill(shown);
         widget.pinning.contrast();
