@@ -1,7 +1,7 @@
 """CPU devices that XLA pretends to have, as many as a mesh wants: to compile for, in this process.
 
 JAX has one set of devices for a process, made when it is first asked for. These are another client's, so that neither
-the user's devices nor the number of them matter. Nothing runs on them.
+the user's devices nor the number of them matter. They are to compile for: what is run there runs on this machine.
 """
 
 from __future__ import annotations
