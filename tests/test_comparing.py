@@ -276,15 +276,18 @@ def test_xlas_memory_over_time_follows_the_compilation(comparing, browser, prete
     """In the tab that was open before, and in one that is opened later."""
     timeline = json.dumps(xla_memory().to_dict())
     pretend(SIZES.replace("answer(", f"answer(timeline=json.loads({timeline!r}), "))
-    ask(comparing, "memory")
+    ask(comparing, "memory", device="H100 SXM")
     assert "XLA for" not in browser.of("memory")["html"]
     ask(comparing, "fits", device="H100 SXM")
     html = browser.wait(lambda message: message["type"] == "memory" and "XLA for" in message["html"])["html"]
     assert "XLA for H100 SXM" in html
     assert "program for H100 SXM 4.10 kB" in html
     assert "fits H100 SXM" in browser.of("fits")["html"]
-    # Another choice was not compiled.
-    ask(comparing, "memory", policy="nothing_saveable")
+    # Neither was it compiled for another device, nor another choice for this one.
+    browser.messages.clear()
+    ask(comparing, "memory", device="TPU v5e")
+    assert "XLA for" not in browser.of("memory")["html"]
+    ask(comparing, "memory", policy="nothing_saveable", device="H100 SXM")
     other = browser.wait(lambda message: message["type"] == "memory" and message["policy"] == "nothing_saveable")
     assert "XLA for" not in other["html"]
 
