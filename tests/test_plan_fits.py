@@ -140,3 +140,12 @@ def test_xla_itself_says_that_it_fits(monkeypatch, cache):
     assert measured.fits
     assert least <= measured.needed_bytes <= memory < bare
     assert 0 < plan.recomputed_flops <= trace.report("nothing_saveable", "block").recomputed_flops
+
+
+def test_the_plan_has_the_peak_of_its_device(trace):
+    """By which it is searched for, and an edit of it is held against the budget."""
+    there = Compiler(trace, round(0.6 * 1.3 * trace.report("none").peak_bytes))
+    plan = plan_that_fits(trace.facts, dataclasses.replace(devices.get("TPU v5e"), memory_bytes=there.memory), there)
+    assert plan.peak_device == "TPU v5e"
+    assert plan.peak_bytes == trace.report(plan, device="TPU v5e").peak_bytes != trace.report(plan).peak_bytes
+    assert there.plan().peak_device == ""

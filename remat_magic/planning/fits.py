@@ -58,7 +58,9 @@ def plan_that_fits(
         RematError: none fits, or the program cannot be compiled for the device.
     """
     options = {"separately": separately, "together": together, "seconds": seconds}
-    return _Fitting(facts, device, compiled, at, objective(cost, device, None), options, most).result()
+    there = facts.on(device)
+    best = _Fitting(there, device, compiled, at, objective(cost, device, None), options, most).result()
+    return best if there is facts else replace(best, peak_device=device.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class _Fitting:
                     at=self._at,
                     peak=round(peak),
                     cost=self._least.cost,
-                    device=self._least.device,
+                    device=self._device,
                     **self._options,
                 )
             except RematError:  # no plan has so low a peak
