@@ -44,8 +44,8 @@ class Device:
         vector_flops: FLOP/s in float32 of everything else; None where the maker does not say, and then such
             operations are limited by memory alone.
         memory_bandwidth: bytes/s to and from the device's memory.
-        memory_bytes: its size in bytes; of a GPU what its driver lends, which is not the round number of its name.
-            None where the system does not say.
+        memory_bytes: what a program can have of its memory, as a GPU's driver or a TPU's compiler has it, which is not
+            the round number of its name. None where the system does not say.
         host_bandwidth: bytes/s to the host's memory in one direction; None where it is not known.
         interconnect: bytes/s that it sends to others of its kind, over all its links together, and receives as fast
             meanwhile: NVLink or ICI, not the network between hosts. None where it is not known.
@@ -236,16 +236,18 @@ def _tpu(
     vmem: int,
     topology: str = "",
 ) -> Device:
-    """``vmem``: of a core in MiB, by JAX's own table (``jax/_src/tpu_info.py``).
+    """``memory`` in MiB: libtpu 0.0.50 compiles a program with that much, and none with 1 MiB more.
 
-    Of it XLA leaves 16 MiB to the kernels themselves: compiled for a v5e, no program puts more than 112 MiB there.
+    That is up to 3% less than the data sheet says, and differs by up to 16 MiB between versions of libtpu. ``vmem``:
+    of a core in MiB, by JAX's own table (``jax/_src/tpu_info.py``). Of it XLA leaves 16 MiB to the kernels themselves:
+    compiled for a v5e, no program puts more than 112 MiB there.
     """
     return Device(
         f"TPU {version}",
         {"bf16": bf16 * _T, "f32": bf16 * _T, "i8": int8 * _T},
         None,
         bandwidth,
-        memory,
+        memory * 2**20,
         host,
         f"Google Cloud TPU documentation, TPU {version} (per chip; ICI each way); PCIe: How to Scale Your Model, "
         f"chapter 2, 2025{'; ICI: Jouppi et al., TPU v4, 2023: six links of 50 GB/s' if version == 'v4' else ''}",
@@ -263,7 +265,7 @@ def _tpu_7x() -> Device:
         {"bf16": 2307 / 2 * _T, "f32": 2307 / 2 * _T} | dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), 4614 / 2 * _T),
         None,
         7.38e12 / 2,
-        96 * 2**30,
+        97011 * 2**20,
         None,
         "Google Cloud TPU documentation, TPU7x (Ironwood): half a chip, which is what JAX takes for a device",
         kinds=("TPU7x", "TPU 7x"),
@@ -282,10 +284,10 @@ _KNOWN: dict[str, Device] = {
         _hopper("H200", 4.8e12, ("NVIDIA H200",), 151397597184),
         _b200(),
         # libtpu takes each core of a v4 chip for a device; JAX on such a machine takes both together for one.
-        _tpu("v4", 275, 275, 1.2e12, 32 * 2**30, 16e9, 300e9, ("TPU v4",), 16),
-        _tpu("v5e", 197, 393, 0.819e12, 16 * 2**30, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), 128, "v5e:1x1"),
-        _tpu("v5p", 459, 918, 2.765e12, 96 * 2**30, 15e9, 600e9, ("TPU v5", "TPU v5p"), 64, "v5p:1x1x1"),
-        _tpu("v6e", 918, 1836, 1.638e12, 32 * 2**30, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), 128, "v6e:1x1"),
+        _tpu("v4", 275, 275, 1.2e12, 32 * 1024, 16e9, 300e9, ("TPU v4",), 16),
+        _tpu("v5e", 197, 393, 0.819e12, 16125, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), 128, "v5e:1x1"),
+        _tpu("v5p", 459, 918, 2.765e12, 98024, 15e9, 600e9, ("TPU v5", "TPU v5p"), 64, "v5p:1x1x1"),
+        _tpu("v6e", 918, 1836, 1.638e12, 31991, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), 128, "v6e:1x1"),
         _tpu_7x(),
     )
 }

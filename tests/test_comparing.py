@@ -307,9 +307,9 @@ def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache):
     ask(comparing, "fits", device="TPU v5e")
     browser.wait(lambda message: "Fully compiled in 1.5" in message.get("html", ""))
     quickly, fully = [message["html"] for message in browser.messages if message["type"] == "fits"]
-    assert "<b>fits TPU v5e, compiled quickly</b>: XLA needs 21 B of 17.2 GB." in quickly
+    assert "<b>fits TPU v5e, compiled quickly</b>: XLA needs 21 B of 16.9 GB." in quickly
     assert "Quickly compiled in 1.50 s: the bytes are not those of production; the full compile is running…" in quickly
-    assert "<b>fits TPU v5e</b>: XLA needs 21 B of 17.2 GB." in fully
+    assert "<b>fits TPU v5e</b>: XLA needs 21 B of 16.9 GB." in fully
     assert "quickly" not in fully
     assert len(started.read_text().split()) == 2
     browser.messages.clear()

@@ -216,7 +216,7 @@ def test_text_says_whether_it_fits(pretend, capsys):
     said = capsys.readouterr().out
     assert "policy as_written" in said
     assert said.splitlines()[-1] == (
-        "fits TPU v5e: XLA needs 21 B of 17.2 GB. XLA computes 2 instructions again by itself. "
+        "fits TPU v5e: XLA needs 21 B of 16.9 GB. XLA computes 2 instructions again by itself. "
         "Fully compiled in 1.50 s."
     )
 
@@ -490,6 +490,19 @@ def test_flops_there_have_the_bodies_of_loops_as_often_as_they_run(device, unrol
     assert products <= measured.flops < 1.2 * products  # and what is elementwise
     # Each product reads two matrices and writes one, of which the smallest is 128 x 256; bfloat16 at least.
     assert measured.bytes_accessed > 10 * 3 * 3 * 128 * 256 * 2
+
+
+@pytest.mark.parametrize("device", [V5E, "TPU v5p", "TPU v6e", "TPU 7x"])
+def test_a_tpu_has_the_memory_that_its_compiler_lends(device):
+    """A gradient is as large as its argument, and nothing else is held; versions of libtpu differ by some MiB."""
+    compiler(device)
+    memory = devices.get(device).memory_bytes
+
+    def fits(size):
+        return rm.trace(lambda x: jnp.vdot(x, x), f32(size // 2 // 4)).measure("none", device=device).fits
+
+    assert fits(memory - 2**20)
+    assert not fits(memory + 32 * 2**20)
 
 
 @pytest.mark.parametrize("device", [H100, V5E])

@@ -333,8 +333,8 @@ class Measurement:
     Where it was compiled for a device that is not here, ``device`` is that device's name, ``devices_there`` how many it
     is (8 for "TPU v5e:2x4", of which a program on no mesh uses one), and: ``fits`` whether the
     program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
-    memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is the size of its memory by the data
-    sheet; ``needed_bytes`` and ``available_bytes`` are both
+    memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is what a program can have of
+    its memory; ``needed_bytes`` and ``available_bytes`` are both
     sizes, as XLA rounds them where it is too big for a TPU; for a GPU what is needed is ``total_bytes``, for a TPU the
     lower of these and ``peak_bytes``, by which its compiler decides. ``host_bytes`` are those in the host's memory,
     ``rematerialized`` counts the instructions that XLA computes again by itself. ``effort`` is "quick"

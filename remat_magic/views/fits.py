@@ -25,7 +25,7 @@ def fits_html(measured: Measurement, memory_bytes: int | None, unfinished: bool 
 
     Args:
         measured: what was compiled for the device.
-        memory_bytes: of the device, by its data sheet, for where its compiler does not tell.
+        memory_bytes: what a program can have of the device's, for where its compiler does not tell.
         unfinished: it is being compiled in full.
     """
     said = _said(measured, memory_bytes, unfinished)

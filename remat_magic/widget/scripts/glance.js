@@ -57,7 +57,7 @@ export function firstScreen(widget) {
     const [mark, said] = [document.createElement("i"), document.createElement("li")];
     mark.className = `remat-of-device ${left < 0 ? "remat-limit" : "remat-role remat-role-left"}`;
     said.className = `remat-of-device ${left < 0 ? "remat-too-much" : ""}`;
-    said.title = `${device()} has ${memory.toLocaleString("en-US")} bytes, by its data sheet`;
+    said.title = `Of the memory of ${device()} a program can have ${memory.toLocaleString("en-US")} bytes`;
     if (left < 0) {
       mark.style.left = `${(100 * memory) / (memory - left)}%`;
       said.textContent = `${quantity(-left, "bytes")} too much for ${device()}, ${quantity(memory, "bytes")}`;
