@@ -537,7 +537,7 @@ class Trace:
                 raise RematError("a plan that fits a device has no budget and offloads nothing: leave these out.")
             options = {"cost": cost, "separately": separately, "together": together, "seconds": seconds}
             return self._plan_that_fits(fits, at, **options)
-        from remat_magic.planning.placed import plan
+        from remat_magic.planning.placed_plans import plan
 
         return plan(
             self.facts,
@@ -557,7 +557,7 @@ class Trace:
 
     def _plan_that_fits(self, fits: str | Device, at: str | None, **options: Any) -> Plan:
         from remat_magic.measuring.measure import compile_elsewhere, elsewhere
-        from remat_magic.planning.fits import plan_that_fits
+        from remat_magic.planning.placed_plans import plan_that_fits
 
         device = elsewhere(fits, None)
         if device is None:
@@ -591,7 +591,7 @@ class Trace:
         Raises:
             RematError: as ``plan``; fewer than two points.
         """
-        from remat_magic.planning.frontier import frontier
+        from remat_magic.planning.reckoned import frontier
 
         return frontier(self.facts, points, at, separately=separately, together=together, seconds=seconds)
 
@@ -621,7 +621,7 @@ class Trace:
         Raises:
             RematError: as ``plan``.
         """
-        from remat_magic.planning.frontier import plan_bound
+        from remat_magic.planning.reckoned import plan_bound
 
         return plan_bound(
             self.facts, budget, at, separately=separately, together=together, first=first, seconds=seconds
@@ -658,7 +658,7 @@ class Trace:
             RematError: no such policy, place or device; no backward half; or JAX does otherwise than is computed here
                 (a checkpoint inside another under jax_remat3), so that nothing can be said.
         """
-        from remat_magic.planning.what_if import what_if
+        from remat_magic.planning.reckoned import what_if
 
         return what_if(
             self.facts,

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 
 import remat_magic as rm
 from remat_magic.engine.segments import segment_of
-from remat_magic.planning.nesting import scan_by_halves
+from remat_magic.planning.loops import scan_by_halves
 from remat_magic.records import RematError
 from tests.benchmarks import named_models
 from tests.generated import programs

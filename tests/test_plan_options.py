@@ -12,9 +12,8 @@ import pytest
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.facts.times import times
-from remat_magic.planning.costs import objective
 from remat_magic.planning.graph import build
-from remat_magic.planning.planner import planner
+from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.units import parse_bytes

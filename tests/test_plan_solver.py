@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 import remat_magic as rm
-from remat_magic.planning import hull, reduction
+from remat_magic.planning import problem as problems
+from remat_magic.planning import reduction
 from remat_magic.planning.graph import Graph
-from remat_magic.planning.integer_program import IntegerProgram, summed
 from remat_magic.planning.planner import planner
 from remat_magic.planning.problem import Problem
+from remat_magic.planning.reduction import IntegerProgram, summed
 from tests.benchmarks import models
 from tests.plan_helpers import MODELS, traced
 from tests.programs import PROGRAMS, f32
@@ -259,7 +260,7 @@ def test_a_slider_does_not_wait(monkeypatch):
 
     monkeypatch.setattr(Problem, "priced", priced)
     clocks = SimpleNamespace(thread_time=lambda: clock.now, perf_counter=time.perf_counter)
-    monkeypatch.setattr(hull, "time", clocks)
+    monkeypatch.setattr(problems, "time", clocks)
     fun, args = models.transformer(4)
     trace = rm.trace(fun, *args)
     most = planner(trace.facts, None, False).most

@@ -11,10 +11,9 @@ from hypothesis import assume, given
 import remat_magic as rm
 from remat_magic import devices
 from remat_magic.engine.retraces import Retraces
-from remat_magic.planning.costs import Objective
 from remat_magic.planning.graph import Graph
-from remat_magic.planning.planner import planner
-from remat_magic.planning.what_if import Outcomes
+from remat_magic.planning.planner import Objective, planner
+from remat_magic.planning.reckoned import Outcomes
 from remat_magic.records import Plan, RematError
 from tests.benchmarks import models, named_models
 from tests.generated import programs

@@ -10,10 +10,10 @@ from typing import Any
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.costs import Costs, Objective
-from remat_magic.planning.planner import Planner, offloaded_by, saved_by
+from remat_magic.planning.planner import Objective, Planner, offloaded_by, saved_by
 from remat_magic.planning.planner import planner as planner_at
-from remat_magic.planning.what_if import Outcome, Outcomes
+from remat_magic.planning.problem import Costs
+from remat_magic.planning.reckoned import Outcome, Outcomes
 from remat_magic.policies import resolve
 from remat_magic.records import PlannedValue, RematError, Report, SourceSpan
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from remat_magic import _jax, units
 from remat_magic.advice.case import Case, at_line, name_for, with_name, without_names
 from remat_magic.advice.ground import Ground, Group
-from remat_magic.planning.what_if import Outcome
+from remat_magic.planning.reckoned import Outcome
 from remat_magic.records import Advice, Equation, SourceSpan, dearest
 
 __all__ = ["RULES"]

@@ -8,8 +8,8 @@ it need not run for those who read it there.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from remat_magic import _jax
@@ -19,10 +19,10 @@ from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
 from remat_magic.jaxprs.naming import NamedProgram, is_given
 from remat_magic.jaxprs.one_device import TypeOf, own_type
-from remat_magic.jaxprs.walk import Scope
-from remat_magic.records import dearest
+from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.records import PlannedValue, dearest
 
-__all__ = ["Figures", "Graph", "build", "kept_copies"]
+__all__ = ["Figures", "Graph", "GroupedGraph", "build", "equal_layers", "kept_copies"]
 
 
 class Figures(NamedTuple):
@@ -350,3 +350,88 @@ class _Copies:
 
 def _of(changing: Mapping[Any, _Loops], atom: Any) -> _Loops:
     return frozenset() if _jax.is_literal(atom) else changing.get(atom, frozenset())
+
+
+# --------------------------------------------------------------------------------------------------------- equal layers
+
+_DEEP = 3  # operations; what is further apart in one expression is rarely told apart by more
+
+
+def equal_layers(values: Iterable[PlannedValue], parts: Dissection) -> list[list[str]]:
+    """The names of values in groups of those that one step of one expression makes, in the order of the values.
+
+    One expression can be many operations, such as the four multiplications of ``jax.nn.gelu``: they are told apart by
+    what they are given within it. A value of which no line is known is alone, since nothing tells that it is equal.
+
+    Args:
+        values: some of the values that are named in ``parts``.
+        parts: both halves of their program.
+    """
+    steps = _Steps(parts)
+    groups: dict[Hashable, list[str]] = {}
+    for value in values:
+        kind = (value.origin, steps.of(value)) if value.source or value.library else value.key
+        groups.setdefault(kind, []).append(value.key)
+    return list(groups.values())
+
+
+class _Steps:
+    def __init__(self, parts: Dissection) -> None:
+        self._parts = parts
+        # A body that several calls share has the same equations for each of them.
+        self._made_by = {var: eqn for _, eqn in walk(parts.naming.closed, once=True) for var in eqn.outvars}
+
+    def of(self, value: PlannedValue) -> Hashable:
+        """Which operations of its own expression give an operation what it is given."""
+        return self._given(self._parts.naming.values[value.key].eqn, value, _DEEP)
+
+    def _given(self, eqn: Any, value: PlannedValue, depth: int) -> Hashable:
+        return tuple(self._step(atom, value, depth - 1) for atom in eqn.invars) if depth else ()
+
+    def _step(self, atom: Any, value: PlannedValue, depth: int) -> Hashable:
+        if _jax.is_literal(atom):
+            return "literal"
+        eqn = self._made_by.get(atom)
+        while eqn is not None and _jax.is_transparent(eqn):
+            eqn = None if _jax.is_literal(eqn.invars[0]) else self._made_by.get(eqn.invars[0])
+        place = None if eqn is None else self._parts.provenances.of(eqn)
+        if place is None or (place.source, place.library, place.path) != (value.source, value.library, value.path):
+            return ""
+        primitive = _jax.primitive_name(eqn)
+        # In a loop of a library one step can be given its own last value; the first one is not, and is equal.
+        return "" if primitive == value.primitive else (primitive, self._given(eqn, value, depth))
+
+
+@dataclass(eq=False, slots=True)
+class GroupedGraph(Graph):
+    """A graph whose gates have the names of groups: what is saved of a group is saved in all of it.
+
+    ``own`` are the names that the gates had, by which values are told apart, and counted.
+    """
+
+    own: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, group: Mapping[str, str]) -> GroupedGraph:
+        """A graph with its values in groups, by their names; one that is in none has no gate."""
+        gates = {node: gate for node, gate in graph.gates.items() if gate[0] in group}
+        return cls(
+            **{field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "gates"},
+            gates={node: (group[name], size, passed) for node, (name, size, passed) in gates.items()},
+            own={node: name for node, (name, _, _) in gates.items()},
+        )
+
+    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of a graph, the sizes of a group's values added."""
+        gates = list(gates)
+        group = {self.own[gate]: self.gates[gate][0] for gate in gates}
+        sizes: dict[str, tuple[int, int]] = {}
+        for name, (size, times) in self.own_sizes(gates).items():
+            bytes_before, times_before = sizes.get(group[name], (0, 0))
+            sizes[group[name]] = bytes_before + size, times_before + times
+        return sizes
+
+    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
+        """As of the graph that it was made of."""
+        plain = Graph(gates={gate: (self.own[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
+        return plain.sizes(plain.gates)

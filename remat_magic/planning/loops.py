@@ -6,11 +6,18 @@ for one more run of the steps (Chen et al., "Training Deep Nets with Sublinear M
 again, it saves two carries a level, for one more run a level.
 """
 
+# What users paste is the source of the functions at the end, without annotations, as users write such functions.
+# ruff: noqa: ANN001, ANN201, ANN202
+# pyright: reportMissingParameterType=false
+
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
@@ -19,13 +26,12 @@ from remat_magic.engine.sites import Rewriter
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.walk import Scope, walk
-from remat_magic.planning import nesting
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Listed, Loop, Nesting, RematError, Report
 
-__all__ = ["loops"]
+__all__ = ["loops", "scan_by_halves", "scan_in_segments"]
 
-_FEW = 3  # steps that are not halved any more, as in ``nesting.scan_by_halves``
+_FEW = 3  # steps that are not halved any more, as in ``scan_by_halves``
 _Change = Callable[[Any], list[Any]]  # from a scan's equation to those in its place
 
 
@@ -46,7 +52,7 @@ def _within_reach(eqn: Any) -> bool:
 
 
 def _in_halves(eqn: Any) -> list[Any]:
-    """The equations of a scan as ``nesting.scan_by_halves`` runs it."""
+    """The equations of a scan as ``scan_by_halves`` runs it."""
     length = _jax.scan_length(eqn)
     return [eqn] if length <= _FEW else in_segments(eqn, length // 2, Checkpoint(), _in_halves)
 
@@ -87,7 +93,7 @@ class _Rewritten:
     def _segments(self) -> Nesting:
         segment = segment_of(self._length)
         working = self._saved(lambda eqn: [eqn], segment)
-        code = self._code("scan_in_segments", f"length={self._length}, segment={segment}", nesting.scan_in_segments)
+        code = self._code("scan_in_segments", f"length={self._length}, segment={segment}", scan_in_segments)
 
         def change(eqn: Any) -> list[Any]:
             return in_segments(eqn, segment, Checkpoint())
@@ -99,7 +105,7 @@ class _Rewritten:
         while lengths[-1] > _FEW:
             lengths.append(lengths[-1] // 2)
         working = sum(self._saved(_in_halves, length) for length in lengths[1:])
-        both = (nesting.scan_in_segments, nesting.scan_by_halves)
+        both = (scan_in_segments, scan_by_halves)
         code = self._code("scan_by_halves", f"length={self._length}", *both)
         return self._nesting("halves", lengths[-1], len(lengths), _in_halves, working, code)
 
@@ -156,3 +162,42 @@ class _Rewritten:
                 f"carry, ys = {call}({self._name}, init, xs, {options}{reverse})",
             ]
         )
+
+
+# ----------------------------------------------------------------------------------------------------- what users paste
+
+
+def scan_in_segments(f, init, xs, *, length, segment, reverse=False, inner=jax.lax.scan):
+    """``jax.lax.scan``, with the carry saved once a segment, and each segment's steps computed again when needed."""
+    whole = length // segment * segment  # what is left over is one shorter segment at the end
+
+    def steps(carry, part, count=segment):
+        return inner(f, carry, part, length=count, reverse=reverse)
+
+    def segments(carry):
+        parts = xs if whole == length else jax.tree.map(lambda x: x[:whole], xs)
+        parts = jax.tree.map(lambda x: x.reshape(whole // segment, segment, *x.shape[1:]), parts)
+        step = jax.checkpoint(steps, prevent_cse=False)
+        carry, ys = jax.lax.scan(step, carry, parts, length=whole // segment, reverse=reverse)
+        return carry, jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), ys)
+
+    def rest(carry):
+        part = jax.tree.map(lambda x: x[whole:], xs)
+        return jax.checkpoint(lambda carry, part: steps(carry, part, length - whole))(carry, part)
+
+    if whole == length:
+        return segments(init)
+    if reverse:
+        carry, last = rest(init)
+        carry, first = segments(carry)
+    else:
+        carry, first = segments(init)
+        carry, last = rest(carry)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, last)
+
+
+def scan_by_halves(f, init, xs, *, length, reverse=False):
+    """``jax.lax.scan`` as two halves, each under ``jax.checkpoint`` and again two halves: a carry or two a level."""
+    if length <= 3:
+        return jax.lax.scan(f, init, xs, length=length, reverse=reverse)
+    return scan_in_segments(f, init, xs, length=length, segment=length // 2, reverse=reverse, inner=scan_by_halves)

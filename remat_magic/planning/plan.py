@@ -15,8 +15,7 @@ from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import offloading
-from remat_magic.planning.costs import Objective, budget_bytes, objective
-from remat_magic.planning.planner import Planner, planner
+from remat_magic.planning.planner import Objective, Planner, budget_bytes, objective, planner
 from remat_magic.planning.problem import Problem, Solution
 from remat_magic.records import Plan, PlannedValue, RematError, Report
 

@@ -1,33 +1,35 @@
 """What there is to choose from at one place of a traced function: the values, the graph of what saving them changes.
 
-And which of these values a policy of JAX's saves, found by asking the policy about the operations that make them.
+And which of these values a policy of JAX's saves, found by asking the policy about the operations that make them; and
+what is to be least: recomputed FLOPs, or the estimated seconds that they take.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.ad_checkpoint import Offloadable, Saveable
 
-from remat_magic import _jax
+from remat_magic import _jax, devices, units
 from remat_magic.engine.engine import Dissection
 from remat_magic.engine.plan_values import find_again, occurrences
 from remat_magic.engine.sites import own_checkpoint
+from remat_magic.facts import kernels
 from remat_magic.facts.facts import Facts
+from remat_magic.facts.times import seconds, times
+from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import NamedValue
-from remat_magic.planning.costs import Objective
-from remat_magic.planning.graph import Graph, build
-from remat_magic.planning.hull import Hull
-from remat_magic.planning.layers import GroupedGraph, equal_layers
-from remat_magic.planning.problem import Problem
+from remat_magic.planning.graph import Graph, GroupedGraph, build, equal_layers
+from remat_magic.planning.problem import Costs, Hull, Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
-from remat_magic.records import Plan, PlannedValue, RematError, dearest
+from remat_magic.records import Plan, PlannedValue, RematError, Report, dearest
 
-__all__ = ["INSIDE", "Planner", "offloaded_by", "planner", "saved_by"]
+__all__ = ["INSIDE", "Objective", "Planner", "budget_bytes", "objective", "offloaded_by", "planner", "saved_by"]
 
 INSIDE = "values inside "
 
@@ -277,3 +279,94 @@ def _says(policy: Any, value: NamedValue, is_meant: Callable[[Any], bool], asked
     if is_meant(asked[key]):
         return True
     return value.name is not None and is_meant(_jax.policy_says_of_name(policy, value.aval, value.name))
+
+
+# -------------------------------------------------------------------------------------------------- what is to be least
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """FLOPs (no ``device``) or seconds on a device; ``link`` is the bandwidth to the host, None: nothing goes there."""
+
+    device: devices.Device | None = None
+    link: float | None = None
+
+    @property
+    def cost(self) -> str:
+        """What a plan calls it."""
+        return "flops" if self.device is None else "seconds"
+
+    @property
+    def key(self) -> tuple[str, float | None]:
+        """Equal for equal objectives."""
+        return ("" if self.device is None else self.device.name, self.link)
+
+    @property
+    def text(self) -> str:
+        """What distinguishes the key of its plans: empty for FLOPs."""
+        if self.device is None:
+            return ""
+        return f", seconds on {self.device.name}" + ("" if self.link is None else f", offload at {self.link:g} B/s")
+
+    def of(self, report: Report) -> float:
+        """The cost of a report: its recomputed FLOPs, or the seconds that its policy adds."""
+        if self.device is None:
+            return report.recomputed_flops
+        return times(report, self.device).extra
+
+    def costs(self, graph: Graph, backward: Any) -> Costs:
+        """The costs of a graph's nodes.
+
+        The seconds of an operation are those of its share of the kernel that it would be in if all were recomputed;
+        what is saved changes the kernels, so that the sum over a choice is near the report's estimate, and not equal.
+        """
+        if self.device is None:
+            return Costs(graph.flops)
+        shares = kernels.shares(backward, LiveEquations(backward.jaxpr), graph.type_of)
+        nodes = [
+            seconds(
+                [replace(shares[id(eqn)], times=runs) for eqn, runs in operations if id(eqn) in shares], self.device
+            )[0]
+            for operations in graph.operations
+        ]
+        # There and back: twice over the link.
+        return Costs(nodes, None if self.link is None else 2 / self.link, whole=False)
+
+
+def objective(cost: str, device: str | devices.Device | None, offload: float | str | bool | None) -> Objective:
+    """What ``trace.plan`` was asked to make least.
+
+    Raises:
+        RematError: no such cost or device; no device is known; the device's link to the host is not known.
+    """
+    if cost not in ("flops", "seconds"):
+        raise RematError(f"cost={cost!r} is nothing that a plan can make least: choose 'flops' or 'seconds'.")
+    if offload is None or offload is False:
+        offload = None
+    if cost == "flops" and offload is None:
+        return Objective()
+    device = devices.default() if device is None else devices.get(device)
+    if device is None:
+        raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
+    if offload is None:
+        return Objective(device)
+    if offload is True:
+        link = device.host_bandwidth
+        if link is None:
+            raise RematError(f"How fast {device.name} reaches the host is not known: give offload= in bytes/s.")
+    else:
+        text = offload.strip().removesuffix("/s") if isinstance(offload, str) else offload
+        link = float(units.parse_bytes(text, "offload"))
+        if not link:
+            raise RematError("offload=0 bytes/s moves nothing: give the bandwidth to the host, or leave offload out.")
+    return Objective(replace(device, host_bandwidth=link), link)
+
+
+def budget_bytes(budget: float | str, most: int) -> int:
+    """The bytes of a budget, of which ``most`` is the whole."""
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget) if isinstance(budget, str) else None
+    if percent is not None:
+        budget = min(float(percent[1]) / 100, 1.0)
+    if isinstance(budget, float) and 0.0 <= budget <= 1.0:
+        return int(budget * most)
+    return units.parse_bytes(budget, "budget")

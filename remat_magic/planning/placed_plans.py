@@ -1,27 +1,184 @@
-"""A place and a policy with which the program fits a device, as the device's own compiler says.
+"""Plans that choose their place too: which place, and which values there, is one question.
 
-The estimate only guides: each choice is judged by what XLA needs for it. As few as possible are compiled: the one
-without a checkpoint, those of the lowest estimated peaks, and plans for peaks at which the compiled bytes so far, put
-on a line, say that it just fits.
+And with which of them the program fits a device, as the device's own compiler says. The estimate only guides: each
+choice is judged by what XLA needs for it. As few as possible are compiled: the one without a checkpoint, those of the
+lowest estimated peaks, and plans for peaks at which the compiled bytes so far, put on a line, say that it just fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat_magic import units
+from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.costs import Objective, objective
-from remat_magic.planning.placed import plan
-from remat_magic.planning.places import POLICIES, searched
-from remat_magic.planning.plan import order, plan_of
+from remat_magic.planning.places import CLEARLY_LOWER, POLICIES, known, lower_elsewhere, promising, searched
+from remat_magic.planning.plan import limit_of, order, plan_at, plan_of
+from remat_magic.planning.planner import INSIDE, Objective, objective
 from remat_magic.policies import MIXED
-from remat_magic.records import Measurement, Plan, RematError, Report
+from remat_magic.records import Measurement, Plan, RematError, Report, no_gain
 
-__all__ = ["plan_that_fits"]
+__all__ = ["plan", "plan_that_fits"]
+
+_PLACES = 3  # that are planned for
+_CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
+
+_PlanAt = Callable[..., Plan]
+
+
+def plan(
+    facts: Facts,
+    budget: float | str | None = None,
+    at: str | None = None,
+    *,
+    saved: float | str | None = None,
+    peak: float | str | None = None,
+    of: str = "saved",
+    cost: str = "flops",
+    device: str | Device | None = None,
+    offload: float | str | bool | None = None,
+    **options: Any,
+) -> Plan:
+    """``Trace.plan``."""
+    if of not in ("saved", "peak"):
+        raise RematError(f"of={of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
+    budgets = [(of, budget), ("saved", saved), ("peak", peak)]
+    given = [(kind, limit) for kind, limit in budgets if limit is not None]
+    if len(given) != 1:
+        raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
+    ((of, limit),) = given
+    least = objective(cost, device, offload)
+    plain, facts = facts, facts if device is None else facts.on(devices.get(device))
+    there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, **options)
+    if at is not None:
+        best = there(at, limit, of)
+    elif of == "peak":
+        best = _within_peak(facts, limit, least, there, options["seconds"])
+    else:
+        best = _within_saved(facts, limit, least, there)
+    said = [best.status]
+    if best.at != facts.engine.default_at and at is None:
+        said.append(f"Its place, {best.at}, was chosen with it.")
+    if gainless := _gainless(facts, best):
+        said.append(f"{gainless}{lower_elsewhere(facts, best.peak_bytes)}")
+    if inside := [what.removeprefix(INSIDE) for what in best.unreached if what.startswith(INSIDE)]:
+        said.append(f"Values inside {' or '.join(inside)} are not among the choices.")
+    peak_device = "" if facts is plain or device is None else devices.get(device).name
+    return replace(best, status=" ".join(filter(None, said)), peak_device=peak_device)
+
+
+def _gainless(facts: Facts, chosen: Plan) -> str:
+    """A sentence where a plan saves less for nothing, else empty."""
+    everywhere = "sites" if facts.engine.sites else "function"
+    return no_gain(chosen, facts.report("none", everywhere if chosen.policy == MIXED else chosen.at))
+
+
+def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:
+    """The plan at the usual place, or at another, where that one is worth more.
+
+    Another place is tried only where there is a reason to: no plan fits at the usual one, or it gains nothing at the
+    peak, or another is known to recompute clearly less.
+
+    Raises:
+        RematError: none fits at the usual place, nor elsewhere.
+    """
+    usual = facts.engine.default_at
+    limit = limit_of(facts, usual, budget, "saved")
+    best: Plan | None = None
+    why: RematError | None = None
+    try:
+        best = there(usual, limit)
+    except RematError as error:
+        why = error
+    for at in _elsewhere(facts, best, limit, least):
+        try:
+            other = there(at, limit)
+        except RematError:
+            continue
+        best = other if best is None or _is_worth_more(facts, other, best) else best
+    if best is None:
+        raise why or RematError(f"no place of {facts.engine.function_name} can be planned for.")
+    return best
+
+
+def _elsewhere(facts: Facts, best: Plan | None, limit: int, least: Objective) -> Iterator[str]:
+    """Other places than the usual one to plan for, what promises most first."""
+    usual = facts.engine.default_at
+    gainless = best is None or bool(_gainless(facts, best))
+    found = known(facts)
+    if found is None:
+        places = promising(facts) if gainless else []
+    else:
+        fitting = _fitting(found.reports.values(), lambda report: report.saved_bytes, limit, least)
+        fitting = [report for report in fitting if report.policy not in (MIXED, "none", "as_written")]
+        places = [report.at for report in fitting if gainless or _spares(report, best)]
+    yield from [at for at in dict.fromkeys(places) if at != usual][: _PLACES - 1]
+
+
+def _spares(other: Plan | Report, best: Plan | None) -> bool:
+    """Whether another choice recomputes clearly less than a plan."""
+    return best is not None and best.recomputed_flops - other.recomputed_flops > _CLEARLY * (best.forward_flops or 0)
+
+
+def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
+    """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
+    peak, usual_peak = other.peak_bytes or 0, best.peak_bytes or 0
+    if _gainless(facts, best) and not _gainless(facts, other):
+        return peak < CLEARLY_LOWER * usual_peak
+    return _spares(other, best) and peak <= usual_peak
+
+
+def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _PlanAt, seconds: float) -> Plan:
+    """The cheapest of plans for a peak at several places: the usual one, and those where least is added within it.
+
+    Args:
+        facts: of the traced function.
+        budget: of the peak.
+        least: what is to be least.
+        there: makes a plan at a place.
+        seconds: the time limit, of which half goes into the search for places where none was made before.
+
+    Raises:
+        RematError: none fits at the usual place, nor elsewhere.
+    """
+    usual = facts.engine.default_at
+    limit = limit_of(facts, usual, budget, "peak")
+    places = searched(facts, seconds / 2)
+    fitting = _fitting(places.reports.values(), lambda report: report.peak_bytes, limit, least)
+    plans: list[Plan] = []
+    tried = (report.at for report in fitting if report.policy not in (MIXED, "none", "as_written"))
+    for at in [*dict.fromkeys((usual, *tried))][:_PLACES]:
+        try:
+            plans.append(there(at, limit, "peak", seconds=seconds / 2))
+        except RematError:
+            continue
+    for report in fitting[:1]:  # policies at several places at once, which no plan is of
+        plans += [plan_of(facts, report, limit, least, "peak")] if report.policy == MIXED else []
+    if not plans:
+        peaks = [report for report in places.reports.values() if report.peak_bytes is not None]
+        lowest = min(peaks, key=lambda report: report.peak_bytes or 0, default=None)
+        if lowest is None:
+            return there(usual, limit, "peak", seconds=seconds)
+        few, found = units.apart(limit, lowest.peak_bytes or 0)
+        raise RematError(
+            f"No plan keeps the estimated peak of {facts.engine.function_name} within {few}, wherever it is: the least "
+            f"found is {found} ({lowest.label} at {lowest.at}); raise the budget, or use smaller batches."
+        )
+    return min(plans, key=order)
+
+
+def _fitting(
+    reports: Iterable[Report], figure: Callable[[Report], int | None], limit: int, least: Objective
+) -> list[Report]:
+    """The reports of which a figure stays within a limit, those that cost least first."""
+    fitting = [r for r in reports if (size := figure(r)) is not None and size <= limit and not r.backward_error]
+    return sorted(fitting, key=least.of)
+
+
+# ------------------------------------------------------------------------------------------------------ to fit a device
 
 _LOWEST = 3  # choices of the lowest estimated peaks that are compiled before nothing is said to fit
 _STEPS = 4  # plans between what fits and what does not
