@@ -5,6 +5,7 @@ from remat_magic.records import (
     Life,
     LiveValue,
     Measurement,
+    MemorySpace,
     Moment,
     SourceSpan,
     Timeline,
@@ -93,10 +94,11 @@ def xla_memory(forward=40, backward=60, peak=45):
     )
     held[peak] = sum(buffer.nbytes for buffer in alive if buffer.space == "device")
     steps = tuple(f"step.{number}" for number in range(forward + backward))
-    return XlaMemory(steps, tuple(held), peak, alive, forward)
+    spaces = (MemorySpace("device", 600, 400, 0, 4000), MemorySpace("VMEM", temp_bytes=64))
+    return XlaMemory(steps, tuple(held), peak, alive, forward, spaces=spaces)
 
 
 def compiled(**changes):
     """A compilation for a device that is not here."""
-    fields = {"device": "H100 SXM", "needed_bytes": 5000, "fits": True, "timeline": xla_memory()}
+    fields = {"device": "H100 SXM", "needed_bytes": 5000, "fits": True, "temp_bytes": 4500, "timeline": xla_memory()}
     return Measurement("dots_saveable", "function", **{**fields, **changes})

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from remat_magic.jaxprs.spans import cell_number, characters
-from remat_magic.records import SourceSpan, XlaBuffer, XlaMemory
+from remat_magic.records import MemorySpace, SourceSpan, XlaBuffer, XlaMemory
 from remat_magic.records.measurement import XlaRole
 from remat_magic.user_files import is_library_file, is_user_file
 
@@ -33,7 +33,8 @@ _RANGE = re.compile(r"^    (\S+?)\{([\d,]*)\}:(\d+)-(\d+)$", re.M)
 _PEAK = re.compile(r"Live ranges at (\d+) \(peak\)")
 _NOTED = re.compile(r"\(cumulative: (\d+) bytes\)")
 _ALLOCATION = re.compile(r"^allocation (\d+): size (\d+), (.*)$")
-_VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): (.*)$")
+_COLOR = re.compile(r", color (\d+)")
+_VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)$")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*)$")
 _OPCODE = re.compile(r" ([a-z][a-z\d-]*)\(")
@@ -47,6 +48,7 @@ _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:
 _HOST = "5"  # XLA's number of the host's memory, on each platform
 # Of the GPU's memory a part has a number of its own, 1, for collective operations; on a TPU that is VMEM.
 _DEVICE = {"gpu": {"0", "1"}, "cpu": {"0"}, "tpu": {"0"}}
+_BESIDE = {"1": "VMEM", "2": "SMEM"}  # on a TPU: openxla.org/xla/shapes
 _FORWARDED = {"bitcast", "copy", "copy-start", "copy-done", "opt-barrier", "convert"}
 
 
@@ -68,8 +70,8 @@ class _Value(NamedTuple):
 class _Allocation:
     size: int
     header: str
-    space: str = "device"
-    argument: bool = False
+    space: str
+    argument: bool
 
 
 @dataclass(slots=True)
@@ -162,6 +164,7 @@ def _joined(ranges: str, buffers: str, module_text: str, platform: str) -> XlaMe
         noted_peak=int(noted[1]) if noted else None,
         noted_bytes=int(sums[-1]) if noted and sums else None,
         unknown=unknown,
+        spaces=_spaces(allocations.values()),
     )
 
 
@@ -179,11 +182,12 @@ def _read_buffers(
         if header := _ALLOCATION.match(line):
             number = int(header[1])
             words = f", {header[3]}"
-            allocations[number] = _Allocation(int(header[2]), words, argument=", parameter " in words)
+            color = _COLOR.search(words)
+            space = _space(color[1] if color else "0", platform)
+            allocations[number] = _Allocation(int(header[2]), words, space, argument=", parameter " in words)
         elif (value := _VALUE.match(line)) and "thread-local" not in allocations[number].header:
-            space = _space(value[3], platform)
-            allocations[number].space = space
-            places[value[1], value[2] or ""] = (number, int(value[5]), int(value[4]), space, value[6])
+            space = allocations[number].space
+            places[value[1], value[2] or ""] = (number, int(value[4]), int(value[3]), space, value[5])
     return allocations, places
 
 
@@ -192,7 +196,19 @@ def _space(number: str, platform: str) -> str:
         return "device"
     if number == _HOST:
         return "host"
-    return "VMEM" if platform == "tpu" and number == "1" else f"S({number})"
+    return _BESIDE.get(number, f"S({number})") if platform == "tpu" else f"S({number})"
+
+
+def _spaces(allocations: Iterable[_Allocation]) -> tuple[MemorySpace, ...]:
+    """What is allocated, by memory. What a reduction holds while it runs is left out, as XLA's own sizes do."""
+    sizes: dict[str, Counter[str]] = {"device": Counter()}
+    for allocation in allocations:
+        header = allocation.header
+        if ", thread-local" not in header:
+            constant, output = ", constant" in header, ", maybe-live-out" in header
+            kind = "argument" if allocation.argument else "constant" if constant else "output" if output else "temp"
+            sizes.setdefault(allocation.space, Counter())[f"{kind}_bytes"] += allocation.size
+    return tuple(MemorySpace(name, **size) for name, size in sizes.items())
 
 
 def _held(values: Iterable[_Value], allocations: dict[int, _Allocation], steps: int) -> list[int]:

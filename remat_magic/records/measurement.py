@@ -20,6 +20,7 @@ __all__ = [
     "LiveKind",
     "LiveValue",
     "Measurement",
+    "MemorySpace",
     "Moment",
     "Phase",
     "Progress",
@@ -254,6 +255,26 @@ class XlaBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySpace:
+    """What XLA allocates for a program in one memory, in bytes.
+
+    ``name`` is as that of ``XlaBuffer.space``: "device", "host", on a TPU "VMEM" and "SMEM" beside the compute units,
+    else XLA's number. ``output_bytes`` are without outputs that lie where donated arguments did.
+    """
+
+    name: str
+    argument_bytes: int = 0
+    output_bytes: int = 0
+    constant_bytes: int = 0
+    temp_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.argument_bytes + self.output_bytes + self.constant_bytes + self.temp_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class XlaMemory:
     """The memory of a compiled program over time, by XLA's own schedule and buffers.
 
@@ -265,7 +286,7 @@ class XlaMemory:
     A program is allocated more than the peak where results are not written yet, or buffers leave gaps between them.
     XLA's own notes have another step and sum, ``noted_peak`` and ``noted_bytes``: all memory spaces
     together, without padding, and with both values where one is written over the other. ``unknown`` counts the values
-    of which no size is known: they are not in ``held``.
+    of which no size is known: they are not in ``held``. ``spaces`` is what is allocated, by memory, the device's first.
     """
 
     steps: tuple[str, ...]
@@ -276,6 +297,7 @@ class XlaMemory:
     noted_peak: int | None = None
     noted_bytes: int | None = None
     unknown: int = 0
+    spaces: tuple[MemorySpace, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -296,6 +318,7 @@ class XlaMemory:
 
         parts: dict[str, Any] = {name: tuple(data[name]) for name in ("steps", "held")}
         parts["alive"] = tuple(map(buffer, data["alive"]))
+        parts["spaces"] = tuple(MemorySpace(**space) for space in data["spaces"])
         return XlaMemory(**{**data, **parts})
 
 
@@ -377,6 +400,22 @@ class Measurement:
         if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.alias_bytes or 0)
+
+    @property
+    def spaces(self) -> tuple[MemorySpace, ...] | None:
+        """What is allocated, by memory; None where XLA does not tell: it does for devices that are not here."""
+        return self.timeline.spaces if self.timeline else None
+
+    @property
+    def unplaced_bytes(self) -> int | None:
+        """What of ``temp_bytes`` lies in no temporary that is allocated on the device; None where unknown.
+
+        Zero for a GPU. A TPU's compiler counts the gaps around small buffers once more and some buffers of loops twice,
+        but a few small ones as none, so that there it can be less than zero.
+        """
+        if self.temp_bytes is None or self.spaces is None:
+            return None
+        return self.temp_bytes - sum(space.temp_bytes for space in self.spaces if space.name == "device")
 
     @property
     def communicated_bytes(self) -> int | None:
