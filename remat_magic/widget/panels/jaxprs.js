@@ -6,8 +6,23 @@ import { keyOf } from "../scripts/types.js";
 /** The forward and the backward jaxpr, or one of them under two policies. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   const { one, part, say } = widget;
-  const panes = jaxprPanes(part(key), { onLine: tellLine, onFilled: widget.linking.mark, onPick: pickLineOf });
+  const panes = jaxprPanes(part(key), { onLine: tellLine, onFilled, onPick: pickLineOf });
   let filled = "";
+  /** The line of the source that was brought into sight. */
+  let revealed = "";
+
+  function onFilled() {
+    widget.linking.mark();
+    reveal();
+  }
+
+  /** Brings the equations of the picked line into sight, once: what is scrolled to from there stays. */
+  function reveal() {
+    const { picked } = widget.linking;
+    if (widget.tab !== key || picked === revealed) return;
+    revealed = picked;
+    if (picked) panes.reveal(".remat-picked");
+  }
 
   /** The policy's view, and for a comparison the pinned one's. @returns {[View, View | undefined] | null} */
   function views() {
@@ -88,8 +103,10 @@ export function panel(widget, key) {
   }
 
   return {
+    open: reveal,
     fill,
     pinned: fill,
+    picked: reveal,
     show(view) {
       const stale = !view.complete || !filled.includes(keyOf(view.policy, view.at));
       part(key).classList.toggle("remat-stale", stale);

@@ -37,6 +37,7 @@ export function linking(widget) {
     picked = picked === line ? "" : line;
     for (const panel of Object.values(widget.panels)) panel.arrange?.();
     mark();
+    for (const panel of Object.values(widget.panels)) panel.picked?.();
     const chip = one('[data-action="unpick"]');
     // A table may have no row of the line, and a jaxpr no equation.
     const label = one(`[data-pick="${picked}"]`)?.dataset.place ?? "one line";

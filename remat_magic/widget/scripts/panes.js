@@ -14,6 +14,8 @@
 const FIRST_CHUNKS = 1;
 // So that the reader's own scrolling and typing have most of a frame's 16 ms.
 const MILLISECONDS_A_FRAME = 6;
+// The height in a pane, as a share of it, at which the other shows the same.
+const FOLLOWED = 0.4;
 // Where a word of the text can be a variable; see remat_magic/views/rows.py.
 const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
@@ -74,6 +76,9 @@ function neighbour(line, down) {
   } while (at instanceof HTMLElement && at.hidden);
   return /** @type {HTMLElement | null} */ (at);
 }
+
+/** Whether a box is within another from above to below. @param {DOMRect} outer @param {DOMRect} inner */
+const isWithin = (outer, inner) => outer.top <= inner.top && inner.bottom <= outer.bottom;
 
 /**
  * @param {HTMLElement} part what the panes stand in
@@ -301,7 +306,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
   /** Puts the other pane where it shows the same operation. @param {HTMLElement} pane */
   function follow(pane) {
     const other = jobs.map((job) => job.pane).find((one) => one !== pane);
-    let line = lineAt(pane, 0.4);
+    let line = lineAt(pane, FOLLOWED);
     if (!other || !line) return;
     const first = operationsOf(other);
     for (let left = 200; left > 0 && line; left -= 1) {
@@ -312,6 +317,23 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
         return;
       }
       line = neighbour(line, false);
+    }
+  }
+
+  /** Brings lines into sight, in each pane that shows none of them; where it can be, the same operation in both. @param {string} selector */
+  function reveal(selector) {
+    active = null; // what is moved here leads nowhere
+    /** @type {string | undefined} */
+    let operation;
+    for (const { pane } of jobs) {
+      const lines = /** @type {HTMLElement[]} */ ([...pane.querySelectorAll(selector)]).filter((line) => !line.hidden);
+      const box = pane.getBoundingClientRect();
+      const seen = lines.find((line) => isWithin(box, line.getBoundingClientRect()));
+      const line = seen ?? lines.find((line) => line.dataset.o === operation) ?? lines[0];
+      if (!line) continue;
+      operation ??= line.dataset.o;
+      // Not the page; at the height where one pane follows the other.
+      if (!seen) pane.scrollTop += line.getBoundingClientRect().top - box.top - FOLLOWED * box.height;
     }
   }
 
@@ -339,6 +361,7 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
 
   return {
     show,
+    reveal,
     /** @param {boolean} value */
     setTogether: (value) => (together = value),
     stop: () => cancelAnimationFrame(frame),

@@ -41,6 +41,7 @@
  * @property {() => void} [fill] its tab is open, and was not before or showed something else
  * @property {(view: View) => void} [show] another view is shown, whether the tab is open or not
  * @property {() => void} [arrange] another line is picked, or another choice compared with
+ * @property {() => void} [picked] another line is picked, and marked everywhere
  * @property {() => void} [pinned] the tab is open, and the choice that is compared with has come
  * @property {Record<string, (message: any) => void>} [messages] of the kernel, by their type
  * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
