@@ -2,46 +2,51 @@
 /** The static output that is kept with the notebook, and that the widget replaces while there is a kernel. */
 
 /**
- * The nearest earlier one in the same output area.
+ * The one that was published just before the widget: in JupyterLab and Notebook in the same output area; elsewhere in the same
+ * document or shadow root, which may be of one cell (Colab) or hold the outputs of all (VS Code).
  * @param {HTMLElement} el
  * @returns {HTMLElement | null}
  */
 function twinOf(el) {
-  let child = el.closest(".jp-OutputArea-child");
-  while ((child = child?.previousElementSibling ?? null)) {
-    if (child.querySelector(".remat-static")) return /** @type {HTMLElement} */ (child);
-    if (child.querySelector(".remat-widget")) return null;
-  }
-  return null;
+  const around = el.closest(".jp-OutputArea") ?? /** @type {Document | ShadowRoot} */ (el.getRootNode());
+  const earlier = /** @type {HTMLElement[]} */ ([...around.querySelectorAll(".remat-static, .remat-widget")]).filter(
+    (other) => other.compareDocumentPosition(el) & Node.DOCUMENT_POSITION_FOLLOWING,
+  );
+  const last = earlier.at(-1);
+  return last?.matches(".remat-static") ? last : null;
 }
 
 /** @param {HTMLElement} el what the widget stands in */
 export function staticTwin(el) {
   /** @type {HTMLElement | null} */
-  let twin = null;
-  // The kernel replaces the static output's content, style sheet and all, within what is hidden.
-  const renewed = new MutationObserver(() => applyStyle(false));
+  let hidden = null;
+  // The kernel replaces the static output's content, style sheet and all, within what stays.
+  const renewed = new MutationObserver(hide);
 
-  /** @param {boolean} on */
-  function applyStyle(on) {
-    for (const style of twin?.querySelectorAll(".remat-static > style") ?? []) {
-      /** @type {HTMLStyleElement} */ (style).disabled = !on;
-    }
+  /** @param {HTMLElement} twin @param {boolean} on */
+  function applyStyle(twin, on) {
+    for (const style of twin.querySelectorAll("style")) style.disabled = !on;
+  }
+
+  function hide() {
+    const twin = twinOf(el);
+    if (!twin) return;
+    // In Jupyter the whole output, with its margin.
+    hidden = twin.closest(".jp-OutputArea-child") ?? twin;
+    hidden.classList.add("remat-replaced");
+    applyStyle(twin, false);
+    const stays = hidden === twin ? twin.parentElement : hidden;
+    if (stays) renewed.observe(stays, { childList: true, subtree: true });
   }
 
   return {
     /** Hides it, with its style sheet: of fifty, each would be matched against the whole page. */
-    replace() {
-      twin ??= twinOf(el);
-      if (!twin) return;
-      twin.classList.add("remat-replaced");
-      applyStyle(false);
-      renewed.observe(twin, { childList: true, subtree: true });
-    },
+    replace: hide,
     restore() {
       renewed.disconnect();
-      applyStyle(true);
-      twin?.classList.remove("remat-replaced");
+      if (!hidden) return;
+      applyStyle(hidden, true);
+      hidden.classList.remove("remat-replaced");
     },
   };
 }

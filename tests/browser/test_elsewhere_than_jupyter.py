@@ -1,0 +1,114 @@
+"""The live widget beside what is kept with the notebook, in documents as VS Code and Colab make them."""
+
+import json
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+import remat_magic as rm
+from remat_magic.widget.widget import RematWidget
+
+# One document for the outputs of all cells, each output in two elements that are placed by hand.
+VS_CODE = """
+<div id="container" class="widgetarea">
+  <div></div><div class="cell_container" id="one"><div class="output_container"><div class="output" id="a">{other}</div>
+  </div></div><div></div>
+  <div></div><div class="cell_container" id="two">
+  <div class="output_container"><div class="output kept">{kept}</div></div>
+  <div class="output_container"><div class="output live"></div></div></div><div></div>
+</div>"""
+# A document of each cell.
+COLAB = """
+<div id="output-area"><span id="output-header"></span><div id="output-body">
+  <div class="display_data output-id-1"><div class="output_subarea output_html rendered_html">{other}</div></div>
+  <div class="display_data output-id-2"><div class="output_subarea output_html rendered_html kept">{kept}</div></div>
+  <div class="display_data output-id-3"><div class="output_subarea output_widget_view live"></div></div>
+</div></div>"""
+# A shadow root of its own, as marimo's.
+ALONE = '{other}<div class="host"></div><script>document.querySelector(".host").attachShadow({{mode: "open"}})</script>'
+
+# What a widget needs of its model; a kernel that answers is there when `answer` is called.
+MODEL = """\
+([esm, css, frame, view]) => {
+  const values = { _frame: frame, _view: view, _css: css };
+  const heard = {};
+  const model = {
+    get: name => values[name],
+    set() {}, save_changes() {},
+    on: (name, callback) => (heard[name] ??= []).push(callback),
+    off: (name, callback) => (heard[name] = heard[name].filter(one => one !== callback)),
+    send() {},
+  };
+  window.answer = () => heard["msg:custom"].forEach(callback => callback({ type: "hello" }));
+  const style = document.createElement("style");
+  style.textContent = css;
+  document.head.append(style);
+  const host = document.querySelector(".host");
+  let el = document.querySelector(".live");
+  if (host) host.shadowRoot.append((el = document.createElement("div")));
+  const url = URL.createObjectURL(new Blob([esm], { type: "text/javascript" }));
+  return import(url).then(async ({ default: widget }) => {
+    await widget.initialize?.({ model });
+    window.removed = await widget.render({ model, el });
+  });
+}"""
+
+
+def loss(W: jax.Array, x: jax.Array) -> jax.Array:
+    """Something with residuals."""
+    return jnp.sum(jnp.tanh(x @ W))
+
+
+@pytest.fixture(scope="module")
+def trace() -> rm.Trace:
+    shape = jax.ShapeDtypeStruct
+    return rm.trace(loss, shape((8, 8), "float32"), shape((4, 8), "float32"))
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context() as context:
+        yield context.new_page()
+
+
+def kept_in(page: Page, text: str) -> Locator:
+    return page.locator(".remat-static", has_text=text)
+
+
+def shown_in(page: Page, document: str, trace: rm.Trace) -> None:
+    """Another report, what is kept of the widget, and the widget, in a document."""
+    kept, other = (trace.report(policy)._repr_html_() for policy in ("dots_saveable", "nothing_saveable"))
+    page.set_content(document.format(kept=kept, other=other))
+    widget = RematWidget(trace, "dots_saveable")
+    view = json.loads(json.dumps(widget._view))
+    page.evaluate(MODEL, [str(widget._esm), str(widget._css), widget._frame, view])
+    widget.close()
+
+
+@pytest.mark.parametrize("document", [VS_CODE, COLAB], ids=["VS Code", "Colab"])
+def test_what_is_kept_gives_way_to_the_live_widget(page: Page, trace: rm.Trace, document: str) -> None:
+    shown_in(page, document, trace)
+    kept, other = page.locator(".kept"), kept_in(page, "nothing_saveable").first
+    expect(kept.locator(".remat-static")).to_be_visible()  # until a kernel has answered
+    expect(page.locator(".remat-widget")).to_be_hidden()
+    page.evaluate("() => answer()")
+    expect(page.locator(".remat-widget")).to_be_visible()
+    expect(kept.locator(".remat-static")).to_be_hidden()
+    expect(other).to_be_visible()  # what was shown before is no part of it
+    # The kernel replaces it as it learns more.
+    newer = trace.report("everything_saveable")._repr_html_()
+    kept.evaluate("(kept, newer) => { kept.innerHTML = newer }", newer)
+    expect(kept.locator(".remat-static")).to_contain_text("everything_saveable")
+    expect(kept.locator(".remat-static")).to_be_hidden()
+    page.evaluate("() => removed()")
+    expect(kept.locator(".remat-static")).to_be_visible()
+
+
+def test_a_report_outside_its_shadow_root_stays(page: Page, trace: rm.Trace) -> None:
+    shown_in(page, ALONE, trace)
+    page.evaluate("() => answer()")
+    expect(page.locator(".remat-widget")).to_be_visible()
+    expect(kept_in(page, "nothing_saveable").first).to_be_visible()
