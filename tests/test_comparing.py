@@ -242,7 +242,7 @@ def test_cancelling():
         def __call__(self, message):
             super().__call__(message)
             if message["type"] == "progress" and not message["finished"]:
-                ask(comparing, "cancel")
+                ask(comparing, "cancel", job="measure")
 
     browser = Impatient()
     comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
@@ -520,7 +520,8 @@ def test_compiling_places_can_be_cancelled(browser, pretend, cache):
     while not started.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    ask(comparing, "cancel")
+    ask(comparing, "cancel", job="places")  # of the other job: it goes on
+    ask(comparing, "cancel", job="measure")
     now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
     assert now["cancelled"]
     # A next series begins.
@@ -540,11 +541,14 @@ def test_trying_places_can_be_cancelled(comparing, browser):
         for places in trace.placing(**options):
             tried.append(places)
             if len(tried) == 2:
-                panel.handle(Request({"type": "cancel"}))
+                panel.handle(Request({"type": "cancel", "job": "measure"}))
+            if len(tried) == 3:
+                panel.handle(Request({"type": "cancel", "job": "places"}))
             yield places
 
     comparing.live._trace = SimpleNamespace(placing=placing)
     ask(comparing, "places", device="A100 40GB SXM")
     last = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
     assert last["cancelled"]
-    assert len(tried) == 2
+    assert (last["job"], last["device"]) == ("places", "A100 40GB SXM")
+    assert len(tried) == 3

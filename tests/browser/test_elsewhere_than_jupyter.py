@@ -1,6 +1,5 @@
 """The live widget beside what is kept with the notebook, in documents as VS Code and Colab make them."""
 
-import json
 from collections.abc import Iterator
 
 import jax
@@ -9,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import remat_magic as rm
-from remat_magic.widget.widget import RematWidget
+from tests.browser.alone import hear, show_alone
 
 # One document for the outputs of all cells, each output in two elements that are placed by hand.
 VS_CODE = """
@@ -29,32 +28,6 @@ COLAB = """
 </div></div>"""
 # A shadow root of its own, as marimo's.
 ALONE = '{other}<div class="host"></div><script>document.querySelector(".host").attachShadow({{mode: "open"}})</script>'
-
-# What a widget needs of its model; a kernel that answers is there when `answer` is called.
-MODEL = """\
-([esm, css, frame, view]) => {
-  const values = { _frame: frame, _view: view, _css: css };
-  const heard = {};
-  const model = {
-    get: name => values[name],
-    set() {}, save_changes() {},
-    on: (name, callback) => (heard[name] ??= []).push(callback),
-    off: (name, callback) => (heard[name] = heard[name].filter(one => one !== callback)),
-    send() {},
-  };
-  window.answer = () => heard["msg:custom"].forEach(callback => callback({ type: "hello" }));
-  const style = document.createElement("style");
-  style.textContent = css;
-  document.head.append(style);
-  const host = document.querySelector(".host");
-  let el = document.querySelector(".live");
-  if (host) host.shadowRoot.append((el = document.createElement("div")));
-  const url = URL.createObjectURL(new Blob([esm], { type: "text/javascript" }));
-  return import(url).then(async ({ default: widget }) => {
-    await widget.initialize?.({ model });
-    window.removed = await widget.render({ model, el });
-  });
-}"""
 
 
 def loss(W: jax.Array, x: jax.Array) -> jax.Array:
@@ -81,11 +54,7 @@ def kept_in(page: Page, text: str) -> Locator:
 def shown_in(page: Page, document: str, trace: rm.Trace) -> None:
     """Another report, what is kept of the widget, and the widget, in a document."""
     kept, other = (trace.report(policy)._repr_html_() for policy in ("dots_saveable", "nothing_saveable"))
-    page.set_content(document.format(kept=kept, other=other))
-    widget = RematWidget(trace, "dots_saveable")
-    view = json.loads(json.dumps(widget._view))
-    page.evaluate(MODEL, [str(widget._esm), str(widget._css), widget._frame, view])
-    widget.close()
+    show_alone(page, trace, document.format(kept=kept, other=other), "dots_saveable")
 
 
 @pytest.mark.parametrize("document", [VS_CODE, COLAB], ids=["VS Code", "Colab"])
@@ -94,7 +63,7 @@ def test_what_is_kept_gives_way_to_the_live_widget(page: Page, trace: rm.Trace, 
     kept, other = page.locator(".kept"), kept_in(page, "nothing_saveable").first
     expect(kept.locator(".remat-static")).to_be_visible()  # until a kernel has answered
     expect(page.locator(".remat-widget")).to_be_hidden()
-    page.evaluate("() => answer()")
+    hear(page, type="hello")
     expect(page.locator(".remat-widget")).to_be_visible()
     expect(kept.locator(".remat-static")).to_be_hidden()
     expect(other).to_be_visible()  # what was shown before is no part of it
@@ -109,6 +78,6 @@ def test_what_is_kept_gives_way_to_the_live_widget(page: Page, trace: rm.Trace, 
 
 def test_a_report_outside_its_shadow_root_stays(page: Page, trace: rm.Trace) -> None:
     shown_in(page, ALONE, trace)
-    page.evaluate("() => answer()")
+    hear(page, type="hello")
     expect(page.locator(".remat-widget")).to_be_visible()
     expect(kept_in(page, "nothing_saveable").first).to_be_visible()

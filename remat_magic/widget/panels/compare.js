@@ -1,5 +1,6 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
+import { longJobs } from "../scripts/jobs.js";
 import { roomFor } from "../scripts/room.js";
 
 const REMEMBERED = "remat_magic-device";
@@ -16,6 +17,8 @@ export function panel(widget, key) {
   const room = () => roomFor(/** @type {HTMLElement} */ (one(".remat-body")));
   /** @param {string} name */
   const control = (name) => one(`[data-control="${name}"]`).value;
+
+  const jobs = longJobs(widget, () => control("device"));
 
   function fill() {
     const { shown } = widget;
@@ -112,35 +115,11 @@ export function panel(widget, key) {
     sort(button, descending);
   });
 
-  /**
-   * @param {{done: number, total: number, current: string, finished: boolean, cancelled: boolean, doing: string,
-   *   did: string}} now
-   */
-  function showProgress(now) {
-    const bar = part("progress");
-    bar.max = now.total;
-    bar.value = now.done;
-    const cancel = one('[data-action="cancel"]');
-    const hadFocus = document.activeElement === cancel;
-    bar.hidden = cancel.hidden = now.finished;
-    for (const action of ["measure", "places"]) {
-      const button = one(`[data-action="${action}"]`);
-      const focused = document.activeElement === button;
-      // Gone, it would let the others slide under the pointer.
-      button.disabled = !now.finished;
-      if (focused && button.disabled) cancel.focus();
-    }
-    if (hadFocus && now.finished) one(`[data-action="${now.doing === "Trying" ? "places" : "measure"}"]`).focus();
-    if (now.cancelled) say(`Cancelled; ${now.done} of ${now.total} ${now.did}.`);
-    else if (now.finished) say(`${now.done} of ${now.total} ${now.did}.`);
-    else say(`${now.doing} ${now.current}, ${now.done + 1} of ${now.total}…`);
-  }
-
-  /** @param {string} type */
-  function request(type) {
+  /** @param {string} type @param {Record<string, string | undefined>} [more] */
+  function request(type, more) {
     const { shown } = widget;
     const of = { policy: shown?.policy, at: shown?.at, device: control("device"), inputs: control("inputs") };
-    widget.send({ type, ...of, width: room() });
+    widget.send({ type, ...of, width: room(), ...more });
   }
 
   /** @param {{html?: string, error?: string}} message */
@@ -183,8 +162,12 @@ export function panel(widget, key) {
         }
       },
       gradients: showGradients,
-      measure: showGradients,
+      measure(message) {
+        jobs.end("measure");
+        showGradients(message);
+      },
       places({ device, html, error }) {
+        if (error) jobs.end("places");
         if (device !== control("device")) return;
         if (html) widget.place("places", html);
         if (error) say(error, true);
@@ -195,13 +178,14 @@ export function panel(widget, key) {
         widget.place("fits", html ?? "");
         if (error) say(error, true);
       },
-      progress: showProgress,
+      progress: jobs.show,
     },
     controls: {
       device() {
         remember();
         fill();
-        if (part("places").childElementCount) request("places"); // times are of the device
+        // Times are of the device.
+        if (part("places").childElementCount || jobs.runs("places")) request("places");
         askWhetherItFits();
       },
     },
@@ -218,7 +202,7 @@ export function panel(widget, key) {
         say("Comparing gradients…");
         request("gradients");
       },
-      cancel: () => request("cancel"),
+      cancel: () => request("cancel", { job: jobs.newest() }),
     },
   };
 }

@@ -28,6 +28,7 @@ __all__ = ["Compare"]
 _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
 _LONG_TO_WAIT = 1.0  # seconds without an answer, after which what is known is told
 _TELL = 0.1  # seconds between two answers that tell what is known so far
+_SAID = {"measure": ("Measuring", "measured"), "places": ("Trying", "tried")}  # of what takes long
 _FIRST = 3  # rows that make a picture
 
 
@@ -72,11 +73,13 @@ class Compare(Panel):
             self._give_up_fitting(request)
         if request.kind == "choices":
             self._listed = request
-        if request.kind == "compare":
+        if request.kind in ("compare", "measure"):
             self._shown = request
-        if request.kind in ("cancel", "places"):
+        # What is asked for anew is cancelled too.
+        ended = request.text("job") if request.kind == "cancel" else request.kind
+        if ended == "places":
             self._search = None
-        if request.kind in ("cancel", "measure"):
+        if ended == "measure":
             self._stop_measuring()
         if request.kind != "cancel":
             super().handle(request)
@@ -205,7 +208,6 @@ class Compare(Panel):
         live, device = self._live, request.text("device")
         rows = live.trace.compare(at=request.at, namespace=live.namespace, besides=self._besides(request)).rows
         waiting = [row for row in rows if not row.error]
-        self._shown = request
         series = self._series = object()
         tried = set[tuple[str, str]]()
         done = 0
@@ -243,7 +245,7 @@ class Compare(Panel):
                 self._live.add_compiled(result)
             now, more = job.progress, waiting + len(self._worth_compiling(device, tried))
             now = replace(now, done=before + now.done, total=before + now.total + more)
-            self._send_progress(now, "Measuring", "measured")
+            self._send_progress(now, "measure", device)
             self._show_measured(device)
 
         return tell
@@ -317,12 +319,15 @@ class Compare(Panel):
         self._show_measured(device.name)
         return {"html": fits_html(full, device.memory_bytes)}
 
-    def _send_progress(self, now: Progress, doing: str, done: str) -> None:
+    def _send_progress(self, now: Progress, job: str, device: str) -> None:
+        doing, did = _SAID[job]
         self._send(
             {
                 "type": "progress",
+                "job": job,
+                "device": device,
                 "doing": doing,
-                "did": done,
+                "did": did,
                 "done": now.done,
                 "total": now.total,
                 "current": now.current,
@@ -347,7 +352,7 @@ class Compare(Panel):
                 self._found = places
                 html = places_panel(places, request.policy, request.at, live=True, width=request.width)
                 self._send({**request.content, "html": html})
-            self._send_progress(now, "Trying", "tried")
+            self._send_progress(now, "places", device)
             if cancelled:
                 return
             time.sleep(_PAUSE)
