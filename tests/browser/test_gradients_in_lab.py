@@ -31,7 +31,8 @@ generator, critic = train_step(generator, critic, x)
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)")
+    named = STEP.replace("-o kept", "--device 'TPU v5e'")
+    write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)", named)
     page_of_module.open("step.ipynb")
     return page_of_module
 
@@ -66,3 +67,18 @@ def test_the_memory_is_that_of_the_step(widget: Widget) -> None:
     widget.tab("Memory").click()
     expect(widget.root).to_contain_text("Held at the peak of train_step")
     expect(widget.root).to_contain_text("parameter")
+
+
+def test_the_device_that_is_chosen_stays_with_another_gradient(widget: Widget) -> None:
+    """Also where the cell has named another one."""
+    named = Widget(widget.notebook, 3)
+    named.tab("Compare").click()
+    device = named.root.get_by_label("Device", exact=True)
+    expect(device).to_have_value("TPU v5e")
+    for chosen, gradient in (("H100 SXM", "critic_loss"), ("", "generator_loss")):
+        device.select_option(chosen)
+        named.root.get_by_label("Gradient of").select_option(gradient)
+        expect(named.root.locator(".remat-signature")).to_contain_text(f"{gradient}(")
+        named.tab("Compare").click()
+        expect(named.part("comparison").locator("table")).to_be_visible()
+        expect(device).to_have_value(chosen)

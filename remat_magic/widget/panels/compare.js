@@ -4,6 +4,8 @@ import { longJobs } from "../scripts/jobs.js";
 import { roomFor } from "../scripts/room.js";
 
 const REMEMBERED = "remat_magic-device";
+/** The device that was chosen in a widget. @type {WeakMap<object, string>} */
+const chosen = new WeakMap();
 
 /** Every policy side by side, as estimated and as measured. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
@@ -37,17 +39,22 @@ export function panel(widget, key) {
     if (!growing && !part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
   }
 
-  // The device that was chosen last is chosen again, unless the cell names one; where not so many of it are offered as
-  // were chosen, one is. There may be no storage.
-  try {
-    const remembered = localStorage.getItem(REMEMBERED) ?? "";
-    const control = one('[data-control="device"]');
-    const offered = [...control.options].map((option) => option.value);
-    const alike = [remembered, remembered.replace(/:\d+(x\d+)+$| x\d+$/, "")].find((name) => offered.includes(name));
-    if (!control.value && alike) control.value = alike;
-  } catch {}
+  // The device that was chosen in this widget, which may have turned to another gradient, is chosen again; else the one that
+  // the cell names; else the one that was chosen last anywhere. Where not so many of it are offered as were chosen, one is.
+  // There may be no storage.
+  {
+    const select = one('[data-control="device"]');
+    const offered = [...select.options].map((option) => option.value);
+    let wished = chosen.get(widget.model) ?? select.value;
+    try {
+      if (!wished && !chosen.has(widget.model)) wished = localStorage.getItem(REMEMBERED) ?? "";
+    } catch {}
+    const alike = [wished, wished.replace(/:\d+(x\d+)+$| x\d+$/, "")].find((name) => offered.includes(name));
+    select.value = alike ?? select.value;
+  }
 
   function remember() {
+    chosen.set(widget.model, control("device"));
     try {
       localStorage.setItem(REMEMBERED, control("device"));
     } catch {}
