@@ -1,7 +1,7 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
 import { longJobs } from "../scripts/jobs.js";
-import { roomFor } from "../scripts/room.js";
+import { onRoom, roomFor } from "../scripts/room.js";
 
 const REMEMBERED = "remat_magic-device";
 /** The device that was chosen in a widget. @type {WeakMap<object, string>} */
@@ -16,7 +16,9 @@ export function panel(widget, key) {
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
-  const room = () => roomFor(/** @type {HTMLElement} */ (one(".remat-body")));
+  const body = /** @type {HTMLElement} */ (one(".remat-body"));
+  const room = () => roomFor(body);
+  let drawn = 0; // the room that the pictures are drawn for
   /** @param {string} name */
   const control = (name) => one(`[data-control="${name}"]`).value;
 
@@ -33,6 +35,7 @@ export function panel(widget, key) {
       if (!part("comparison").childElementCount) say("Tracing every policy…");
       part("comparison").classList.add("remat-stale");
       widget.send({ type: "compare", policy, at, device, width: room() });
+      drawn ||= room();
     }
     asked.table = what;
     asked.beside = policy;
@@ -122,7 +125,17 @@ export function panel(widget, key) {
     sort(button, descending);
   });
 
-  /** @param {string} type @param {Record<string, string | undefined>} [more] */
+  /** Draws the pictures for the room that there is now. */
+  function redraw() {
+    if (widget.tab !== key || !drawn || drawn === room()) return;
+    drawn = room();
+    if (!growing && part("comparison").childElementCount) request("compare");
+    if (part("places").childElementCount && !jobs.runs("places")) request("places", { redraw: true });
+  }
+
+  const stopRoom = onRoom(body, redraw);
+
+  /** @param {string} type @param {Record<string, string | boolean | undefined>} [more] */
   function request(type, more) {
     const { shown } = widget;
     const of = { policy: shown?.policy, at: shown?.at, device: control("device"), inputs: control("inputs") };
@@ -138,6 +151,7 @@ export function panel(widget, key) {
 
   return {
     open() {
+      redraw();
       // One slider, above the pictures of both: its plans are points of either.
       one('[data-action="cancel"]').before(one('[data-slot="budget"]'));
     },
@@ -146,7 +160,10 @@ export function panel(widget, key) {
       markChosen();
       askWhetherItFits();
     },
-    stop: () => clearTimeout(fitting),
+    stop() {
+      clearTimeout(fitting);
+      stopRoom();
+    },
     messages: {
       compare({ device, at, html, error, unfinished }) {
         if (asked.table !== `${device}\n${at}`) return;

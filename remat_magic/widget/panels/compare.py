@@ -50,6 +50,7 @@ class Compare(Panel):
         self._stopped: object = None  # the series that was cancelled
         self._search: object = None
         self._found: Places | None = None  # by the last search over places
+        self._searched = ""  # the device that it was for
         self._shown = Request({"type": "compare"})
 
     def tools(self) -> str:
@@ -77,7 +78,7 @@ class Compare(Panel):
             self._shown = request
         # What is asked for anew is cancelled too.
         ended = request.text("job") if request.kind == "cancel" else request.kind
-        if ended == "places":
+        if ended == "places" and not request.content.get("redraw"):
             self._search = None
         if ended == "measure":
             self._stop_measuring()
@@ -106,6 +107,8 @@ class Compare(Panel):
             case "measure":
                 self._measure(request)
                 return None
+            case "places" if request.content.get("redraw"):
+                return self._places_again(request)
             case "places":
                 self._try_places(request)
                 return None
@@ -268,6 +271,14 @@ class Compare(Panel):
             return None
         return found.with_measurements(self._results(device))
 
+    def _places_again(self, request: Request) -> dict[str, Any] | None:
+        """What was found, drawn for another width."""
+        device = request.text("device")
+        places = self._places(device) or (self._found if self._searched == device else None)
+        if places is None:
+            return None
+        return {"html": places_panel(places, request.policy, request.at, live=True, width=request.width)}
+
     def _show_places(self, device: str) -> None:
         places, shown = self._places(device), self._shown
         if places is not None:
@@ -349,7 +360,7 @@ class Compare(Panel):
             if len(places) > rows or now.finished:
                 rows = len(places)
                 self._live.offer(places.plans)
-                self._found = places
+                self._found, self._searched = places, device
                 html = places_panel(places, request.policy, request.at, live=True, width=request.width)
                 self._send({**request.content, "html": html})
             self._send_progress(now, "places", device)

@@ -1,7 +1,7 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
 import { deviceOf } from "../scripts/on_demand.js";
-import { roomFor } from "../scripts/room.js";
+import { onRoom, roomFor } from "../scripts/room.js";
 import { keyOf } from "../scripts/types.js";
 import { quantity } from "../scripts/units.js";
 
@@ -19,7 +19,10 @@ export function panel(widget, key) {
   let moving = false;
 
   /** The width of the picture, which is there from Compare too. */
-  const room = () => roomFor(/** @type {HTMLElement} */ (one(".remat-body")));
+  const body = /** @type {HTMLElement} */ (one(".remat-body"));
+  const room = () => roomFor(body);
+  let drawn = 0; // the room that the picture is drawn for
+  let marked = -1; // the stop that is marked in it
 
   /** How equal layers are decided: "together", "separately", or as the function shares them. */
   const layers = () => one('[data-control="layers"]').value;
@@ -50,6 +53,12 @@ export function panel(widget, key) {
   function tell(text, number) {
     part("stop").textContent = text;
     slider.setAttribute("aria-valuetext", text);
+    mark(number);
+  }
+
+  /** @param {number} number of the stop to mark */
+  function mark(number) {
+    marked = number;
     for (const mark of part("frontier").querySelectorAll("[data-stop]")) {
       mark.classList.toggle("remat-at", Number(mark.dataset.stop) === number);
     }
@@ -66,9 +75,22 @@ export function panel(widget, key) {
     asked = what;
     slider.disabled = true;
     part("stop").textContent = "Working out the frontier…";
-    const wish = { type: "frontier", at: shown.at, policy: shown.policy, layers: layers(), device: device(), width: room() };
-    widget.send(wish);
+    ask(shown);
   }
+
+  /** @param {import("../scripts/types.js").View} shown @param {{redraw?: boolean}} [more] */
+  function ask({ at, policy }, more) {
+    drawn = room();
+    widget.send({ type: "frontier", at, policy, layers: layers(), device: device(), width: drawn, ...more });
+  }
+
+  /** Draws the picture for the room that there is now. */
+  function redraw() {
+    const { shown, tab } = widget;
+    if (tab === key && shown && drawn && drawn !== room() && part("frontier").childElementCount) ask(shown, { redraw: true });
+  }
+
+  const stopRoom = onRoom(body, redraw);
 
   /** The bytes that the slider is at: between two stops in proportion. */
   function budgetAt() {
@@ -136,8 +158,10 @@ export function panel(widget, key) {
     open() {
       // One slider, above the pictures of both this tab and Compare.
       widget.panel(key).querySelector(".remat-tools")?.prepend(slot);
+      redraw();
     },
     fill,
+    stop: stopRoom,
     show({ at, planned }) {
       one('[data-action="to-edit"]').hidden = !planned;
       slider.disabled = !stops.length || asked !== whatOf(at);
@@ -145,6 +169,10 @@ export function panel(widget, key) {
     messages: {
       frontier(message) {
         if (asked !== whatOf(message.at, message)) return;
+        if (message.redraw && message.html) {
+          widget.place("frontier", message.html);
+          return mark(marked);
+        }
         placeAll({ ...message, picture: message.html });
         if (message.error) {
           asked = "";
