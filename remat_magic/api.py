@@ -646,8 +646,8 @@ class Trace:
         Args:
             policy: as for ``report``.
             at: as for ``plan``.
-            device: whose seconds are estimated: a ``Device`` or its name. Default: the one that JAX runs on, if it is
-                known.
+            device: whose seconds are estimated, and as on which the choice is: a ``Device`` or its name. Default: the
+                one that JAX runs on, if it is known, and the choice as on its CPU.
             by: what ranks: ``"flops"`` or ``"seconds"``. Default: ``"flops"``.
             separately: a row for each of equal layers that share one body. Default: one row for all of them.
             together: one row for all values that one expression makes in equal layers that a Python loop unrolls.

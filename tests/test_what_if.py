@@ -12,7 +12,7 @@ import remat_magic as rm
 from remat_magic import devices
 from remat_magic.engine.retraces import Retraces
 from remat_magic.planning.graph import Graph
-from remat_magic.planning.planner import Objective, planner
+from remat_magic.planning.planner import Objective, Planner, planner
 from remat_magic.planning.reckoned import Outcomes
 from remat_magic.records import Plan, RematError
 from tests.benchmarks import models, named_models
@@ -159,6 +159,29 @@ def test_the_best_comes_first():
         # What follows a matmul (a sum, a transposition) spares more than the matmul's own result, then no longer read.
         assert rows[0].saved_bytes == 0
         assert rows[0].recomputed_flops < 0 if by == "flops" else rows[0].seconds < 0
+
+
+def test_rows_are_of_the_device_as_its_reports_and_plans_are(monkeypatch):
+    """Differences of two reports as on a TPU, from the one of the graph that plans for it are made on, too."""
+    trace = traced("attention")
+    built = Counter()
+    own = Planner.__init__
+    monkeypatch.setattr(Planner, "__init__", lambda self, *args: (built.update([id(args[0])]), own(self, *args))[1])
+    trace.plan("60%", device="TPU v5e")
+    rows = trace.what_if("dots_saveable", device="TPU v5e", by="seconds")
+    assert set(built) == {id(trace.facts.on(devices.get("TPU v5e")))}
+    assert list(built.values()) == [1]
+    shown = trace.report("dots_saveable", device="TPU v5e")
+    for row in random.Random(0).sample(rows, 4):
+        after = trace.report(row.plan, device="TPU v5e")
+        assert after.saved_bytes - shown.saved_bytes == row.saved_bytes
+        assert after.recomputed_flops - shown.recomputed_flops == row.recomputed_flops
+        assert row.device == "TPU v5e"
+        assert (
+            after.peak_bytes
+            == trace.timeline(row.plan, device="TPU v5e").peak_bytes
+            != trace.report(row.plan).peak_bytes
+        )
 
 
 def test_what_changes_nothing_takes_no_time():

@@ -47,6 +47,7 @@ def what_if(
     chosen = devices.default() if device is None else devices.get(device)
     if by == "seconds" and chosen is None:
         raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
+    facts = facts if device is None else facts.on(chosen)
     if isinstance(policy, Plan):
         at, separately = policy.at, policy.separately if policy.names else separately
     choices = planner(facts, at, separately)
