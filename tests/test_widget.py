@@ -8,15 +8,20 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
 import comm
+import jax.numpy as jnp
 import pytest
 
+import remat_magic as rm
 from remat_magic import devices
 from remat_magic.records import Choice, Measurement, Program, ProgramLine, Progress, RematError, Report, Site
+from remat_magic.views import format as fmt
 from remat_magic.views import html
+from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
@@ -26,6 +31,7 @@ from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.panels.compare import Compare
 from remat_magic.widget.worker import Worker
+from tests.programs import f32
 from tests.views_records import EVIL, small
 
 KEYS = ("as_written", "none", "dots_saveable", "nothing_saveable")
@@ -130,7 +136,7 @@ def tell(widget, **content):
 
 def workers_of(widget):
     panels = (worker for panel in widget._panels for worker in panel._workers.values())
-    return [widget._worker, widget._peek_worker, *dict.fromkeys(panels)]
+    return [widget._worker, widget._peek_worker, widget._device_worker, *dict.fromkeys(panels)]
 
 
 def test_what_takes_long_is_heard_at_once(widget, monkeypatch):
@@ -198,6 +204,57 @@ def test_a_kept_copy_says_what_it_is(monkeypatch):
     kept = widget._rendered.kept(widget.report)
     assert "Saved 12 March 2031; run the cell for the live view." in kept["text/html"]
     assert "Saved 12" not in html.report_html(small())  # which is no copy of anything that lives
+
+
+def layers(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return x.sum()
+
+
+def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch):
+    """Chosen by the reader or for the cell: peaks as reports as on it have them, and what is left of it."""
+    trace = rm.trace(layers, [f32(257, 257)] * 3, f32(1000, 257))
+    screen, widget, named = Screen(), RematWidget(trace, "none"), RematWidget(trace, "none", device="TPU v5e")
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
+    widget._kept.publish(screen, widget._good)
+    widget._publish(widget.report, 0)
+    while widget.prefetch():
+        pass
+    v5e = devices.get("TPU v5e")
+    peaks = {key: (trace.report(key), trace.report(key, device=v5e)) for key in ("none", "nothing_saveable")}
+    assert all(here.peak_bytes != there.peak_bytes for here, there in peaks.values())
+    here, there = ([fmt.nbytes(pair[on].peak_bytes) for pair in peaks.values()] for on in (0, 1))
+    left = f"left of TPU v5e, {fmt.nbytes(v5e.memory_bytes)}"
+
+    def kept():
+        return screen.shown[-1][0]
+
+    assert all(f"peak of {peak}" in kept() for peak in here)
+    assert left not in kept()
+    tell(widget, type="device", device="TPU v5e")
+    assert all(f"peak of {peak}" in kept() for peak in there)
+    assert not any(f"peak of {peak}" in kept() for peak in here)
+    assert left in kept()
+    assert ", with peaks as on TPU v5e; run" in kept()
+    assert "Peaks are as on TPU v5e." in widget._rendered.kept(widget.report)["text/plain"]
+    # A GPU is estimated as a CPU is, and has another memory. What is offered by nobody changes nothing.
+    tell(widget, type="device", device="H100 SXM")
+    assert all(f"peak of {peak}" in kept() for peak in here)
+    assert "left of H100 SXM, " in kept()
+    count = len(screen.shown)
+    tell(widget, type="device", device="<b>")
+    assert len(screen.shown) == count
+    tell(widget, type="device", device="")
+    assert "left of" not in kept()
+    assert f"peak of {there[0]}" in named._rendered.kept(named.report)["text/html"]
+
+
+def test_a_kept_copy_of_what_does_not_fit_says_by_how_much():
+    report = replace(small(), peak_bytes=30 * 10**9, peak_by_kind=(("residual", 30 * 10**9),))
+    bar = peak_bar_html(report, of_memory=("TPU v5e", 16 * 10**9))
+    assert "14.0 GB too much for TPU v5e, 16.0 GB" in bar
+    assert 'class="remat-limit" style="left:53.33%"' in bar
 
 
 def test_beside_apply_it_is_said_what_that_does():

@@ -316,9 +316,9 @@ class Folded:
     body: str
 
 
-def folded(report: Report) -> Folded:
+def folded(report: Report, of_memory: tuple[str, int] | None = None) -> Folded:
     """A report under its totals, without its jaxprs, which would make every notebook big."""
-    body = f"{peak_bar_html(report, hover=False)}{_tables(report)}"
+    body = f"{peak_bar_html(report, hover=False, of_memory=of_memory)}{_tables(report)}"
     return Folded(_choice(report), _code(report), _LINKS.sub("", totals_html(report)), _LINKS.sub("", body))
 
 
@@ -348,13 +348,13 @@ def _codes(alike: Iterable[Folded]) -> str:
     return "".join(one.code for one in alike)
 
 
-def unfolded(report: Report, most_lines: float = _STATIC_LINES) -> str:
+def unfolded(report: Report, most_lines: float = _STATIC_LINES, of_memory: tuple[str, int] | None = None) -> str:
     """A report in full, with its jaxprs if they have no more than ``most_lines`` lines."""
     return _LINKS.sub(
         "",
         f"{signature_html(report.signature or report.function, report.wrt)}"
         f'<div class="remat-report"><div class="remat-chosen">Policy {_choice(report)}</div>'
-        f"{totals_html(report)}{peak_bar_html(report)}{_code(report)}"
+        f"{totals_html(report)}{peak_bar_html(report, of_memory=of_memory)}{_code(report)}"
         f"{_tables(report, _lines(report) + _static_jaxprs(report, most_lines))}</div>",
     )
 

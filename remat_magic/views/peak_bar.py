@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from remat_magic.records import Report
 from remat_magic.views import format as fmt
+from remat_magic.views.format import escape
 
 __all__ = ["peak_bar_html"]
 
@@ -21,14 +22,15 @@ _ROLES = {
 }
 
 
-def peak_bar_html(report: Report, hover: bool = True) -> str:
+def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int] | None = None) -> str:
     """The bar, whose parts add up to the report's peak; nothing where that is not known.
 
-    A script that knows the memory of a device shows the bar as a part of that.
+    Of a device's memory it is shown as the part that it takes, as the widget's script does it where there is one.
 
     Args:
         report: of which policy.
         hover: whether the parts of the bar say what they are, and not the list alone.
+        of_memory: the device's name and its bytes, for where no script is.
     """
     peak = report.peak_bytes
     sums = dict(report.peak_by_kind)
@@ -46,9 +48,23 @@ def peak_bar_html(report: Report, hover: bool = True) -> str:
         exact = f"{fmt.exact(nbytes, 'bytes')}, {share} of the peak"
         items.append(f'<li title="{exact}"><i class="remat-role remat-role-{role}"></i> {word} <b>{size}</b>{of}</li>')
     caption = f"Alive at the estimated peak of {fmt.nbytes(peak)}"
+    width, mark = "", ""
+    if of_memory:
+        name, memory = of_memory
+        width, mark, left = _left(peak, memory)
+        items.append(f"<li>{left} {escape(name)}, {fmt.nbytes(memory)}</li>")
     return (
         f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">'
-        f'<div class="remat-held" data-value="{peak}">{"".join(bars)}</div></div>'
+        f'<div class="remat-held" data-value="{peak}"{width}>{"".join(bars)}</div>{mark}</div>'
         f'<ul class="remat-roles" aria-label="{caption}"><li class="remat-label" aria-hidden="true">{caption}:</li>'
         f"{''.join(items)}</ul></div>"
     )
+
+
+def _left(peak: int, memory: int) -> tuple[str, str, str]:
+    """How wide the bar is, what stands beside or on it, and in words what is left of a memory."""
+    if peak > memory:
+        limit = f'<i class="remat-limit" style="left:{100 * memory / peak:.2f}%"></i>'
+        return "", limit, f"{fmt.nbytes(peak - memory)} too much for"
+    width = f' style="width:{100 * peak / memory:.2f}%"'
+    return width, '<i class="remat-role remat-role-left"></i>', f"{fmt.nbytes(memory - peak)} left of"

@@ -25,7 +25,7 @@ class LiveTrace:
         trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface); None is closed already.
         namespace: the user's namespace, in which a policy that is no key is looked up.
         inputs: arguments with values, for measured runs, or None.
-        device: the name of the accelerator to begin with; empty for this machine.
+        device: the name of the accelerator to begin with; empty for this machine. Later the one that the reader chose.
     """
 
     def __init__(
@@ -51,6 +51,13 @@ class LiveTrace:
         each = (name for name in devices.names() if name != devices.THIS_CPU)
         offered = dict.fromkeys((*each, *devices.meshes(self.trace.mesh_devices), self.device))
         return tuple(filter(None, offered))
+
+    def turn_to(self, device: str) -> bool:
+        """Take another device for the chosen one, if it is offered; whether it is another one."""
+        changed = device != self.device and (not device or device in self.devices)
+        if changed:
+            self.device = device
+        return changed
 
     @property
     def closed(self) -> bool:

@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
+from remat_magic import devices
+from remat_magic.devices import Device
 from remat_magic.records import Report
 from remat_magic.views import html, rows, text
 from remat_magic.views.peak_bar import peak_bar_html
+from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
 __all__ = ["Kept", "Rendered"]
@@ -39,9 +42,10 @@ def today() -> date:
     return date.today()
 
 
-def _saved() -> str:
+def _saved(device: str) -> str:
     day = today()
-    return f"Saved {day.day} {_MONTHS[day.month - 1]} {day.year}; run the cell for the live view."
+    on = f", with peaks as on {device}" if device else ""
+    return f"Saved {day.day} {_MONTHS[day.month - 1]} {day.year}{on}; run the cell for the live view."
 
 
 class Rendered:
@@ -50,15 +54,18 @@ class Rendered:
     Args:
         title: a line for the kept output, of how the inspection came about.
         panels: what adds to a report's view.
+        live: the inspected function, with the chosen device; None where it is let go of.
     """
 
-    def __init__(self, title: str, panels: Sequence[Panel]) -> None:
+    def __init__(self, title: str, panels: Sequence[Panel], live: LiveTrace | None = None) -> None:
         self._title = title
         self._panels = panels
+        self._live = live
         self._lock = threading.Lock()
         self._views: dict[_Key, dict[str, Any]] = {}
-        self._folded: dict[_Key, html.Folded] = {}
-        self._chosen: tuple[Report | None, str, str] = (None, "", "")
+        self._reports: dict[_Key, Report] = {}  # of both halves
+        self._folded: dict[tuple[str, str, str], html.Folded] = {}  # by device, and as those
+        self._chosen: tuple[Report | None, str, str, str] = (None, "", "", "")
 
     def view(self, report: Report, meanings: Mapping[str, str], unpasted: str, planned: bool = False) -> dict[str, Any]:
         """A report's view, as the script takes it.
@@ -92,10 +99,11 @@ class Rendered:
             }
             for panel in self._panels:
                 panel.add(view, report)
-            folded = {key: html.folded(report)} if report.complete else {}
             with self._lock:
                 self._views[key] = view
-                self._folded |= folded
+                if report.complete:
+                    self._reports[key] = report
+                    self._folded = {of: folded for of, folded in self._folded.items() if of[1:] != key}
         return view
 
     def complete(self) -> dict[_Key, dict[str, Any]]:
@@ -105,15 +113,41 @@ class Rendered:
         return {key: view for key, view in views if view["complete"]}
 
     def kept(self, report: Report) -> dict[str, str]:
-        """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle."""
-        rendered, chosen, plain = self._chosen
-        if rendered is not report:
-            chosen, plain = html.unfolded(report), text.plain(report, title=self._title, lay_out=False)
-            self._chosen = (report, chosen, plain)
+        """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle.
+
+        With the peaks of the chosen device, as the widget shows them.
+        """
+        name = self._live.device if self._live else ""
+        device = devices.get(name) if name else None
+        memory = (name, device.memory_bytes) if device and device.memory_bytes else None
+        rendered, on, chosen, plain = self._chosen
+        if rendered is not report or on != name:
+            there = self._on(report, device)
+            title = " ".join(filter(None, (self._title, f"Peaks are as on {name}." if name else "")))
+            chosen, plain = html.unfolded(there, of_memory=memory), text.plain(there, title=title, lay_out=False)
+            self._chosen = (report, name, chosen, plain)
         with self._lock:
-            own = self._folded.get((report.policy, report.at))
-            others = [folded for folded in self._folded.values() if folded is not own]
-        return {"text/html": html.static(chosen, others, self._title, own, _saved()), "text/plain": plain}
+            reports, folded = dict(self._reports), {key: self._folded.get((name, *key)) for key in self._reports}
+        every = {key: folded[key] or html.folded(self._on(other, device), memory) for key, other in reports.items()}
+        with self._lock:
+            same = (key for key, other in reports.items() if self._reports[key] is other)
+            self._folded |= {(name, *key): every[key] for key in same}
+        own = every.pop((report.policy, report.at), None)
+        others = every.values()
+        return {"text/html": html.static(chosen, others, self._title, own, _saved(name)), "text/plain": plain}
+
+    def _on(self, report: Report, device: Device | None) -> Report:
+        """A report as on a device, if its peak is another one there."""
+        if (
+            self._live is None
+            or self._live.closed
+            or not report.complete
+            or device is None
+            or device.vector_memory is None
+        ):
+            return report
+        there = self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
+        return there.remarked if any(note.kind == "peak-no-lower" for note in report.notes) else there
 
 
 # Each replacement is the whole output anew, whose styles a browser works out with those of the whole page: fifty

@@ -82,6 +82,7 @@ class RematWidget(Channel):
         self._worker = Worker[Wish](self._work)
         self._peek_worker = Worker[Wish](self._peek)
         self._gradient_worker = Worker[str](self._work_on_gradient)
+        self._device_worker = Worker[str](self._work_on_device)
         self._kept = Kept(self._rendered)
         self._is_seen = _kernel() is not None  # else nobody looks until a page says so: ``report`` computes on access
         self._idle = idle_time(get_ipython()) if _kernel() else None
@@ -104,7 +105,7 @@ class RematWidget(Channel):
         self._panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
         self._answering = {kind: panel for panel in self._panels for group in panel.asks for kind in group}
         self._prefetch = Prefetch()
-        self._rendered = Rendered(self._title, self._panels)
+        self._rendered = Rendered(self._title, self._panels, live)
         self._live = live
         return first
 
@@ -156,6 +157,7 @@ class RematWidget(Channel):
         self._worker.post(None)
         self._peek_worker.post(None)
         self._gradient_worker.post(None)
+        self._device_worker.post(None)
         for panel in self._panels:
             panel.close()
         layout = self.layout
@@ -295,6 +297,11 @@ class RematWidget(Channel):
         if self._idle is not None:
             self._idle.resume(self)
 
+    def _work_on_device(self, name: str) -> None:
+        """Keep a copy with the peaks of another device."""
+        if not self._live.closed and self._live.turn_to(name):
+            self._kept.update(get_ipython(), lambda: self._good)
+
     def _say(self, sentence: str, *, error: bool = False) -> None:
         self.send({"type": "say", "text": sentence, "error": error, "serial": self._selection.serial})
 
@@ -325,6 +332,8 @@ class RematWidget(Channel):
                 self._choose(_names_policy(content["names"]), request.at, request.serial)
             case "peek":
                 self._peek_worker.post(Wish(request.policy, request.at))
+            case "device":
+                self._device_worker.post(request.text("device"))
             case "apply":
                 self._on_apply()
             case "gradient":

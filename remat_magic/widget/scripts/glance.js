@@ -16,6 +16,8 @@ export function firstScreen(widget) {
   const apart = new Set(JSON.parse(bar.dataset.apart ?? "[]"));
   const asked = new Set();
   const device = () => one('[data-control="device"]')?.value ?? "";
+  /** The device that the kernel was told of, for the copy that is kept. @type {string | undefined} */
+  let told;
 
   /** @param {View} view @returns {Record<string, string> | undefined} */
   function estimated(view) {
@@ -35,6 +37,7 @@ export function firstScreen(widget) {
 
   /** The headline and the bar; until the peak is known the last one stays, dimmed. @param {View} view */
   function fill(view) {
+    if (told !== device()) widget.send({ type: "device", device: (told = device()) });
     const parts = estimated(view);
     part("totals").innerHTML = (parts ?? view.parts).totals;
     part("notes").innerHTML = (parts ?? view.parts).notes;
