@@ -47,7 +47,7 @@ def statement_of(text: ParsedText, node: ast.AST) -> ast.stmt:
             break
         below, above = above, text.parents.get(id(above))
     line, column = text.start(below) if isinstance(below, ast.stmt) else (1, 1)
-    if text.enclosing(below) is None or text.lines[line - 1][:column].strip() or getattr(below, "decorator_list", []):
+    if text.enclosing(below) is None or text.lines[line - 1][:column].strip():
         raise RematError(
             f"the loop at line {line} of {text.place} stands where no function can be defined before it: write the "
             "checkpoint there by hand."

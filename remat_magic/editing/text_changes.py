@@ -190,7 +190,8 @@ class TextChanges:
 
     def lines_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
         """Whole lines before a statement, as far indented as it is."""
-        line = statement.lineno
+        decorators = getattr(statement, "decorator_list", [])
+        line = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
         indent = self.text.indent(line)
         self._lines_at(line, "".join(f"{indent}{line}\n" if line else "\n" for line in lines), -3)
 

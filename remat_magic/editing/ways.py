@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
+from remat_magic.editing.lifted_loops import LiftedLoop, lifted_loops
 from remat_magic.editing.loop_steps import JaxLoop, LoopKind, for_loop_around
 from remat_magic.editing.parsed_text import Function, ParsedText, first_line
 from remat_magic.editing.user_code import UserCode, referent
@@ -30,6 +31,9 @@ CHECKPOINTS = {
     "haiku": ("hk", "import haiku as hk", "remat"),
 }
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
+
+
+_SomeLoop = tuple[ParsedText, ast.For] | JaxLoop | LiftedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Way:
     bind: bool = False
     as_argument: bool = False
     condition: str = ""
-    loops: tuple[tuple[ParsedText, ast.For] | JaxLoop, ...] = ()
+    loops: tuple[_SomeLoop, ...] = ()
     size: int = 1
     names_kept: bool = False
 
@@ -80,7 +84,11 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
     if place.group > 1:
         loops = _loops(code, engine, at) if place.calls == slice(None) else []
         library = "haiku" if callee.module == "haiku" else ""  # whose modules keep their parameters by it
-        return [Way(library, loops=tuple(loops), size=place.group)] if loops else []
+        if loops:
+            return [Way(library, loops=tuple(loops), size=place.group)]
+        lifted = _lifted_loops(code, engine, at) if place.calls == slice(None) else []
+        several = [tuple(lifted)] if len(lifted) > 1 else []
+        return [Way(lifted[0].library, loops=some, size=place.group) for some in (*zip(lifted), *several)]
     library = callee.module if callee.module in CHECKPOINTS else ""
     positions, bound = [position for position, _ in callee.static], bool(callee.module)
     ways: list[Way] = []
@@ -135,11 +143,11 @@ def _condition(chosen: range, times: int) -> str:
     return f"{{}} % {step} == 0" if not start and stop == times else f"{{}} in range({start}, {stop}, {step})"
 
 
-def _loops(code: UserCode, engine: Engine, at: str) -> list[tuple[ParsedText, ast.For] | JaxLoop]:
+def _loops(code: UserCode, engine: Engine, at: str) -> list[_SomeLoop]:
     """The loops that make the calls of a place; none where some of the calls are made otherwise."""
     place = engine.place(at)
     assert place is not None
-    loops: list[tuple[ParsedText, ast.For] | JaxLoop] = []
+    loops: list[_SomeLoop] = []
     scans = engine.grouped_loops(at)
     for eqn in scans:
         loop = _jax_loop(code, eqn)
@@ -155,6 +163,18 @@ def _loops(code: UserCode, engine: Engine, at: str) -> list[tuple[ParsedText, as
         if len(loops) != len(around) or any(_in_linen(code, text, loop) for text, loop in around):
             return []
     return loops
+
+
+def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:
+    """The uses of flax's scans that can be the loops that make the calls of a place."""
+    found: dict[int, LiftedLoop] = {}
+    for eqn in engine.grouped_loops(at):
+        loops = lifted_loops(code, eqn, [frame for frame, _ in _frames(eqn)]) if _jax.scan_length(eqn) else []
+        if not loops:
+            return []
+        for loop in loops:
+            found.setdefault(id(loop.named), loop)
+    return [*found.values()]
 
 
 def _in_linen(code: UserCode, text: ParsedText, node: ast.AST | None) -> bool:

@@ -13,6 +13,7 @@ import jax
 from jax import ad_checkpoint
 
 from remat_magic.editing.applications import PARTIAL, Application
+from remat_magic.editing.lifted_loops import LiftedLoop, lifted_helper
 from remat_magic.editing.live_code import NewWrapper
 from remat_magic.editing.loop_steps import JaxLoop, carried_by, for_loop_around, helper, statement_of
 from remat_magic.editing.names import NameOption, suggested, used_names
@@ -211,6 +212,8 @@ class EditedTexts:
         for loop in way.loops:
             if isinstance(loop, JaxLoop):
                 self._group_jax_loop(loop, policy)
+            elif isinstance(loop, LiftedLoop):
+                self._group_lifted_loop(loop, policy)
             else:
                 self._group_for_loop(*loop, policy)
         for text, call in way.calls:
@@ -304,6 +307,20 @@ class EditedTexts:
         lines = helper(loop, self._way.size, name, imports.jax(), decorator)
         changes.lines_before(statement_of(text, loop.call), [*lines, ""])
         changes.replace(loop.call.func, name)
+        self._added[0].add(name)
+
+    def _group_lifted_loop(self, loop: LiftedLoop, policy: Any) -> None:
+        """Call a function that does what a scan of flax's does, in groups of steps."""
+        text = loop.text
+        changes, imports = self._of(text)
+        checkpoint = imports.checkpoint(loop.library)
+        written = policy(changes, imports, " " * 8, len(f"return {checkpoint}(steps, policy="))
+        before = statement_of(text, loop.named)
+        name, flax = self._new_name(text, "scan_in_groups"), checkpoint.rpartition(".")[0]
+        written = f"{checkpoint}(steps, policy={written})"
+        lines = lifted_helper(loop, self._way.size, name, flax, imports.jax(), written)
+        changes.lines_before(before, [*lines, ""])
+        changes.replace(loop.named, name)
         self._added[0].add(name)
 
     def _group_for_loop(self, text: ParsedText, loop: ast.For, policy: Any) -> None:

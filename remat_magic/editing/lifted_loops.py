@@ -1,0 +1,332 @@
+"""Texts of flax's own scans with one checkpoint around each few of their steps.
+
+Both scan over variables, which a checkpoint of JAX's around some of the steps would not see as such. Variables keep
+their names and shapes: they are cut into groups on their way into the loops.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.editing.parsed_text import ParsedText
+from remat_magic.editing.user_code import UserCode, referent
+from remat_magic.records import RematError
+
+__all__ = ["LiftedLoop", "lifted_helper", "lifted_loops"]
+
+_WIDTH = 88
+# By their modules: where they call JAX's, which is how they are told.
+_SCANS = {"flax.linen": "flax.core.axes_scan", "flax.nnx": "flax.nnx.transforms.iteration"}
+_OF_NNX = {"in_axes", "out_axes", "length", "reverse", "unroll"}  # what a scan within a scan takes as it is
+_NOT_OF_LINEN = {"methods", "data_transform"}
+_RENEWED = ("variable_axes", "in_axes", "out_axes", "length")  # what is another for groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiftedLoop:
+    """A use of flax's ``nn.scan`` or ``nnx.scan`` in a text.
+
+    Attributes:
+        text: the text.
+        library: whose, by its module.
+        named: the expression that names it.
+        given: the names of the parameters that it is given there, in their order; of what it is applied to, too.
+        positional: how many of these are given by position.
+        is_applied: whether it is given what it is applied to, and not only returns what takes that.
+        axes: of nnx, what each argument is, and each result: "carry", "scan", or "" for neither; None for the results:
+            there is one, the carry.
+        of_function: of linen, whether it is applied to a function and no class.
+        length: how many steps it was traced with.
+        is_reversed: whether it begins at the end.
+    """
+
+    text: ParsedText
+    library: str
+    named: ast.expr
+    given: tuple[str, ...]
+    positional: int
+    is_applied: bool
+    axes: tuple[tuple[str, ...], tuple[str, ...] | None]
+    of_function: bool
+    length: int
+    is_reversed: bool
+
+    @property
+    def where(self) -> str:
+        """What to call it in a sentence."""
+        return f"the loop at line {self.named.lineno} of {self.text.place}"
+
+
+def lifted_loops(code: UserCode, eqn: Any, frames: Sequence[CodeType]) -> list[LiftedLoop]:
+    """The uses of flax's scans in the source of which an equation can be; those in the function that calls it first.
+
+    Args:
+        code: what ran.
+        eqn: the equation of a scan.
+        frames: the code that made it, innermost first.
+    """
+    files = [frame.co_filename for frame in frames]
+    for library, inside in _SCANS.items():
+        if getattr(sys.modules.get(inside), "__file__", None) in files:
+            found = [*_in_texts(code, library, eqn)]
+            caller = next((frame for frame in frames if frame.co_filename in code.texts), None)
+            return sorted(found, key=lambda loop: caller is None or not _is_in(loop, caller))
+    return []
+
+
+def _is_in(loop: LiftedLoop, caller: CodeType) -> bool:
+    around = loop.text.enclosing(loop.named)
+    return caller.co_filename == loop.text.file and getattr(around, "name", "") == caller.co_name
+
+
+def _in_texts(code: UserCode, library: str, eqn: Any) -> Iterator[LiftedLoop]:
+    scan = sys.modules[library].scan
+    parameters = tuple(inspect.signature(scan).parameters)
+    for text in code.texts.values():
+        scope = code.scope(text.file)
+        for named in ast.walk(text.tree):
+            if not isinstance(named, ast.Name | ast.Attribute) or referent(named, scope) is not scan:
+                continue
+            args, keywords, target, axes = list[ast.expr](), list[ast.keyword](), None, None
+            is_applied = True
+            if isinstance(call := text.parents.get(id(named)), ast.Call):
+                args, keywords = call.args if call.func is named else call.args[1:], call.keywords
+                target, is_applied = next(iter(args), None), bool(args) or call.func is not named
+                above = text.parents.get(id(call))
+                if target is None and isinstance(above, ast.Call) and above.func is call:
+                    target = next(iter(above.args), None)
+                elif target is None and is_applied and call not in getattr(above, "decorator_list", []):
+                    continue  # what is given to it later is not seen
+            axes = _axes(keywords, sys.modules[library]) if library == "flax.nnx" else ((), None)
+            given = (*parameters[: len(args)], *(keyword.arg or "" for keyword in keywords))
+            of_function = isinstance(target, ast.Lambda) or _is_function(text, target)
+            length, is_reversed = _jax.scan_length(eqn), _jax.is_reversed(eqn)
+            if axes is not None and "" not in given:
+                yield LiftedLoop(
+                    text, library, named, given, len(args), is_applied, axes, of_function, length, is_reversed
+                )
+
+
+def _is_function(text: ParsedText, target: ast.expr | None) -> bool:
+    names = {getattr(function, "name", "") for function in text.functions}
+    return isinstance(target, ast.Name) and target.id in names
+
+
+def _axes(keywords: Sequence[ast.keyword], nnx: Any) -> tuple[tuple[str, ...], tuple[str, ...] | None] | None:
+    """``LiftedLoop.axes`` of nnx; None where something is scanned over otherwise than along its first axis."""
+    given = {keyword.arg: keyword.value for keyword in keywords}
+
+    def kind(axis: ast.expr) -> str | None:
+        match axis:
+            case ast.Constant(0):
+                return "scan"
+            case ast.Constant(None):
+                return ""
+            case ast.Attribute(attr=name) | ast.Name(name) if name == nnx.Carry.__name__:
+                return "carry"
+            case _:
+                return None
+
+    def kinds(axes: ast.expr | None) -> tuple[str | None, ...]:
+        if axes is None:  # as nnx has it
+            return "carry", "scan"
+        return tuple(map(kind, axes.elts)) if isinstance(axes, ast.Tuple) else (kind(axes),)
+
+    into, out = (kinds(given.get(name)) for name in ("in_axes", "out_axes"))
+    alone = [not isinstance(given.get(name), ast.Tuple | None) for name in ("in_axes", "out_axes")]
+    if None in (*into, *out) or alone[0] or (alone[1] and out != ("carry",)):
+        return None
+    return tuple(map(str, into)), None if alone[1] else tuple(map(str, out))
+
+
+def lifted_helper(loop: LiftedLoop, size: int, name: str, flax: str, jax: str, checkpoint: str) -> list[str]:
+    """The lines of a function that does what a scan of flax does, with one checkpoint around each so many steps.
+
+    Args:
+        loop: the use of the scan.
+        size: how many steps.
+        name: what to call the function.
+        flax: what the library's module is called.
+        jax: what JAX is called.
+        checkpoint: the checkpoint of ``steps``.
+
+    Raises:
+        RematError: it is given what no edit passes on.
+    """
+    size = min(size, loop.length)
+    rest = loop.length % size
+    of_linen = loop.library == "flax.linen"
+    refused = {*loop.given} & _NOT_OF_LINEN if of_linen else {*loop.given[loop.positional :]} - _OF_NNX
+    if refused:
+        raise RematError(
+            f"{loop.where} is given {', '.join(sorted(refused))}, which no edit passes on: write the checkpoint around "
+            "some of its steps by hand."
+        )
+    parameters, body = _of_linen(loop, size, rest, flax, jax) if of_linen else _of_nnx(loop, size, rest, flax, jax)
+    stay = "; variables keep their names and shapes" if of_linen else ""
+    lines = [
+        f"def {name}({', '.join(parameters)}):",
+        f'    """Like {flax}.scan, with one checkpoint around each {size} steps{stay}."""',
+        "",
+        "    def checkpoint(steps):",
+        f"        return {checkpoint}",
+        "",
+        *(f"    {line}" for line in body),
+    ]
+    return [line.rstrip() for line in lines]
+
+
+def _of_linen(loop: LiftedLoop, size: int, rest: int, nn: str, jax: str) -> tuple[list[str], list[str]]:
+    """The parameters and the body of such a function for linen."""
+    parameters = [*dict.fromkeys(("target", *loop.given))]
+    counted, variables = "length" in parameters, "variable_axes" in parameters
+    options = [f"{each}={each}" for each in parameters if each not in ("target", *_RENEWED)]
+    options += ["variable_axes=dict.fromkeys(variable_axes, 0)"] * variables
+    into, out = ("in_axes" in parameters, "out_axes" in parameters)
+    for each in ("in_axes", "out_axes"):
+        firsts = f"{jax}.tree.map(lambda axis: axis if axis is {nn}.broadcast else 0, {each})"
+        options += [f"{each}={firsts}"] * (each in parameters)
+    whole = [each if each == "target" else f"{each}={each}" for each in parameters]
+    body = _scan_of(f"{nn}.scan", ["target", *options], counted)
+
+    def of_trees(name: str, tree: str, arguments: str, change: str, rows_first: bool = True) -> list[str]:
+        """A function of each array in a tree that is scanned over along an axis."""
+        lines = [f"def {name}(axis, {tree}):"]
+        lines += [f"    if axis is {nn}.broadcast:", "        return tree"] if into or out else []
+        lines += [f"    tree = {jax}.tree.map(lambda x: {jax}.numpy.moveaxis(x, axis, 0), tree)"] if rows_first else []
+        return [*lines, f"    return {jax}.tree.map(lambda {arguments}: {change}, {tree})", ""]
+
+    part, joined = f"x[:-{rest}]" if rest else "x", "x.reshape(-1, *x.shape[2:])"
+    body += of_trees("apart", "tree", "x", f"{part}.reshape(-1, {size}, *x.shape[1:])")
+    if rest:
+        body += of_trees("left_over", "tree", "x", f"x[-{rest}:]")
+        joined = f"{jax}.numpy.concatenate([{joined}, y])"
+    pair = ("tree, last", "x, y") if rest else ("tree", "x")
+    body += of_trees("together", *pair, f"{jax}.numpy.moveaxis({joined}, 0, axis)", rows_first=False)
+    if variables:
+        change = "change" if rest else "apart"
+        arguments = ["target", "collection", f"lambda tree, axis=axis: {change}(axis, tree)"]
+        arguments += [] if rest else ["lambda tree, axis=axis: together(axis, tree)", "mutable=True"]
+        body += [
+            f"def mapped(target{', change' * bool(rest)}):",
+            "    for collection, axis in variable_axes.items():",
+            *(f"        {line}" for line in _call(f"target = {nn}.map_variables", arguments)),
+            "    return target",
+            "",
+        ]
+    several, count, last = _lengths(size, rest) if counted else ("", "", "")
+    loops = {"groups": ("apart", f"scan(checkpoint(scan(target{several})){count})")}
+    if rest:
+        loops["rest"] = "left_over", f"checkpoint(scan(target{last}))"
+    for name, (change, scan) in loops.items():
+        body.append(f"{name} = mapped({scan}{f', {change}' if rest else ''})" if variables else f"{name} = {scan}")
+    body += [*_call(f"whole = {nn}.scan", whole), ""]
+    own, call = ("module", "") if loop.of_function else ("self", ".__call__")
+
+    def xs(change: str) -> str:
+        return f"*{jax}.tree.map({change}, in_axes, xs)" if into else f"*{change}(0, xs)"
+
+    runs = [f"carry, ys = groups{call}({own}, carry, {xs('apart')})"]
+    if rest:
+        runs.insert(0 if loop.is_reversed else 1, f"carry, last = rest{call}({own}, carry, {xs('left_over')})")
+    ys = "ys, last" if rest else "ys"
+    result = f"{jax}.tree.map(together, out_axes, {ys})" if out else f"together(0, {ys})"
+    first = "whole(module, carry, *xs)" if loop.of_function else "super().__call__(carry, *xs)"
+    function = [
+        f"def {'in_groups' if loop.of_function else '__call__'}({own}, carry, *xs):",
+        f"    if {own}.is_initializing():",
+        f"        return {first}",
+        *(f"    {run}" for run in runs),
+        f"    return carry, {result}",
+        "",
+    ]
+    if loop.of_function:
+        return parameters, [*body, *function, "return in_groups"]
+    body += ["class InGroups(whole):", *(f"    {line}" for line in function)]
+    return parameters, [*body, "InGroups.__name__ = whole.__name__", "return InGroups"]
+
+
+def _scan_of(scan: str, arguments: Sequence[str], counted: bool) -> list[str]:
+    """The lines that define ``scan``, of which there is one within another."""
+    length = ["length"] if counted else []
+    own = ", ".join([arguments[0], *length])
+    calls = _call(f"return {scan}", [*arguments, *(f"{each}={each}" for each in length)])
+    return [f"def scan({own}):", *(f"    {line}" for line in calls), ""]
+
+
+def _call(function: str, arguments: Sequence[str]) -> list[str]:
+    """A call, with a line for each argument where it is long."""
+    line = f"{function}({', '.join(arguments)})"
+    return [line] if len(line) <= _WIDTH else [f"{function}(", *(f"    {each}," for each in arguments), ")"]
+
+
+def _lengths(size: int, rest: int) -> tuple[str, str, str]:
+    """The arguments that say how many steps a group has, how many groups there are, and how many steps are left."""
+    return f", {size}", f", length // {size}", f", {rest}"
+
+
+def _of_nnx(loop: LiftedLoop, size: int, rest: int, nnx: str, jax: str) -> tuple[list[str], list[str]]:
+    """The parameters and the body of such a function for nnx."""
+    options = list(loop.given[loop.positional :])
+    counted = "length" in options
+    given = [f"{each}={each}" for each in options if each != "length"]
+    body = _scan_of(f"{nnx}.scan", ["f", *given], counted)
+    part = f"x[:-{rest}]" if rest else "x"
+    body += [
+        "def apart(tree):",
+        f"    return {jax}.tree.map(lambda x: {part}.reshape(-1, {size}, *x.shape[1:]), tree)",
+        "",
+    ]
+    joined = "x.reshape(-1, *x.shape[2:])"
+    if rest:
+        joined = f"{jax}.numpy.concatenate([{joined}, y])"
+        body += ["def left_over(tree):", f"    return {jax}.tree.map(lambda x: x[-{rest}:], tree)", ""]
+        body += ["def together(tree, last):", f"    return {jax}.tree.map(lambda x, y: {joined}, tree, last)", ""]
+    else:
+        body += ["def together(tree):", f"    return {jax}.tree.map(lambda x: {joined}, tree)", ""]
+    into, out = loop.axes
+    scanned = [number for number, axis in enumerate(into) if axis == "scan"]
+
+    def call(function: str, given: str) -> str:
+        numbers = {number: f"{given}[{place}]" for place, number in enumerate(scanned)}
+        args = ["carry" if axis == "carry" else numbers.get(n, f"args[{n}]") for n, axis in enumerate(into)]
+        return f"{function}({', '.join(args)})"
+
+    several, count, last = _lengths(size, rest) if counted else ("", "", "")
+    inner = [f"groups = scan(checkpoint(scan(f{several})){count})"]
+    inner += [f"rest = checkpoint(scan(f{last}))"] if rest else []
+    inner += ["", "def in_groups(*args):"]
+    if "carry" in into:
+        inner.append(f"    carry = args[{into.index('carry')}]")
+    if scanned:
+        inner.append(f"    scanned = [{', '.join(f'args[{number}]' for number in scanned)}]")  # it is updated
+        inner.append(f"    graph, state = {nnx}.split(scanned)")
+        inner.append(f"    chunks = {nnx}.merge(graph, apart(state))")
+        inner += [f"    left = {nnx}.merge(graph, left_over(state))"] if rest else []
+
+    def results(prefix: str) -> list[str]:
+        return ["carry" if axis == "carry" else f"{prefix}{number}" for number, axis in enumerate(out or ("carry",))]
+
+    runs = [f"    {', '.join(results('ys'))} = {call('groups', 'chunks')}"]
+    if rest:
+        at = 0 if loop.is_reversed else 1
+        runs.insert(at, f"    {', '.join(results('last'))} = {call('rest', 'left')}")
+    inner += runs
+    if scanned:
+        states = f"{nnx}.state(chunks)" + f", {nnx}.state(left)" * bool(rest)
+        inner.append(f"    {nnx}.update(scanned, together({states}))")
+    ys = [
+        "carry" if own == "carry" else f"together({own}{f', {last}' if rest else ''})"
+        for own, last in zip(results("ys"), results("last"), strict=True)
+    ]
+    inner += [f"    return {', '.join(ys)}", "", "return in_groups"]
+    if loop.is_applied:
+        return ["f", *options], [*body, *inner]
+    return options, [*body, "def decorate(f):", *(f"    {line}" for line in inner), "", "return decorate"]
