@@ -605,6 +605,25 @@ def test_the_softmax_of_all_but_the_last_of_the_logits():
     assert first.stake > 0.8 * trace.report().peak_bytes
 
 
+@jax.custom_vjp
+def _keeps_softmax(logits, y):
+    return _of_rows(logits, y).mean()
+
+
+_keeps_softmax.defvjp(
+    lambda logits, y: (_keeps_softmax(logits, y), (jax.nn.softmax(logits), y)),
+    lambda kept, g: ((kept[0] - jax.nn.one_hot(kept[1], CLASSES)) * g / ROWS, None),
+)
+
+
+def test_the_softmax_that_a_rule_of_the_users_keeps():
+    trace = rm.trace(lambda w, x, y: _keeps_softmax(x @ w, y), *_head())
+    (finding,) = advice("softmax-of-logits", lambda w, x, y: _keeps_softmax(x @ w, y), _head())
+    assert (
+        f"takes {units.nbytes(4 * LOGITS)} of the {units.nbytes(trace.report().saved_bytes)} saved" in finding.sentence
+    )
+
+
 def test_other_softmaxes_are_no_losses():
     def attention(w, x, _):
         scores = (x @ w) @ (x @ w).T

@@ -82,6 +82,10 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
         return
     spans = [(inner, eqn, facts.engine.provenances.of(eqn, inner.chain)) for inner, eqn in alike]
     sources = {id(eqn): place.source for _, eqn, place in spans if place is not None and place.source is not None}
+    # What a rule of the user's keeps stands where the function of that rule is called.
+    rules = {id(rule): (around, rule) for inner, _ in alike for around, rule in _rules_around(inner)}
+    places = [facts.engine.provenances.of(rule, around.chain) for around, rule in rules.values()]
+    calls = {place.source for place in places if place is not None and place.source is not None}
     for inner, eqn in alike:
         if _jax.is_matmul(eqn) and _near(_size(eqn.outvars[0]), elements):
             yield (
@@ -92,9 +96,17 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
                     _jax.nbytes(exponential.outvars[0].aval) > 2 * elements,
                     inner.nesting[1] != 1,
                     sources.get(id(exponential)),
-                    frozenset(sources.values()),
+                    frozenset({*sources.values(), *calls}),
                 ),
             )
+
+
+def _rules_around(scope: Scope) -> Iterator[_Operation]:
+    """The calls of functions with a derivative rule of their own that a scope is in."""
+    while scope.parent is not None:
+        if _jax.is_custom_rule(scope.eqn):
+            yield scope.parent, scope.eqn
+        scope = scope.parent
 
 
 def _size(atom: Any) -> int:
