@@ -20,7 +20,7 @@ from remat_magic.engine.possible import possible_sites
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.signature import Signature
-from remat_magic.engine.sites import Identity, Rewriter, find_sites
+from remat_magic.engine.sites import Identity, PolicyWriter, find_sites
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.values import Returned, abstract
 from remat_magic.libraries import lifted
@@ -93,7 +93,7 @@ def _rewriting(
     def rewrite(closed: Any, calls: Calls) -> tuple[Any, Any]:
         closed = prepared(selection, closed, calls)
         if selection.at_sites:
-            closed = Rewriter(chooser(selection, Spans()))(closed)
+            closed = PolicyWriter(chooser(selection, Spans()))(closed)
         return closed, selection.whole
 
     return rewrite
@@ -161,7 +161,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
             closed = selection.naming.closed
         if selection.at_sites:
             chosen = dict(selection.at_sites)
-            closed = Rewriter(lambda eqn: chosen.get(table.key_of(eqn, spans), AS_WRITTEN))(closed)
+            closed = PolicyWriter(lambda eqn: chosen.get(table.key_of(eqn, spans), AS_WRITTEN))(closed)
         return closed, selection.whole
 
     whole = _rewritten(fun, name, plan.policy, rewrite, tracing)

@@ -19,8 +19,9 @@ from remat_magic import _jax
 from remat_magic.engine.calls import Callee, Calls, Interval
 from remat_magic.engine.segments import SHORTEST, Checkpoint, in_segments, segment_of
 from remat_magic.engine.sites import PUT_AT, Identity, SiteTable, definition, identity, keys_of
+from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.spans import Spans
-from remat_magic.jaxprs.walk import multiply, walk
+from remat_magic.jaxprs.walk import scopes, walk
 from remat_magic.records import RematError, Site
 from remat_magic.user_files import is_user_file
 
@@ -178,6 +179,10 @@ class Intervals:
         return interval.callee.who not in self._calls.elsewhere and not any(map(_jax.writes_to_inputs, eqns))
 
 
+def _is_walked(eqn: Any) -> bool:
+    return not _jax.is_custom_rule(eqn)  # what the rules of custom derivatives do is Python
+
+
 def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites:
     """The places of a program, in the order of their first call.
 
@@ -192,7 +197,8 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
     loops: dict[tuple[Identity, bool], _Loop] = {}
     widest: dict[tuple[Identity, bool], tuple[_Loop, int]] = {}
 
-    def visit(jaxpr: Any, runs: int | None, around: Any) -> None:
+    for scope in scopes(closed, _is_walked):
+        jaxpr, runs, around = scope.jaxpr, scope.times, scope.eqn
         if around is not None and _jax.is_scan(around):
             of_step = [(one, True) for one in places.decorated(jaxpr)] + [(one, False) for one in places.of(jaxpr)]
             once = Counter((one.callee.who, decorated) for one, decorated in of_step)
@@ -214,11 +220,6 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             before = times.get(who, 0)
             times[who] = None if runs is None or before is None else before + runs
             callees.setdefault(who, interval.callee)
-        for eqn in jaxpr.eqns:
-            for body in () if _jax.is_custom_rule(eqn) else _jax.bodies(eqn):
-                visit(body.jaxpr, multiply(runs, body.times), eqn)
-
-    visit(_jax.open_jaxpr(closed), 1, None)
     taken = frozenset(table.keys.values())
     keys: dict[Identity, str] = {}
     for who, key in keys_of(tuple(times)).items():
@@ -382,14 +383,14 @@ class _Standing:
 
 
 class _Writer:
-    """Writes the jaxprs of one program anew. Bodies that several calls share stay shared."""
+    """Writes the jaxprs of one program anew, with checkpoints around some of its calls."""
 
     def __init__(self, closed: Any, calls: Calls, chosen: Mapping[str, tuple[Where, Any]]) -> None:
         self._root = closed
         self._places = Intervals(closed, calls)
         self._groups: dict[int, list[_Group]] = {}  # by the identity of a jaxpr
         self._steps: dict[int, list[tuple[int, Checkpoint]]] = {}  # by that of a loop's body, with how many
-        self._done: dict[int, tuple[Any, Any]] = {}
+        self._anew = Rewriter()
         self._parts: dict[Any, Any] = {}  # for all calls that do the same one jaxpr, as JAX has it of one function
         ordered = self._in_order(_jax.open_jaxpr(closed))
         for key, (where, policy) in chosen.items():
@@ -447,24 +448,20 @@ class _Writer:
         return ordered
 
     def __call__(self, jaxpr: Any) -> Any:
-        cached = self._done.get(id(jaxpr))
-        if cached is not None:
-            return cached[1]
         old = _jax.open_jaxpr(jaxpr)
-        eqns = [eqn if _jax.is_custom_rule(eqn) else _jax.map_jaxprs(eqn, self) for eqn in old.eqns]
-        groups = sorted(self._groups.get(id(old), []), key=lambda group: (group.first, -group.last))
-        new = jaxpr
-        if groups or any(one is not other or self._is_grouped(one) for one, other in zip(eqns, old.eqns, strict=True)):
-            last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
-            for group in groups:
-                last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
-            last_read.update((atom, len(eqns)) for atom in old.outvars if not _jax.is_literal(atom))
-            written = self._written(old, eqns, 0, len(eqns), _nested(groups), last_read)
-            new = _jax.with_body(jaxpr, _jax.replace_eqns(old, written))
+        new = self._anew(jaxpr, self._equations)
         if id(old) in self._steps:
             self._steps[id(_jax.open_jaxpr(new))] = self._steps[id(old)]
-        self._done[id(jaxpr)] = (jaxpr, new)
         return new
+
+    def _equations(self, jaxpr: Any, _: Renamed) -> list[Any]:
+        eqns = [eqn if _jax.is_custom_rule(eqn) else _jax.map_jaxprs(eqn, self) for eqn in jaxpr.eqns]
+        groups = sorted(self._groups.get(id(jaxpr), []), key=lambda group: (group.first, -group.last))
+        last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
+        for group in groups:
+            last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
+        last_read.update((atom, len(eqns)) for atom in jaxpr.outvars if not _jax.is_literal(atom))
+        return self._written(jaxpr, eqns, 0, len(eqns), _nested(groups), last_read)
 
     def grouped_loops(self) -> list[Any]:
         """The scans, in the program that is to be written anew, whose steps are to be grouped."""

@@ -24,7 +24,7 @@ from remat_magic.engine.halves import (
 from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector
-from remat_magic.engine.sites import Rewriter
+from remat_magic.engine.sites import PolicyWriter
 from remat_magic.jaxprs.naming import NamedProgram
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Spans
@@ -117,7 +117,7 @@ class Retraces:
 
     def _with_policies(self, selection: Selection, closed: Any) -> Callable[..., Any]:
         if selection.at_sites:
-            closed = Rewriter(self.chooser(selection))(closed)
+            closed = PolicyWriter(self.chooser(selection))(closed)
         function = self._primal.function if closed is self._primal.closed else _jax.as_function(closed)
         return function if selection.whole is None else jax.checkpoint(function, policy=selection.whole)
 
@@ -139,7 +139,7 @@ class Retraces:
         with other.tracing(), without_gc(), failures(other.name, selection.policy):
             closed = self.prepared(selection, other.closed, other.calls)
             if selection.at_sites:
-                closed = Rewriter(self.chooser(selection, Spans()))(closed)
+                closed = PolicyWriter(self.chooser(selection, Spans()))(closed)
             half = other.half(evaluation(closed, selection.whole))
             return half, backward_half(half)
 

@@ -6,11 +6,12 @@ import linecache
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.spans import Spans, cell_number
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
@@ -145,11 +146,8 @@ def own_checkpoint(closed: Any) -> Any:
     return None
 
 
-class Rewriter:
-    """Writes a jaxpr anew with chosen policies at its checkpoint equations.
-
-    Bodies that several calls share stay shared (memoised by identity): JAX's own caches are keyed by the jaxpr, and
-    twelve copies of one block would be traced twelve times.
+class PolicyWriter:
+    """Writes jaxprs anew with chosen policies at their checkpoint equations.
 
     Args:
         choose: for a checkpoint equation the policy to set, ``AS_WRITTEN`` or ``NO_CHECKPOINT``.
@@ -161,57 +159,40 @@ class Rewriter:
     ) -> None:
         self._choose = choose
         self._instead = instead or (lambda _: None)
-        self._done: dict[int, tuple[Any, Any]] = {}
+        self._anew = Rewriter()
 
     def __call__(self, jaxpr: Any) -> Any:
         """The jaxpr with the chosen policies, itself where nothing changes."""
-        cached = self._done.get(id(jaxpr))
-        if cached is not None:
-            return cached[1]
-        old = _jax.open_jaxpr(jaxpr)
-        eqns: list[Any] = []
-        renamed: dict[Any, Any] = {}
-        for eqn in old.eqns:
+        return self._anew(jaxpr, self._equations)
+
+    def _equations(self, jaxpr: Any, renamed: Renamed) -> Iterator[Any]:
+        for eqn in jaxpr.eqns:
             other = self._instead(eqn)
-            if renamed and any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
-                eqn = eqn.replace(invars=[_rename(renamed, atom) for atom in eqn.invars])
+            reading = renamed.reading(eqn)
             if other is not None:
-                eqns += other(eqn)
-                continue
-            if _jax.is_checkpoint(eqn):
-                policy = self._choose(eqn)
-                body = self(_jax.checkpoint_body(eqn))
-                if policy is NO_CHECKPOINT:
-                    _splice(eqn, body, eqns, renamed)
-                    continue
-                if policy is AS_WRITTEN:
-                    policy = _jax.checkpoint_policy(eqn)
-                if policy is not _jax.checkpoint_policy(eqn) or body is not _jax.checkpoint_body(eqn):
-                    eqn = _jax.replace_checkpoint(eqn, body, policy)
-                eqns.append(eqn)
-                continue
-            eqns.append(_jax.map_jaxprs(eqn, self))
-        same = not renamed and len(eqns) == len(old.eqns)
-        same = same and all(a is b for a, b in zip(eqns, old.eqns, strict=True))
-        new = jaxpr
-        if not same:
-            outvars = [_rename(renamed, atom) for atom in old.outvars]
-            new = _jax.with_body(jaxpr, _jax.replace_eqns(old, eqns, outvars))
-        self._done[id(jaxpr)] = (jaxpr, new)  # keeps the old one alive, so that its identity stays its own
-        return new
+                yield from other(reading)
+            elif not _jax.is_checkpoint(eqn):
+                yield _jax.map_jaxprs(reading, self)
+            else:
+                yield from self._checkpoint(reading, renamed)
+
+    def _checkpoint(self, eqn: Any, renamed: Renamed) -> Iterator[Any]:
+        policy, before = self._choose(eqn), _jax.checkpoint_policy(eqn)
+        body = self(_jax.checkpoint_body(eqn))
+        if policy is NO_CHECKPOINT:
+            yield from _spliced(eqn, body, renamed)
+            return
+        policy = before if policy is AS_WRITTEN else policy
+        same = policy is before and body is _jax.checkpoint_body(eqn)
+        yield eqn if same else _jax.replace_checkpoint(eqn, body, policy)
 
 
-def _rename(renamed: Mapping[Any, Any], atom: Any) -> Any:
-    return atom if _jax.is_literal(atom) else renamed.get(atom, atom)
-
-
-def _splice(eqn: Any, body: Any, eqns: list[Any], renamed: dict[Any, Any]) -> None:
-    """Put a checkpoint's body in place of its equation, with fresh variables."""
+def _spliced(eqn: Any, body: Any, renamed: Renamed) -> Iterator[Any]:
+    """A checkpoint's body in place of its equation, with fresh variables."""
     jaxpr = _jax.open_jaxpr(body)
-    inside: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
+    inside = Renamed(zip(jaxpr.invars, eqn.invars, strict=True))
     for inner in jaxpr.eqns:
         fresh = [var if _jax.is_dropped(var) else _jax.fresh_var(var) for var in inner.outvars]
-        eqns.append(inner.replace(invars=[_rename(inside, atom) for atom in inner.invars], outvars=fresh))
+        yield inner.replace(invars=[*map(inside.atom, inner.invars)], outvars=fresh)
         inside.update(zip(inner.outvars, fresh, strict=True))
-    for outer, atom in zip(eqn.outvars, jaxpr.outvars, strict=True):
-        renamed[outer] = _rename(inside, atom)
+    renamed.update((outer, inside.atom(atom)) for outer, atom in zip(eqn.outvars, jaxpr.outvars, strict=True))

@@ -6,12 +6,14 @@ a policy could keep. They are numbered in the order of the program, so that the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.values import is_inexact
 
 __all__ = ["PREFIX", "NamedProgram", "is_given", "name_everything"]
@@ -87,7 +89,7 @@ class _Namer:
         self.unreached: set[str] = set()
         self._next, self._in_rule = 0, False
         self._within, self._separately, self._rules = within, separately, rules
-        self._done: dict[tuple[int, bool], tuple[Any, Any]] = {}
+        self._anew = Rewriter(shared=not separately)
 
     def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
         name = f"{PREFIX}{self._next}"
@@ -101,12 +103,12 @@ class _Namer:
 
         What is computed from ``tangents`` has no names: they are for the values that a derivative is of.
         """
-        cached = self._done.get((id(jaxpr), active))
-        if cached is not None:
-            return cached[1]
-        old = _jax.open_jaxpr(jaxpr)
-        renamed: dict[Any, Any] = {}
-        eqns: list[Any] = []
+        write = functools.partial(self._equations, carried=carried, active=active, tangents=tangents)
+        return self._anew(jaxpr, write, active)
+
+    def _equations(
+        self, old: Any, renamed: Renamed, *, carried: Sequence[int], active: bool, tangents: Sequence[Any]
+    ) -> Iterator[Any]:
         # What only carries an argument, a constant or a literal on is no value of its own.
         given = {*old.constvars, *(var for i, var in enumerate(old.invars) if i not in carried)}
         tangent = set(tangents)
@@ -118,19 +120,18 @@ class _Namer:
         for index in carried if active else ():
             var = old.invars[index]
             if old.eqns and _can_be_named(var):
-                renamed[var], eqn = self._name(old.eqns[0], var, None, own.get(var))
-                eqns.append(eqn)
+                renamed[var], naming = self._name(old.eqns[0], var, None, own.get(var))
+                yield naming
         for eqn in old.eqns:
             self.digest.update(_jax.primitive_name(eqn).encode() + b";")
-            if any(not _jax.is_literal(atom) and atom in renamed for atom in eqn.invars):
-                eqn = eqn.replace(invars=[self._renamed(renamed, atom) for atom in eqn.invars])
+            eqn = renamed.reading(eqn)
             if any(not _jax.is_literal(atom) and atom in tangent for atom in eqn.invars):
                 tangent.update(eqn.outvars)
                 if active:
                     self._pass_by(eqn, "the rules of custom derivatives")
-                eqns.append(eqn)
+                yield eqn
                 continue
-            eqns.append(self._inside(eqn, active))
+            yield self._inside(eqn, active)
             if _jax.is_transparent(eqn):
                 given.update(
                     out
@@ -141,12 +142,7 @@ class _Namer:
                 named = var in given or _jax.checkpoint_name_of(eqn) is not None
                 if active and not named and _can_be_named(var):
                     renamed[var], naming = self._name(eqn, var, index, own.get(var))
-                    eqns.append(naming)
-        outvars = [self._renamed(renamed, atom) for atom in old.outvars]
-        new = _jax.with_body(jaxpr, _jax.replace_eqns(old, eqns, outvars))
-        if not self._separately:
-            self._done[id(jaxpr), active] = (jaxpr, new)
-        return new
+                    yield naming
 
     def _inside(self, eqn: Any, active: bool) -> Any:
         if _jax.is_checkpoint(eqn):
@@ -173,13 +169,13 @@ class _Namer:
 
         def named(rule: Any, inputs: int) -> Any:
             # Asked again for other tangents, the same values get the same names.
-            after, done = self._next, self._done
-            self._next, self._done, self._in_rule = first, {}, True
+            after, anew = self._next, self._anew
+            self._next, self._anew, self._in_rule = first, Rewriter(shared=not self._separately), True
             try:
                 jaxprs.append(self.jaxpr(rule, (), True, rule.invars[inputs:]))
                 return jaxprs[-1]
             finally:
-                self._next, self._done, self._in_rule = max(after, self._next), done, False
+                self._next, self._anew, self._in_rule = max(after, self._next), anew, False
 
         try:
             eqn = _jax.map_rule(eqn, named)
@@ -196,10 +192,6 @@ class _Namer:
         inside = (var for body in _jax.bodies(eqn) for inner in body.jaxpr.eqns for var in inner.outvars)
         if not _jax.is_while(eqn) and any(map(_can_be_named, inside)):
             self.unreached.add(where)
-
-    @staticmethod
-    def _renamed(renamed: dict[Any, Any], atom: Any) -> Any:
-        return atom if _jax.is_literal(atom) else renamed.get(atom, atom)
 
 
 def _can_be_named(var: Any) -> bool:

@@ -142,3 +142,20 @@ def walk(top: Any, enter: Callable[[Any], bool] = lambda _: True, *, once: bool 
                     yield from visit(inner)
 
     return visit(top if isinstance(top, Scope) else Scope(_jax.open_jaxpr(top)))
+
+
+def leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
+    """The equations without bodies inside an equation of a scope, or itself, with their scopes."""
+    if not scope.inner(eqn):
+        yield scope, eqn
+    for inner in scope.inner(eqn):
+        yield from ((around, leaf) for around, leaf in walk(inner) if not around.inner(leaf))
+
+
+def scopes(top: Any, enter: Callable[[Any], bool] = lambda _: True) -> Iterator[Scope]:
+    """Every jaxpr at any depth, where it stands, in program order; arguments are those of ``walk``."""
+    scope = top if isinstance(top, Scope) else Scope(_jax.open_jaxpr(top))
+    yield scope
+    for eqn in scope.jaxpr.eqns:
+        for inner in scope.inner(eqn) if enter(eqn) else ():
+            yield from scopes(inner, enter)

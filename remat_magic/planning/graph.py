@@ -19,7 +19,7 @@ from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import residuals, saved_values
 from remat_magic.jaxprs.naming import NamedProgram, is_given
 from remat_magic.jaxprs.one_device import TypeOf, own_type
-from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.jaxprs.walk import Scope, leaves, walk
 from remat_magic.records import PlannedValue, dearest
 
 __all__ = ["Figures", "Graph", "GroupedGraph", "build", "equal_layers", "kept_copies"]
@@ -181,7 +181,7 @@ class _Builder:
             return
         again = True
         operations: list[_Leaf] = []
-        for inner, leaf in _leaves(scope, eqn):
+        for inner, leaf in leaves(scope, eqn):
             if not self._recomputation.live(leaf):
                 continue
             if self._recomputation(leaf):
@@ -252,15 +252,6 @@ def _entered(scope: Scope, eqn: Any) -> bool:
     inside = scope.inner(eqn)
     body = inside[0].body if len(inside) == 1 else None
     return body is not None and body.kind != "branch" and None not in body.operands and None not in body.results
-
-
-def _leaves(scope: Scope, eqn: Any) -> Iterator[tuple[Scope, Any]]:
-    deeper = scope.inner(eqn)
-    for inner in deeper:
-        for inner_eqn in inner.jaxpr.eqns:
-            yield from _leaves(inner, inner_eqn)
-    if not deeper:
-        yield scope, eqn
 
 
 def _gate(eqn: Any) -> str | None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from remat_magic import _jax
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.segments import SHORTEST, Checkpoint, alone, in_segments, segment_of
-from remat_magic.engine.sites import Rewriter
+from remat_magic.engine.sites import PolicyWriter
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.walk import Scope, walk
@@ -111,7 +111,7 @@ class _Rewritten:
 
     def _nesting(self, kind: Any, segment: int, levels: int, change: _Change, working: int, code: str) -> Nesting:
         def rewritten(closed: Any) -> Any:
-            return Rewriter(lambda _: AS_WRITTEN, lambda eqn: change if eqn is self._eqn else None)(closed)
+            return PolicyWriter(lambda _: AS_WRITTEN, lambda eqn: change if eqn is self._eqn else None)(closed)
 
         report = Facts(self._facts.engine.variant(rewritten)).report("as_written")
         if report.backward_error:

@@ -24,6 +24,7 @@ from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import seconds, times
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import NamedValue
+from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.graph import Graph, GroupedGraph, build, equal_layers
 from remat_magic.planning.problem import Costs, Hull, Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
@@ -255,17 +256,11 @@ def _answered(facts: Facts, parts: Dissection, resolved: Resolved, is_meant: Cal
 def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
     """The checkpoints around each operation of the primal program, by the identity of its traceback."""
     checkpoints: dict[int, _Around] = {}
-
-    def visit(jaxpr: Any, around: _Around) -> None:
-        for eqn in jaxpr.eqns:
-            checkpoints.setdefault(id(_jax.traceback_of(eqn)), around)
-            inside = around
-            if _jax.is_checkpoint(eqn):
-                inside = (*around, (facts.engine.site_of(eqn), _jax.checkpoint_policy(eqn)))
-            for body in _jax.bodies(eqn):
-                visit(body.jaxpr, inside)
-
-    visit(_jax.open_jaxpr(facts.engine.provenances.closed), ())
+    for scope, eqn in walk(facts.engine.provenances.closed):
+        traceback = id(_jax.traceback_of(eqn))
+        if traceback not in checkpoints:
+            around = [*filter(_jax.is_checkpoint, scope.around())][::-1]
+            checkpoints[traceback] = tuple((facts.engine.site_of(one), _jax.checkpoint_policy(one)) for one in around)
     return checkpoints
 
 
