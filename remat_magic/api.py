@@ -173,6 +173,27 @@ class Trace:
         return Trace(self.engine.of_gradient(key))
 
     @property
+    def postponed(self) -> bool:
+        """Whether figures are of all devices together only since XLA would take long: ``of_one_device`` asks it."""
+        return self.engine.postponed
+
+    def of_one_device(self) -> Trace:
+        """The same trace with every figure of one device, for which XLA is asked how values are spread.
+
+        That is asked at once where it takes a second or two. Of more operations than that figures are of all devices
+        together until this is called (``postponed`` says so): about a second for each thousand operations, and as long
+        again for each choice of a policy. Plans and what was compiled hold for both.
+
+        Returns:
+            A new trace, or this one where figures are one device's already.
+
+        Raises:
+            RematError: XLA cannot be asked; the sentence says why.
+        """
+        engine = self.engine.of_one_device()
+        return self if engine is self.engine else Trace(engine)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every checkpoint name of the function, in the order of its equations, nested jaxprs included.
 

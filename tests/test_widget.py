@@ -45,7 +45,7 @@ class FakeTrace:
     gradients, gradient, in_vain = (), None, ""
     sites = (Site("layer:4", "layer", 12, "nothing_saveable"), Site("head:9", "head", 1, "none"))
     groups = ()
-    mesh_devices = 1
+    mesh_devices, postponed = 1, False
 
     def __init__(self, slow=0.0, failing=()):
         self.lock, self.slow, self.failing = threading.RLock(), slow, failing

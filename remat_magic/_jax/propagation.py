@@ -143,9 +143,10 @@ def _constrained(value: Any, sharding: Any) -> Any:
 
 
 def _options(shardings: Sequence[Any]) -> dict[str, Any]:
-    """Where XLA for a GPU would try out kernels, it need not: nothing runs."""
+    """Nothing runs: XLA need not make the machine code fast, nor try out kernels for a GPU."""
     devices = {device.platform for sharding in shardings for device in getattr(sharding, "device_set", ())}
-    return {"xla_gpu_autotune_level": 0} if devices == {"gpu"} else {}
+    options: dict[str, Any] = {"xla_backend_optimization_level": 0}
+    return {**options, "xla_gpu_autotune_level": 0} if devices == {"gpu"} else options
 
 
 def _held(sharding: NamedSharding, var: Any) -> int:

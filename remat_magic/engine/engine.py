@@ -77,7 +77,7 @@ class Engine:
         elif not given.gradients:
             self._primal = given
         else:  # its own derivative is that of the program without the calls that stand for its gradients
-            self._primal = Primal(fun, given.signature, given.has_aux, look_inside=False)
+            self._primal = Primal(fun, given.signature, given.has_aux, False, however_long=given.however_long)
         self._primal.require_differentiable()
         # Now, since the text is read from where the user will edit it.
         self.sources = source_texts(self._primal.provenances, fun)
@@ -192,11 +192,43 @@ class Engine:
             Exception: whatever the function raises, which is traced once more where it is itself differentiated.
         """
         with self.lock, self._given.tracing():  # whichever thread asks
-            other: Engine = copy.copy(self)
-            other.__dict__.pop("step", None)
-            other.lock = threading.RLock()
+            other: Engine = self._copy()
             other._begin(key, False)
             return other
+
+    def _copy(self) -> Engine:
+        """One that is to begin anew."""
+        other: Engine = copy.copy(self)
+        other.__dict__.pop("step", None)
+        other.lock = threading.RLock()
+        return other
+
+    @property
+    def postponed(self) -> bool:
+        """Whether XLA was not asked how values are spread only since that takes long: ``of_one_device`` asks."""
+        return not self.per_device and (self._given.postponed or self._primal.postponed)
+
+    def of_one_device(self) -> Engine:
+        """An engine of the same, for which XLA is asked how values are spread, however long that takes.
+
+        Raises:
+            RematError: XLA cannot be asked.
+            Exception: as ``of_gradient``.
+        """
+        if self.per_device:
+            return self
+        with self.lock:
+            other: Engine = self._copy()
+            given = self._given.asked_however_long()
+        other._given = given
+        other._gradients = tuple(InnerGradient(each.call, each.function, given) for each in self._gradients)
+        with other.lock, given.tracing():
+            other._begin(ITSELF if self._gradient is None else self._gradient.call.key, False)
+            other.plans = dict(self.plans)
+            if not other.per_device:
+                why = given.why_not_asked or other._primal.why_not_asked
+                raise RematError(f"XLA cannot be asked how {self.function_name} is spread over the devices: {why}.")
+        return other
 
     @functools.cached_property
     def step(self) -> Step | None:
@@ -521,7 +553,8 @@ class Engine:
                 return (results[:outputs], results[outputs:]) if primal.auxiliary else results
 
             types = tuple(leaf.value for leaf in primal.signature.arrays)
-            return Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF)
+            made = Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF)
+        return made.of_one_device() if self._given.however_long else made
 
     @property
     def traced(self) -> Any:
@@ -552,7 +585,8 @@ class Engine:
         wrt = differentiated if self._gradient is None else None
         gradient = ITSELF if self._gradient is None else self._gradient.call.key
         with given.tracing():
-            return Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
+            made = Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
+        return made.of_one_device() if given.however_long else made
 
     def close(self) -> None:
         """Drop every retrace."""

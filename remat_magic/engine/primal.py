@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
@@ -24,9 +25,17 @@ from remat_magic.records import RematError
 
 __all__ = ["Primal"]
 
-# Operations of a program that XLA is asked about: 1,800, of 48 unrolled layers, take it two seconds, and each half of
-# each choice more than as long again.
+# Operations of a program that XLA is asked about at once: it takes about a second for each thousand, and each choice
+# of a policy about as long again.
 _MOST_ASKED = 2000
+
+
+class _Answer(NamedTuple):
+    """How XLA spreads values; else why it was not asked, and whether that is only since it takes long."""
+
+    spread: Propagated | None
+    why_not: str = ""
+    takes_long: bool = False
 
 
 class Primal:
@@ -40,6 +49,7 @@ class Primal:
         calls: those that were recorded, where the Python of the function ran before.
         shardings: of the array leaves, and of the gradients, each None for none. Default: those that the arguments
             have, and none.
+        however_long: whether XLA is asked about it of whatever size it is.
 
     Attributes:
         closed: the closed jaxpr, from the array leaves to the outputs and then the auxiliary outputs that are arrays.
@@ -54,6 +64,7 @@ class Primal:
         gradients: the functions that it differentiates inside, outer ones first.
         calls: the calls of functions that it makes.
         mesh: the axes and sizes of the mesh that is set around it; empty for none.
+        however_long: as given.
 
     Raises:
         RematError: ``has_aux`` without a pair.
@@ -68,8 +79,10 @@ class Primal:
         look_inside: bool = True,
         calls: Calls | None = None,
         shardings: tuple[Sequence[Any], Sequence[Any]] | None = None,
+        however_long: bool = False,
     ) -> None:
         self.signature = signature
+        self.however_long = however_long
         _jax.require()
         self.remat3 = _jax.remat3()
         self.has_aux = has_aux
@@ -77,7 +90,7 @@ class Primal:
         # What `with` blocks set is a thread's own, and a widget retraces in another thread.
         self._settings = signature.settings or _jax.thread_settings()
         self._generation = _jax.Generation()
-        self._answer: tuple[Propagated | None, str] | None = None
+        self._answer: _Answer | None = None
         self.types = tuple(leaf.value for leaf in signature.arrays)
         self.arguments = tuple(leaf.name for leaf in signature.arrays)
         given = tuple(leaf.sharding for leaf in signature.arrays)
@@ -215,36 +228,53 @@ class Primal:
     @property
     def asked(self) -> Propagated | None:
         """How XLA spreads the values over an automatic mesh; None where types tell, or XLA cannot be asked."""
-        return self._asked[0]
+        return self._asked.spread
 
     @property
     def why_not_asked(self) -> str:
-        """Why XLA cannot be asked, for a sentence; empty where it was, or where types tell."""
-        return self._asked[1]
+        """Why XLA was not asked, for a sentence; empty where it was, or where types tell."""
+        return self._asked.why_not
 
     @property
-    def _asked(self) -> tuple[Propagated | None, str]:
+    def postponed(self) -> bool:
+        """Whether XLA was not asked only since it takes long: ``asked_however_long`` is."""
+        return self._asked.takes_long
+
+    def asked_however_long(self) -> Primal:
+        """The same program, about which XLA is asked of whatever size it is."""
+        other: Primal = copy.copy(self)
+        other._generation, other._answer, other.however_long = _jax.Generation(), None, True
+        other.__dict__.pop("unplaced", None)
+        return other
+
+    @property
+    def _asked(self) -> _Answer:
         # No cached_property: in Python 3.11 all traces would wait for each other's compilations.
         if self._answer is None:
             self._answer = self._ask()
         return self._answer
 
-    def _ask(self) -> tuple[Propagated | None, str]:
+    def _ask(self) -> _Answer:
         if self.automatic_devices == 1:
-            return None, ""
+            return _Answer(None)
         if not self._given_so:
-            return None, "it is not known how what is differentiated inside is given to it"
-        if sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:
-            return None, f"it has more than {_MOST_ASKED:,} operations, which takes long: scan over equal layers"
+            return _Answer(None, "it is not known how what is differentiated inside is given to it")
         if self.signature.vmaps:
-            return None, "jax.vmap maps the gradient that it takes"
+            return _Answer(None, "jax.vmap maps the gradient that it takes")
+        if not self.however_long and sum(1 for _ in walk(self.closed, once=True)) > _MOST_ASKED:
+            return _Answer(
+                None,
+                f"it has more than {_MOST_ASKED:,} operations, which takes long; trace.of_one_device() asks all the "
+                "same, and so does the widget in the background",
+                takes_long=True,
+            )
         propagated = Propagated()
         try:
             with self.tracing():
                 ask_xla(propagated, self.closed, self.shardings)
         except RematError as error:
-            return None, str(error).rstrip(".")
-        return propagated, ""
+            return _Answer(None, str(error).rstrip("."))
+        return _Answer(propagated)
 
     def shardings_of(self, gradient: Differentiated) -> tuple[list[Any], list[Any]] | None:
         """How XLA spreads what a gradient inside is given, and the gradients; None where it was not asked."""

@@ -55,7 +55,8 @@ class InnerGradient:
         """The function that is differentiated, as a program of its own."""
         function, given = self.function, self._given
         shardings = given.shardings_of(function)
-        return Primal(function.evaluate, InnerInputs(function), True, False, given.calls, shardings)
+        inputs, however_long = InnerInputs(function), given.however_long
+        return Primal(function.evaluate, inputs, True, False, given.calls, shardings, however_long)
 
     @functools.cached_property
     def half(self) -> Forward:

@@ -302,6 +302,7 @@ def _of_report(report: Report, request: _Request) -> Plan:
         offloaded_bytes=report.offloaded_bytes,
         seconds=None if least.device is None else least.of(report),
         label=report.label,
+        of_devices=report.of_devices,
     )
 
 

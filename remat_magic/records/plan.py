@@ -70,7 +70,8 @@ class Plan(Displayed, Labelled):
     one, or ``together``. A policy of JAX's that does better is taken instead: then ``names`` is empty and
     ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
     ``plan.apply(function)`` can apply it. ``policy`` is the key that it goes by among policies, ``label`` what people
-    call it ("plan within 121 MB of peak"). ``fingerprint`` tells programs of other operations apart.
+    call it ("plan within 121 MB of peak"). On a mesh ``of_devices`` tells whose the figures are, as in ``Report``.
+    ``fingerprint`` tells programs of other operations apart.
     """
 
     function: str
@@ -104,6 +105,7 @@ class Plan(Displayed, Labelled):
     label: str = ""
     unreached: tuple[str, ...] = ()
     peak_device: str = ""
+    of_devices: str = ""
 
     def apart_from(self, plans: dict[str, Plan]) -> Plan:
         """The plan under a key, and a label, that no other choice among ``plans`` has, into which it is put.

@@ -18,7 +18,7 @@ VERSION = 1
 _FORMAT = "remat_magic plan"
 _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has some five million
 _LATER = frozenset(
-    {"number", "alike", "together", "label", "unreached"}
+    {"number", "alike", "together", "label", "unreached", "of_devices"}
 )  # fields that files written before they were there do without
 _HUGE = 2**63  # no count of bytes or FLOPs is larger
 

@@ -221,7 +221,8 @@ def _policy_marks(policies: Sequence[Report], frame: Frame) -> list[str]:
 def plan_meaning(plan: Plan) -> str:
     """What a plan does, one line."""
     peak = "an estimated peak" if plan.of == "peak" else "saved bytes"
-    return f"Recompute as little as possible within {fmt.nbytes(plan.budget_bytes)} of {peak}."
+    whose = f", {plan.of_devices}" if plan.of_devices else ""
+    return f"Recompute as little as possible within {fmt.nbytes(plan.budget_bytes)} of {peak}{whose}."
 
 
 def plan_sentences(plan: Plan) -> list[str]:
@@ -240,7 +241,7 @@ def plan_sentences(plan: Plan) -> list[str]:
     elif plan.peak_bytes is not None:
         saves = f"Peaks at {fmt.nbytes(plan.peak_bytes)} of {budget} (estimated); saves {fmt.nbytes(plan.saved_bytes)}"
     facts = [
-        saves,
+        f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
         f"recomputes {again}{share}, {least}",
         f"solved in {fmt.seconds(plan.solve_seconds)}",

@@ -26,6 +26,9 @@ class LiveTrace:
         namespace: the user's namespace, in which a policy that is no key is looked up.
         inputs: arguments with values, for measured runs, or None.
         device: the name of the accelerator to begin with; empty for this machine. Later the one that the reader chose.
+
+    Attributes:
+        turns: how often another trace has taken the place of the one before: what was worked out before is not shown.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class LiveTrace:
         self._lock = threading.Lock()
         self._compiled: dict[tuple[str, str, str], Measurement] = {}
         self.on_compiled: list[Callable[[Measurement], None]] = []  # told what was compiled
+        self.turns = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -52,7 +56,7 @@ class LiveTrace:
         offered = dict.fromkeys((*each, *devices.meshes(self.trace.mesh_devices), self.device))
         return tuple(filter(None, offered))
 
-    def turn_to(self, device: str) -> bool:
+    def choose_device(self, device: str) -> bool:
         """Take another device for the chosen one, if it is offered; whether it is another one."""
         changed = device != self.device and (not device or device in self.devices)
         if changed:
@@ -74,6 +78,11 @@ class LiveTrace:
         if self._trace is None:
             raise RematError(_CLOSED)
         return self._trace
+
+    def turn(self, trace: Trace) -> None:
+        """Take another trace of the same function; plans, policies and what was compiled stay."""
+        self._trace = trace
+        self.turns += 1
 
     def close(self) -> None:
         """Let go of the trace, the user's names and the inputs."""

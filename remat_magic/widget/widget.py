@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,8 @@ from remat_magic.widget.worker import Worker, sentence_of
 from remat_magic.wording import printable
 
 __all__ = ["RematWidget"]
+
+_ASKING = "XLA is being asked in the background: when it has answered, all figures here turn to one device's."
 
 
 class RematWidget(Channel):
@@ -83,6 +86,8 @@ class RematWidget(Channel):
         self._peek_worker = Worker[Wish](self._peek)
         self._gradient_worker = Worker[str](self._work_on_gradient)
         self._device_worker = Worker[str](self._work_on_device)
+        self._xla_worker = Worker[LiveTrace](self._await_xla)
+        self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
         self._kept = Kept(self._rendered)
         self._is_seen = _kernel() is not None  # else nobody looks until a page says so: ``report`` computes on access
         self._idle = idle_time(get_ipython()) if _kernel() else None
@@ -92,6 +97,8 @@ class RematWidget(Channel):
         self.on_msg(self._on_message)
         if self._idle is not None:
             self._idle.keep(self, cell_id)
+        if self._is_seen:
+            self._ask_xla()
 
     def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
         """Make ready to show a function; what is shown first of it.
@@ -107,6 +114,7 @@ class RematWidget(Channel):
         self._prefetch = Prefetch()
         self._rendered = Rendered(self._title, self._panels, live)
         self._live = live
+        self._awaits_xla = live.trace.postponed
         return first
 
     def _draw(self) -> str:
@@ -158,6 +166,7 @@ class RematWidget(Channel):
         self._peek_worker.post(None)
         self._gradient_worker.post(None)
         self._device_worker.post(None)
+        self._xla_worker.post(None)
         for panel in self._panels:
             panel.close()
         layout = self.layout
@@ -218,30 +227,34 @@ class RematWidget(Channel):
 
         self._selection.settle(wish, report.policy, report.at, assign)
 
-    def _wanted(self, wish: Wish) -> bool:
-        return not self._live.closed and self._selection.is_newest(wish)
+    def _wanted(self, wish: Wish, rendered: Rendered) -> bool:
+        """Whether nothing newer is wished for, and what is worked out is of the trace that is shown."""
+        return not self._live.closed and rendered is self._rendered and self._selection.is_newest(wish)
 
     def _work(self, wish: Wish) -> None:
         """On the worker's thread: the residuals first, then everything, each published if still wanted."""
-        if not self._wanted(wish):
+        rendered = self._rendered
+        if not self._wanted(wish, rendered):
             return
         try:
             report = self._live.preview(wish.policy, wish.at)
-            if self._wanted(wish):
+            if self._wanted(wish, rendered):
                 self._settle(report, wish)
-                self._publish(report, wish.serial)
-            if not report.complete and self._wanted(wish):
+                self._publish(report, wish.serial, rendered)
+            if not report.complete and self._wanted(wish, rendered):
                 report = self._report(wish.policy, wish.at)
-                if self._wanted(wish):
-                    self._publish(report, wish.serial)
+                if self._wanted(wish, rendered):
+                    self._publish(report, wish.serial, rendered)
             # Last, since it may have to be found out first what there is without a checkpoint.
-            said = self._live.trace.no_gain(*self._live.arguments(wish.policy, wish.at)) if self._wanted(wish) else ""
-            if said and self._wanted(wish):
-                self._publish(replace(report, notes=(*report.notes, Note("peak-no-lower", said))), wish.serial)
+            arguments = self._live.arguments(wish.policy, wish.at)
+            said = self._live.trace.no_gain(*arguments) if self._wanted(wish, rendered) else ""
+            if said and self._wanted(wish, rendered):
+                noted = replace(report, notes=(*report.notes, Note("peak-no-lower", said)))
+                self._publish(noted, wish.serial, rendered)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            if self._wanted(wish):
+            if self._wanted(wish, rendered):
                 self._settle(self._good, wish)
-                self._publish(self._good, wish.serial)
+                self._publish(self._good, wish.serial, rendered)
                 self._say(sentence_of(error), error=True)
 
     # The browser.
@@ -254,21 +267,30 @@ class RematWidget(Channel):
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
         said = f"{instead}; {applying}" if self._apply else instead
+        if self._awaits_xla:
+            report = replace(report, notes=(*report.notes, Note("devices-together", _ASKING)))
         return self._rendered.view(report, meanings, said, report.policy in plans)
 
-    def _publish(self, report: Report, serial: int) -> None:
-        self._view = {**self._render(report), "serial": serial}
-        if report.complete:
-            self._good = report
-            if not self._live.closed:
-                self._kept.update(get_ipython(), lambda: self._good)
+    def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
+        """Show a report, unless what is rendered has come to be of another trace than it is."""
+        with self._turning:
+            if rendered is not self._rendered:
+                return
+            self._view = {**self._render(report), "serial": serial}
+            if report.complete:
+                self._good = report
+        if report.complete and not self._live.closed:
+            self._kept.update(get_ipython(), lambda: self._good)
 
     def _peek(self, wish: Wish) -> None:
         """Send a view that the shown one is compared with."""
         if self._live.closed:
             return
+        turns = self._live.turns
         try:
             report = self._report(wish.policy, wish.at)
+            if turns != self._live.turns:  # the browser has asked again
+                return
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
         else:
@@ -296,10 +318,48 @@ class RematWidget(Channel):
         self._worker.post(self._selection.wished)
         if self._idle is not None:
             self._idle.resume(self)
+        self._ask_xla()
+
+    def _ask_xla(self) -> None:
+        """Have XLA asked in the background where it takes long."""
+        if self._awaits_xla:
+            self._xla_worker.post(self._live)
+
+    def _await_xla(self, live: LiveTrace) -> None:
+        """Turn to one device's figures once XLA has told them of what is chosen then; all else stays as it is."""
+        try:
+            trace, wish = live.trace.of_one_device(), self._selection.wished
+            report = trace.report(*live.arguments(wish.policy, wish.at))
+            while wish != self._selection.wished and live is self._live and not live.closed:
+                wish = self._selection.wished
+                report = trace.report(*live.arguments(wish.policy, wish.at))
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            if live is not self._live or live.closed:
+                return
+            with self._turning:
+                self._awaits_xla, self._rendered = False, Rendered(self._title, self._panels, live)
+            self._kept.follow(self._rendered)
+            self._publish(self._good, self._selection.serial, self._rendered)
+            self._say(sentence_of(error), error=True)
+            return
+        with self._turning:
+            if live is not self._live or live.closed:
+                return
+            live.turn(trace)
+            for panel in self._panels:
+                panel.turned()
+            self._awaits_xla, self._rendered = False, Rendered(self._title, self._panels, live)
+            self._prefetch = Prefetch()
+        self._kept.follow(self._rendered)
+        self._publish(report, self._selection.serial, self._rendered)
+        self.send({"type": "anew"})
+        self._worker.post(self._selection.wished)
+        if self._idle is not None:
+            self._idle.resume(self)
 
     def _work_on_device(self, name: str) -> None:
         """Keep a copy with the peaks of another device."""
-        if not self._live.closed and self._live.turn_to(name):
+        if not self._live.closed and self._live.choose_device(name):
             self._kept.update(get_ipython(), lambda: self._good)
 
     def _say(self, sentence: str, *, error: bool = False) -> None:
@@ -326,6 +386,7 @@ class RematWidget(Channel):
                 if not self._is_seen:  # in marimo, and whatever else shows widgets without a kernel of IPython's
                     self._is_seen = True
                     self._worker.post(self._selection.wished)
+                    self._ask_xla()
             case "choose":
                 self._choose(request.policy, request.at, request.serial)
             case "names":
@@ -390,7 +451,7 @@ class RematWidget(Channel):
         bundle = self._repr_mimebundle_()
         if bundle is not None:
             shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
-        self._publish(self.report, self._selection.serial)
+        self._publish(self.report, self._selection.serial, self._rendered)
 
 
 def _kernel() -> Any:

@@ -90,10 +90,15 @@ class Compare(Panel):
         if self._job is not None:
             self._job.cancel()
 
+    def turned(self) -> None:
+        """Forget what was found of places; what was measured holds."""
+        self._search = self._found = None
+
     def close(self) -> None:
         """Measure nothing more."""
         self._stop_measuring()
-        self._job = self._search = self._found = None
+        self._job = None
+        self.turned()
         self._give_up_fitting(None)
         super().close()
 

@@ -50,10 +50,14 @@ class Plan(Panel):
             f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
         )
 
-    def close(self) -> None:
-        """Let go of the plans of single values."""
-        super().close()
+    def turned(self) -> None:
+        """Let go of the plans of single values, and of the frontier."""
         self._flips, self._points = {}, {}
+
+    def close(self) -> None:
+        """Let go of them, too."""
+        super().close()
+        self.turned()
 
     def answer(self, request: Request) -> dict[str, Any] | None:
         """What is asked for, as HTML; the frontier with the stops of the slider."""
