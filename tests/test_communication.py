@@ -12,10 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
-from remat_magic import _jax
+from remat_magic import _jax, units
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.planning import plan as plans
-from remat_magic.records import Report
 from remat_magic.views.attribution import line_rows
 from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
@@ -361,8 +359,99 @@ def test_a_plan_for_links_that_are_not_known_says_so():
     assert sentence not in trace.plan(0.5, "function").status
 
 
-def test_a_plan_says_that_what_xla_inserts_has_no_time():
-    """Of an automatic mesh, whose collectives are no operations of the program."""
-    sentence = "What XLA has devices tell each other, with automatic sharding, counts as no time."
-    assert plans._untimed(Report("none", "function", forward_communicated_bytes=4), H100) == sentence
-    assert plans._untimed(Report("none", "function"), H100) == ""
+# ----------------------------------------------------------------------------------------------- what XLA inserts
+
+
+def compiled(fun, *args):
+    """What devices tell each other in a compiled program."""
+    executable = jax.jit(fun).lower(*args).compile().runtime_executable()
+    return _jax.xla_communicated(executable.hlo_modules())
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("kind", [*RINGS])
+def test_a_compiled_collective_sends_what_its_operation_does(kind, devices):
+    """Of one axis of two, so that the groups are some of all devices."""
+    function, nbytes, sent = RINGS[kind]
+    if kind == "collective-broadcast":
+        pytest.skip("XLA for a CPU has none")
+    for order in (("other", "data"), ("data", "other")):
+        mesh = rm.mesh({axis: {"other": 2, "data": devices}[axis] for axis in order})
+        fun = jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+        found = compiled(fun, shape(mesh, P("data"), 1024 * devices))
+        if kind == "reduce-scatter" and {each.kind for each in found} == {"all-reduce"}:
+            continue
+        assert found == {(kind, nbytes(devices), sent(devices)): 1}
+
+
+def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter():
+    """As the gradients of sharded weights are; one that every device goes on with is sent twice."""
+    mesh, share = rm.mesh("data=4,model=2"), WIDTH * WIDTH * 4
+    w, x = shape(mesh, P("data"), WIDTH, WIDTH), shape(mesh, P("data"), BATCH, WIDTH)
+
+    def gradient(where):
+        fun = jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum())
+        return lambda w, x: lax.with_sharding_constraint(fun(w, x), NamedSharding(mesh, where))
+
+    for where, sent in ((P("data"), share * 3 // 4), (P(), 2 * share * 3 // 4)):
+        found = compiled(gradient(where), w, x)
+        assert found["all-reduce", share, sent] == 1
+        assert found["all-gather", share, share * 3 // 4] == 1
+
+
+def test_who_tells_each_other_may_be_written_as_a_range():
+    """Partial products are summed along the two devices of an axis, eight devices in four pairs."""
+    mesh, part = rm.mesh("data=4,model=2"), BATCH // 4 * WIDTH * 4
+    w, x = shape(mesh, P("model"), WIDTH, WIDTH), shape(mesh, P("data", "model"), BATCH, WIDTH)
+    fun = lambda w, x: lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("data")))  # noqa: E731
+    assert compiled(fun, w, x) == {("all-reduce", part, part): 1}
+
+
+def automatic_fsdp():
+    def loss(ws, x):
+        return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).mean()
+
+    mesh = simulated_mesh(8)
+    return loss, (shape(mesh, P(None, "data"), LAYERS, WIDTH, WIDTH), shape(mesh, P("data"), BATCH, WIDTH))
+
+
+def simulated_mesh(size):
+    return rm.mesh({"data": size})
+
+
+def test_what_xla_inserts_takes_time_in_each_half():
+    """By hand: each half gathers every weight, and recomputing does so once more."""
+    loss, args = automatic_fsdp()
+    trace = rm.trace(loss, *args)
+    gathers = LAYERS * GATHERED * 7 / 8 / H100.interconnect
+    found = trace.compare(["none", "nothing_saveable"], "function", device="H100 SXM")
+    none, nothing = (row.times for row in found.rows)
+    for row in (none, nothing):
+        assert row.complete
+        assert row.communicated == 0.0  # what runs again is not told apart
+        assert row.forward_communicated == pytest.approx(gathers + 2 * (4 * 7 // 8) / H100.interconnect)
+        assert row.forward > row.forward_communicated
+        assert row.backward > row.backward_communicated
+    assert nothing.backward_communicated - none.backward_communicated == pytest.approx(gathers)
+    assert "communication" in found._repr_html_()
+    slower = trace.compare(["none"], "function", device=rm.devices.THIS_CPU).rows[0].times
+    assert (slower.forward_communicated, slower.complete) == (None, False)
+
+
+def test_a_plan_says_what_xla_inserts_for_it():
+    loss, args = automatic_fsdp()
+    trace = rm.trace(loss, *args)
+    plan = trace.plan(0, "function", cost="seconds", device="H100 SXM")
+    size, least = LAYERS * GATHERED, LAYERS * GATHERED * 7 / 8 / H100.interconnect
+    report, none = trace.report(plan), trace.report("none", "function")
+    assert report.communicated_bytes - none.communicated_bytes == size
+    said = (
+        "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed: with "
+        f"this plan XLA gives {units.nbytes(size)} more than without one, at least {units.seconds(least)}."
+    )
+    assert said in plan.status
+    everything = trace.plan("100%", "function", cost="seconds", device="H100 SXM")
+    assert "with this plan it is as much as without a checkpoint." in everything.status
+    unknown = trace.plan(0, "function", cost="seconds", device=rm.devices.THIS_CPU)
+    assert "more than without one, an unknown time." in unknown.status
+    assert "What XLA has devices" not in trace.plan(0, "function").status

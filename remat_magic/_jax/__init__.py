@@ -24,6 +24,7 @@ from remat_magic._jax.collectives import communication
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
+from remat_magic._jax.hlo import Told
 from remat_magic._jax.jaxprs import (
     as_function,
     closed,
@@ -127,7 +128,7 @@ from remat_magic._jax.types import (
     type_text,
     zero_keys,
 )
-from remat_magic._jax.xla_costs import xla_counts
+from remat_magic._jax.xla_costs import xla_communicated, xla_counts
 
 __all__ = [
     "ELSEWHERE",
@@ -138,6 +139,7 @@ __all__ = [
     "Body",
     "Generation",
     "Lack",
+    "Told",
     "Vmaps",
     "as_function",
     "automatic_devices",
@@ -273,6 +275,7 @@ __all__ = [
     "with_traceback",
     "writes_to_inputs",
     "x64",
+    "xla_communicated",
     "xla_counts",
     "zero_keys",
 ]

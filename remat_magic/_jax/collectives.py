@@ -1,7 +1,7 @@
 """What devices tell each other by the collectives that a program names itself, in the bodies of ``shard_map``.
 
 ``pmap`` is a ``shard_map`` on every line of JAX. Outside of one XLA alone decides what is told, whatever the mesh:
-those collectives are in the compiled program only.
+those collectives are in the compiled program only, of which ``hlo`` tells the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from remat_magic._jax.primitives import names
 from remat_magic._jax.types import nbytes
 
-__all__ = ["Communication", "communication"]
+__all__ = ["Communication", "communication", "sent_bytes"]
 
 
 class Communication(NamedTuple):
@@ -55,6 +55,11 @@ _KINDS: dict[str, tuple[str, _Sent]] = {
 _COLLECTIVES = {
     name: (kind, sent) for kind, (text, sent) in _KINDS.items() for one in names(text) for name in (one, f"{one}_start")
 }
+
+
+def sent_bytes(kind: str, nbytes: int, devices: int) -> int:
+    """What a device sends at least: ``Communication.sent``, of a kind that XLA knows among so many devices."""
+    return next(sent for name, (_, sent) in _KINDS.items() if name == kind)(nbytes, devices)
 
 
 def communication(eqn: Any, of_one: Any = None) -> Communication | None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from remat_magic._jax.collectives import sent_bytes
 from remat_magic._jax.protobuf import fields, numbers
 
-__all__ = ["Computation", "Instruction", "Module", "collectives", "read_module"]
+__all__ = ["Computation", "Instruction", "Module", "Told", "collectives", "read_module", "told"]
 
 _TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
@@ -25,6 +27,8 @@ _NAME, _INSTRUCTIONS, _SHAPE, _ID, _ROOT = 1, 2, 4, 5, 6
 _RESULT = 3  # the shape of an instruction's result
 _OPCODE, _LITERAL, _PARAMETER, _INDEX, _CONFIG = 2, 8, 9, 13, 43
 _INSTRUCTION_ID, _OPERANDS, _CALLED, _DIRECTION = 35, 36, 38, 63
+# Which devices tell each other: as lists, as the parts of a range, or as axes of a mesh.
+_GROUPS, _RANGES, _AXES = 87, 92, 93
 _SIGNED, _UNSIGNED = (4, 5), (6, 7)  # integers of a literal, of 32 and 64 bits
 
 # Fields of ShapeProto, and the bits of its element types, of ``xla/xla_data.proto``.
@@ -64,6 +68,7 @@ class Instruction:
     direction: bytes = b""
     config: bytes = b""
     result: bytes = b""  # of a collective: its shape, as it is written
+    devices: int | None = None  # of a collective: how many tell each other, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +205,32 @@ class _Value:
         return self
 
 
-def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
-    """What devices tell each other in one run of a module.
+class Told(NamedTuple):
+    """A collective: its kind ("all-gather"), the bytes that one device has of the result, and those that it sends.
 
-    Returns:
-        For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
-        bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
+    It sends as much as in ``collectives.Communication``, and None is unknown. Of a sum of which each device goes on
+    with its own part alone it sends as much as of a reduce-scatter, which XLA for a CPU makes none of.
+    """
+
+    kind: str
+    nbytes: int
+    sent: int | None
+
+
+def told(module: Module) -> Counter[Told] | None:
+    """What devices tell each other in one run of a module: how often one takes part in each collective.
+
+    None where nothing tells how often a loop runs that has one.
     """
 
     @functools.cache
-    def of(number: int) -> dict[str, tuple[int, int]] | None:
+    def of(number: int) -> Counter[Told] | None:
         """Of one run of a computation."""
-        total, within = dict[str, tuple[int, int]](), module.computations[number]
-        for instruction in within.instructions.values():
+        total, within = Counter[Told](), module.computations[number]
+        for each, instruction in within.instructions.items():
             opcode = instruction.opcode
-            if (kind := opcode.removesuffix(_START)) in _COLLECTIVES:
-                # What begins a gather or permutation has the operand beside the result.
-                both = opcode in (b"all-gather-start", b"collective-permute-start")
-                add(total, {kind.decode(): (1, _size(instruction.result, 1 if both else None))})
+            if opcode.removesuffix(_START) in _COLLECTIVES:
+                total[_told(module, within, each)] += 1
                 continue
             times = module.trips(instruction, number) if opcode == b"while" else 1
             for called in () if opcode in _AGAIN else instruction.called:
@@ -225,10 +238,69 @@ def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
                 # Which branch runs is not known, and of some loops not how often.
                 if inside is None or (inside and (times is None or opcode == b"conditional")):
                     return None
-                add(total, inside, times or 0)
+                for one, runs in inside.items():
+                    total[one] += (times or 0) * runs
         return total
 
     return of(module.entry)
+
+
+def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
+    """What devices tell each other in one run of a module.
+
+    Returns:
+        For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
+        bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
+    """
+    found = told(module)
+    if found is None:
+        return None
+    total = dict[str, tuple[int, int]]()
+    for one, runs in found.items():
+        add(total, {one.kind: (1, one.nbytes)}, runs)
+    return total
+
+
+def _told(module: Module, within: Computation, number: int) -> Told:
+    instruction = within.instructions[number]
+    # What begins a gather or permutation has the operand beside the result.
+    both = instruction.opcode in (b"all-gather-start", b"collective-permute-start")
+    kind, size = instruction.opcode.removesuffix(_START).decode(), _size(instruction.result, 1 if both else None)
+    devices = instruction.devices
+    if kind in ("collective-permute", "collective-broadcast", "ragged-all-to-all"):
+        devices = devices or 1  # of which it does not matter
+    if devices is None:
+        return Told(kind, size, None)
+    sent = sent_bytes(kind, size, devices)
+    if kind == "all-reduce" and _is_cut(module, within, number):
+        sent = sent_bytes("reduce-scatter", size // devices, devices)
+    return Told(kind, size, sent)
+
+
+_PASSED_ON = (b"copy", b"bitcast", b"get-tuple-element", b"all-reduce-done")
+
+
+def _is_cut(module: Module, within: Computation, number: int) -> bool:
+    """Whether all that is done with a value is to cut a part out whose place is computed, as each device its own."""
+    if number == within.root:
+        return False
+    users = [(each, user) for each, user in within.instructions.items() if number in user.operands]
+    for each, user in users:
+        if user.opcode in _PASSED_ON:
+            cut = _is_cut(module, within, each)
+        elif user.opcode in (b"fusion", b"call"):
+            called = module.computations[user.called[0]]
+            places = [place for place, operand in enumerate(user.operands) if operand == number]
+            cut = all(
+                _is_cut(module, called, inner)
+                for inner, parameter in called.instructions.items()
+                if parameter.opcode == b"parameter" and parameter.index in places
+            )
+        else:
+            cut = user.opcode == b"dynamic-slice" and user.operands[0] == number
+        if not cut:
+            return False
+    return bool(users)
 
 
 def add(total: dict[str, tuple[int, int]], more: Mapping[str, tuple[int, int]], times: int = 1) -> None:
@@ -285,6 +357,7 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
         else:
             parts[name] = value
     opcode = parts[_OPCODE]
+    collective = opcode.removesuffix(_START) in _COLLECTIVES
     return parts[_INSTRUCTION_ID], Instruction(
         opcode,
         tuple(operands),
@@ -293,8 +366,36 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
         _integer(parts.get(_LITERAL, b"")) if opcode == b"constant" else None,
         parts.get(_DIRECTION, b""),
         parts.get(_CONFIG, b"") if opcode == b"while" else b"",
-        parts.get(_RESULT, b"") if opcode.removesuffix(_START) in _COLLECTIVES else b"",
+        parts.get(_RESULT, b"") if collective else b"",
+        _devices(parts) if collective else None,
     )
+
+
+def _devices(parts: Mapping[int, Any]) -> int | None:
+    """How many devices of a group tell each other; None where it does not say."""
+    if groups := parts.get(_GROUPS):
+        return max(_count(each) for name, each, _ in fields(groups) if name == 1)
+    if ranges := parts.get(_RANGES):
+        return next((value for name, value, _ in fields(ranges) if name == 2), None)
+    if not (axes := parts.get(_AXES)):
+        return None
+    sizes, devices = list[int](), 1
+    for name, value, _ in fields(axes):
+        if name == 1:  # the mesh, and its axes
+            sizes = [_number(axis, 2) for inner, axis, _ in fields(value) if inner == 1]
+        elif name == 2:  # an axis, or a part of one
+            part = next((inner for each, inner, _ in fields(value) if each == 2), None)
+            devices *= sizes[_number(value, 1)] if part is None else _number(part, 2)
+    return devices
+
+
+def _count(group: bytes) -> int:
+    return sum(len(numbers(value)) for name, value, _ in fields(group) if name == 1)
+
+
+def _number(proto: bytes, name: int) -> int:
+    """A field that is a number; 0 is not written."""
+    return next((value for each, value, _ in fields(proto) if each == name), 0)
 
 
 def _integer(literal: bytes) -> int | None:

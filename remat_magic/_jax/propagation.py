@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from remat_magic._jax.bodies import map_jaxprs
+from remat_magic._jax.hlo import Told
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import courtesy
@@ -31,7 +33,7 @@ _worth_keeping = courtesy(
 
 def propagated(
     closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None
-) -> tuple[dict[Any, NamedSharding], int | None]:
+) -> tuple[dict[Any, NamedSharding], Counter[Told] | None]:
     """XLA's own sharding of each value, by its variable, at any depth outside of ``shard_map``; what devices tell.
 
     The program is compiled, and not run, for the devices that the shardings name, simulated ones where their mesh has
@@ -44,8 +46,8 @@ def propagated(
 
     Returns:
         What XLA decided: where a body is called several times, what makes a device hold most. Scalars are left out, and
-        what XLA does not tell in terms of the mesh. And the bytes of the results of collectives that a device has in
-        the program, None where they are not known.
+        what XLA does not tell in terms of the mesh. And how often a device takes part in each collective of the
+        program, None where that is not known.
 
     Raises:
         Exception: whatever JAX or XLA raises where it cannot be compiled.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.hlo import Module, add, collectives, read_module
+from remat_magic._jax.hlo import Module, Told, add, collectives, read_module, told
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.protobuf import fields, number, text
 
@@ -47,30 +48,32 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
     Returns:
         The counts of one run; None where XLA does not say, or does not know how often a loop runs.
     """
-    told = [_of_module(module) for module in modules]
-    if not told:
+    each = [_of_module(module) for module in modules]
+    if not each:
         return XlaCounts(None, None, {})
     talked = dict[str, tuple[int, int]]()
-    for one in told:
+    for one in each:
         add(talked, one.collectives or {})
     return XlaCounts(
-        _sum(one.flops for one in told),
-        _sum(one.bytes_accessed for one in told),
-        None if any(one.collectives is None for one in told) else talked,
+        _sum(one.flops for one in each),
+        _sum(one.bytes_accessed for one in each),
+        None if any(one.collectives is None for one in each) else talked,
     )
 
 
-def xla_communicated(modules: Iterable[Any]) -> int | None:
-    """The bytes of the results of collectives that one device has in a program, ``modules`` as for ``xla_counts``.
+def xla_communicated(modules: Iterable[Any]) -> Counter[Told] | None:
+    """How often one device takes part in each collective of a program, ``modules`` as for ``xla_counts``.
 
     None where XLA does not say, or how often a loop runs is not known.
     """
-    told = list[int | None]()
+    total = Counter[Told]()
     with contextlib.suppress(Exception):  # as in _of_module
         for module in modules:
-            found = collectives(read_module(module.as_serialized_hlo_module_proto()))
-            told.append(None if found is None else sum(size for _, size in found.values()))
-        return _sum(told)
+            found = told(read_module(module.as_serialized_hlo_module_proto()))
+            if found is None:
+                return None
+            total += found
+        return total
     return None
 
 

@@ -12,6 +12,7 @@ from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
 from remat_magic.facts.held import Held
+from remat_magic.facts.inserted import nbytes_of, with_inserted
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import both_halves, live_lines
 from remat_magic.facts.program_text import program_later
@@ -99,10 +100,13 @@ def full(
     ahead = jaxpr_cost(half.closed, type_of=half.type_of)
     back = jaxpr_cost(backward, recomputation.live, half.type_of)
     communicated = (ahead.communicated, back.communicated)
-    if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
-        communicated = (half.type_of.communicated[0], half.type_of.communicated[1])
     ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
+    if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
+        told = half.type_of.communicated
+        communicated = (nbytes_of(told[0]), nbytes_of(told[1]))
+        ahead_kernels = with_inserted(ahead_kernels, told[0], ahead.communicated)
+        back_kernels = with_inserted(back_kernels, told[1], back.communicated)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
     schedule = of_step or both_halves(half.closed, backward, half.outputs, lines, half.type_of)

@@ -85,4 +85,6 @@ def times(report: Report, device: Device | str) -> Times:
         offload,
         forward[1] and backward[1] and offload is not None and not report.backward_error,
         communicating(report.recomputed_kernels, device),
+        communicating(report.forward_kernels, device),
+        communicating(report.backward_kernels, device),
     )

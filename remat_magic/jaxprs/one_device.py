@@ -8,6 +8,7 @@ else nothing is known, and it is taken to be held whole.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,14 +76,14 @@ class Propagated(Spread):
 
     ``shardings`` has XLA's own sharding of each variable, over the mesh as it is on the machine; ``gradients`` is how
     what surrounds a backward half has its results spread, where something does. ``communicated`` has for each program
-    that was asked about, one after another, the bytes that its collectives give a device, None where unknown.
+    that was asked about, one after another, how often a device takes part in each collective, None where unknown.
     """
 
     def __init__(self, gradients: Sequence[Any] | None = None) -> None:
         super().__init__()
         self.gradients = gradients
         self.shardings: dict[Any, Any] = {}
-        self.communicated: list[int | None] = []
+        self.communicated: list[Counter[_jax.Told] | None] = []
 
     def ask(self, closed: Any, shardings: Sequence[Any], results: Sequence[Any] | None = None) -> None:
         """Find out about the variables of a closed jaxpr, with its inputs and results spread so (None: as XLA likes).

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.facts.times import offloading
+from remat_magic.facts.times import communicating, offloading
 from remat_magic.planning.planner import Objective, Planner, budget_bytes, objective, planner
 from remat_magic.planning.problem import Problem, Solution
-from remat_magic.records import Plan, PlannedValue, RematError, Report
+from remat_magic.records import Kernel, Plan, PlannedValue, RematError, Report
 
 __all__ = ["best_of_groups", "limit_of", "order", "plan_at", "plan_of"]
 
@@ -76,22 +76,40 @@ def plan_at(
         )
     if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
         best = replace(best, status=f"{best.status} {_OFFLOADED}")
-    if least.device is not None and (untimed := _untimed(facts.report(best), least.device)):
-        best = replace(best, status=f"{best.status} {untimed}")
+    if least.device is not None and (unweighed := _unweighed(facts, best, least.device)):
+        best = replace(best, status=f"{best.status} {unweighed}")
     if choices.parts.naming.unreached:
         best = replace(best, status=best.status.replace("No choice of names", "No choice of the values considered"))
     return replace(best, unreached=choices.unreached)
 
 
-def _untimed(report: Report, device: Device) -> str:
-    """A sentence where communication counts as no time; empty where it has its time, or where there is none."""
-    if not report.communicated_bytes:
-        return ""
-    if not any(kernel.sent for kernel in (*report.forward_kernels, *report.backward_kernels)):
-        return "What XLA has devices tell each other, with automatic sharding, counts as no time."
-    if device.interconnect is None:
+def _unweighed(facts: Facts, plan: Plan, device: Device) -> str:
+    """A sentence about communication that a plan does not weigh; empty where it does, or where there is none.
+
+    What XLA inserts follows from the whole program, and belongs to no value: it is told of the finished plan.
+    """
+    report = facts.report(plan)
+    now, before = (_inserted(each) for each in (report, facts.report("none", plan.at)))
+    if not now and not before:
+        sends = report.communicated_bytes and device.interconnect is None
+        if not sends:
+            return ""
         return f"How fast {device.name} reaches others is not known: what they tell each other counts as no time."
-    return ""
+    said = "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed"
+    if not all(kernel.known for kernel in (*now, *before)):
+        return f"{said}."
+    more = sum(kernel.bytes for kernel in now) - sum(kernel.bytes for kernel in before)
+    took = communicating(now, device), communicating(before, device)
+    if not more:
+        return f"{said}: with this plan it is as much as without a checkpoint."
+    least = "an unknown time" if None in took else f"at least {units.seconds(abs((took[0] or 0) - (took[1] or 0)))}"
+    than = "more" if more > 0 else "less"
+    return f"{said}: with this plan XLA gives {units.nbytes(abs(more))} {than} than without one, {least}."
+
+
+def _inserted(report: Report) -> list[Kernel]:
+    """What XLA has devices tell each other in both halves."""
+    return [kernel for kernel in (*report.forward_kernels, *report.backward_kernels) if kernel.inserted]
 
 
 def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:

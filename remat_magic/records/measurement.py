@@ -57,6 +57,8 @@ class Times:
     None where it is not known how fast that is. Where not ``complete``, some work has no known cost or trip count, and
     the estimate is a lower bound ("at least"). ``communicated`` is the part of ``recomputed`` that collectives take
     which run again, None where it is not known how fast the device's links to others are, and it counts as none.
+    ``forward_communicated`` and ``backward_communicated`` are likewise the parts of both halves. With automatic
+    sharding XLA inserts the collectives, which are in the halves and in no recomputation.
     """
 
     device: str
@@ -66,6 +68,8 @@ class Times:
     offload: float | None = 0.0
     complete: bool = True
     communicated: float | None = 0.0
+    forward_communicated: float | None = 0.0
+    backward_communicated: float | None = 0.0
 
     @property
     def total(self) -> float:

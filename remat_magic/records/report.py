@@ -272,7 +272,8 @@ class Kernel:
     run. It runs ``times`` times, equal kernels taken together; None in a loop whose trip count is not known, and
     ``turns`` is then how often it runs if each such loop runs once. ``dtype`` is JAX's short form of what is computed
     with, ``unit`` what computes it: ``matmul`` for matrix units, else ``vector``. ``sent`` are the bytes that a
-    collective in a ``shard_map`` or ``pmap`` sends to other devices in one run, at least (a ring's).
+    collective in a ``shard_map`` or ``pmap`` sends to other devices in one run, at least (a ring's). All that XLA
+    inserts into a half with automatic sharding is one kernel, which is ``inserted``, with the bytes of all results.
     """
 
     flops: int | None
@@ -282,6 +283,7 @@ class Kernel:
     times: int | None = 1
     turns: int = 1
     sent: int = 0
+    inserted: bool = False
 
     @property
     def known(self) -> bool:

@@ -92,12 +92,20 @@ def _recomputing(row: ComparisonRow) -> _Cell:
     return _Cell(cell.text, f"{cell.exact}, {told} of it to tell other devices", cell.value)
 
 
+def _communicating(part: float | None) -> str:
+    """How much of a half the links take; empty where nothing is told."""
+    if part is None:
+        return " without what devices tell each other"
+    return f" (communication {fmt.seconds(part)} of it)" if part else ""
+
+
 def _step(row: ComparisonRow) -> _Cell:
     """The whole step; its halves on hover."""
     cell, times = _time(row, "total"), row.times
     if times is None:
         return cell
-    parts = f"forward {fmt.seconds(times.forward)}, backward {fmt.seconds(times.backward)}"
+    ahead, back = (_communicating(part) for part in (times.forward_communicated, times.backward_communicated))
+    parts = f"forward {fmt.seconds(times.forward)}{ahead}, backward {fmt.seconds(times.backward)}{back}"
     if times.offload is None:
         parts += ", offloading unknown"
     elif times.offload:
