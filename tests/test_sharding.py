@@ -375,13 +375,17 @@ def test_what_each_device_differentiates_is_not_called_replicated():
 # ------------------------------------------------------------------------------------ choices in a device's own program
 
 
-def nested(check, sizes=(4, 2)):
-    """A ``shard_map`` over one axis within one over the other."""
+def nested(check, sizes=(4, 2), inside=None):
+    """A ``shard_map`` over one axis within one over the other, which check alike but for ``inside``."""
     mesh = AbstractMesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
     def outer(w, x):
         within = jax.shard_map(
-            body, in_specs=(P(), P("model")), out_specs=P("model"), axis_names={"model"}, check_vma=check
+            body,
+            in_specs=(P(), P("model")),
+            out_specs=P("model"),
+            axis_names={"model"},
+            check_vma=check if inside is None else inside,
         )
         return jnp.sin(within(w, x))
 
@@ -437,6 +441,23 @@ def test_a_nested_shard_map_that_jax_cannot_compile_is_refused():
     with pytest.raises(ValueError, match='axis "data" which is already bound'):
         jax.jit(jax.grad(nested(True))).trace(w, x).lower(lowering_platforms=("cpu",))
     jax.jit(jax.grad(nested(False))).trace(w, x).lower(lowering_platforms=("cpu",))
+
+
+@pytest.mark.parametrize("policy", ["none", "nothing_saveable"])
+def test_a_nested_shard_map_that_jax_cannot_differentiate_is_told_of(policy):
+    """One that does not check within one that does; the other way round JAX can, and so can we."""
+    w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    with pytest.raises(ValueError, match="Expected cotangent type"):
+        jax.jit(jax.grad(nested(True, inside=False))).trace(w, x)
+    assert rm.trace(nested(True, inside=False), w, x).report(policy, "function").backward_error == (
+        "JAX cannot differentiate <lambda>: a shard_map with check_vma=False stands within one that checks what varies "
+        "over data; give the outer one check_vma=False, too."
+    )
+    other = nested(False, inside=True)
+    jax.jit(jax.grad(other)).trace(w, x).lower(lowering_platforms=("cpu",))
+    report = rm.trace(other, w, x).report(policy, "function")
+    assert (report.devices, report.backward_error) == (8, "")
+    assert policy == "none" or report.saved_bytes == 0
 
 
 # --------------------------------------------------------------------------------------------------- automatic sharding
