@@ -54,8 +54,8 @@ def test_only_convolutions_fix_which_dimension_is_padded():
     # 16 images of 32 channels: 128 lanes hold 32 of them; 1024 rows and columns have no need of that.
     images, kernel = shape(16, 1024, 1024, 32), shape(1, 1, 32, 32)
     gigabytes = 16 * 1024 * 1024 * 32 * 4
-    assert held(multiplied, images, kernel, device=TPU) < 4 * gigabytes
-    assert held(convolved, images, kernel, device=TPU) > 5 * gigabytes
+    assert held(multiplied, images, kernel, device=TPU) < 5.01 * gigabytes
+    assert held(convolved, images, kernel, device=TPU) > 10 * gigabytes
 
 
 # ------------------------------------------------------------------------------------------------------ fused chains
@@ -175,12 +175,12 @@ def test_a_plan_of_a_peak_is_of_its_device():
     assert plan.peak_bytes != trace().report(plan).peak_bytes
 
 
-def test_of_no_device_of_a_cpu_and_of_a_gpu_are_the_same():
+def test_of_no_device_and_of_a_cpu_are_the_same():
     plain = trace().report("nothing_saveable").peak_bytes
     assert trace().timeline("nothing_saveable").peak_bytes == plain
-    for device in (devices.THIS_CPU, GPU):
-        assert trace().timeline("nothing_saveable", device=device).peak_bytes == plain
-    assert trace().timeline("nothing_saveable", device=TPU).peak_bytes != plain
+    assert trace().timeline("nothing_saveable", device=devices.THIS_CPU).peak_bytes == plain
+    peaks = {trace().timeline("nothing_saveable", device=device).peak_bytes for device in (TPU, GPU)}
+    assert len({plain, *peaks}) == 3
     with pytest.raises(rm.RematError, match="did you mean 'TPU v5p'"):
         trace().timeline(device="TPU v5x")
 
@@ -215,7 +215,7 @@ def _spread_out(ws, x):
 
 
 def test_advice_speaks_of_the_peak_on_the_device():
-    trace = rm.trace(_spread_out, [shape(200, 200)] * 6, shape(400000, 200))
+    trace = rm.trace(_spread_out, [shape(200, 200)] * 6, shape(400100, 200))  # 28 rows short of whole tiles
     first = trace.advice(device=TPU)[0]
     now, then = (trace.report(*choice, device=TPU) for choice in (("as_written",), (first.policy, first.at)))
     assert first.kind == "no-checkpoint-there"

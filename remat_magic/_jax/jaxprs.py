@@ -116,11 +116,7 @@ def structure(jaxpr: Any) -> Hashable:
 
     def key(atom: Any) -> Hashable:
         if isinstance(atom, core.Literal):
-            number = (
-                atom.val.item() if isinstance(atom.val, np.generic | np.ndarray) and not atom.val.ndim else atom.val
-            )
-            # As text, since 0.0 and -0.0 are equal.
-            return atom.aval, repr(number) if isinstance(number, (bool, int, float, complex)) else id(number)
+            return _literal_key(atom)
         return numbers.setdefault(atom, len(numbers)), atom.aval
 
     inputs = tuple(map(key, jaxpr.invars))
@@ -129,6 +125,23 @@ def structure(jaxpr: Any) -> Hashable:
         for eqn in jaxpr.eqns
     )
     return inputs, eqns, tuple(map(key, jaxpr.outvars)), jaxpr.effects
+
+
+def _literal_key(literal: Any) -> Hashable:
+    value = literal.val
+    number = value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
+    # As text, since 0.0 and -0.0 are equal.
+    return literal.aval, repr(number) if isinstance(number, (bool, int, float, complex)) else id(number)
+
+
+def do_the_same(eqn: Any, other: Any) -> bool:
+    """Whether two equations make the same of the same variables, if they are given them."""
+    return (
+        eqn.primitive is other.primitive
+        and [_literal_key(atom) for atom in eqn.invars if is_literal(atom)]
+        == [_literal_key(atom) for atom in other.invars if is_literal(atom)]
+        and params_key(eqn) == params_key(other)
+    )
 
 
 def use_of(jaxpr: Any) -> str:

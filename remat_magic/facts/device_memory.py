@@ -17,16 +17,24 @@ class DeviceMemory:
     """How values are held in the memory of a device. Nothing here is fitted: each is what its compiler does.
 
     Attributes:
+        merges: what is written twice is computed once: common subexpressions are eliminated.
+        reserves: what the program gives back has its memory from the beginning to the end, that of donated arguments
+            of the same size where there are any.
+        shares: until a result is written, what is gone by then lies in its memory.
         fuses: what only the kernel reads that makes it stays in registers; a loop's kernels write what they stack in
             place; a transpose is another layout of its operand, and no value of its own.
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
-            the channels.
+            the channels, but for arguments and results.
         narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
             converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
             of them.
-        vector_memory: the bytes of the memory beside the compute units that values may be put into instead.
+        vector_memory: the bytes of the memory beside the compute units that values may be in instead, as long as they
+            live: see ``vector_memory.placed``.
     """
 
+    merges: bool = False
+    reserves: bool = False
+    shares: bool = False
     fuses: bool = False
     tiled: bool = False
     narrows: bool = False
@@ -40,8 +48,8 @@ class DeviceMemory:
 
     @property
     def inside(self) -> DeviceMemory:
-        """In the body of a loop, whose values share the vector memory with those around it."""
-        return replace(self, vector_memory=0)
+        """In the body of a loop, which has no results of its own."""
+        return replace(self, reserves=False)
 
 
 PLAIN = DeviceMemory()
@@ -51,10 +59,13 @@ PLAIN = DeviceMemory()
 def memory_of(device: Device | None) -> DeviceMemory:
     """How the compiler for a device holds values.
 
-    Only TPUs are told apart. XLA for GPUs fuses as well, but there a kernel seldom writes over what it reads, and a
-    matmul seldom into a stack: together that comes nearer to the plain rules (13% too low to 32% too high, of six
-    models with a checkpoint, compiled for an H100) than to those without what is fused (34% too low to 8% too high).
+    Of GPUs it is not told that they fuse. XLA does so there as well, but a kernel seldom writes over what it reads, and
+    a matmul seldom into a stack: together that comes nearer to the plain rules than to those without what is fused.
     """
-    if device is None or device.vector_memory is None:
+    if device is None or (device.target is None and device.vector_memory is None):
         return PLAIN
-    return DeviceMemory(True, True, True, device.vector_memory)
+    if device.vector_memory is None:
+        return DeviceMemory(merges=True, reserves=True, shares=True)
+    return DeviceMemory(
+        merges=True, reserves=True, fuses=True, tiled=True, narrows=True, vector_memory=device.vector_memory
+    )

@@ -78,7 +78,7 @@ def both_halves(
     residuals = len(first.outvars) - outputs
     if residuals < 0 or len(second.invars) < residuals:
         raise ValueError(f"{len(second.invars)} backward inputs are not {residuals} residuals and the cotangents")
-    ahead, back = lines or live_lines(first, outputs, LiveEquations(second), type_of)
+    ahead, back = lines or live_lines(first, outputs, LiveEquations(second), type_of, merges=on.merges)
     schedule = Schedule(type_of=type_of, on=on)
     arguments = [
         schedule.permanent(type_of(var), Held(0, type_of(var), argument=i)) for i, var in enumerate(first.invars)
@@ -96,11 +96,14 @@ def both_halves(
 
 
 def live_lines(
-    first: Any, outputs: int, live: LiveEquations, type_of: TypeOf = own_type
+    first: Any, outputs: int, live: LiveEquations, type_of: TypeOf = own_type, *, merges: bool = False
 ) -> tuple[StraightLines, StraightLines]:
     """The straight lines of both halves, given the live code of the backward one, by which that of the other goes.
 
-    A residual that nothing reads is not made.
+    A residual that nothing reads is not made. ``merges``: as for ``StraightLines``.
     """
     wanted = [True] * outputs + live.inputs[: len(first.outvars) - outputs]
-    return StraightLines(LiveEquations(first, wanted), type_of=type_of), StraightLines(live, type_of=type_of)
+    return (
+        StraightLines(LiveEquations(first, wanted), type_of=type_of, merges=merges),
+        StraightLines(live, type_of=type_of, merges=merges),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,12 +9,14 @@ from typing import Any, NamedTuple
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
-from remat_magic.facts.held import Held, Peak, outside, parted
+from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.narrowing import read_by_matmuls
 from remat_magic.facts.registers import fuses, unheld
 from remat_magic.facts.residuals import saved_values
+from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
 from remat_magic.facts.straight_line import Operation, StraightLines
+from remat_magic.facts.vector_memory import Wish, placed
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.records import Half, Moment, Phase
 
@@ -44,14 +45,14 @@ class Schedule:
         kept: the buffers that are not freed after their last reader.
         saved: those of residuals.
         gradients: those of gradients that something reads later on.
-        donated: those of arguments that may be written over.
+        donated: those of arguments that may be written over; where results are reserved, these lie in them.
         type_of: tells the type of a variable, with how it is spread over a mesh.
         on: how the device holds values.
     """
 
     def __init__(
         self,
-        inner_peaks: dict[tuple[int, int], int] | None = None,
+        inner_peaks: dict[tuple[int, int], tuple[int, int]] | None = None,
         type_of: TypeOf = own_type,
         on: DeviceMemory = PLAIN,
     ) -> None:
@@ -71,6 +72,8 @@ class Schedule:
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
+        self._vector_inside: dict[int, int] = {}  # what bodies use of the vector memory, by the equation's identity
+        self.vector_bytes = 0
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
         self._order: list[ScheduledStep] | None = None
 
@@ -199,8 +202,11 @@ class Schedule:
         """The most that one run of a body needs on top of its operands, which are held outside."""
         key = (id(body.jaxpr), _first_slice(eqn, body))
         if key not in self._inner_peaks:
-            self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
-        return self._inner_peaks[key]
+            inside = self._inside(lines, eqn, body)
+            self._inner_peaks[key] = inside.highest()[0], inside.vector_bytes
+        peak, vector = self._inner_peaks[key]
+        self._vector_inside[id(eqn)] = max(self._vector_inside.get(id(eqn), 0), vector)
+        return peak
 
     def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
         """One run of a body.
@@ -258,8 +264,6 @@ class Schedule:
                 if id(step.eqn) not in inside:
                     inside[id(step.eqn)] = self.held_inside(step.eqn)
                 held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
-        if self.on.vector_memory:
-            held = parted(held, [each.arguments + each.residuals + each.temporaries for each in swept])
         return tuple(map(_moment, swept)), tuple(held.step.eqn for held in swept), held
 
     def sweep(self) -> Iterator[_Held]:
@@ -272,10 +276,13 @@ class Schedule:
                 dying_at.setdefault(index, []).append(number)
         arguments = sum(sizes[number] for number in self._permanent)
         saved = self.saved - self._permanent
-        results = sum(sizes[number] for number in {*self.kept} - self._permanent - self.donated)
-        held = held_residuals = 0
+        reserved = self._reserved()
+        held = sum(sizes[number] for number in reserved)
+        held_residuals = 0
         for index, step in enumerate(steps):
             for number in step.makes:
+                if number in reserved:
+                    continue
                 if number in self.donated:
                     arguments += sizes[number]
                     continue
@@ -286,11 +293,6 @@ class Schedule:
             reused = sum(sizes[number] for number in written_over(step, dying, sizes)) if dying and step.over else 0
             inside = self.saved_inside(step.eqn) if step.inside else 0
             temporaries, residuals = held - held_residuals - reused + step.inside - inside, held_residuals + inside
-            if self.on.vector_memory:
-                stays = results if index == len(steps) - 1 else 0
-                elsewhere = min(self.on.vector_memory, max(0, temporaries - stays))
-                fits = temporaries - stays + residuals <= self.on.vector_memory
-                temporaries, residuals = temporaries - elsewhere, 0 if fits else residuals
             yield _Held(step, arguments, residuals, temporaries)
             for number in dying:
                 if number in self.donated:
@@ -318,14 +320,49 @@ class Schedule:
                 self._narrow()
             delayed = put_off(self.steps, self.kept | self.gradients)
             self._order = brought_forward(delayed, self.kept | self._permanent, self._sizes)
+            if self.on.reserves:
+                self._place_results()
+            if self.on.vector_memory:
+                self._place_in_vector_memory()
         return self._order
+
+    def _place_results(self) -> None:
+        """Let results lie where donated arguments do, and what is gone before they are written where they do."""
+        made = self.kept - self._permanent - {_NOTHING}
+        if self._lanes:  # what is given back is laid out as arguments are, whatever a convolution makes
+            types = self._types()
+            for number in made & types.keys():
+                self._sizes[number] = self.on.nbytes(types[number])
+        for number in over_donated(made, self.donated - self.kept, self._sizes):
+            self._sizes[number] = 0
+        if self.on.shares:
+            lives = self._lives(reserved=set())
+            others = lives.keys() - self.kept - self._permanent
+            for number in within_results(lives, made, others, self._sizes):
+                self._sizes[number] = 0
+
+    def _place_in_vector_memory(self) -> None:
+        """Let values lie in the vector memory where it has room; results are made there, and copied when they are."""
+        steps, results, sizes = self._ordered(), self._reserved(), self._sizes
+        apart = self._permanent | results
+        wishes = [Wish(*life, sizes[number], number) for number, life in self._lives().items() if number not in apart]
+        last = last_uses(steps)
+        for index, step in enumerate(steps):
+            wishes += [
+                Wish(index, last[number] + 1, sizes[number], number) for number in step.makes if number in results
+            ]
+        used = [self._vector_inside.get(id(step.eqn), 0) if step.eqn is not None else 0 for step in steps]
+        found, self.vector_bytes = placed(wishes, used, self.on.vector_memory)
+        for number in found - results:
+            sizes[number] = 0
+
+    def _reserved(self) -> set[int]:
+        """The buffers that are there from the beginning, though something makes them."""
+        return self.kept - self._permanent - {_NOTHING} if self.on.reserves else set()
 
     def _narrow(self) -> None:
         """Hold in bfloat16 what only matmuls read, and what loops take slices of for them, from the first one on."""
-        types = {number: what.aval for number, what in self._what.items() if what.aval is not None}
-        for step in self.steps:
-            if step.eqn is not None:
-                types.update(zip(step.makes, map(self.type_of, step.eqn.outvars), strict=True))
+        types = self._types()
         narrow, in_loops = read_by_matmuls(self.steps, self._around)
         for number in narrow - self.kept - self._permanent - self.donated:
             half = _jax.narrowed(types.get(number))
@@ -343,25 +380,30 @@ class Schedule:
         for index, step in sorted(converted, key=lambda pair: -pair[0]):
             self.steps.insert(index, step)
 
+    def _types(self) -> dict[int, Any]:
+        """The types of buffers, as far as they are known."""
+        types = {number: what.aval for number, what in self._what.items() if what.aval is not None}
+        for step in self.steps:
+            if step.eqn is not None:
+                types.update(zip(step.makes, map(self.type_of, step.eqn.outvars), strict=True))
+        return types
+
     def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
         """What is held during the step at a position of the sweep, some buffers left out."""
         lives = self._lives().items()
         alive = [number for number, (first, end) in lives if first <= at < end and number not in besides]
         step = self._ordered()[at]
-        values = self._described(alive) + (self.held_inside(step.eqn) if step.inside else [])
-        if not self.on.vector_memory:
-            return values
-        _, arguments, residuals, temporaries = next(itertools.islice(self.sweep(), at, None))
-        left = outside(values, arguments + residuals + temporaries)
-        return [replace(value, bytes=size) for value, size in zip(values, left, strict=True) if size]
+        return self._described(alive) + (self.held_inside(step.eqn) if step.inside else [])
 
-    def _lives(self) -> dict[int, tuple[int, int]]:
+    def _lives(self, reserved: set[int] | None = None) -> dict[int, tuple[int, int]]:
         """For each buffer the first step that holds it, and the one that holds it no more.
 
-        What a result is written over is held no more by the step that reads it last.
+        What a result is written over is held no more by the step that reads it last. ``reserved`` are there from the
+        beginning, by default those that the device reserves.
         """
         steps, lasting = self._ordered(), self.kept | self._permanent
-        lives: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(self._permanent)}
+        throughout = self._permanent | (self._reserved() if reserved is None else reserved)
+        lives: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(throughout)}
         last = last_uses(steps)
         dying_at: dict[int, list[int]] = {}
         for number, index in last.items():

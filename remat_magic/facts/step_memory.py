@@ -39,12 +39,15 @@ def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = P
     schedule = _StepSchedule(halves, {}, {}, _spread(step, halves), on)
     arguments = list[int]()
     for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
-        make = schedule.buffer if donated else schedule.permanent
+        make = schedule.buffer if donated and not on.reserves else schedule.permanent
         arguments.append(make(schedule.type_of(var), Held(0, schedule.type_of(var), argument=number)))
         if donated:
             schedule.donated.add(arguments[-1])
-    schedule.arrive("forward", sorted(schedule.donated))
-    lines = StraightLines(LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of)
+    if not on.reserves:
+        schedule.arrive("forward", sorted(schedule.donated))
+    lines = StraightLines(
+        LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of, merges=on.merges
+    )
     schedule.kept = {*schedule.run(lines, step.closed, arguments, "forward")}
     schedule.gradients -= schedule.kept
     return schedule
@@ -76,7 +79,7 @@ class _StepSchedule(Schedule):
         self,
         halves: Mapping[int, Halves],
         lines: dict[int, _Lines],
-        inner_peaks: dict[tuple[int, int], int],
+        inner_peaks: dict[tuple[int, int], tuple[int, int]],
         type_of: TypeOf,
         on: DeviceMemory,
     ) -> None:
@@ -107,7 +110,7 @@ class _StepSchedule(Schedule):
         if number not in self._lines:
             first = _jax.open_jaxpr(forward.closed)
             live = LiveEquations(_jax.open_jaxpr(backward))
-            self._lines[number] = live_lines(first, forward.outputs, live, self.type_of)
+            self._lines[number] = live_lines(first, forward.outputs, live, self.type_of, merges=self.on.merges)
         ahead, back = self._lines[number]
         self._within_half = True
         try:

@@ -42,7 +42,8 @@ class StraightLine:
 
     The ``inputs`` are the first after ``LITERAL``. ``types`` has the type of every value, ``constants`` what makes each
     constant one with another, and ``free`` the values that take no operation: literals that a call is given, and what
-    dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr.
+    dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr. ``apart`` are the
+    values that a checkpoint makes, which its barriers keep apart from equal ones.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -52,6 +53,7 @@ class StraightLine:
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     ends: list[int] = field(default_factory=list)
+    apart: set[int] = field(default_factory=set)
 
     def value(self, aval: Any) -> int:
         """A new value of a type."""
@@ -79,12 +81,35 @@ class StraightLine:
         for key, number in call.constants.items():
             here[number] = self.constants.setdefault(key, here[number])
         self.free.update(here[number] for number in call.free)
+        self.apart.update(here[number] for number in call.apart)
         renumber = here.__getitem__
         self.lines += [
             Line(operation, tuple(map(renumber, reads)), tuple(map(renumber, makes)))
             for operation, reads, makes in call.lines
         ]
         return here
+
+    def merge(self) -> None:
+        """Leave out each line that does what one before it does, on the same values."""
+        before: dict[tuple[str, tuple[int, ...]], list[Line]] = {}
+        instead: dict[int, int] = {}
+        lines: list[Line] = []
+        left = [0]  # the lines that are left of the first so many
+        for operation, reads, makes in self.lines:
+            line = Line(operation, tuple([instead.get(number, number) for number in reads]), makes)
+            equal: Line | None = None
+            if not operation.bodies and not operation.eqn.effects and self.apart.isdisjoint(makes):
+                alike = before.setdefault((operation.name, line.reads), [])
+                equal = next((other for other in alike if _jax.do_the_same(operation.eqn, other.operation.eqn)), None)
+                if equal is None:
+                    alike.append(line)
+            if equal is None:
+                lines.append(line)
+            else:
+                instead.update(zip(makes, equal.makes, strict=True))
+            left.append(len(lines))
+        self.lines, self.ends = lines, [left[end] for end in self.ends]
+        self.outputs = tuple(instead.get(number, number) for number in self.outputs)
 
 
 class StraightLines:
@@ -94,6 +119,7 @@ class StraightLines:
         live: tells an equation that matters from dead code; all do if None.
         whole: tells a call that is one step, and not taken in.
         type_of: tells the type of a variable, with how it is spread over a mesh.
+        merges: operations that do the same are one, as XLA eliminates common subexpressions.
     """
 
     def __init__(
@@ -101,8 +127,11 @@ class StraightLines:
         live: Callable[[Any], bool] | None = None,
         whole: Callable[[Any], bool] = lambda _: False,
         type_of: TypeOf = own_type,
+        *,
+        merges: bool = False,
     ) -> None:
         self.live = live
+        self._merges = merges
         self.type_of = type_of
         self._whole = whole
         self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
@@ -132,6 +161,8 @@ class StraightLines:
                 self._add(flat, eqn, numbers, number, leaving)
             flat.ends.append(len(flat.lines))
         flat.outputs = tuple(map(number, body.outvars))
+        if self._merges:
+            flat.merge()
         return flat
 
     def _add(
@@ -148,6 +179,8 @@ class StraightLines:
             (body,) = inside
             called = self(body.jaxpr)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
+            if self._merges and _jax.is_checkpoint(eqn):
+                flat.apart.update(here[made] for line in called.lines for made in line.makes)
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 numbers[var] = here[called.outputs[result or 0]]
             return

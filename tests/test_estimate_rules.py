@@ -1,0 +1,193 @@
+"""Each rule of the estimated peak on a device: by programs counted by hand, and beside what XLA needs there."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import remat_magic as rm
+from remat_magic import devices
+from remat_magic.facts.results import over_donated, within_results
+from remat_magic.facts.vector_memory import Wish, placed
+from tests.benchmarks.named_models import shape
+
+TPU, GPU = "TPU v5e", "H100 SXM"
+WIDE, SQUARE = shape(4096, 1024), shape(1024, 1024)
+VALUE, WEIGHT = 4096 * 1024 * 4, 1024 * 1024 * 4
+
+
+def peak(fun, *args, policy="as_written", at=None, device=GPU):
+    return rm.trace(fun, *args).report(policy, at, device=device).peak_bytes
+
+
+# ------------------------------------------------------------------------------------------- results have their memory
+
+
+def layers(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_results_have_their_memory_from_the_beginning(device):
+    timeline = rm.trace(layers, [SQUARE] * 3, WIDE).timeline("nothing_saveable", device=device)
+    both = 2 * (3 * WEIGHT + VALUE)
+    assert timeline.moments[0].bytes >= both
+    results = [value for value in timeline.alive_at(0) if value.kind == "temporary" and value.nbytes >= WEIGHT]
+    assert sum(value.nbytes for value in results) >= both // 2
+    assert rm.trace(layers, [SQUARE] * 3, WIDE).timeline("nothing_saveable").moments[0].bytes < both
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_a_result_lies_where_a_donated_argument_does(device):
+    def step(ws, x):
+        return [w - 0.1 * g for w, g in zip(ws, jax.grad(layers)(ws, x), strict=True)]
+
+    given = ([SQUARE] * 3, WIDE)
+    donated = rm.trace(jax.jit(step, donate_argnums=0), *given).timeline(device=device)
+    kept = rm.trace(jax.jit(step), *given).timeline(device=device)
+    assert donated.moments[0].bytes >= 3 * WEIGHT + VALUE
+    assert kept.moments[0].bytes - donated.moments[0].bytes == 3 * WEIGHT
+
+
+def test_donated_memory_takes_one_result_of_its_size():
+    sizes = [0, 8, 8, 4, 8, 8, 8, 4]
+    assert over_donated([4, 5, 6, 7], [1, 2, 3], sizes) == [4, 5, 7]
+    assert over_donated([4], [], sizes) == []
+
+
+def test_what_is_gone_before_a_result_is_written_lies_there():
+    lives = {1: (5, 9), 2: (0, 5), 3: (4, 7), 4: (0, 3), 5: (3, 5), 6: (0, 2)}
+    sizes = [0, 8, 8, 8, 6, 6, 9]
+    # 2 ends where the result 1 is written; 3 is there then; 4 and 5 fit, but 2 lies there; 6 is too big.
+    assert within_results(lives, [1], [2, 3, 4, 5, 6], sizes) == [2]
+    assert within_results(lives, [1], [3, 4, 5, 6], sizes) == [4, 5]
+    assert within_results({1: (5, 9), 2: (5, 9), 3: (0, 1)}, [1, 2], [3], [0, 8, 4, 4]) == [3]
+
+
+def same_shape(w, x):
+    return (jnp.tanh(x @ w) ** 2).sum()
+
+
+def test_on_a_gpu_a_cotangent_lies_in_the_gradient_of_its_size():
+    timeline = rm.trace(same_shape, SQUARE, WIDE).timeline(device=GPU)
+    values = [value for value in timeline.alive if value.nbytes == VALUE]
+    assert len(values) == 4  # x, its gradient, the saved value, and what the last matmul cannot write over
+
+
+# ------------------------------------------------------------------------------------- common subexpressions are merged
+
+
+def norm_twice(x):
+    return (x - x.mean(0)) * lax.rsqrt(((x - x.mean(0)) ** 2).mean(0))
+
+
+def norm_once(x):
+    centred = x - x.mean(0)
+    return centred * lax.rsqrt((centred**2).mean(0))
+
+
+def normed(norm):
+    def block(w, x):
+        return jax.checkpoint(lambda w, x: norm(jnp.tanh(norm(x @ w)) @ w))(w, x)
+
+    return lambda w, x: (block(w, block(w, x)) ** 2).sum()
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_what_is_written_twice_is_held_once(device):
+    assert peak(normed(norm_twice), SQUARE, WIDE, device=device) == peak(normed(norm_once), SQUARE, WIDE, device=device)
+
+
+def test_on_a_cpu_it_is_held_as_it_is_written():
+    assert peak(normed(norm_twice), SQUARE, WIDE, device=None) > peak(normed(norm_once), SQUARE, WIDE, device=None)
+
+
+def test_literals_and_parameters_tell_operations_apart():
+    def different(x):
+        return jnp.sin(x + 1.0) * jnp.sin(x + 2.0) * jnp.cumsum(x, 0) * jnp.cumsum(x, 1)
+
+    def equal(x):
+        return jnp.sin(x + 1.0) * jnp.sin(x + 1.0) * jnp.cumsum(x, 0) * jnp.cumsum(x, 0)
+
+    assert peak(lambda x: different(x).sum(), WIDE) > peak(lambda x: equal(x).sum(), WIDE)
+
+
+def test_a_checkpoint_keeps_apart_what_is_equal():
+    def twice(x):
+        def layer(x):
+            return jnp.sin(jnp.cos(x) * x)
+
+        return (jax.checkpoint(layer)(x) * jax.checkpoint(layer)(x)).sum()
+
+    found = rm.trace(twice, WIDE).facts.on(devices.get(GPU))
+    assert found.report().recomputed
+    assert peak(twice, WIDE) >= 3 * VALUE
+
+
+# ---------------------------------------------------------------------------------------------------- the vector memory
+
+
+def test_a_value_is_in_the_vector_memory_as_long_as_it_lives_or_not_at_all():
+    assert placed([Wish(0, 4, 6, 1), Wish(2, 3, 5, 2)], [0] * 4, 10) == ({1}, 6)
+    assert placed([Wish(0, 4, 6, 1), Wish(2, 3, 4, 2)], [0] * 4, 10) == ({1, 2}, 10)
+    assert placed([Wish(0, 2, 6, 1), Wish(2, 4, 6, 2)], [0] * 4, 10) == ({1, 2}, 6)
+
+
+def test_what_a_loop_uses_inside_is_taken():
+    assert placed([Wish(0, 4, 6, 1)], [0, 5, 0, 0], 10) == (set(), 5)
+    assert placed([Wish(0, 4, 11, 1)], [0] * 4, 10) == (set(), 0)
+
+
+def test_a_value_has_one_place_in_it():
+    # 2 and 3 lie on 1, one after the other; 4 finds 4 bytes free all the time, but not the same ones.
+    wishes = [Wish(0, 2, 6, 1), Wish(2, 4, 5, 2), Wish(0, 4, 4, 3), Wish(1, 3, 1, 4)]
+    assert placed(wishes, [0] * 4, 10) == ({1, 2, 3}, 10)
+
+
+def saved(ws, x):
+    return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).sum()
+
+
+def test_residuals_may_lie_there_too():
+    small, big = ((shape(6, 512, 512), shape(rows, 512)) for rows in (2048, 32768))
+    given = [sum(leaf.size * 4 for leaf in args) for args in (small, big)]
+    for args, nbytes in zip((small, big), given, strict=True):
+        timeline = rm.trace(saved, *args).timeline("none", device=TPU)
+        assert (timeline.peak_bytes < 2.02 * nbytes) == (args is small)
+
+
+def test_what_a_convolution_gives_back_is_laid_out_as_arguments_are():
+    def convolve(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return (lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers) ** 2).sum()
+
+    images, kernel = shape(8, 128, 128, 3), shape(3, 3, 3, 8)
+    timeline = rm.trace(convolve, images, kernel).timeline(device=TPU)
+    assert timeline.moments[0].bytes < 2.2 * images.size * 4
+
+
+# ----------------------------------------------------------------------------------------------- beside XLA's compilers
+
+
+CASES = {
+    "normed": (normed(norm_twice), (SQUARE, WIDE), "as_written", "sites"),
+    "saved": (saved, (shape(6, 512, 512), shape(32768, 512)), "none", "function"),
+    "saved, in little": (saved, (shape(6, 512, 512), shape(2048, 512)), "none", "function"),
+}
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("device", [TPU, GPU])
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_near_what_xla_needs(case, device):
+    if not devices.get(device).compiles_here and not os.environ.get("REMAT_COMPILERS"):
+        pytest.skip(devices.get(device).why_not)
+    fun, args, policy, at = CASES[case]
+    trace = rm.trace(fun, *args)
+    measured = trace.measure(policy, at, device=device)
+    assert not measured.error
+    assert trace.report(policy, at, device=device).peak_bytes == pytest.approx(measured.needed_bytes, rel=0.25)
