@@ -146,6 +146,16 @@ def test_figures_are_those_of_the_code(make, turns):
         assert nested.view_bytes == (sum(r.nbytes for r in views) if is_view else 0)
 
 
+def test_peaks_are_those_of_the_code_on_the_device():
+    fun, args = recurrence(16, functools.partial(jax.lax.scan, length=16))
+    (loop,) = rm.trace(fun, *args).loops(device="TPU v5e")
+    on_cpu = rm.trace(fun, *args).loops()[0]
+    for way, here in zip((loop.as_written, *loop.nested), (on_cpu.as_written, *on_cpu.nested), strict=True):
+        changed = recurrence(16, shown(way.code, 16, False))[0] if way.code else fun
+        assert way.peak_bytes == rm.trace(changed, *args).report(device="TPU v5e").peak_bytes != here.peak_bytes
+        assert (way.saved_bytes, way.recomputed_flops) == (here.saved_bytes, here.recomputed_flops)
+
+
 @pytest.mark.parametrize(
     "make", [recurrence, pytest.param(stacked_layers, marks=pytest.mark.volume)], ids=lambda make: make.__name__
 )

@@ -71,6 +71,11 @@ class Facts:
         with self.lock:
             return self._by_memory.get(memory) or Facts(self.engine, memory, self._by_memory)
 
+    def of(self, engine: Engine) -> Facts:
+        """The facts of another engine, as on the same device."""
+        plain = Facts(engine)
+        return plain._by_memory.get(self._memory) or Facts(engine, self._memory, plain._by_memory)
+
     @without_gc()
     def preview(self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None) -> Report:
         """The report of the forward half alone (``complete`` is False), or the full one where it is known."""

@@ -113,7 +113,7 @@ class _Rewritten:
         def rewritten(closed: Any) -> Any:
             return PolicyWriter(lambda _: AS_WRITTEN, lambda eqn: change if eqn is self._eqn else None)(closed)
 
-        report = Facts(self._facts.engine.variant(rewritten)).report("as_written")
+        report = self._facts.of(self._facts.engine.variant(rewritten)).report("as_written")
         if report.backward_error:
             raise RematError(report.backward_error)
         return Nesting(

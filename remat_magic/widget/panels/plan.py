@@ -80,7 +80,7 @@ class Plan(Panel):
                 self._flips = {flip_key(row): row for row in rows}
                 return {"html": what_if_html(rows)}
             case "loops":
-                return {"html": loops_html(trace.loops())}
+                return {"html": loops_html(trace.loops(device=request.text("device") or None))}
             case _:
                 policy, at, _ = self._arguments(request)
                 return {"html": edit_html(trace.edit(policy, None if isinstance(policy, PlanRecord) else at))}
