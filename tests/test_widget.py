@@ -218,7 +218,7 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch
     screen, widget, named = Screen(), RematWidget(trace, "none"), RematWidget(trace, "none", device="TPU v5e")
     monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
     widget._kept.publish(screen, widget._good)
-    widget._publish(widget.report, 0)
+    widget._publish(widget.report, 0, widget._rendered)
     while widget.prefetch():
         pass
     v5e = devices.get("TPU v5e")
