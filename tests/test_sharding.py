@@ -445,19 +445,20 @@ def test_a_nested_shard_map_that_jax_cannot_compile_is_refused():
 
 @pytest.mark.parametrize("policy", ["none", "nothing_saveable"])
 def test_a_nested_shard_map_that_jax_cannot_differentiate_is_told_of(policy):
-    """One that does not check within one that does; the other way round JAX can, and so can we."""
+    """One that does not check within one that does, where what it maps over is differentiated; else JAX can."""
     w, x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    loss, other = nested(True, inside=False), nested(False, inside=True)
     with pytest.raises(ValueError, match="Expected cotangent type"):
-        jax.jit(jax.grad(nested(True, inside=False))).trace(w, x)
-    assert rm.trace(nested(True, inside=False), w, x).report(policy, "function").backward_error == (
+        jax.jit(jax.grad(loss, (0, 1))).trace(w, x)
+    assert rm.trace(loss, w, x).report(policy, "function").backward_error == (
         "JAX cannot differentiate <lambda>: a shard_map with check_vma=False stands within one that checks what varies "
         "over data; give the outer one check_vma=False, too."
     )
-    other = nested(False, inside=True)
-    jax.jit(jax.grad(other)).trace(w, x).lower(lowering_platforms=("cpu",))
-    report = rm.trace(other, w, x).report(policy, "function")
-    assert (report.devices, report.backward_error) == (8, "")
-    assert policy == "none" or report.saved_bytes == 0
+    for fun, wrt in ((loss, (0,)), (other, (0, 1))):
+        jax.jit(jax.grad(fun, wrt)).trace(w, x).lower(lowering_platforms=("cpu",))
+        report = rm.trace(fun, w, x, wrt=wrt).report(policy, "function")
+        assert (report.devices, report.backward_error) == (8, "")
+        assert policy == "none" or report.saved_bytes == 0
 
 
 # --------------------------------------------------------------------------------------------------- automatic sharding
