@@ -163,12 +163,34 @@ def test_a_mesh_is_of_this_machines_devices_where_they_are_enough(monkeypatch):
     assert {device.platform for device in larger.devices} == {"cpu"}
     assert not {*larger.devices} & {*here}
     assert rm.mesh({"a": 3, "b": 5}).shape == {"a": 3, "b": 5}
-    with pytest.raises(RematError, match="more than 512 devices that are not here are not simulated"):
-        rm.mesh("data=1024")
+    with pytest.raises(RematError, match="more than 2048 devices that are not here are not simulated"):
+        rm.mesh("data=4096")
     monkeypatch.setattr(_jax.simulated, "_make_client", None)
     _jax.simulated._made.cache_clear()
     with pytest.raises(RematError, match="how XLA spreads values over a mesh that is not here"):
         rm.mesh("data=512")
+
+
+def test_a_program_is_asked_about_for_as_many_devices_as_are_simulated(monkeypatch, tmp_path):
+    """A container that allows few threads is asked first: XLA ends the process where it gets none."""
+    mesh = rm.mesh("data=256,model=8")
+    with jax.set_mesh(mesh):
+        function = jax.jit(step, in_shardings=(P("model"), P("data")))
+        trace = rm.trace(function, [f32(WIDTH, WIDTH)], f32(512, WIDTH))
+    report = trace.report("none", "function")
+    assert report.of_devices == "of one of 2048 devices"
+    shapes = {row.argument: row.shard_shape for row in report.residuals if row.kind == "argument"}
+    assert shapes["x"] == (2, WIDTH)
+    assert of_xla(trace) == by_hand(mesh, function, [f32(WIDTH, WIDTH)], f32(512, WIDTH))
+    few = tmp_path / "pids.max"
+    monkeypatch.setattr(_jax.simulated, "_LIMITS", (few, tmp_path / "missing"))
+    _jax.simulated._made.cache_clear()
+    few.write_text("max\n")
+    assert rm.mesh("data=16").size == 16
+    few.write_text("100\n")
+    with pytest.raises(RematError, match="32 devices that are not here need 128 threads, of 100: use fewer."):
+        rm.mesh("data=32")
+    _jax.simulated._made.cache_clear()
 
 
 def test_constraints_inside_of_bodies_and_on_numbers_say_how_arguments_are():

@@ -6,10 +6,12 @@ the user's devices nor the number of them matter. They are to compile for: what 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +24,10 @@ from remat_magic.errors import RematError
 
 __all__ = ["automatic_mesh", "with_devices"]
 
-_MOST = 512  # each has some threads, which sleep
+_MOST = 2048  # more are another process's, XLA's client for CPUs believes; so many take 0.9 GB
+_THREADS = 4  # of a device at most, which sleep
 _EFFECT = "nothing is known of how XLA spreads values over a mesh that is not here"
+_LIMITS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))  # of a container
 _lock = threading.Lock()
 _make_client = courtesy("jaxlib.xla_client.make_cpu_client", _EFFECT)
 
@@ -65,8 +69,25 @@ def _devices(number: int) -> list[Any]:
         return _made(number)
 
 
+def _most_threads() -> float:
+    """How many threads this process may have, as far as the system tells."""
+    limits = [math.inf]
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        limits += [] if soft == resource.RLIM_INFINITY else [soft]
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is none
+            limits.append(int(path.read_text()))
+    return min(limits)
+
+
 @functools.cache  # of powers of two: there are few
 def _made(number: int) -> list[Any]:
     if _make_client is None:
         raise cannot(_EFFECT)
+    most = _most_threads()
+    if most < _THREADS * number:  # XLA ends the process where it gets none
+        raise RematError(f"{number} devices that are not here need {_THREADS * number} threads, of {most}: use fewer.")
     return _make_client(num_devices=number).devices()
