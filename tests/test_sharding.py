@@ -19,6 +19,7 @@ import remat_magic as rm
 from remat_magic import _jax
 from remat_magic._jax import simulated
 from remat_magic.engine import primal
+from remat_magic.views.display import text
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
 from tests.eight_devices import eight, not_on_eight, run_on_eight
@@ -670,8 +671,8 @@ def of_all_together(function, *args):
     assert report.together == report.saved_bytes
     (note,) = (note for note in report.notes if note.kind == "devices-together")
     assert "of all 8 together, arguments too" in note
-    for text in (plain(report), report_html(report)):
-        assert "of all 8 devices together" in text
+    for said in (plain(report), report_html(report)):
+        assert "of all 8 devices together" in said
     comparison = rm.trace(function, *args).compare(["none", "nothing_saveable"])
     assert {row.of_devices for row in comparison} == {"of all 8 devices together"}
     assert "of all 8 devices together" in comparison._repr_html_()
@@ -816,6 +817,24 @@ def test_a_gather_that_is_repeated_is_seen():
     found = trace.compare(policies, "function", measurements=measured)
     assert [row.measured_communicated_bytes for row in found] == [each.communicated_bytes for each in measured]
     assert "12 all-gather: 196,608 bytes" in found._repr_html_()
+
+
+def test_a_run_on_simulated_devices_is_called_so():
+    """Whose time is this machine's for all of them; of one device it is its own."""
+    mesh = rm.mesh("data=16")
+    loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
+    shapes = (WIDTH, WIDTH), (BATCH, WIDTH)
+    spread, alone = ([whole(size, spec, mesh) for size in shapes] for spec, mesh in ((P("data"), mesh), (None, None)))
+    for args, many in ((spread, 16), (alone, 0)):
+        trace = rm.trace(loss, *args)
+        measured = trace.measure("none", "function", inputs="random", runs=1)
+        assert (measured.error, measured.simulated) == ("", bool(many))
+        found = trace.compare(["none"], "function", measurements=[measured])
+        texts = found._repr_html_(), text(found)
+        assert ["this machine takes for all" in said for said in texts] == [bool(many)] * 2
+        assert ("measured, on cpu (16 simulated devices, run on this machine), of one device" in texts[0]) == bool(many)
+        only_compiled = trace.compare(["none"], "function", measurements=[trace.measure("none", "function")])
+        assert "simulated" not in only_compiled._repr_html_()
 
 
 def test_alone_no_device_tells_another_anything():

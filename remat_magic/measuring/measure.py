@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -260,6 +260,7 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         measured,
         device=first.platform if kind.lower() == first.platform else f"{first.platform} {kind}",
         devices=max(1, len(devices)),
+        simulated=_are_simulated(devices),
         temp_bytes=getattr(memory, "temp_size_in_bytes", None),
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
         output_bytes=getattr(memory, "output_size_in_bytes", None),
@@ -285,6 +286,12 @@ def _or_none(analysis: Callable[[], Any]) -> Any:
 def _devices(compiled: jax.stages.Compiled) -> set[Any]:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     return {device for sharding in shardings for device in getattr(sharding, "device_set", ())}
+
+
+def _are_simulated(devices: Collection[Any]) -> bool:
+    """Whether several devices are one machine's processors, as CPU devices of one process are."""
+    processes = {device.process_index for device in devices}
+    return len(devices) > len(processes) and all(device.platform == "cpu" for device in devices)
 
 
 def _timed(

@@ -53,6 +53,7 @@ class ComparisonRow(Labelled):
     measured_flops: float | None = None
     repeated_communicated_bytes: int | None = None
     measured_communicated_bytes: int | None = None
+    simulated_devices: int = 0
     measured_collectives: str = ""
     measured_device: str = ""
     measured_effort: Effort = "full"
@@ -119,6 +120,7 @@ class ComparisonRow(Labelled):
                 f"{each.runs:,} {each.kind}: {each.bytes:,} bytes" for each in result.collectives or ()
             ),
             measured_device=result.device,
+            simulated_devices=result.devices if result.simulated else 0,
             measured_effort=result.effort,
             measured_rematerialized=result.rematerialized,
             measured_fits=result.fits,

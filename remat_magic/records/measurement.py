@@ -347,8 +347,10 @@ class Measurement:
 
     ``temp_bytes``, ``argument_bytes``, ``output_bytes`` and ``alias_bytes`` (outputs that lie where donated
     arguments did) are bytes on each device, from XLA's own ``memory_analysis()``; None where the backend does not
-    say. ``device`` is platform and kind, ``devices`` how many run the program. ``compile_seconds`` is None where it
-    did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs, None where it was not run.
+    say. ``device`` is platform and kind, ``devices`` how many run the program; where these are ``simulated``, all on
+    this machine, a run takes what the machine takes for all of them, which says nothing of a device.
+    ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs,
+    None where it was not run.
     ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
     program, with the bodies of loops as often as they run; None where XLA does not say, or nothing tells how often.
     ``peak_bytes`` is XLA's own peak: over all memories of a TPU together, those on the chip too, so that it can be more
@@ -397,6 +399,7 @@ class Measurement:
     effort: Effort = "full"
     compiled_before: bool = False
     timeline: XlaMemory | None = None
+    simulated: bool = False
 
     @property
     def total_bytes(self) -> int | None:

@@ -144,6 +144,18 @@ def _columns(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
         yield _Column("communicated again", "", lambda row: _bytes(row.repeated_communicated_bytes), meaning)
 
 
+def _simulated(rows: Sequence[ComparisonRow]) -> int:
+    """On how many devices runs were measured that one machine simulates; 0 for none."""
+    return max((row.simulated_devices for row in rows if row.measured_seconds is not None), default=0)
+
+
+def _of_runs(rows: Sequence[ComparisonRow]) -> str:
+    """What the measured seconds are."""
+    most = _simulated(rows)
+    of_all = f"; the {most} devices are simulated: what this machine takes for all of them, no device's own time"
+    return f"median of several runs{of_all if most else ''}"
+
+
 def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
     columns: list[tuple[str, str, Callable[[ComparisonRow], _Cell], str]] = [
         (
@@ -158,7 +170,7 @@ def _measured(rows: Sequence[ComparisonRow]) -> Iterator[_Column]:
             _temporaries,
             "what the compiled program needs besides arguments and results, by XLA's count",
         ),
-        ("measured_seconds", "run", lambda row: _known_seconds(row.measured_seconds), "median of several runs"),
+        ("measured_seconds", "run", lambda row: _known_seconds(row.measured_seconds), _of_runs(rows)),
         ("measured_compile_seconds", "compile", lambda row: _known_seconds(row.measured_compile_seconds), ""),
         (
             "measured_flops",
@@ -237,6 +249,8 @@ def _heading(group: str, device: str, rows: Sequence[ComparisonRow]) -> str:
         where = ", ".join(dict.fromkeys(row.measured_device for row in rows if row.measured_device))
         if any(row.measured_fits is not None for row in rows):
             return f"compiled, for {where}"
+        most = _simulated(rows)
+        where += f" ({most} simulated devices, run on this machine)" if most else ""
         return f"measured, on {where}{of}" if where else f"measured{of}"
     return f"counted{of}"
 
@@ -434,6 +448,8 @@ def render(
     whose = _of_devices("", rows).removeprefix(", ")
     if whose:
         about += f" Figures are {whose}, but for what is measured, which is of one."
+    if most := _simulated(rows):
+        about += f" run: the {most} devices are simulated; it is what this machine takes for all, no device's own time."
     return Group(
         Text(_caption(function, rows), style="dim"),
         table,
