@@ -224,6 +224,9 @@ def test_advice(comparing, browser):
     assert "2.05 kB" in html
     assert "m.py:3" in html
     assert EVIL not in html
+    quoted = advice_html([Advice("saved", "`x * 2 < y` keeps it.", "Write `f(x)`.", None, "bytes")])
+    assert "<code>x * 2 &lt; y</code> keeps it." in quoted
+    assert "<i>Write <code>f(x)</code>.</i>" in quoted
     assert "Nothing to say" in advice_html([])
 
 

@@ -93,7 +93,7 @@ def test_totals():
     assert values(small()) == {
         "saved": ("24.0 kB", "2 values", ""),
         "offloaded": ("8 B", "1 value", ""),
-        "argument": ("16 B", "1 value, alive anyway", ""),
+        "argument": ("16 B", "1 value needed, alive anyway", ""),
         "repeated": ("80 FLOPs", "2 operations, +8.0%", ""),
         "deferred": ("1 operation", "cost unknown", ""),
         "peak": ("412 B", "estimated", ""),

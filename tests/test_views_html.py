@@ -92,7 +92,7 @@ def test_the_dearest_recomputation_comes_first():
 def test_the_headline_reads_as_text_without_a_style_sheet():
     text = _Page(fragments(small())["totals"]).text
     assert text.startswith(
-        "saved 24.0 kB 2 values; offloaded 8 B 1 value; arguments 16 B 1 value, alive anyway; repeated"
+        "saved 24.0 kB 2 values; offloaded 8 B 1 value; arguments 16 B 1 value needed, alive anyway; repeated"
     )
 
 

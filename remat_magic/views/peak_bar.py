@@ -43,8 +43,8 @@ def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int]
         told = f' title="{word} {size}, {share} of the peak"' if hover else ""
         bars.append(f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%"{told}></i>')
         # The backward pass may be over with some of it by then.
-        less = role == "saved" and nbytes < report.saved_bytes
-        of = f" of {fmt.nbytes(report.saved_bytes)}" if less else ""
+        saved = fmt.nbytes(report.saved_bytes)
+        of = f" of {saved}" if role == "saved" and size != saved else ""
         exact = f"{fmt.exact(nbytes, 'bytes')}, {share} of the peak"
         items.append(f'<li title="{exact}"><i class="remat-role remat-role-{role}"></i> {word} <b>{size}</b>{of}</li>')
     caption = f"Alive at the estimated peak of {fmt.nbytes(peak)}"

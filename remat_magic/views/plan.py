@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from remat_magic.records import FrontierPoint, Plan, PlannedValue, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
-from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, ticks, truncate
+from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 from remat_magic.views.tables import planned_cells, table, td
 
 __all__ = [
@@ -140,7 +140,7 @@ def frontier_svg(
     stairs = sorted({*stairs, *((_held(what)[0], what.recomputed_flops) for what in known if not what.offloaded_bytes)})
     most_x = max(*(point.budget_bytes for point in points), *(x for x, _ in places), 1)
     most_y = max(*(point.recomputed_flops for point in points), *(y for _, y in places), 1)
-    across, upward = ticks(most_x), ticks(most_y)
+    across, upward = ticks(most_x), ticks(1.1 * most_y)  # with room for labels above
     frame = Frame(84, 50, width - 26, height - 46, across[-1], upward[-1])
     # In steps: a budget between two has the plan of the smaller one at least, and the bound of the larger one at most.
     least = itertools.accumulate((flops for _, flops in stairs), min)
@@ -174,19 +174,22 @@ def frontier_svg(
         ),
         *_policy_marks(policies, frame),
         _chosen_mark(chosen, frame) if chosen else "",
-        text(
-            frame.right,
-            frame.top - 34,
-            f"○ a plan · \N{MULTIPLICATION SIGN} a policy · {moved}{shaded}",
-            text_anchor="end",
-            class_="remat-axis",
-            aria_hidden="true",
+        *(
+            text(frame.right, y, line, text_anchor="end", class_="remat-axis", aria_hidden="true")
+            for y, line in _legend(f"○ a plan · \N{MULTIPLICATION SIGN} a policy · {moved}", shaded, frame)
         ),
     ]
     description = (
         f"{fmt.count(len(points), 'budget')}, from {point_text(points[0], None)} to {point_text(points[-1], None)}."
     )
     return picture(identifier(title, points), width, height, title, description, parts, _STYLE)
+
+
+def _legend(marks: str, shaded: str, frame: Frame) -> list[tuple[float, str]]:
+    """What the marks and the shade are, with the height of each line: one where there is room for it, else two."""
+    if text_width(marks + shaded) < frame.right:
+        return [(frame.top - 34, marks + shaded)]
+    return [(frame.top - 38, marks.removesuffix(" · ")), (frame.top - 25, shaded)]
 
 
 def _chosen_mark(plan: Plan, frame: Frame) -> str:

@@ -321,7 +321,7 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
     headline = [_bytes_total("saved", "saved", report, compare, values("intermediate"))]
     if matters("offloaded"):
         headline.append(_bytes_total("offloaded", "offloaded", report, compare, values("offloaded")))
-    alive = f"{values('argument')}, alive anyway"
+    alive = f"{values('argument')} needed, alive anyway"
     headline.append(_bytes_total("argument", "arguments", report, compare, alive))
     if matters("constant", "literal"):
         headline.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))

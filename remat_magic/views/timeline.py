@@ -115,9 +115,14 @@ def _areas(name: str, frame: Frame, shown: Sequence[tuple[int, Moment]]) -> str:
 
 
 def _ticks(frame: Frame, marks: Sequence[float]) -> str:
+    def label(mark: float) -> str:
+        said = f"{mark:,.0f}"
+        x = min(frame.x(mark), frame.right + _RIGHT - text_width(said) / 2)  # the last one is not cut off
+        return text(x, frame.bottom + 15, said, text_anchor="middle", class_="remat-tick")
+
     return "".join(
         element("line", x1=frame.x(mark), x2=frame.x(mark), y1=frame.bottom, y2=frame.bottom + 4, class_="remat-base")
-        + text(frame.x(mark), frame.bottom + 15, f"{mark:,.0f}", text_anchor="middle", class_="remat-tick")
+        + label(mark)
         for mark in marks
     )
 

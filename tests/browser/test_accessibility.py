@@ -30,6 +30,21 @@ loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 1
 """
 TABS = ("Residuals", "Recomputed", "Source", "Jaxprs", "Memory", "Advice", "Compare", "Plan")
 
+# What can be scrolled sideways, but for programs, whose lines are as JAX prints them.
+SIDEWAYS = """root => [root, ...root.querySelectorAll("*")].filter(e => !e.closest("pre")
+  && e.clientWidth && e.scrollWidth - e.clientWidth > 1 && /auto|scroll|visible/.test(getComputedStyle(e).overflowX)
+  && !["inline", "contents"].includes(getComputedStyle(e).display) && !e.closest("svg"))
+  .map(e => `${e.tagName} ${e.className} ${e.scrollWidth - e.clientWidth}`)"""
+# What can be scrolled up and down in what can be.
+NESTED = """root => { const scrolls = e => e.scrollHeight - e.clientHeight > 1
+  && /auto|scroll/.test(getComputedStyle(e).overflowY);
+  return [...root.querySelectorAll("*")].filter(e => scrolls(e) && scrolls(e.parentElement.closest(".remat-panel") ?? e
+  .closest("body"))).map(e => `${e.tagName} ${e.className}`) }"""
+# The words of a picture that are not all in it.
+CUT_OFF = """root => [...root.querySelectorAll(".remat-open svg text")].filter(text => {
+  const [box, whole] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
+  return box.width && (box.left < whole.left - 1 || box.right > whole.right + 1) }).map(text => text.textContent)"""
+
 
 def violations(page: Page, selector: str) -> list[str]:
     """What axe-core finds wrong within an element, a line each.
@@ -77,3 +92,25 @@ def test_every_panel(widget: Widget, theme: str) -> None:
             expect(part.locator("svg")).to_be_visible(timeout=60_000)
         assert violations(widget.notebook.page, ".remat-widget") == [], name
         assert unreadable(widget.root) == [], name
+
+
+def test_every_panel_at_twice_the_size(widget: Widget) -> None:
+    """As in a window of 1280 pixels at 200%: nothing is cut off, scrolls sideways or scrolls in what scrolls."""
+    page = widget.notebook.page
+    page.set_viewport_size({"width": 640, "height": 900})
+    try:
+        page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+        widget.unfold()
+        for name in TABS:
+            widget.tab(name).click()
+            drawn = {"Memory": "memory", "Compare": "comparison", "Plan": "frontier"}
+            if name in drawn:
+                expect(widget.part(drawn[name]).locator("svg")).to_be_visible(timeout=60_000)
+                page.wait_for_timeout(500)  # until it is drawn for this width
+            expect(widget.root.locator(".remat-open")).not_to_contain_text("Working it out")
+            assert widget.root.evaluate(SIDEWAYS) == [], name
+            assert widget.root.evaluate(NESTED) == [], name
+            assert widget.root.evaluate(CUT_OFF) == [], name
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+        page.evaluate("() => window.jupyterapp.shell.expandLeft()")

@@ -6,6 +6,7 @@ import { deviceOf, onDemand } from "../scripts/on_demand.js";
 import { count, quantity } from "../scripts/units.js";
 
 const LEAST = 520; // pixels: a narrower picture has no room for its legend, and is shrunk
+const HALF_DIGIT = 3.3; // pixels
 const CLICK = 4; // pixels that a pointer may move between down and up and still have clicked
 const KINDS = ["arguments", "residuals", "temporaries"];
 
@@ -142,6 +143,8 @@ function picture(widget, root) {
       const tick = drawing("line", { class: "remat-base", x1: at, x2: at, y1: told.bottom, y2: told.bottom + 4 });
       const label = drawing("text", { class: "remat-tick", x: at, y: told.bottom + 15, "text-anchor": "middle" });
       label.textContent = mark.toLocaleString("en-US");
+      // The last one is not cut off.
+      label.setAttribute("x", String(Math.min(at, right + margin - HALF_DIGIT * label.textContent.length)));
       return [tick, label];
     });
     svg.querySelector(".remat-ticks")?.replaceChildren(...parts);

@@ -63,7 +63,7 @@ export function firstScreen(widget) {
     said.title = `Of the memory of ${device()} a program can have ${memory.toLocaleString("en-US")} bytes`;
     if (left < 0) {
       mark.style.left = `${(100 * memory) / (memory - left)}%`;
-      said.textContent = `${quantity(-left, "bytes")} too much for ${device()}, ${quantity(memory, "bytes")}`;
+      said.textContent = `${quantity(-left, "bytes")} too much for ${device()}, ${quantity(memory, "bytes")}, by estimate`;
     } else {
       held.style.width = `${100 - (100 * left) / memory}%`;
       said.textContent = `${quantity(left, "bytes")} left of ${device()}, ${quantity(memory, "bytes")}`;

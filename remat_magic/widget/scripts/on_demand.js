@@ -52,7 +52,9 @@ export function onDemand(widget, key, { besides = () => ({}), placed = () => {} 
         if (there !== what) place(what, cached);
         else widget.part(key).classList.remove("remat-stale");
       } else if (asked !== what) {
-        widget.part(key).classList.add("remat-stale");
+        const part = widget.part(key);
+        if (part.childElementCount) part.classList.add("remat-stale");
+        else part.innerHTML = '<p class="remat-empty">Working it out…</p>';
         widget.send({ type: key, ...request });
       }
       asked = cached === undefined ? what : "";
