@@ -9,7 +9,9 @@ from jax import lax
 
 import remat_magic as rm
 from remat_magic import devices
+from remat_magic.facts.registers import fused_operands
 from remat_magic.facts.results import over_donated, within_results
+from remat_magic.facts.straight_line import StraightLines
 from remat_magic.facts.vector_memory import Wish, placed
 from tests.benchmarks.named_models import shape
 
@@ -158,6 +160,15 @@ def test_residuals_may_lie_there_too():
     for args, nbytes in zip((small, big), given, strict=True):
         timeline = rm.trace(saved, *args).timeline("none", device=TPU)
         assert (timeline.peak_bytes < 2.02 * nbytes) == (args is small)
+
+
+def test_a_kernel_takes_a_slice_of_a_stack_itself():
+    def body(a, b, w):
+        return jnp.sin(a) * 2 + b @ w, (a * b).sum(0)
+
+    jaxpr = jax.make_jaxpr(body)(WIDE, WIDE, SQUARE)
+    assert fused_operands(jaxpr, StraightLines()) == {0}
+    assert fused_operands(jax.make_jaxpr(lambda a: (jnp.sin(a), a))(WIDE), StraightLines()) == set()
 
 
 def test_what_a_convolution_gives_back_is_laid_out_as_arguments_are():

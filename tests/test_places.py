@@ -37,7 +37,7 @@ def test_rows_are_the_reports(remat2):
     found = places(site=True)
     assert {row.at for row in found} > {"sites", "function", "block=none, _attention=nothing_saveable"}
     for row in found:
-        report = trace.report(row.policy, row.at)
+        report = trace.report(row.policy, row.at, device=DEVICE)
         for name in ("at", "code", "saved_bytes", "peak_bytes", "repeated_flops", "recomputed_flops"):
             assert getattr(row, name) == getattr(report, name), name
         if row.policy in found.plans:

@@ -8,7 +8,7 @@ from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS
 from remat_magic.facts.kernels import in_registers
 from remat_magic.facts.straight_line import LITERAL, Line, StraightLines
 
-__all__ = ["fuses", "unheld"]
+__all__ = ["fused_operands", "fuses", "unheld"]
 
 
 def unheld(jaxpr: Any, lines: StraightLines) -> tuple[set[int], set[int]]:
@@ -48,6 +48,13 @@ def unheld(jaxpr: Any, lines: StraightLines) -> tuple[set[int], set[int]]:
                 read_for[number] = reads
                 (again if number in last_other else never).add(number)
     return never, again
+
+
+def fused_operands(jaxpr: Any, lines: StraightLines) -> set[int]:
+    """The positions of the inputs that nothing but kernels of fused operations read: a slice of a stack is such."""
+    flat = lines(jaxpr)
+    whole = {number for line in flat.lines if not fuses(line) for number in line.reads}.union(flat.outputs)
+    return {position for position, number in enumerate(flat.inputs) if number not in whole}
 
 
 def fuses(line: Line) -> bool:

@@ -11,7 +11,7 @@ from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, W
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.narrowing import read_by_matmuls
-from remat_magic.facts.registers import fuses, unheld
+from remat_magic.facts.registers import fused_operands, fuses, unheld
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
@@ -211,7 +211,8 @@ class Schedule:
     def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
         """One run of a body.
 
-        The slices that a scan hands to an iteration are copies; carries live in the loop's own buffers.
+        The slices that a scan hands to an iteration are copies, but for those that kernels take from the stack
+        themselves; carries live in the loop's own buffers.
         """
         slices = _first_slice(eqn, body)
         schedule = self.new()
@@ -220,6 +221,9 @@ class Schedule:
             for var in body.jaxpr.invars[slices:]
         ]
         schedule.arrive("backward", sliced)
+        if self.on.fuses:
+            for number in fused_operands(body.jaxpr, lines) - {*range(slices)}:
+                schedule.discard(sliced[number - slices])
         outputs = schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")
         if self.on.fuses and _jax.is_scan(eqn):  # what is stacked is written into the stack where it is made
             carries = _jax.carried_operands(eqn)
@@ -227,6 +231,10 @@ class Schedule:
             schedule.written_outside({*stacked} - {*outputs, *sliced})
         schedule.kept = {*outputs}
         return schedule
+
+    def discard(self, buffer: int) -> None:
+        """Let a buffer take no memory."""
+        self._sizes[buffer] = 0
 
     def written_outside(self, buffers: set[int]) -> None:
         """These are written into memory that is held elsewhere, unless something reads them here."""
