@@ -2,7 +2,8 @@
 
 ``python -m tests.benchmarks.estimates ["TPU v5e" "H100 SXM" ...]`` prints a row for each choice, and then a table;
 ``--write README.md`` puts that table between the marks in a text. It needs the extras ``tpu`` and ``cuda`` and compiles
-some thirty programs for each device, which takes minutes; what was compiled before is not compiled again.
+some seventy programs for each device, which takes long; what was compiled before is not compiled again, and what takes
+longer than ``--seconds`` is left out (0: all that was not compiled before).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import remat_magic as rm
+from tests.benchmarks import other_models
 from tests.benchmarks.named_models import resnet, shape, transformer
 
 MARKS = ("<!-- estimates: begin -->\n", "<!-- estimates: end -->\n")
@@ -75,9 +77,17 @@ MODELS = {
     "LSTM": recurrent,
     "language model": language_model,
 }
+OTHERS = {
+    "GRU": other_models.gated,
+    "U-net": other_models.unet,
+    "mixture of experts": other_models.experts,
+    "tied embeddings": other_models.tied,
+    "vision transformer": other_models.vision,
+}
+"""Those that no rule was made on."""
 
 
-def ratios(names: Iterable[str], device: str) -> list[tuple[str, bool, float]]:
+def ratios(names: Iterable[str], device: str, seconds: float) -> list[tuple[str, bool, float]]:
     """What was estimated in parts of what XLA needs, for every place and policy that is tried, printed on the way.
 
     Returns:
@@ -85,11 +95,11 @@ def ratios(names: Iterable[str], device: str) -> list[tuple[str, bool, float]]:
     """
     found: list[tuple[str, bool, float]] = []
     for name in names:
-        fun, args = MODELS[name]()
+        fun, args = (MODELS | OTHERS)[name]()
         trace = rm.trace(fun, *args)
         rows = [row for row in trace.places(device=device, seconds=60) if not row.error and row.policy != _MIXED]
         rows = [row for row in rows if row.peak_bytes and "plan" not in row.label]
-        job = trace.measuring([(row.policy, row.at) for row in rows], device=device)
+        job = trace.measuring([(row.policy, row.at) for row in rows], device=device, seconds=seconds)
         job.wait()
         for row, measured in zip(rows, job.results, strict=True):
             if measured.needed_bytes is None:
@@ -104,21 +114,16 @@ def ratios(names: Iterable[str], device: str) -> list[tuple[str, bool, float]]:
 
 def table(by_device: dict[str, list[tuple[str, bool, float]]]) -> str:
     """A Markdown table: by how much the estimates are off."""
-    lines = ["| compiled for | | choices | off by, in the median | lowest | highest |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| compiled for | models | | choices | off by, in the median | lowest | highest |"]
+    lines.append("|---|---|---|---:|---:|---:|---:|")
     for device, found in by_device.items():
-        for what, checkpointed in (("with a checkpoint", True), ("without", False)):
-            part = [ratio for _, has, ratio in found if has == checkpointed]
-            if part:
-                median = statistics.median(abs(ratio - 1) for ratio in part)
-                cells = [
-                    device,
-                    what,
-                    str(len(part)),
-                    f"{median:.0%}",
-                    f"{min(part) - 1:+.0%}",
-                    f"{max(part) - 1:+.0%}",
-                ]
-                lines.append(f"| {' | '.join(cells)} |")
+        for models, which in (("made on", MODELS), ("others", OTHERS)):
+            for what, checkpointed in (("with a checkpoint", True), ("without", False)):
+                part = [ratio for name, has, ratio in found if has == checkpointed and name in which]
+                if part:
+                    median = statistics.median(abs(ratio - 1) for ratio in part)
+                    errors = f"{median:.0%} | {min(part) - 1:+.0%} | {max(part) - 1:+.0%}"
+                    lines.append(f"| {device} | {models} | {what} | {len(part)} | {errors} |")
     return "\n".join(lines) + "\n"
 
 
@@ -126,10 +131,11 @@ def main() -> None:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("devices", nargs="*", default=["TPU v5e", "H100 SXM"])
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=[*MODELS, *OTHERS])
+    parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
-    text = table({device: ratios(options.models, device) for device in options.devices})
+    text = table({device: ratios(options.models, device, options.seconds) for device in options.devices})
     print(f"\n{text}")
     if options.write:
         before, rest = options.write.read_text(encoding="utf-8").split(MARKS[0])
