@@ -403,7 +403,8 @@ class Trace:
                 share a row.
             at: as for ``report``.
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
-                ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known.
+                ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
+                peaks as on its CPU.
             measurements: what ``measure`` gave, shown beside the estimates. Where all policies were compiled for
                 ``device``, they are ranked by the memory that they need then. Default: none.
             namespace: as for ``report``.
@@ -428,7 +429,8 @@ class Trace:
         Every row was applied, and has the figures of the report that JAX gives for it: ``trace.report(row.policy,
         row.at)``, with the peak of ``trace.timeline(row.policy, row.at, device=device)``.
         ``Places.best(peak_bytes="2 GiB")`` is the row that adds least within a peak. At the best places plans are tried
-        too, and those that nothing beats are rows; their keys stand for them from then on.
+        too, and those that nothing beats are rows; their keys stand for them from then on. ``plan``, ``no_gain`` and
+        reports go by what was found here, with the same device: peaks differ between devices, as do the best places.
 
         Args:
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
@@ -467,23 +469,31 @@ class Trace:
 
         return placing(self.facts, device, seconds, measurements)
 
-    def no_gain(self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None) -> str:
+    def no_gain(
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        device: str | Device | None = None,
+    ) -> str:
         """One sentence where a policy saves less than no checkpoint there and the peak is hardly lower, else empty.
 
-        It says what does lower the peak, as far as that is known: of all that ``places`` has tried, else of the place
-        that promises most.
+        It says what does lower the peak, as far as that is known: of all that ``places`` has tried for the device, else
+        of the place that promises most.
 
         Args:
             policy: as for ``report``.
             at: as for ``report``.
             namespace: as for ``report``.
+            device: as for ``report``.
 
         Raises:
             RematError: as ``report``.
         """
         from remat_magic.planning.places import no_gain_of
 
-        return no_gain_of(self.facts, policy, at, namespace)
+        return no_gain_of(self._on(device), policy, at, namespace)
 
     # -------------------------------------------------------------------------------------------------------- planning
 

@@ -12,7 +12,7 @@ import pytest
 import remat_magic as rm
 from remat_magic import _jax, devices, units
 from remat_magic.planning import places as places_module
-from remat_magic.planning.places import no_gain_at
+from remat_magic.planning.places import known, no_gain_at
 from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
 from remat_magic.views import display
 from tests.benchmarks.models import transformer
@@ -203,6 +203,50 @@ def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
     trace.places(device=DEVICE, seconds=600)
     assert trace.no_gain("nothing_saveable", "function").startswith(f"{of_row} ")
     assert " lowers it to " in trace.no_gain("nothing_saveable", "function")
+
+
+def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
+    """Reports, the sentence, the table, plans and edits of it; those of no device know nothing of it."""
+    fun, args = transformer(2, scanned=True)
+    trace, there = rm.trace(fun, *args), "TPU v5e"
+    policy, at = "nothing_saveable", "function"
+    before = trace.no_gain(policy, at)
+    assert trace.report(policy, at, device=there).no_gain.text == trace.no_gain(policy, at, device=there)
+    found = trace.places(device=there, seconds=600)
+    sentence = trace.no_gain(policy, at, device=there)
+    row = max(
+        (
+            row
+            for row in found
+            if row.pareto and row.peak_bytes < 0.8 * trace.report(policy, at, device=there).peak_bytes
+        ),
+        key=lambda row: row.peak_bytes,
+    )
+    assert sentence.endswith(f" lowers it to {units.nbytes(row.peak_bytes)}.")
+    assert trace.report(policy, at, device=there).no_gain.text == sentence  # also of a report that was seen before
+    assert trace.compare(at=at, device=there).row(policy).no_gain == sentence
+    assert trace.compare([policy], at=at, device=there).row(policy).no_gain == sentence
+    assert known(trace.facts) is None
+    assert trace.no_gain(policy, at) == trace.compare(at=at).row(policy).no_gain == before != sentence
+    # A plan of the device's peak is made of what was found, and searches nothing again.
+    tried = {(report.policy, report.at) for report in known(trace.facts.on(devices.get(there))).reports.values()}
+    plan = trace.plan(peak=row.peak_bytes, device=there)
+    assert plan.peak_bytes <= row.peak_bytes
+    assert plan.peak_bytes == trace.report(plan, device=there).peak_bytes
+    assert plan.recomputed_flops <= trace.report(row.policy, row.at).recomputed_flops
+    assert {(row.policy, row.at) for row in known(trace.facts.on(devices.get(there))).reports.values()} == tried
+    assert known(trace.facts) is None
+
+
+def test_without_a_device_all_peaks_are_as_on_a_cpu(monkeypatch):
+    """Of times the device is the one that JAX runs on; the table and the headline have one peak."""
+    monkeypatch.setattr(devices, "default", lambda: devices.get("TPU v5e"))
+    fun, args = transformer(2, scanned=True)
+    trace = rm.trace(fun, *args)
+    compared = trace.compare(["none", "nothing_saveable"])
+    assert compared.device.name == "TPU v5e"
+    assert all(row.peak_bytes == trace.report(row.policy, row.at).peak_bytes for row in compared)
+    assert trace.report(device="TPU v5e").peak_bytes != trace.report().peak_bytes
 
 
 def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def compare(
         RematError: no such device. A policy that fails is a row with its error.
     """
     chosen = devices.default() if device is None else devices.get(device)
-    facts = facts.on(chosen)
+    facts = facts if device is None else facts.on(chosen)
     everything = [*_offered(facts, namespace or {}), *besides] if policies is None else [*policies, *besides]
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []

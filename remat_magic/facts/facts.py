@@ -131,6 +131,13 @@ class Facts:
                 self._previews.pop(selection.report_key, None)
             return report
 
+    def remark_again(self) -> None:
+        """Let reports find their remarks out anew: more is known by now of what would lower a peak."""
+        with self.lock:
+            for key, report in self._reports.items():
+                if report.complete and not report.backward_error:
+                    self._reports[key] = self._with_remark(report)
+
     def _with_remark(self, report: Report) -> Report:
         row = ComparisonRow(report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes)
         return replace(report, no_gain=Remark.later(partial(self._no_gain, row)))

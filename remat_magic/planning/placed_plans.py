@@ -155,8 +155,11 @@ def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _Pl
             plans.append(there(at, limit, "peak", seconds=seconds / 2))
         except RematError:
             continue
-    for report in fitting[:1]:  # policies at several places at once, which no plan is of
-        plans += [plan_of(facts, report, limit, least, "peak")] if report.policy == MIXED else []
+    for report in fitting[:1]:  # policies at several places at once, which no plan is of, or a plan that was found
+        if report.policy == MIXED or report.policy in facts.engine.plans:
+            best = plan_of(facts, report, limit, least, "peak")
+            bound = next((plan.bound for plan in plans if plan.at == best.at), 0)
+            plans.append(replace(best, bound=min(bound, best.recomputed_flops)))
     if not plans:
         peaks = [report for report in places.reports.values() if report.peak_bytes is not None]
         lowest = min(peaks, key=lambda report: report.peak_bytes or 0, default=None)

@@ -136,6 +136,7 @@ class _Search:
         if default_device:
             self._device = devices.default()
         places = self._facts.memo[__name__] = self._places(Progress(done, done))
+        self._facts.remark_again()
         yield places
 
     # ------------------------------------------------------------------------------------------------- what to try
