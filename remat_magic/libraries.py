@@ -30,6 +30,7 @@ __all__ = [
     "loss_of_optax",
     "module_kind",
     "modules_as_they_were",
+    "scan_in",
     "vjp_of_nnx",
 ]
 
@@ -159,6 +160,19 @@ def module_kind(cls: type) -> str:
             for library in _WITH_MODULES:
                 if f"{base.__module__}.".startswith(f"{library}."):
                     return library
+    return ""
+
+
+# Where they call JAX's own.
+_SCANS = {"flax.linen": "flax.core.axes_scan", "flax.nnx": "flax.nnx.transforms.iteration"}
+
+
+def scan_in(*files: str | None) -> str:
+    """Whose scan has its body in one of these files: ``"flax.linen"``, ``"flax.nnx"``, or empty for none."""
+    for library, module in _SCANS.items():
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is not None and file in files:
+            return library
     return ""
 
 

@@ -17,13 +17,12 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.editing.parsed_text import ParsedText
 from remat_magic.editing.user_code import UserCode, referent
+from remat_magic.libraries import scan_in
 from remat_magic.records import RematError
 
 __all__ = ["LiftedLoop", "lifted_helper", "lifted_loops"]
 
 _WIDTH = 88
-# By their modules: where they call JAX's, which is how they are told.
-_SCANS = {"flax.linen": "flax.core.axes_scan", "flax.nnx": "flax.nnx.transforms.iteration"}
 _OF_NNX = {"in_axes", "out_axes", "length", "reverse", "unroll"}  # what a scan within a scan takes as it is
 _NOT_OF_LINEN = {"methods", "data_transform"}
 _RENEWED = ("variable_axes", "in_axes", "out_axes", "length")  # what is another for groups
@@ -72,13 +71,10 @@ def lifted_loops(code: UserCode, eqn: Any, frames: Sequence[CodeType]) -> list[L
         eqn: the equation of a scan.
         frames: the code that made it, innermost first.
     """
-    files = [frame.co_filename for frame in frames]
-    for library, inside in _SCANS.items():
-        if getattr(sys.modules.get(inside), "__file__", None) in files:
-            found = [*_in_texts(code, library, eqn)]
-            caller = next((frame for frame in frames if frame.co_filename in code.texts), None)
-            return sorted(found, key=lambda loop: caller is None or not _is_in(loop, caller))
-    return []
+    library = scan_in(*(frame.co_filename for frame in frames))
+    found = [*_in_texts(code, library, eqn)] if library else []
+    caller = next((frame for frame in frames if frame.co_filename in code.texts), None)
+    return sorted(found, key=lambda loop: caller is None or not _is_in(loop, caller))
 
 
 def _is_in(loop: LiftedLoop, caller: CodeType) -> bool:

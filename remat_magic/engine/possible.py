@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remat_magic import _jax
+from remat_magic import _jax, libraries
 from remat_magic.engine.calls import Callee, Calls, Interval
 from remat_magic.engine.segments import SHORTEST, Checkpoint, in_segments, segment_of
 from remat_magic.engine.sites import PUT_AT, Identity, SiteTable, definition, identity, keys_of
@@ -27,6 +27,13 @@ from remat_magic.user_files import is_user_file
 
 __all__ = ["Intervals", "PossibleSites", "Where", "code_of", "possible_sites"]
 
+# By the module of a library: what it has for jax.checkpoint.
+_CHECKPOINTS = {
+    "equinox": "eqx.filter_checkpoint",
+    "flax.linen": "nn.remat",
+    "flax.nnx": "nnx.remat",
+    "haiku": "hk.remat",
+}
 _KEY = re.compile(r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+))?")
 
 
@@ -99,8 +106,13 @@ class PossibleSites:
         loop = self.loops.get(_KEY.fullmatch(key)["name"])  # pyright: ignore[reportOptionalSubscript] - `where` matched
         if where.group > 1 and loop is not None:
             return loop.code(where.group, policy)
-        code = code_of(where.callee, policy)
-        return code if key in self.callees else f"{code.partition('  #')[0]}  # for {key}"
+        if where.group > 1:
+            own = "self, " if where.callee.module == "flax.linen" else ""
+            group = f"group({own}...): {where.group} of these calls, and what is between them"
+            return f"{_call('group', where.callee, policy, static=False)}  # {group}"
+        return (
+            code_of(where.callee, policy) if key in self.callees else f"{_at_call(where.callee, policy)}  # for {key}"
+        )
 
     def put(self, closed: Any, calls: Calls, policies: Iterable[tuple[str, Any]]) -> Any:
         """A jaxpr of the program with checkpoints at places that have none.
@@ -284,11 +296,12 @@ class _Loop:
         consts, carries, _ = _jax.scan_split(eqn)
         if not (file and is_user_file(file)):
             name, kind = callee.who[0], "scan" if carries else "map"
+        library = libraries.scan_in(file)
         inputs = len(eqn.invars) > consts + carries
         return cls(
             _jax.scan_length(eqn),
             name if name.replace(".", "_").isidentifier() else "body",
-            callee.module,
+            library,
             kind,
             inputs,
             _jax.is_reversed(eqn),
@@ -303,9 +316,12 @@ class _Loop:
         reverse = ", reverse=True" if self.is_reversed else ""
         unroll = f", unroll={min(self.unroll, size)}" if self.unroll > 1 else ""
         comments = [f"chunks: xs reshaped to ({count}, {size}, ...)"] if self.has_inputs else []
-        if self.module == "flax.linen":
-            code = f"nn.scan(nn.remat(nn.scan({self.function.partition('.')[0]}, ..., length={size}){options}), ..., "
-            code, comments = f"{code}length={count})", []
+        if self.module:
+            scan = {"flax.linen": "nn.scan", "flax.nnx": "nnx.scan"}[self.module]
+            inner = f"{scan}({self.function.partition('.')[0]}, ...)"
+            code = f"{scan}({_CHECKPOINTS[self.module]}({inner}{options}), ...)"
+            within = " by nn.map_variables, under the name that it has" if self.module == "flax.linen" else ""
+            comments = [f"variables cut to ({count}, {size}, ...){within}: trace.edit writes it"]
         elif self.kind == "fori_loop":
             step = f"lambda j, x: {self.function}({size} * i + j, x)"
             code = f"jax.checkpoint(lambda i, x: jax.lax.fori_loop(0, {size}, {step}, x){options})"
@@ -323,33 +339,49 @@ class _Loop:
 
 
 def code_of(callee: Callee, policy: str = "") -> str:
-    """What to write for a checkpoint on a function.
+    """What to write for a checkpoint on a function: all that is called and saved by name goes by its name then, too.
 
     Args:
         callee: the function.
         policy: the policy as code; without one, the checkpoint saves nothing.
     """
     name, file, _ = callee.who
-    options = f", policy={policy}" if policy else ""
+    by_library = callee.module in ("haiku", "class") or (callee.module and not is_user_file(file))
+    if by_library or name == "<lambda>":  # what has no definition to write it on, or may not stand there
+        return _at_call(callee, policy)
+    checkpoint, options = _CHECKPOINTS.get(callee.module, "jax.checkpoint"), _options(callee, policy)
+    written = f"@functools.partial({checkpoint}{options})" if options else f"@{checkpoint}"
+    return f"{written}  # {'above other decorators ' if callee.module == 'flax.linen' else ''}on {name}"
+
+
+def _at_call(callee: Callee, policy: str) -> str:
+    """What to write in the place of a function where it is called."""
+    name = callee.who[0]
     cls, _, method = name.rpartition(".")
-    if callee.module == "flax.linen":
-        only = "" if method == "__call__" else f", methods=[{method!r}]"
-        return f"nn.remat({cls}{only}{options})"
-    if callee.module == "flax.nnx":
-        if is_user_file(file):
-            return f"@functools.partial(nnx.remat{options})  # on {name}" if options else f"@nnx.remat  # on {name}"
-        return f"nnx.remat({name}{options})"
-    if callee.module == "equinox":
-        return f"eqx.filter_checkpoint({_instance(cls, method)}{options})"
-    if callee.module == "haiku":
-        return f"hk.remat({_instance(cls, method)}{options})"
-    if callee.static:
-        numbers = tuple(position - bool(callee.module) for position, _ in callee.static)
-        options += f", static_argnums={numbers}"
-    if callee.module or name == "<lambda>":
-        function = f"self.{method}" if callee.module else f"lambda {', '.join(callee.parameters)}: ..."
-        return f"jax.checkpoint({function}{options})"
-    return f"@functools.partial(jax.checkpoint{options})  # on {name}" if options else f"@jax.checkpoint  # on {name}"
+    if callee.module in ("flax.linen", "flax.nnx"):  # which must see the module
+        called = "module" if method == "__call__" else f"module.{method}"
+        return (
+            f"{_call(f'lambda module, *args: {called}(*args)', callee, policy)}  # given the {cls} before its arguments"
+        )
+    if callee.module == "class":
+        return _call(f"self.{method}", callee, policy)
+    if callee.module:
+        return _call(_instance(cls, method), callee, policy)
+    return _call(f"lambda {', '.join(callee.parameters)}: ..." if name == "<lambda>" else method, callee, policy)
+
+
+def _call(function: str, callee: Callee, policy: str, *, static: bool = True) -> str:
+    options = _options(callee, policy, called=True, static=static)
+    return f"{_CHECKPOINTS.get(callee.module, 'jax.checkpoint')}({function}{options})"
+
+
+def _options(callee: Callee, policy: str, *, called: bool = False, static: bool = True) -> str:
+    """The further arguments of a checkpoint; one that is ``called`` counts those of a method without its object."""
+    options = f", policy={policy}" if policy else ""
+    if callee.static and static and callee.module != "equinox":
+        bound = called and callee.module in ("class", "haiku")
+        options += f", static_argnums={tuple(position - bound for position, _ in callee.static)}"
+    return options
 
 
 def _instance(cls: str, method: str) -> str:
