@@ -12,6 +12,7 @@ import pytest
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.facts.times import times
+from remat_magic.planning import plan as plan_module
 from remat_magic.planning.graph import build
 from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.problem import Problem
@@ -360,3 +361,24 @@ def test_a_plan_for_a_peak_chooses_its_place():
 def scanned_blocks():
     fun, args = models.transformer(3, scanned=True)
     return rm.trace(fun, *args)
+
+
+@pytest.mark.parametrize("share", ["45%", "60%", "85%"])
+def test_what_cannot_win_within_a_peak_is_not_traced(monkeypatch, share):
+    def found():
+        applied = []
+        own = plan_module._applied
+        monkeypatch.setattr(plan_module, "_applied", lambda *args: applied.append(args) or own(*args))
+        fun, args = models.transformer(4)
+        plan = rm.trace(fun, *args).plan(peak=share)
+        monkeypatch.setattr(plan_module, "_applied", own)
+        return plan, len(applied)
+
+    plan, few = found()
+    monkeypatch.setattr(plan_module._PeakSearch, "_cannot_win", lambda *_: False)
+    monkeypatch.setattr(plan_module._PeakSearch, "_has_floor", False)
+    exhaustive, many = found()
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert few < 0.8 * many
+    # Solutions are within the solver's gap of the best, and the last steps are spared where they gain no more.
+    assert plan.recomputed_flops <= exhaustive.recomputed_flops * 1.02

@@ -65,6 +65,11 @@ class Facts:
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether estimated peaks are as on no device: they then hold all that is saved, and as it is."""
+        return self._memory is PLAIN
+
     def on(self, device: Device | None) -> Facts:
         """The facts as on a device: all is the same but the estimated peaks. Of no device by None."""
         memory = memory_of(device)

@@ -149,12 +149,17 @@ def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _Pl
     places = searched(facts, seconds / 2)
     fitting = _fitting(places.reports.values(), lambda report: report.peak_bytes, limit, least)
     plans: list[Plan] = []
+    comparable = [report for report in fitting if report.policy in (*POLICIES, "none")]
     tried = (report.at for report in fitting if report.policy not in (MIXED, "none", "as_written"))
     for at in [*dict.fromkeys((usual, *tried))][:_PLACES]:
         try:
-            plans.append(there(at, limit, "peak", seconds=seconds / 2))
+            cost = min((order(plan)[0] for plan in plans), default=None)
+            beat = cost if cost is not None or not comparable else least.of(comparable[0])
+            plans.append(there(at, limit, "peak", seconds=seconds / 2, beat=beat))
         except RematError:
             continue
+    if not plans and comparable:
+        plans.append(plan_of(facts, comparable[0], limit, least, "peak"))
     for report in fitting[:1]:  # policies at several places at once, which no plan is of, or a plan that was found
         if report.policy == MIXED or report.policy in facts.engine.plans:
             best = plan_of(facts, report, limit, least, "peak")

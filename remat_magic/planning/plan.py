@@ -7,8 +7,9 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic import units
@@ -58,14 +59,18 @@ def plan_at(
     together: bool = False,
     seconds: float = 10.0,
     gap: float = 0.01,
+    beat: float | None = None,
 ) -> Plan:
-    """The plan at one place; all else is as for ``Trace.plan``."""
+    """The plan at one place; all else is as for ``Trace.plan``.
+
+    With ``beat``, what another choice costs within a peak, plans that cost more are not looked for.
+    """
     least = objective(cost, device, offload)
     choices = planner(facts, at, separately, together)
     limit = limit_of(facts, choices.at, budget, of)
     request = _Request(*_key_and_label(choices, limit, least, of), limit, least, of)
     if of == "peak":
-        best = _within_peak(choices, request, seconds, gap)
+        best = _within_peak(choices, request, seconds, gap, beat)
     else:
         best = _within(choices, request, limit, seconds, gap)
     if best is None:
@@ -165,11 +170,19 @@ def _key_and_label(choices: Planner, limit: int, least: Objective, of: str) -> t
 
 
 def _within(
-    choices: Planner, request: _Request, limit: int, seconds: float, gap: float, *, names_only: bool = False
+    choices: Planner,
+    request: _Request,
+    limit: int,
+    seconds: float,
+    gap: float,
+    *,
+    names_only: bool = False,
+    worth: Callable[[Solution], bool] = lambda solution: True,
 ) -> Plan | None:
     """The best plan that saves at most ``limit`` bytes, None where more is saved whatever is chosen.
 
-    With ``names_only`` it is a choice of names even where a policy of JAX's costs less.
+    With ``names_only`` it is a choice of names even where a policy of JAX's costs less. What is not ``worth`` it is not
+    traced, and None is returned.
     """
     problem = choices.problem(request.objective)
     as_names, other_keys = _built_in(choices, limit, problem)
@@ -187,6 +200,8 @@ def _within(
                 as_names += [mixed] if mixed is not None else []
             # The solver stops within its gap: a policy of JAX's may be the better choice of names.
             solution = min([solution, *as_names], key=lambda choice: choice.cost)
+        if not worth(solution):
+            return None
         applied = _applied(choices, request, solution)
         if applied.saved_bytes <= limit:
             best = _with_bound(applied, solution, bound, spent)
@@ -354,57 +369,128 @@ _GRID = 4  # budgets of saved bytes tried at first, evenly spaced, since a peak 
 _STEPS = 6  # halvings of the interval in which the last plan lies that fits
 
 
-def _within_peak(choices: Planner, request: _Request, seconds: float, gap: float) -> Plan:
+def _within_peak(choices: Planner, request: _Request, seconds: float, gap: float, beat: float | None) -> Plan:
     """The cheapest plan found whose report has an estimated peak of at most ``request.budget`` bytes.
 
-    Where peaks rise with the bytes saved, halving finds the largest budget that fits. They need not: JAX's own policies
-    and a few evenly spaced budgets are tried first. Each candidate is judged by the report that JAX gives for it.
+    Where peaks rise with the bytes saved, the largest budget that fits is between one that does and the next that does
+    not. They need not: JAX's own policies and a few evenly spaced budgets are tried first, those that cost least before
+    the others. Each candidate is judged by the report that JAX gives for it; those that cannot win are not traced.
 
     Raises:
         RematError: none fits; says what the least peak is that was found.
     """
-    search = _PeakSearch(choices, request, seconds, gap)
+    search = _PeakSearch(choices, request, seconds, gap, beat)
     least, most = choices.graph.predict(())[0], choices.most
-    for key in _BUILT_IN:
-        search.policy(key)
     everything, _ = choices.graph.predict(choices.problem().names)  # more than autodiff saves by itself, as a rule
     budgets = sorted({everything, *(least + max(0, most - least) * i // _GRID for i in range(_GRID + 1))})
-    fits = [search.budget(budget) for budget in budgets]
-    last = max((i for i, fit in enumerate(fits) if fit), default=None)
-    if last is not None and last + 1 < len(budgets):
-        low, high = budgets[last], budgets[last + 1]
-        for _ in range(_STEPS):
-            middle = (low + high) // 2
-            if high - low <= max(1, (everything - least) // 1000):
-                break
-            low, high = (middle, high) if search.budget(middle) else (low, middle)
+    high = search.first_pass(budgets)
+    if high is None and not search.has_best and beat is None:
+        search.prunes = False  # for the least peak, which is to be told
+        search.first_pass(budgets)
+    if high is not None:
+        search.between(budgets[budgets.index(high) - 1], high, max(1, (everything - least) // 1000))
     return search.result()
 
 
 class _PeakSearch:
-    """The plans tried so far."""
+    """The plans tried so far.
 
-    def __init__(self, choices: Planner, request: _Request, seconds: float, gap: float) -> None:
+    Attributes:
+        prunes: whether what cannot win is left out: what saves more than the peak may be, or costs more than the best.
+    """
+
+    def __init__(
+        self, choices: Planner, request: _Request, seconds: float, gap: float, beat: float | None = None
+    ) -> None:
         self._choices, self._request = choices, request
         self._end = time.perf_counter() + seconds
         self._longest, self._gap = seconds / 4, gap
+        self._beat = math.inf if beat is None else beat
         self._best: Plan | None = None
         self._lowest: Plan | None = None
         self._tried = 0
+        self._verdict: bool | None = None  # of a solution that was not traced, whether its peak is taken to fit
+        self._costs: dict[int, float] = {}  # of what was found for a budget
+        self._beyond = 0  # what the peak of the last plan that was traced holds beside what is saved
+        self.prunes = True
+
+    @property
+    def has_best(self) -> bool:
+        """Whether a plan was found that fits."""
+        return self._best is not None
+
+    def first_pass(self, budgets: Sequence[int]) -> int | None:
+        """Try JAX's policies and budgets of saved bytes, in rising order; the least one above the last that fits."""
+        for key in _BUILT_IN:
+            self.policy(key)
+        for number in reversed(range(len(budgets))):
+            if self.budget(budgets[number]):
+                return budgets[number + 1] if number + 1 < len(budgets) else None
+        return None
+
+    def between(self, low: int, high: int, least: int) -> None:
+        """Try budgets between one that fits and one that does not, as long as they differ by more than ``least``."""
+        if self._has_floor:
+            high = max(low, min(high, self._request.budget + 1))
+        for number in range(_STEPS):
+            cheapest = self._costs.get(high, -math.inf)
+            done = self._best is not None and order(self._best)[0] <= cheapest * (1 + self._gap)
+            if high - low <= least or done:
+                break
+            middle = self._request.budget - self._beyond  # if the peak holds as much beside what is saved
+            if number % 2 or not low + least < middle < high - least:
+                middle = (low + high) // 2
+            low, high = (middle, high) if self.budget(middle) else (low, middle)
+
+    @property
+    def _has_floor(self) -> bool:
+        """Whether a peak holds at least what is saved: a device may keep values elsewhere, or narrower."""
+        return self.prunes and self._choices.facts.is_plain
+
+    def _cannot_win(self, cost: float) -> bool:
+        """Whether what costs so many FLOPs is no better than what is known; seconds are the report's only."""
+        if not self.prunes or self._request.objective.device is not None:
+            return False
+        return cost > self._beat or (self._best is not None and cost >= order(self._best)[0])
 
     def policy(self, key: str) -> None:
         """Try a policy of JAX's."""
+        facts, at = self._choices.facts, self._choices.at
         try:
-            report = self._choices.facts.report(key, self._choices.at)
+            if self._has_floor and facts.saved_bytes(key, at) > self._request.budget:
+                return
+            names = self._choices.saved_by(key) if self._best is not None and key not in _BEYOND_NAMES else None
+            if names is not None:
+                saved, cost = self._choices.graph.predict(names)
+                if saved == facts.saved_bytes(key, at) and self._cannot_win(cost):
+                    return
+            report = facts.report(key, at)
         except RematError:  # complex values, which this JAX cannot save
             return
         if not report.backward_error:
             self._take(_of_report(report, self._request))
 
     def budget(self, saved: int) -> bool:
-        """Try the best plan for a budget of saved bytes; whether its peak fits."""
+        """Try the best plan for a budget of saved bytes; whether its peak fits.
+
+        One that would cost too much is taken to fit, so that what costs less is tried next.
+        """
         left = max(0.1, min(self._longest, self._end - time.perf_counter()))
-        candidate = _within(self._choices, self._request, saved, left, self._gap, names_only=True)
+        self._verdict = None
+
+        def worth(solution: Solution) -> bool:
+            self._costs.setdefault(saved, solution.cost)
+            if self._has_floor and solution.saved_bytes > self._request.budget:
+                self._verdict = False
+            elif self._cannot_win(solution.cost):
+                self._verdict = True
+            return self._verdict is None
+
+        candidate = _within(self._choices, self._request, saved, left, self._gap, names_only=True, worth=worth)
+        if self._verdict is not None:
+            return self._verdict
+        if candidate is not None and candidate.peak_bytes is not None:
+            self._beyond = candidate.peak_bytes - candidate.saved_bytes
         return candidate is not None and self._take(candidate)
 
     def _take(self, candidate: Plan) -> bool:
