@@ -370,7 +370,7 @@ def test_what_cannot_win_within_a_peak_is_not_traced(monkeypatch, share):
         own = plan_module._applied
         monkeypatch.setattr(plan_module, "_applied", lambda *args: applied.append(args) or own(*args))
         fun, args = models.transformer(4)
-        plan = rm.trace(fun, *args).plan(peak=share)
+        plan = rm.trace(fun, *args).plan(peak=share, seconds=120)  # so that neither search is cut short
         monkeypatch.setattr(plan_module, "_applied", own)
         return plan, len(applied)
 
