@@ -6,12 +6,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.records import RematError
+from tests.eight_devices import eight, not_on_eight, run_on_eight
 from tests.programs import f32
+
+
+@not_on_eight
+def test_on_eight_devices():
+    run_on_eight(__file__, "-k", "that_is_set")
+
 
 AXES = "data=4,model=2"
 LAYERS, WIDTH, BATCH = 3, 128, 192
@@ -205,6 +213,28 @@ def test_constraints_inside_of_bodies_and_on_numbers_say_how_arguments_are():
     assert report.devices == 8
     (note,) = [note for note in report.notes if note.kind == "argument-unplaced"]
     assert "how w is spread" in note  # and not x, which the checkpoint's body spreads
+
+
+@eight
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_mesh_of_this_machines_devices_that_is_set_is_the_one_that_constraints_mean(spread):
+    """Their own shardings name its axes alone, and simulated devices beside these would be no program."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def attention(w, x):
+        x = jax.lax.with_sharding_constraint(x, P("data", "model"))
+        return (jax.lax.with_sharding_constraint(jnp.tanh(x @ w), P("data")) ** 2).sum()
+
+    function = jax.jit(jax.grad(attention), in_shardings=(P("model"), P("data"))) if spread else jax.grad(attention)
+    args = f32(WIDTH, WIDTH), f32(BATCH, WIDTH)
+    with jax.set_mesh(mesh):
+        trace = rm.trace(function, *args)
+    report = trace.report("none", "function")
+    assert not [note for note in report.notes if note.kind == "devices-together"]
+    assert report.of_devices == "of one of 8 devices"
+    saved = {row.primitive: row.shard_shape for row in report.residuals if row.kind == "intermediate"}
+    assert set(saved.values()) <= {(BATCH // 4, WIDTH), (BATCH // 4, WIDTH // 2)}
+    assert of_xla(trace) == by_hand(mesh, jax.jit(function), *args)
 
 
 def test_threads_share_the_simulated_devices():

@@ -17,7 +17,7 @@ from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.shardings import is_even, of_one_device, type_in_mesh
-from remat_magic._jax.simulated import with_devices
+from remat_magic._jax.simulated import meshes_of, with_devices
 from remat_magic._jax.xla_costs import xla_communicated
 
 __all__ = ["propagated"]
@@ -52,9 +52,10 @@ def propagated(
     Raises:
         Exception: whatever JAX or XLA raises where it cannot be compiled.
     """
-    shardings = list(map(with_devices, shardings))
-    results = None if results is None else list(map(with_devices, results))
-    watch = _Watch()
+    meshes = meshes_of(shardings)
+    shardings = [with_devices(each, meshes) for each in shardings]
+    results = None if results is None else [with_devices(each, meshes) for each in results]
+    watch = _Watch(meshes)
     inputs = list(zip((var.aval for var in open_jaxpr(closed).invars), shardings, strict=True))
     types = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if _divides(sharding, aval) else None)
@@ -84,8 +85,9 @@ def propagated(
 class _Watch:
     """Evaluates jaxprs, and takes down how each value on the way is spread."""
 
-    def __init__(self) -> None:
+    def __init__(self, meshes: Sequence[Any]) -> None:
         self.told: dict[Any, NamedSharding] = {}
+        self._meshes = meshes
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
         """The results of a jaxpr, open or closed."""
@@ -112,8 +114,14 @@ class _Watch:
         inside = eqn if is_custom_rule(eqn) or is_shard_map(eqn) else map_jaxprs(eqn, self._watched)
         params = inside.params
         if is_jit(eqn) or eqn.primitive.name == "sharding_constraint":
-            params = {name: _placed(value) if name in _SHARDINGS else value for name, value in params.items()}
+            params = {name: self._placed(value) if name in _SHARDINGS else value for name, value in params.items()}
         return inside.primitive.bind(*operands, **inside.primitive.get_bind_params(params))
+
+    def _placed(self, asked: Any) -> Any:
+        """What an equation asks of shardings, over devices."""
+        if isinstance(asked, tuple):
+            return tuple(map(self._placed, asked))
+        return with_devices(asked, self._meshes)
 
     def _watched(self, jaxpr: Any) -> Any:
         types = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in open_jaxpr(jaxpr).invars]
@@ -129,11 +137,6 @@ class _Watch:
             before = self.told.get(var)
             if before is None or _held(sharding, var) > _held(before, var):
                 self.told[var] = sharding
-
-
-def _placed(asked: Any) -> Any:
-    """What an equation asks of shardings, over devices."""
-    return tuple(map(with_devices, asked)) if isinstance(asked, tuple) else with_devices(asked)
 
 
 def _divides(sharding: Any, aval: Any) -> bool:

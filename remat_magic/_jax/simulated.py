@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from remat_magic._jax.private import cannot, courtesy
 from remat_magic._jax.shardings import is_abstract
 from remat_magic.errors import RematError
 
-__all__ = ["automatic_mesh", "with_devices"]
+__all__ = ["automatic_mesh", "meshes_of", "with_devices"]
 
 _MOST = 2048  # more are another process's, XLA's client for CPUs believes; so many take 0.9 GB
 _THREADS = 4  # of a device at most, which sleep
@@ -54,13 +54,28 @@ def _simulated(mesh: Any) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def with_devices(sharding: Any) -> Any:
-    """A sharding over simulated devices, where its mesh has none; any other as it is.
+def with_devices(sharding: Any, meshes: Iterable[Any] = ()) -> Any:
+    """A sharding over devices, where its mesh has none; any other as it is.
+
+    Args:
+        sharding: the sharding.
+        meshes: those that have devices. One of the same axes is taken: devices of two meshes make no program. Default:
+            devices are simulated.
 
     Raises:
-        RematError: there are too many, or this JAX simulates none.
+        RematError: there are too many to be simulated, or this JAX simulates none.
     """
-    return NamedSharding(_simulated(sharding.mesh), sharding.spec) if is_abstract(sharding) else sharding
+    if not is_abstract(sharding):
+        return sharding
+    sizes = dict(sharding.mesh.shape)
+    there = next((mesh for mesh in meshes if dict(mesh.shape) == sizes), None)
+    return NamedSharding(_simulated(sharding.mesh) if there is None else there, sharding.spec)
+
+
+def meshes_of(shardings: Iterable[Any]) -> list[Any]:
+    """The meshes with devices that shardings name, and the one that is set around."""
+    named = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    return [mesh for mesh in (*named, jax.sharding.get_mesh()) if isinstance(mesh, Mesh) and not mesh.empty]
 
 
 def _devices(number: int) -> list[Any]:
