@@ -236,20 +236,27 @@ def test_this_machine_is_compiled_for_as_before():
     assert (here.total_bytes, here.device, named.fits) == (named.total_bytes, named.device, None)
 
 
-def sharded(mesh):
-    """Two layers of tensor parallelism within data parallelism; all that is made has its sharding said."""
+def sharded(mesh, kind="explicit"):
+    """Two layers of tensor parallelism within data parallelism: said of all that is made, of arguments, or by hand."""
 
     def on(*spec):
         return NamedSharding(mesh, P(*spec))
 
-    def step(layers, x):
-        def whole(layers, x):
-            for up, down in layers:
-                hidden = jnp.tanh(jnp.einsum("bd,dh->bh", x, up, out_sharding=on("data", "model")))
-                x = x + jnp.einsum("bh,hd->bd", hidden, down, out_sharding=on("data", None))
-            return (x**2).sum()
+    def product(subscripts, x, w, *spec):
+        return jnp.einsum(subscripts, x, w, **({"out_sharding": on(*spec)} if kind == "explicit" else {}))
 
-        value, gradient = jax.value_and_grad(whole)(layers, x)
+    def whole(layers, x):
+        for up, down in layers:
+            added = product("bh,hd->bd", jnp.tanh(product("bd,dh->bh", x, up, "data", "model")), down, "data", None)
+            x = x + (jax.lax.psum(added, "model") if kind == "manual" else added)
+        total = (x**2).sum()
+        return jax.lax.psum(total, "data") if kind == "manual" else total
+
+    specs = [(P(None, "model"), P("model", None))] * 2
+    loss = jax.shard_map(whole, mesh=mesh, in_specs=(specs, P("data")), out_specs=P()) if kind == "manual" else whole
+
+    def step(layers, x):
+        value, gradient = jax.value_and_grad(loss)(layers, x)
         return value, jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradient)
 
     up, down = ((256, 1024), on(None, "model")), ((1024, 256), on("model", None))
@@ -257,8 +264,12 @@ def sharded(mesh):
     return step, (types, jax.ShapeDtypeStruct((384, 256), "float32", sharding=on("data", None)))
 
 
-def abstract_mesh(*sizes):
-    return AbstractMesh(sizes, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+def axis_types(kind):
+    return (AxisType.Explicit if kind == "explicit" else AxisType.Auto,) * 2
+
+
+def abstract_mesh(*sizes, kind="explicit"):
+    return AbstractMesh(sizes, ("data", "model"), axis_types=axis_types(kind))
 
 
 def test_a_program_on_a_mesh_is_compiled_for_as_many_devices(pretend, cache):
@@ -461,17 +472,17 @@ import sys
 import numpy as np
 import jax
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 from remat_magic import _jax, devices
-from tests.test_elsewhere import sharded
+from tests.test_elsewhere import axis_types, sharded
 
 target = devices.get(sys.argv[1]).target
 settings = {"target_config": _jax.compile_only._target_config(target.facts)} if target.platform == "cuda" else {}
 if settings:
     settings["topology"] = "1x1x8"
 described = topologies.get_topology_desc(sys.argv[2], target.platform, **settings)
-mesh = Mesh(np.array(described.devices).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-step, args = sharded(mesh)
+mesh = Mesh(np.array(described.devices).reshape(4, 2), ("data", "model"), axis_types=axis_types(sys.argv[3]))
+step, args = sharded(mesh, sys.argv[3])
 memory = jax.jit(step).lower(*args).compile().memory_analysis()
 sizes = [getattr(memory, f"{name}_size_in_bytes") for name in ("temp", "argument", "output", "alias")]
 print([*sizes, memory.peak_memory_in_bytes])
@@ -479,20 +490,32 @@ print([*sizes, memory.peak_memory_in_bytes])
 
 
 @pytest.mark.parametrize(
-    ("device", "topology"), [(H100, "eight"), (V5E, "v5e:2x4"), ("H100 SXM x8", "eight"), ("TPU v5e:2x4", "v5e:2x4")]
+    ("device", "topology", "kind"),
+    [
+        (H100, "eight", "explicit"),
+        (V5E, "v5e:2x4", "explicit"),
+        *(("H100 SXM x8", "eight", kind) for kind in ("explicit", "automatic", "manual")),
+        *(("TPU v5e:2x4", "v5e:2x4", kind) for kind in ("explicit", "automatic", "manual")),
+    ],
 )
-def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topology, tmp_path):
+def test_bytes_on_a_mesh_are_those_of_a_program_compiled_by_hand(device, topology, kind, tmp_path):
     """The mesh has no devices here; by hand it is one of the devices that are compiled for."""
     compiler(device)
     environment = {**os.environ, **_jax.ENVIRONMENT, "TPU_LOG_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if os.path.isabs(path))
-    command = [sys.executable, "-c", MESH_BY_HAND, device, topology]
+    command = [sys.executable, "-c", MESH_BY_HAND, device, topology, kind]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
-    step, args = sharded(abstract_mesh(4, 2))
+    step, args = sharded(abstract_mesh(4, 2, kind=kind), kind)
     trace = rm.trace(step, *args)
     measured = trace.measure("none", device=device)
     assert (measured.error, measured.devices, measured.fits) == ("", 8, True)
+    (row,) = trace.compare(["none"], device=device, measurements=[measured]).rows
+    assert (row.of_devices, row.needed_bytes) == ("of one of 8 devices", measured.needed_bytes)
+    # For a GPU the gradients are summed all together, into memory of their own.
+    sums = 0 if device.startswith("TPU") else 4 * 4 * 256 * 1024 // 2
+    assert row.peak_bytes + sums == pytest.approx(row.needed_bytes, rel=0.1)
+    assert row.measured_communicated_bytes == measured.communicated_bytes
     sizes = [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.alias_bytes]
     sizes.append(measured.peak_bytes)
     assert sizes == json.loads(said.stdout.splitlines()[-1])
