@@ -860,3 +860,20 @@ def test_axes_that_are_left_to_xla_are_named():
     assert report.devices == 4
     (note,) = (note for note in report.notes if note.kind == "devices-unknown")
     assert note.startswith("Over 'model' of the mesh XLA spreads the values")
+
+
+def test_axes_that_xla_tells_nothing_of_inside_of_a_shard_map_are_named():
+    """Outside of it XLA tells; a shard_map over all axes leaves it nothing to spread."""
+    mesh = rm.mesh("data=4,model=2")
+    w, x = whole((WIDTH, WIDTH), P(None, "model"), mesh), whole((BATCH, WIDTH), P("data"), mesh)
+    for axes in ({"data"}, {"data", "model"}):
+        part = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), axis_names=axes)
+        report = rm.trace(lambda w, x, part=part: (part(w, x @ w) ** 2).sum(), w, x).report()
+        assert report.of_devices == "of one of 8 devices"
+        notes = [note for note in report.notes if note.kind == "devices-unknown"]
+        if axes == {"data"}:
+            (note,) = notes
+            assert note.about == ("model",)
+            assert "computes XLA may spread over 'model' of the mesh as well, and does not say" in note
+        else:
+            assert notes == []

@@ -356,6 +356,7 @@ class Engine:
                 self._primal.unknown_values,
                 self._primal.untold_axes,
                 self._given.why_not_asked or self._primal.why_not_asked,
+                asked=self._primal.asked is not None,
             ),
             *notes.of_mesh(self._given.name, self._given.mesh, self.devices, self._unplaced),
             *notes.of_settings(self._settings),

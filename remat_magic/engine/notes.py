@@ -94,7 +94,14 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
 
 
 def of_devices(
-    function: str, devices: int, per_device: bool, unknown: int, untold: Sequence[str], why_not_asked: str
+    function: str,
+    devices: int,
+    per_device: bool,
+    unknown: int,
+    untold: Sequence[str],
+    why_not_asked: str,
+    *,
+    asked: bool = False,
 ) -> Iterator[Note]:
     """What the figures are of where several devices share the work.
 
@@ -105,6 +112,7 @@ def of_devices(
         unknown: how many values are taken to be held whole, since nothing tells how they are spread.
         untold: the axes of the mesh that XLA may spread them over besides.
         why_not_asked: why XLA cannot be asked.
+        asked: whether it was, which tells of what is outside of every ``shard_map``.
     """
     if not per_device:
         yield Note(
@@ -117,12 +125,15 @@ def of_devices(
         return
     if untold:
         axes = ", ".join(map(repr, untold))
-        yield Note(
-            "devices-unknown",
+        parts = (
             f"Over {axes} of the mesh XLA spreads the values of {function} as it likes: figures are of one of "
-            f"{devices} parts, as if each were one device's.",
-            tuple(untold),
+            f"{devices} parts, as if each were one device's."
         )
+        inside = (
+            f"What a shard_map of {function} computes XLA may spread over {axes} of the mesh as well, and does not "
+            f"say: its bytes and FLOPs are counted as if every device along {axes} had all of it."
+        )
+        yield Note("devices-unknown", inside if asked else parts, tuple(untold))
     if unknown:
         yield Note(
             "devices-unknown",

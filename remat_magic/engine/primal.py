@@ -329,11 +329,14 @@ class Primal:
 
     @property
     def untold_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that XLA may spread values over as well, in which no type tells of them."""
-        if self.devices == 1 or self.asked is not None:
+        """The axes of the mesh that XLA may spread values over as well, in which neither types nor XLA tell of them.
+
+        XLA tells of values outside of a ``shard_map`` only.
+        """
+        if self.devices == 1:
             return ()
-        untold = (_jax.untold_axes(eqn) for _, eqn in walk(self.closed, once=True))
-        return tuple(sorted(set().union(*untold)))
+        equations = (eqn for _, eqn in walk(self.closed, once=True) if self.asked is None or _jax.is_shard_map(eqn))
+        return tuple(sorted(set().union(*map(_jax.untold_axes, equations))))
 
     @property
     def unknown_values(self) -> int:
