@@ -225,7 +225,7 @@ def test_what_jax_remat3_does_otherwise():
     (found,) = advice("remat3", sines, NET, only_sines, "function")
     assert (found.figure, found.unit) == (64 * 4, "bytes")
     assert found.source.line == line_of(sines, "y = ")
-    named = "checkpoint_name(jnp.sin(x @ w), 'y')"
+    named = "`checkpoint_name(jnp.sin(x @ w), 'y')`"
     assert found.mend == (
         f"By name it works with both: {named}, and policy=jax.checkpoint_policies.save_only_these_names('y')."
     )
@@ -274,7 +274,7 @@ def test_cheap_to_keep_and_dear_to_recompute():
     assert found.source.line == line_of(wide, "y = ")
     # Kept under the very code of the mend, with the name where it says, that is what JAX spares.
     assert found.code == "policy=jax.checkpoint_policies.save_only_these_names('y')"
-    assert found.mend == f"checkpoint_name(h @ v, 'y'), and {found.code}."
+    assert found.mend == f"`checkpoint_name(h @ v, 'y')`, and {found.code}."
     before = rm.trace(wide, *WIDE).report("nothing_saveable", "function")
     after = rm.trace(wide_named, *WIDE).report("save_only_these_names('y')", "function")
     assert (found.figure, found.unit) == (before.recomputed_flops - after.recomputed_flops, "FLOPs")

@@ -227,6 +227,8 @@ def test_advice(comparing, browser):
     quoted = advice_html([Advice("saved", "`x * 2 < y` keeps it.", "Write `f(x)`.", None, "bytes")])
     assert "<code>x * 2 &lt; y</code> keeps it." in quoted
     assert "<i>Write <code>f(x)</code>.</i>" in quoted
+    both = advice_html([Advice("saved", "It is.", "`name(x)`, and policy=a.", None, "bytes", code="policy=a")])
+    assert "<i><code>name(x)</code>, and </i><code>policy=a</code><i>.</i>" in both
     assert "Nothing to say" in advice_html([])
 
 

@@ -179,7 +179,7 @@ def _by_name(case: Case, groups: list[Group]) -> str:
         taken.append(name_for(group.first, taken))
         names.append(taken[-1])
         where = source.expression if source.end_line == source.line else f"... # {source.place}"
-        calls.append(f"checkpoint_name({where}, {taken[-1]!r})")
+        calls.append(f"`checkpoint_name({where}, {taken[-1]!r})`")
     if not calls:
         return "Name the values that it should save, and use save_only_these_names."
     more = f" (and {len(calls) - _LISTED} more)" if len(calls) > _LISTED else ""

@@ -150,7 +150,7 @@ def _named(source: SourceSpan | None, given: str | None, name: str) -> str:
         return ""
     if source.end_line != source.line:
         return f"Give its value the name {name!r} with checkpoint_name, and use "
-    return f"checkpoint_name({source.expression}, {name!r}), and "
+    return f"`checkpoint_name({source.expression}, {name!r})`, and "
 
 
 def _again(case: Case, group: Group) -> tuple[str, str]:

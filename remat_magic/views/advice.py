@@ -55,7 +55,7 @@ def _mend(finding: Advice) -> str:
     if not finding.code:
         return f"<i>{_with_code(finding.mend)}</i>"
     before, code, after = finding.mend.partition(finding.code)
-    return f"<i>{escape(before)}</i><code>{escape(code)}</code><i>{escape(after)}</i>"
+    return f"<i>{_with_code(before)}</i><code>{escape(code)}</code><i>{_with_code(after)}</i>"
 
 
 def _with_code(sentence: str) -> str:

@@ -291,3 +291,17 @@ def test_forced_colours_mark_the_chosen_tab_alone(widget: Widget) -> None:
         assert {line for line, _ in colours[1:]} == {back}
     finally:
         page.emulate_media(forced_colors="none")
+
+
+def test_forced_colours_tell_apart_what_is_saved_and_recomputed(widget: Widget) -> None:
+    page = widget.notebook.page
+    widget.tab("Source").click()
+    page.emulate_media(forced_colors="active")
+    try:
+        legend = widget.part("listing").locator(".remat-legend u").all()
+        lines = [word.evaluate("e => getComputedStyle(e).textDecoration") for word in legend]
+        assert len(lines) == 3
+        assert len(set(lines)) == 3
+        assert not any(line.startswith("none") for line in lines)
+    finally:
+        page.emulate_media(forced_colors="none")
