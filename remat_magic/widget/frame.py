@@ -65,7 +65,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         '<div data-part="notes"></div>'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
-        f'<button type="button" class="remat-chip" data-action="unpick" hidden {KEYS}></button>'
+        f'<button type="button" class="remat-chip" data-action="unpick" hidden{taught("unpick")} {KEYS}></button>'
         '<span class="remat-status" role="status" aria-live="polite" data-part="status"></span>'
         f'<label class="remat-check"{taught("beside")}><input type="checkbox" data-control="beside" {KEYS}> '
         "Source beside</label></div>"
@@ -121,7 +121,7 @@ def _group(site: Site) -> str:
 def _tab(panel: Panel) -> str:
     return (
         f'<button type="button" role="tab" id="{ID}tab-{panel.key}" data-tab="{panel.key}" '
-        f'aria-controls="{ID}panel-{panel.key}" {KEYS}>'
+        f'aria-controls="{ID}panel-{panel.key}"{taught(f"tab-{panel.key}")} {KEYS}>'
         f'{panel.title} <small data-count="{panel.key}"></small></button>'
     )
 
@@ -147,7 +147,8 @@ def _names(names: Sequence[str]) -> str:
     for number, name in enumerate(names):
         key = html.escape(name)
         radios = "".join(
-            f'<label><input type="radio" name="{ID}name{number}" value="{state}" data-name="{key}" {KEYS}>'
+            f"<label{taught(f'state-{state}')}>"
+            f'<input type="radio" name="{ID}name{number}" value="{state}" data-name="{key}" {KEYS}>'
             f"<span>{state}</span></label>"
             for state in _STATES
         )
