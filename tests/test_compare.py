@@ -63,7 +63,7 @@ def measured(policy, at, temp_bytes=1000, **others):
 def test_rows_are_the_reports(remat3):
     trace = traced("attention")
     for row in trace.compare(device=DEVICE).rows:
-        report = trace.report(row.policy)
+        report = trace.report(row.policy, device=DEVICE)
         assert (row.policy, row.at, row.code) == (report.policy, report.at, report.code)
         for name in ("saved_bytes", "argument_bytes", "offloaded_bytes", "forward_flops", "repeated_flops",
                      "deferred_flops", "recomputed_flops", "peak_bytes"):  # fmt: skip

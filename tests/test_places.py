@@ -46,7 +46,7 @@ def test_rows_are_the_reports(remat2):
         else:
             assert row.label == (row.at if row.policy == "mixed" else f"{row.policy} at {row.at}")
         for other in row.same_as:
-            same = trace.report(*(other.split(" at ") if " at " in other else ("mixed", other)))
+            same = trace.report(*(other.split(" at ") if " at " in other else ("mixed", other)), device=DEVICE)
             assert (same.saved_bytes, same.peak_bytes) == (row.saved_bytes, row.peak_bytes)
             assert same.recomputed_flops == row.recomputed_flops
 
@@ -60,7 +60,7 @@ def test_plans_beat_the_policies_at_their_places(options, remat2):
         assert (row.pareto, row.at, row.policy) == (True, plan.at, plan.policy)
         assert plan.names
         for policy in (plan, key):  # the key stands for the plan in every method of the trace
-            report = trace.report(policy, row.at)
+            report = trace.report(policy, row.at, device=DEVICE)
             assert (row.saved_bytes, row.peak_bytes) == (report.saved_bytes, report.peak_bytes)
             assert (row.recomputed_flops, row.label) == (report.recomputed_flops, f"{plan.label} at {row.at}".replace(
                 f" at {row.at} at {row.at}", f" at {row.at}"))  # fmt: skip
@@ -81,7 +81,7 @@ def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):
     """The row of an undecorated block against JAX's own answer for the decorated one."""
     found, decorated = places(), blocks(site=True)
     for policy in ("nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"):
-        row, by_hand = found.row(policy, "block"), decorated.report(policy, "sites")
+        row, by_hand = found.row(policy, "block"), decorated.report(policy, "sites", device=DEVICE)
         for name in ("saved_bytes", "peak_bytes", "repeated_flops", "recomputed_flops"):
             assert getattr(row, name) == getattr(by_hand, name), name
         assert "jax.checkpoint" in row.code
@@ -92,8 +92,9 @@ def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):
 def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
     trace = blocks(site=True)
     moved = places(site=True).row("mixed", "block=none, _attention=nothing_saveable")
-    by_mapping = trace.report(at={"block": "none", "_attention": "nothing_saveable"})
-    assert moved.peak_bytes == by_mapping.peak_bytes == blocks().report("nothing_saveable", "_attention").peak_bytes
+    by_mapping = trace.report(at={"block": "none", "_attention": "nothing_saveable"}, device=DEVICE)
+    alone = blocks().report("nothing_saveable", "_attention", device=DEVICE)
+    assert moved.peak_bytes == by_mapping.peak_bytes == alone.peak_bytes
     assert moved.at == by_mapping.at
 
     def first(x):
