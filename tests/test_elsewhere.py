@@ -562,12 +562,11 @@ def test_policies_are_ranked_by_what_the_compiler_needs(device):
     """Those are the bytes of each alone, and what they rank is the front by brute force."""
     compiler(device)
 
-    def blocks(ws, x):
-        for w in ws:
-            x = jax.checkpoint(lambda x, w: x + jnp.tanh(jnp.sin(x) @ w))(x, w)
-        return x.sum()
+    def layers(ws, x):  # a scan, of which XLA compiles one step
+        body = jax.checkpoint(lambda x, w: (x + jnp.tanh(jnp.sin(x) @ w), None))
+        return jax.lax.scan(body, x, ws)[0].sum()
 
-    trace = rm.trace(blocks, [f32(256, 256)] * 4, f32(4096, 256))
+    trace = rm.trace(layers, f32(4, 256, 256), f32(2**15, 256))
     policies = ["none", "everything_saveable", "dots_saveable", "nothing_saveable"]
     compiled = [trace.measure(policy, device=device) for policy in policies]
     found = trace.compare(policies, device=device, measurements=compiled)
