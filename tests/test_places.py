@@ -4,6 +4,9 @@ import functools
 import html
 import pickle
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -465,3 +468,19 @@ def test_what_was_compiled_ranks_a_search(remat2):
     assert "estimated peak memory" not in shown
     with pytest.raises(rm.RematError, match="none at sites comes nearest with 1,000"):
         again.best(999)
+
+
+def test_a_first_front_waits_for_no_solver():
+    """To import that takes a third of the time in which a first front is to stand."""
+    code = """
+import sys
+import remat_magic as rm
+from tests.benchmarks import models
+
+fun, args = models.transformer(2, site=True)
+for places in rm.trace(fun, *args).placing(device="H100 SXM"):
+    if len(places) >= 3:
+        break
+assert "scipy.optimize" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=Path(__file__).parents[1])
