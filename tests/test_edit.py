@@ -1902,6 +1902,27 @@ def test_steps_that_no_edit_can_group_are_left_to_the_user(module, loop):
         rm.trace(made.f, [f32(4, 4)] * 10, f32(2, 4)).edit("dots_saveable", "body/5")
 
 
+def test_some_of_the_calls_that_one_place_makes_are_left_to_the_user(module):
+    """An edit there would be of all of them."""
+    made = module("""
+        def inner(w, x):
+            return jnp.sin(jnp.tanh(x @ w) @ w)
+
+        def block(w, x):
+            return x + inner(w, x)
+
+        def f(ws, x):
+            for w in ws:
+                x = block(w, x)
+            return x.sum()
+    """)
+    trace = rm.trace(made.f, [f32(4, 4)] * 4, f32(2, 4))
+    for at in ("inner[::2]", "inner[:3]"):
+        with pytest.raises(RematError, match=r"or not for all of these calls alone: .*jax.checkpoint\(inner, "):
+            trace.edit("dots_saveable", at)
+    assert trace.edit("dots_saveable", "block[::2]").verified
+
+
 def test_a_plan_without_a_verified_edit_says_so(module):
     trace, plan = two_layers(module)
     edit = dataclasses.replace(trace.edit(plan), verified=False, budget_bytes=16, differences=("why.",))

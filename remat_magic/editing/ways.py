@@ -130,9 +130,11 @@ def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -
     chosen = range(times)[place.calls]
     if len(calls) == 1 and for_loop_around(*calls[0]) is not None:
         return tuple(calls), _condition(chosen, times)
+    if len(calls) != times:  # one of them in the source is several in the program
+        return (), ""
     # As they run: what is given to one before it.
     calls.sort(key=lambda call: (call[0].file, call[0].end(call[1])))
-    return tuple(calls[number] for number in chosen if number < len(calls)), ""
+    return tuple(calls[number] for number in chosen), ""
 
 
 def _condition(chosen: range, times: int) -> str:
