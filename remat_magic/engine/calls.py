@@ -131,8 +131,8 @@ class Calls:
             if callee.who not in self.elsewhere and not is_trial_of_linen(frame):
                 self.elsewhere.add(callee.who)
             return
-        known, inside = self._traces.get(id(trace), (None, None))
-        if inside is None or known is None or known() is not trace:
+        weak, inside = self._traces.get(id(trace), (None, None))
+        if inside is None or weak is None or weak() is not trace:
             inside = self._frames[next(_numbers)] = _Frame(inputs=tuple(_jax.inputs_of(trace)))
             inside.makers.update((id(var), (-1, number)) for number, var in enumerate(inside.inputs))
             self._traces[id(trace)] = weakref.ref(trace), inside
@@ -191,41 +191,41 @@ class Calls:
 
     def of(self, jaxpr: Any) -> list[Interval]:
         """The calls in a jaxpr, those in its equations' own jaxprs left out; outer ones before those inside them."""
-        found, number = self._find(jaxpr)
+        places, number = self._find(jaxpr)
         if number is None:
             return [] if self._earlier is None else self._earlier.of(jaxpr)
         at: list[int | None] = []
         reached = -1  # equations keep their order; what one call of JAX's own writes has one traceback
-        for positions in found:
+        for positions in places:
             candidates = positions.get(number, [])
             index = bisect.bisect_right(candidates, reached)
             if index < len(candidates):
                 reached = candidates[index]
             at.append(reached if reached in candidates[: index + 1] else None)  # several can come of one
-        known = [(position, index) for index, position in enumerate(at) if position is not None]
-        order = [position for position, _ in known]
+        placed = [(position, index) for index, position in enumerate(at) if position is not None]
+        order = [position for position, _ in placed]
         eqns, invars = _jax.open_jaxpr(jaxpr).eqns, {*_jax.open_jaxpr(jaxpr).invars}
         # JAX moves inputs around, and leaves some out.
-        made = {-1: [var if var in invars else None for var in self._frames[number].inputs]}
-        made |= {position: eqns[index].outvars for position, index in known}
+        variables_of = {-1: [var if var in invars else None for var in self._frames[number].inputs]}
+        variables_of |= {position: eqns[index].outvars for position, index in placed}
 
         def variables(places: Sequence[tuple[int, int]]) -> tuple[Any, ...]:
-            found = (made[position][i : i + 1] for position, i in places if position in made)
-            return tuple(var for one in found for var in one if var is not None)
+            outputs = (variables_of[position][i : i + 1] for position, i in places if position in variables_of)
+            return tuple(var for output in outputs for var in output if var is not None)
 
         intervals: list[Interval] = []
         for call in self._frames[number].calls:
             first, after = bisect.bisect_left(order, call.begin), bisect.bisect_left(order, call.end)
             if first < after:
                 given, returned = variables(call.given), variables(call.returned)
-                intervals.append(Interval(call.callee, known[first][1], known[after - 1][1] + 1, given, returned))
+                intervals.append(Interval(call.callee, placed[first][1], placed[after - 1][1] + 1, given, returned))
         return sorted(intervals, key=lambda one: (one.first, -one.last))
 
     def _find(self, jaxpr: Any) -> tuple[list[dict[int, list[int]]], int | None]:
         """For each equation of a jaxpr where it can have been made, and the number of the one jaxpr it was made as."""
-        found = [self._positions.get(id(_jax.traceback_of(eqn)), {}) for eqn in _jax.open_jaxpr(jaxpr).eqns]
-        votes = Counter(number for positions in found for number in positions)
-        return found, votes.most_common(1)[0][0] if votes else None
+        places = [self._positions.get(id(_jax.traceback_of(eqn)), {}) for eqn in _jax.open_jaxpr(jaxpr).eqns]
+        votes = Counter(number for positions in places for number in positions)
+        return places, votes.most_common(1)[0][0] if votes else None
 
 
 @contextlib.contextmanager

@@ -58,22 +58,22 @@ def contents(primal: Primal) -> dict[str, Contents]:
 
     def inside(jaxpr: Any, around: Any, runs: int, again: bool) -> Contents:
         """What is inside a jaxpr; its places are added, as standing in the program only where it is not ``again``."""
-        each = [Contents() for _ in jaxpr.eqns]
-        for eqn, content in zip(jaxpr.eqns, each, strict=True):
+        contents = [Contents() for _ in jaxpr.eqns]
+        for eqn, content in zip(jaxpr.eqns, contents, strict=True):
             content.operations.add(id(_jax.traceback_of(eqn)))
             bodies = () if _jax.is_custom_rule(eqn) else _jax.bodies(eqn)
             if not bodies:
                 content.nbytes = sum(_jax.nbytes(var.aval) for var in eqn.outvars if is_inexact(var.aval))
             for body in bodies:
                 times = 1 if body.times is None else body.times
-                known = again or id(body.jaxpr) in whole
-                content.add(inside(body.jaxpr, eqn, runs * times, known), times)
+                counted = again or id(body.jaxpr) in whole
+                content.add(inside(body.jaxpr, eqn, runs * times, counted), times)
             if _jax.is_checkpoint(eqn):
                 place(primal.table.key_of(eqn, spans), [content], runs, again)
         for interval in reversed(intervals.of(jaxpr, around)):  # what is inside others first
-            place(keys[interval.callee.who], each[interval.first : interval.last], runs, again)
+            place(keys[interval.callee.who], contents[interval.first : interval.last], runs, again)
         total = whole[id(jaxpr)] = Contents()
-        for content in each:
+        for content in contents:
             total.add(content, 1)
         return total
 

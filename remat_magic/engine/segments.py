@@ -124,7 +124,7 @@ def in_segments(
         scan_rest(middle, carry)
     together, whole_ys = _jax.rearranged(eqn, steps, [*stacks, *left_ys])
     names = dict(zip(whole_ys, ys, strict=True))
-    eqns += [each.replace(outvars=[names.get(var, var) for var in each.outvars]) for each in together]
+    eqns += [join.replace(outvars=[names.get(var, var) for var in join.outvars]) for join in together]
     return eqns
 
 

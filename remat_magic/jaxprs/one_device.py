@@ -94,7 +94,7 @@ class Propagated(Spread):
         told, communicated = _jax.propagated(closed, shardings, results)
         self.communicated.append(communicated)
         self.shardings.update(told)
-        self.learn(closed, {var: _jax.type_in_mesh(var.aval, each.mesh, each.spec) for var, each in told.items()})
+        self.learn(closed, {var: _jax.type_in_mesh(var.aval, xla.mesh, xla.spec) for var, xla in told.items()})
 
     def of(self, atoms: Iterable[Any]) -> list[Any]:
         """XLA's sharding of each variable; None for literals, and for what XLA does not tell."""
@@ -129,8 +129,8 @@ def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:
 
 def mapped_twice(jaxpr: Any) -> list[str]:
     """The axes that a ``shard_map`` spreads values over within another that does so, which cannot be compiled."""
-    found = (_jax.mapped_twice(eqn, around) for scope, eqn in walk(jaxpr, once=True) for around in scope.around())
-    return sorted(set[str]().union(*found))
+    axes = (_jax.mapped_twice(eqn, around) for scope, eqn in walk(jaxpr, once=True) for around in scope.around())
+    return sorted(set[str]().union(*axes))
 
 
 def unknown_values(jaxpr: Any, type_of: TypeOf) -> int:

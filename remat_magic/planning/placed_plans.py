@@ -108,11 +108,11 @@ def _elsewhere(facts: Facts, best: Plan | None, limit: int, least: Objective) ->
     """Other places than the usual one to plan for, what promises most first."""
     usual = facts.engine.default_at
     gainless = best is None or bool(_gainless(facts, best))
-    found = known(facts)
-    if found is None:
+    search = known(facts)
+    if search is None:
         places = promising(facts) if gainless else []
     else:
-        fitting = _fitting(found.reports.values(), lambda report: report.saved_bytes, limit, least)
+        fitting = _fitting(search.reports.values(), lambda report: report.saved_bytes, limit, least)
         fitting = [report for report in fitting if report.policy not in (MIXED, "none", "as_written")]
         places = [report.at for report in fitting if gainless or _spares(report, best)]
     yield from [at for at in dict.fromkeys(places) if at != usual][: _PLACES - 1]
@@ -170,10 +170,10 @@ def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _Pl
         lowest = min(peaks, key=lambda report: report.peak_bytes or 0, default=None)
         if lowest is None:
             return there(usual, limit, "peak", seconds=seconds)
-        few, found = units.apart(limit, lowest.peak_bytes or 0)
+        few, least_peak = units.apart(limit, lowest.peak_bytes or 0)
         raise RematError(
             f"No plan keeps the estimated peak of {facts.engine.function_name} within {few}, wherever it is: the least "
-            f"found is {found} ({lowest.label} at {lowest.at}); raise the budget, or use smaller batches."
+            f"found is {least_peak} ({lowest.label} at {lowest.at}); raise the budget, or use smaller batches."
         )
     return min(plans, key=order)
 
@@ -280,8 +280,8 @@ class _Fitting:
         reports = self._reports()
         for report in reports[:_LOWEST]:
             self._try(self._of_report(report))
-        if not any(found.fits for found in self._all()):
-            nearest = min(self._all(), key=lambda found: found.needed)
+        if not any(compiled.fits for compiled in self._all()):
+            nearest = min(self._all(), key=lambda compiled: compiled.needed)
             raise RematError(
                 f"Nothing that was compiled of {name} fits {self._device.name}, which has {units.nbytes(self._limit)}: "
                 f"{self._texts()}. {nearest.name} comes nearest: use smaller batches, a device with more memory, or "
@@ -289,7 +289,7 @@ class _Fitting:
             )
         self._between(bare)
         self._cheaper(reports, bare)
-        best = min((found for found in self._all() if found.fits), key=lambda found: order(found.plan))
+        best = min((compiled for compiled in self._all() if compiled.fits), key=lambda compiled: order(compiled.plan))
         return self._said(best, f"Of those compiled none that fits {self._adds}.")
 
     def _between(self, bare: _Compiled) -> None:
@@ -298,9 +298,13 @@ class _Fitting:
         What has no checkpoint is no end of that line: XLA then recomputes by itself what a checkpoint forbids it to.
         """
         for _ in range(_STEPS):
-            low = max((found for found in self._all() if found.fits), key=lambda found: found.needed)
-            above = [found for found in self._all() if found.needed > low.needed and found is not bare]
-            high = min((found for found in above if not found.fits), key=lambda found: found.needed, default=None)
+            low = max((compiled for compiled in self._all() if compiled.fits), key=lambda compiled: compiled.needed)
+            above = [compiled for compiled in self._all() if compiled.needed > low.needed and compiled is not bare]
+            high = min(
+                (compiled for compiled in above if not compiled.fits),
+                key=lambda compiled: compiled.needed,
+                default=None,
+            )
             if low.needed >= _CLOSE * self._limit:
                 return
             peak = low.plan.peak_bytes or 0
@@ -326,12 +330,12 @@ class _Fitting:
     def _cheaper(self, reports: list[Report], bare: _Compiled) -> None:
         """Compile those of the search over places that add less than the best so far and may fit as well."""
         for report in sorted(reports, key=self._least.of):
-            fitting = [found for found in self._all() if found.fits]
-            if self._least.of(report) >= min(order(found.plan)[0] for found in fitting):
+            fitting = [compiled for compiled in self._all() if compiled.fits]
+            if self._least.of(report) >= min(order(compiled.plan)[0] for compiled in fitting):
                 return
             if (report.saved_bytes, report.peak_bytes) == (bare.plan.saved_bytes, bare.plan.peak_bytes):
                 continue  # no checkpoint by another name
-            ratio = max(found.needed / (found.plan.peak_bytes or 1) for found in fitting)
+            ratio = max(compiled.needed / (compiled.plan.peak_bytes or 1) for compiled in fitting)
             if ratio * (report.peak_bytes or 0) <= _HOPELESS * self._limit:
                 self._try(self._of_report(report))
 
@@ -341,9 +345,11 @@ class _Fitting:
             reports = [*searched(self._facts, self._options["seconds"]).reports.values()]
         else:
             reports = [self._facts.report(policy, self._at) for policy in POLICIES]
-        known = [report for report in reports if report.peak_bytes is not None and not report.backward_error]
+        estimated = [report for report in reports if report.peak_bytes is not None and not report.backward_error]
         # Those that do the same go by one name.
-        distinct = {(report.peak_bytes, report.saved_bytes, report.recomputed_flops): report for report in known[::-1]}
+        distinct = {
+            (report.peak_bytes, report.saved_bytes, report.recomputed_flops): report for report in estimated[::-1]
+        }
         return sorted(distinct.values(), key=lambda report: report.peak_bytes or 0)
 
     def _try(self, choice: Plan) -> _Compiled | None:
@@ -356,12 +362,12 @@ class _Fitting:
         policy = choice if choice.names else choice.policy
         measured = self._compile(policy, choice.at)
         self._error = self._error or measured.error
-        found = None
+        compiled = None
         if measured.fits is not None and measured.needed_bytes is not None:
             self._limit = measured.available_bytes or self._limit
-            found = _Compiled(choice, measured.needed_bytes, measured.fits)
-        self._tried[key] = found
-        return found
+            compiled = _Compiled(choice, measured.needed_bytes, measured.fits)
+        self._tried[key] = compiled
+        return compiled
 
     @property
     def _adds(self) -> str:
@@ -372,10 +378,10 @@ class _Fitting:
         return replace(best.plan, status=f"{needs} {sentence} Compiled were: {self._texts()}.")
 
     def _texts(self) -> str:
-        return ", ".join(found.text for found in self._all())
+        return ", ".join(compiled.text for compiled in self._all())
 
     def _all(self) -> list[_Compiled]:
-        return [found for found in self._tried.values() if found is not None]
+        return [compiled for compiled in self._tried.values() if compiled is not None]
 
     def _of_report(self, report: Report) -> Plan:
         return plan_of(self._facts, report, self._limit, self._least, "peak")

@@ -74,8 +74,8 @@ def placing(
     chosen = None if device is None else devices.get(device)
     search = _Search(facts.on(chosen), chosen)
     end = time.perf_counter() + seconds
-    found = search.run(device is None, end, f"the {seconds:g} seconds were up", plans=True)
-    return (places.with_measurements(measured) for places in found)
+    stages = search.run(device is None, end, f"the {seconds:g} seconds were up", plans=True)
+    return (places.with_measurements(measured) for places in stages)
 
 
 def searched(facts: Facts, seconds: float) -> Places:
