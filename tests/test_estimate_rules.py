@@ -9,11 +9,14 @@ from jax import lax
 
 import remat_magic as rm
 from remat_magic import devices
+from remat_magic.facts.device_memory import DeviceMemory
+from remat_magic.facts.memory import both_halves
 from remat_magic.facts.registers import fused_operands
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.straight_line import StraightLines
 from remat_magic.facts.vector_memory import Wish, placed
 from tests.benchmarks.named_models import shape
+from tests.test_memory import halves
 
 TPU, GPU = "TPU v5e", "H100 SXM"
 WIDE, SQUARE = shape(4096, 1024), shape(1024, 1024)
@@ -75,9 +78,11 @@ def same_shape(w, x):
 
 
 def test_on_a_gpu_a_cotangent_lies_in_the_gradient_of_its_size():
-    timeline = rm.trace(same_shape, SQUARE, WIDE).timeline(device=GPU)
-    values = [value for value in timeline.alive if value.nbytes == VALUE]
-    assert len(values) == 4  # x, its gradient, the saved value, and what the last matmul cannot write over
+    def most(*, shares):
+        on = DeviceMemory(reserves=True, shares=shares)
+        return both_halves(*halves(same_shape, SQUARE, WIDE), on=on).peak().bytes
+
+    assert most(shares=False) - most(shares=True) == VALUE
 
 
 # ------------------------------------------------------------------------------------- common subexpressions are merged
