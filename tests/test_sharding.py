@@ -877,3 +877,28 @@ def test_axes_that_xla_tells_nothing_of_inside_of_a_shard_map_are_named():
             assert "computes XLA may spread over 'model' of the mesh as well, and does not say" in note
         else:
             assert notes == []
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_a_loss_gives_besides_its_value_changes_no_figure(by_hand):
+    """Auxiliary outputs stand between the value and what is saved, of which XLA, or a shard_map's specs, tell."""
+    mesh = rm.mesh("data=4,model=2")
+    w, x = whole((WIDTH, WIDTH), P(), mesh), whole((BATCH, WIDTH), P("data"), mesh)
+    if by_hand:
+        w, x = whole((WIDTH, WIDTH)), whole((BATCH, WIDTH))
+    part = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+
+    def loss(w, x):
+        made = part(w, x) if by_hand else jnp.tanh(x @ w)
+        return (made**2).sum()
+
+    def more(w, x):
+        return loss(w, x), (x.mean(), jnp.cos(x), w)
+
+    for policy in ("none", "nothing_saveable"):
+        with_aux = rm.trace(more, w, x, has_aux=True).report(policy, "function")
+        alone = rm.trace(loss, w, x).report(policy, "function")
+        assert with_aux.backward_error == ""
+        assert with_aux.of_devices == alone.of_devices == "of one of 8 devices"
+        assert with_aux.saved_bytes == alone.saved_bytes
+        assert with_aux.backward_flops == alone.backward_flops

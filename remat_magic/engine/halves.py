@@ -140,9 +140,9 @@ def backward_half(half: Forward) -> Any:
     if isinstance(half.type_of, Propagated):
         of_outputs = half.type_of.of(_jax.open_jaxpr(half.closed).outvars)
         given = [where for where, yes in zip(of_outputs, inexact, strict=False) if yes]
-        ask_xla(half.type_of, closed, [*of_outputs[len(half.output_types) :], *given], half.type_of.gradients)
+        ask_xla(half.type_of, closed, [*of_outputs[half.outputs :], *given], half.type_of.gradients)
     elif isinstance(half.type_of, Spread) and half.type_of.known:
-        saved = _jax.open_jaxpr(half.closed).outvars[len(half.output_types) :]
+        saved = _jax.open_jaxpr(half.closed).outvars[half.outputs :]
         pairs = zip(_jax.open_jaxpr(closed).invars, map(half.type_of, saved), strict=False)
         half.type_of.learn(closed, {var: aval for var, aval in pairs if aval is not var.aval})
     return closed
