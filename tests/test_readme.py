@@ -147,8 +147,12 @@ def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
 
 
 def test_the_table_of_estimates_is_what_its_command_writes():
-    made = estimates.table({"A": [("m", True, 1.5), ("m", True, 0.9), ("m", True, 1.02), ("m", False, 0.8)]})
+    own, other = next(iter(estimates.MODELS)), next(iter(estimates.OTHERS))
+    made = estimates.table({"A": [(own, True, 1.5), (own, True, 0.9), (own, True, 1.02), (other, False, 0.8)]})
     head, line, *rows = made.splitlines()
-    assert rows == ["| A | with a checkpoint | 3 | 10% | -10% | +50% |", "| A | without | 1 | 20% | -20% | -20% |"]
+    assert rows == [
+        "| A | made on | with a checkpoint | 3 | 10% | -10% | +50% |",
+        "| A | others | without | 1 | 20% | -20% | -20% |",
+    ]
     written = README.split(estimates.MARKS[0])[1].split(estimates.MARKS[1])[0]
     assert written.startswith(f"{head}\n{line}\n| ")
