@@ -54,7 +54,12 @@ export function onDemand(widget, key, { besides = () => ({}), placed = () => {} 
       } else if (asked !== what) {
         const part = widget.part(key);
         if (part.childElementCount) part.classList.add("remat-stale");
-        else part.innerHTML = '<p class="remat-empty">Working it out…</p>';
+        else {
+          const waiting = document.createElement("p");
+          waiting.className = "remat-empty";
+          waiting.textContent = "Working it out…";
+          part.append(waiting);
+        }
         widget.send({ type: key, ...request });
       }
       asked = cached === undefined ? what : "";
