@@ -22,7 +22,7 @@ from typing import Any
 from remat_magic.errors import RematError
 from remat_magic.targets import Target, split_name
 
-__all__ = ["THIS_CPU", "Device", "Target", "default", "get", "meshes", "names", "of_kind", "register"]
+__all__ = ["THIS_CPU", "Device", "Target", "accelerator", "default", "get", "meshes", "names", "of_kind", "register"]
 
 THIS_CPU = "this CPU"
 _T = 1e12
@@ -362,6 +362,17 @@ def of_kind(kind: str) -> Device | None:
     if kind.casefold() == "cpu":
         return this_cpu()
     return next((device for device in _KNOWN.values() if kind in (device.name, *device.kinds)), None)
+
+
+def accelerator() -> Device | None:
+    """The accelerator of JAX's default backend. None for a CPU, one not known here, and where JAX finds no device."""
+    import jax
+
+    try:
+        kind = jax.devices()[0].device_kind
+    except RuntimeError:  # none of the platform that JAX was told to use: tracing needs none
+        return None
+    return None if kind.casefold() == "cpu" else of_kind(kind)
 
 
 def default() -> Device | None:

@@ -1,6 +1,7 @@
 """The devices' figures, looked up and registered, and the machine's own, measured."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -202,3 +203,23 @@ def test_a_matmul_without_figures_is_left_to_the_vector_units():
     tpu = devices.get("TPU v5e")
     assert tpu.peak_flops("f64", "matmul") is None
     assert tpu.peak_flops("bf16", "vector") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("NVIDIA H100 80GB HBM3", "H100 SXM"), ("TPU v5 lite", "TPU v5e"), ("cpu", None), ("Other", None)],
+)
+def test_the_accelerator_that_is_here(monkeypatch, kind, name):
+    monkeypatch.setattr("jax.devices", lambda: [SimpleNamespace(device_kind=kind)])
+    found = devices.accelerator()
+    assert (found and found.name) == name
+
+
+def test_no_accelerator_is_here_where_jax_finds_no_device(monkeypatch):
+    """Tracing needs none, so that JAX_PLATFORMS=tpu on a machine without is no reason to fail."""
+
+    def fail():
+        raise RuntimeError("Unable to initialize backend 'tpu'")
+
+    monkeypatch.setattr("jax.devices", fail)
+    assert devices.accelerator() is None

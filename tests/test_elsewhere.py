@@ -82,6 +82,19 @@ def test_what_the_compiler_says_is_kept_and_asked_for_once(pretend, cache):
     assert "memory" in json.loads(kept.read_text())  # plain data
 
 
+def test_for_an_accelerator_that_is_here_it_is_compiled_in_the_same_way_unless_it_is_to_run(pretend, monkeypatch):
+    """The process tells what fits and what is held; what runs must be compiled where it runs."""
+    started = pretend(SIZES)
+    monkeypatch.setattr(devices, "accelerator", lambda: devices.get(H100))
+    trace = rm.trace(loss, *ARGS)
+    assert trace.measure("none", device=H100).fits
+    assert started.read_text()
+    inputs = tuple(jnp.ones(arg.shape, arg.dtype) for arg in ARGS), {}
+    assert trace.measure("none", device=H100, inputs=inputs, runs=1).run_seconds > 0
+    with pytest.raises(rm.RematError, match="there is no TPU v5e here to run on"):
+        trace.measure("none", device=V5E, inputs=inputs)
+
+
 def test_without_any_time_only_what_is_kept_is_told(pretend, cache):
     started = pretend(SIZES)
     trace = rm.trace(loss, *ARGS)

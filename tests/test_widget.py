@@ -212,6 +212,16 @@ def layers(ws, x):
     return x.sum()
 
 
+def test_a_widget_begins_with_the_accelerator_that_is_here(browser, monkeypatch):
+    """Unless the cell names another; what was chosen last comes between the two, as the browser knows."""
+    monkeypatch.setattr(devices, "accelerator", lambda: devices.get("H100 SXM"))
+    trace = rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8))
+    for asked_for, begins_with in ((None, "H100 SXM"), ("TPU v5e", "TPU v5e"), ("", "")):
+        frame = RematWidget(trace, "none", device=asked_for)._frame
+        assert ("data-asked-for" in frame) == (asked_for is not None)
+        assert f'<option value="{begins_with}" selected>' in frame
+
+
 def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch):
     """Chosen by the reader or for the cell: peaks as reports as on it have them, and what is left of it."""
     trace = rm.trace(layers, [f32(257, 257)] * 3, f32(1000, 257))

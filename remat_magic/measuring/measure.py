@@ -122,7 +122,9 @@ def measure_on(
 
 
 def elsewhere(device: str | Device | None, inputs: Any) -> Device | None:
-    """The device to compile for where there is none; None for the one that JAX runs on.
+    """The device to compile for as if there were none; None to compile, and perhaps run, where JAX runs.
+
+    Also for one that is here, unless it is to be run: only so is it told whether the program fits, and what it holds.
 
     Raises:
         RematError: no such device; it cannot be compiled for here, or there are inputs to run it on.
@@ -130,7 +132,9 @@ def elsewhere(device: str | Device | None, inputs: Any) -> Device | None:
     if device is None:
         return None
     wanted = devices.get(device)
-    if wanted.measured or wanted == devices.default():
+    if wanted.measured:
+        return None
+    if wanted == devices.accelerator() and (inputs is not None or not wanted.compiles_here):
         return None
     if not wanted.compiles_here:
         raise RematError(wanted.why_not)

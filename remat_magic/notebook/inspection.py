@@ -30,7 +30,7 @@ _TAKEN = ("wrt", "has_aux", "gradient")
 class Inspection:
     """A traced function under the policy that a line asks for.
 
-    ``device`` is the name of the accelerator that was chosen, empty for this machine.
+    ``device`` is the name of the accelerator that was chosen, empty for this machine, None where none was.
     ``inputs`` are the arguments of the call, or None if some of them have no values to run on. ``loss`` is what the
     call differentiates, if the trace is of the call as it is.
     """
@@ -41,7 +41,7 @@ class Inspection:
     title: str
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     loss: Any = None
-    device: str = ""
+    device: str | None = None
 
 
 def traced(
@@ -94,9 +94,11 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs, callee.loss, device)
 
 
-def _device(name: str | None) -> str:
+def _device(name: str | None) -> str | None:
     """The name of the accelerator that a line asks for; empty for the machine itself, which is measured elsewhere."""
-    if name is None or name.strip().casefold() == devices.THIS_CPU.casefold():
+    if name is None:
+        return None
+    if name.strip().casefold() == devices.THIS_CPU.casefold():
         return ""
     return devices.get(name).name
 

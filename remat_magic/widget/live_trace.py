@@ -25,9 +25,12 @@ class LiveTrace:
         trace: the inspected function (a ``remat_magic.Trace``, or anything with its surface); None is closed already.
         namespace: the user's namespace, in which a policy that is no key is looked up.
         inputs: arguments with values, for measured runs, or None.
-        device: the name of the accelerator to begin with; empty for this machine. Later the one that the reader chose.
+        device: the name of the accelerator that is asked for, empty for this machine; None where nothing is said of it.
 
     Attributes:
+        device: the name of the accelerator to begin with, and later the one that the reader chose: by default the one
+            that is here, empty for a machine without, or with one that is not known.
+        is_asked_for: whether anything was said of it.
         turns: how often another trace has taken the place of the one before: what was worked out before is not shown.
     """
 
@@ -36,12 +39,14 @@ class LiveTrace:
         trace: Trace | None,
         namespace: Mapping[str, Any] | None = None,
         inputs: Inputs | None = None,
-        device: str = "",
+        device: str | None = None,
     ) -> None:
         self._trace = trace
         self.namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.inputs = inputs
-        self.device = devices.get(device).name if device else ""
+        self.is_asked_for = device is not None
+        here = devices.accelerator() if device is None and trace is not None else None
+        self.device = devices.get(device).name if device else here.name if here else ""
         self._policies: dict[str, Policy] = {}
         self._offered: dict[str, Plan] = {}
         self._lock = threading.Lock()

@@ -9,14 +9,17 @@ from remat_magic.widget.widget import RematWidget
 __all__ = ["show"]
 
 
-def show(trace: Trace, policy: Policy = "as_written", at: str | None = None, *, device: str = "") -> RematWidget:
+def show(
+    trace: Trace, policy: Policy = "as_written", at: str | None = None, *, device: str | None = None
+) -> RematWidget:
     """The widget of a trace, for notebooks and places in them where no magic can be, as marimo, or a function.
 
     Args:
         trace: what ``rm.trace`` returned.
         policy: what to show first: as for ``trace.report``.
         at: the place that it goes to. Default: the trace's own.
-        device: the name of the accelerator to begin with, as in ``rm.devices``. Default: the one chosen last.
+        device: the name of the accelerator to begin with, as in ``rm.devices``. Default: the one chosen last,
+            else one that is here.
 
     Returns:
         The widget, which a notebook shows where it is the last expression of a cell. Its ``policy`` and ``at`` say and

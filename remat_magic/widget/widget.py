@@ -75,7 +75,7 @@ class RematWidget(Channel):
         namespace: Mapping[str, Any] | None = None,
         cell_id: str | None = None,
         inputs: Inputs | None = None,
-        device: str = "",
+        device: str | None = None,
         panels: tuple[type[Panel], ...] = PANELS,
     ) -> None:
         self._title = title

@@ -43,16 +43,17 @@ export function panel(widget, key) {
   }
 
   // The device that was chosen in this widget, which may have turned to another gradient, is chosen again; else the one that
-  // the cell names; else the one that was chosen last anywhere. Where not so many of it are offered as were chosen, one is.
-  // There may be no storage.
+  // the cell names; else the one that was chosen last anywhere; else one that is here. Where not so many of it are offered as
+  // were chosen, one is. There may be no storage.
   {
     const select = one('[data-control="device"]');
     const offered = [...select.options].map((option) => option.value);
-    let wished = chosen.get(widget.model) ?? select.value;
+    let wished = chosen.get(widget.model);
     try {
-      if (!wished && !chosen.has(widget.model)) wished = localStorage.getItem(REMEMBERED) ?? "";
+      if (wished === undefined && !select.closest("[data-asked-for]")) wished = localStorage.getItem(REMEMBERED) ?? undefined;
     } catch {}
-    const alike = [wished, wished.replace(/:\d+(x\d+)+$| x\d+$/, "")].find((name) => offered.includes(name));
+    const wish = wished ?? select.value;
+    const alike = [wish, wish.replace(/:\d+(x\d+)+$| x\d+$/, "")].find((name) => offered.includes(name));
     select.value = alike ?? select.value;
   }
 

@@ -59,7 +59,8 @@ class Compare(Panel):
         given = [("given", "compile, run on your inputs")] if self._live.inputs is not None else []
         runs = [("", "compile only"), *given, ("random", "compile, run on random inputs")]
         return (
-            f'<div class="remat-tools">{select("device", "Device", machines, self._live.device)}'
+            f'<div class="remat-tools"{" data-asked-for" * self._live.is_asked_for}>'
+            f"{select('device', 'Device', machines, self._live.device)}"
             f"{button('places', 'Try all places', title='Where a checkpoint should go, and with which policy')}"
             f"{select('inputs', 'Measure', runs)}{button('measure', 'Measure')}"
             f"{button('gradients', 'Check gradients')}"
