@@ -320,7 +320,12 @@ class Trace:
         return self.facts.step()
 
     def step_under(
-        self, policy: Policy = "as_written", at: At = None, namespace: Mapping[str, Any] | None = None
+        self,
+        policy: Policy = "as_written",
+        at: At = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        device: str | Device | None = None,
     ) -> StepMemory | None:
         """What the whole training step holds at the peak of its memory under a policy, by estimate, in bytes.
 
@@ -331,11 +336,12 @@ class Trace:
             policy: as for ``report``.
             at: as for ``report``.
             namespace: as for ``report``.
+            device: as for ``report``.
 
         Raises:
             RematError: as ``report``, or a gradient of the step has no backward half.
         """
-        return self.facts.step(policy, at, namespace)
+        return self._on(device).step(policy, at, namespace)
 
     def forward(self, policy: Policy = "as_written", at: At = None) -> Any:
         """The closed jaxpr of the forward half: the arrays in, the function's outputs and then the residuals out.

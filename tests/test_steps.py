@@ -331,6 +331,8 @@ def test_the_timeline_of_a_step_that_takes_a_gradient_more_than_once():
     for policy in ("as_written", "nothing_saveable"):
         timeline = trace.timeline(policy)
         assert timeline.peak_bytes == trace.report(policy).peak_bytes == trace.step_under(policy).peak_bytes
+        there = trace.step_under(policy, device="TPU v5e").peak_bytes
+        assert trace.report(policy).peak_bytes != there == trace.report(policy, device="TPU v5e").peak_bytes
         assert {moment.source.function for moment in timeline.moments if moment.source} >= {"loss", "step"}
 
 
