@@ -291,6 +291,47 @@ def test_the_page_logs_no_error(widget: Widget) -> None:
 
 
 # A compiler that says at once what a test wants it to say.
+def test_pictures_are_drawn_for_the_width_that_there_is(widget: Widget) -> None:
+    """Also where that changes while they are looked at, or while another tab is."""
+    page = widget.notebook.page
+
+    def fits(part: str) -> None:
+        page.wait_for_function(
+            "([root, part]) => root.querySelector(`[data-part=${part}] svg`)?.viewBox.baseVal.width"
+            " === root.querySelector('.remat-body').clientWidth",
+            arg=[widget.root.element_handle(), part],
+        )
+
+    widget.root.get_by_role("button", name="Try all places").click()
+    expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 tried\.$"), timeout=120_000)
+    said = widget.status.text_content() or ""
+    order = policies(widget)
+    widget.part("comparison").get_by_role("button", name="saved", exact=True).click()
+    sorted_order = policies(widget)
+    assert sorted_order != order
+    try:
+        page.set_viewport_size({"width": 1100, "height": 1000})
+        fits("comparison")
+        fits("places")
+        expect(widget.status).to_have_text(said)
+        assert policies(widget) == sorted_order
+        widget.tab("Plan").click()
+        slider = widget.root.get_by_role("slider", name="Budget")
+        expect(slider).to_be_enabled(timeout=60_000)
+        slider.press("ArrowLeft")
+        expect(widget.policy).to_have_value(re.compile("^plan"))
+        place, text = slider.input_value(), widget.part("stop").text_content() or ""
+        page.set_viewport_size({"width": 1250, "height": 1000})
+        fits("frontier")
+        assert slider.input_value() == place
+        expect(widget.part("stop")).to_have_text(text)
+        widget.tab("Compare").click()
+        fits("comparison")
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+# The last one, since it opens another notebook in the same page.
 PRETEND = """\
 import json, os, pathlib, stat, sys, tempfile
 from remat_magic import devices
@@ -339,43 +380,3 @@ def test_xlas_memory_over_time_appears_over_the_estimate(page_of_module: Noteboo
     expect(widget.part("memory").locator("svg")).to_contain_text("XLA for H100 SXM")
     widget.tab("Compare").click()
     widget.root.get_by_label("Device", exact=True).select_option("this machine")
-
-
-def test_pictures_are_drawn_for_the_width_that_there_is(widget: Widget) -> None:
-    """Also where that changes while they are looked at, or while another tab is."""
-    page = widget.notebook.page
-
-    def fits(part: str) -> None:
-        page.wait_for_function(
-            "([root, part]) => root.querySelector(`[data-part=${part}] svg`)?.viewBox.baseVal.width"
-            " === root.querySelector('.remat-body').clientWidth",
-            arg=[widget.root.element_handle(), part],
-        )
-
-    widget.root.get_by_role("button", name="Try all places").click()
-    expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 tried\.$"), timeout=120_000)
-    said = widget.status.text_content() or ""
-    order = policies(widget)
-    widget.part("comparison").get_by_role("button", name="saved", exact=True).click()
-    sorted_order = policies(widget)
-    assert sorted_order != order
-    try:
-        page.set_viewport_size({"width": 1100, "height": 1000})
-        fits("comparison")
-        fits("places")
-        expect(widget.status).to_have_text(said)
-        assert policies(widget) == sorted_order
-        widget.tab("Plan").click()
-        slider = widget.root.get_by_role("slider", name="Budget")
-        expect(slider).to_be_enabled(timeout=60_000)
-        slider.press("ArrowLeft")
-        expect(widget.policy).to_have_value(re.compile("^plan"))
-        place, text = slider.input_value(), widget.part("stop").text_content() or ""
-        page.set_viewport_size({"width": 1250, "height": 1000})
-        fits("frontier")
-        assert slider.input_value() == place
-        expect(widget.part("stop")).to_have_text(text)
-        widget.tab("Compare").click()
-        fits("comparison")
-    finally:
-        page.set_viewport_size({"width": 1400, "height": 1000})
