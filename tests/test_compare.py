@@ -132,7 +132,7 @@ def test_policies_of_ones_own_are_found_by_name():
     assert "mine" in [choice.key for choice in trace.choices()]
     assert not [row.error for row in trace.compare(device=DEVICE).rows if row.error]
     named = trace.compare(device=DEVICE, namespace={"mine": mine})
-    assert named.row("mine").peak_bytes == trace.report(mine).peak_bytes
+    assert named.row("mine").peak_bytes == trace.report(mine, device=DEVICE).peak_bytes
 
 
 def test_a_function_without_a_backward_pass():

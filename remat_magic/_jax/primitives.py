@@ -75,6 +75,11 @@ BROADCASTS = names("broadcast_in_dim broadcast_to")
 MADE_ANEW = BROADCASTS | {"iota"}
 """What takes no memory of its own: it is written again wherever it is read."""
 
+_DRAWS = names(
+    "random_seed random_wrap random_split random_fold_in random_bits random_gamma threefry2x32"
+    " rng_bit_generator rng_uniform"
+)
+
 SLICES = names("slice dynamic_slice")
 """These read no more of an operand than they give."""
 
@@ -332,3 +337,8 @@ def carried_operands(eqn: Any) -> range:
     if is_while(eqn):
         return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], len(eqn.invars))
     return range(0)
+
+
+def is_random(eqn: Any) -> bool:
+    """Whether an equation makes random numbers, or keys of them."""
+    return eqn.primitive.name in _DRAWS

@@ -15,8 +15,10 @@ from types import CodeType
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic._jax.primitives import is_random
 from remat_magic.editing.parsed_text import ParsedText
 from remat_magic.editing.user_code import UserCode, referent
+from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import scan_in
 from remat_magic.records import RematError
 
@@ -24,7 +26,7 @@ __all__ = ["LiftedLoop", "lifted_helper", "lifted_loops"]
 
 _WIDTH = 88
 _OF_NNX = {"in_axes", "out_axes", "length", "reverse", "unroll"}  # what a scan within a scan takes as it is
-_NOT_OF_LINEN = {"methods", "data_transform"}
+_NOT_OF_LINEN = {"methods", "data_transform", "metadata_params"}
 _RENEWED = ("variable_axes", "in_axes", "out_axes", "length")  # what is another for groups
 
 
@@ -44,6 +46,8 @@ class LiftedLoop:
         of_function: of linen, whether it is applied to a function and no class.
         length: how many steps it was traced with.
         is_reversed: whether it begins at the end.
+        draws: whether its steps draw random numbers.
+        collections: of linen, the variables that it scans over, where the text has their names; None where it has not.
     """
 
     text: ParsedText
@@ -56,6 +60,8 @@ class LiftedLoop:
     of_function: bool
     length: int
     is_reversed: bool
+    draws: bool
+    collections: frozenset[str] | None
 
     @property
     def where(self) -> str:
@@ -106,8 +112,26 @@ def _in_texts(code: UserCode, library: str, eqn: Any) -> Iterator[LiftedLoop]:
             length, is_reversed = _jax.scan_length(eqn), _jax.is_reversed(eqn)
             if axes is not None and "" not in given:
                 yield LiftedLoop(
-                    text, library, named, given, len(args), is_applied, axes, of_function, length, is_reversed
+                    text,
+                    library,
+                    named,
+                    given,
+                    len(args),
+                    is_applied,
+                    axes,
+                    of_function,
+                    length,
+                    is_reversed,
+                    any(is_random(inner) for body in _jax.bodies(eqn) for _, inner in walk(body.jaxpr)),
+                    _collections(keywords),
                 )
+
+
+def _collections(keywords: Sequence[ast.keyword]) -> frozenset[str] | None:
+    axes = next((keyword.value for keyword in keywords if keyword.arg == "variable_axes"), ast.Dict([], []))
+    keys = axes.keys if isinstance(axes, ast.Dict) else [None]
+    names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return frozenset(names) if len(names) == len(keys) else None
 
 
 def _is_function(text: ParsedText, target: ast.expr | None) -> bool:
@@ -164,6 +188,16 @@ def lifted_helper(loop: LiftedLoop, size: int, name: str, flax: str, jax: str, c
         raise RematError(
             f"{loop.where} is given {', '.join(sorted(refused))}, which no edit passes on: write the checkpoint around "
             "some of its steps by hand."
+        )
+    if of_linen and loop.draws:
+        raise RematError(
+            f"{loop.where} draws random numbers, which are others where flax splits their keys for groups of steps: "
+            "write the checkpoint around some of its steps by hand."
+        )
+    if of_linen and rest and (loop.collections is None or loop.collections - {"params"}):
+        raise RematError(
+            f"{loop.where} scans over variables besides parameters, which the {rest} steps that are left over would "
+            f"not give back: choose a number of steps that {loop.length} is a multiple of."
         )
     parameters, body = _of_linen(loop, size, rest, flax, jax) if of_linen else _of_nnx(loop, size, rest, flax, jax)
     stay = "; variables keep their names and shapes" if of_linen else ""

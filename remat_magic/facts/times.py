@@ -35,7 +35,10 @@ def seconds(kernels: Iterable[Kernel], device: Device) -> tuple[float, bool]:
 
 
 def communicating(kernels: Iterable[Kernel], device: Device) -> float | None:
-    """The part of the seconds that kernels take for what they send; None where the device's links are not known."""
+    """The part of the seconds that kernels take for what they send; None where that is not known, or not how fast."""
+    kernels = tuple(kernels)
+    if any(kernel.inserted and not kernel.known for kernel in kernels):
+        return None
     sending = [kernel for kernel in kernels if kernel.sent]
     return None if sending and device.interconnect is None else seconds(sending, device)[0]
 

@@ -158,7 +158,7 @@ def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _Pl
             plans.append(there(at, limit, "peak", seconds=seconds / 2, beat=beat))
         except RematError:
             continue
-    if not plans and comparable:
+    if comparable and least.of(comparable[0]) < min((order(plan)[0] for plan in plans), default=float("inf")):
         plans.append(plan_of(facts, comparable[0], limit, least, "peak"))
     for report in fitting[:1]:  # policies at several places at once, which no plan is of, or a plan that was found
         if report.policy == MIXED or report.policy in facts.engine.plans:

@@ -516,8 +516,10 @@ class _PeakSearch:
                 f"found is {least} ({self._lowest.label}); raise the budget, use smaller batches, "
                 "or checkpoint inside the function."
             )
-        # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more.
-        bound = self._choices.problem(self._request.objective).relax(limit) or 0.0
+        # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more. But for a
+        # device, where values may be narrower or elsewhere.
+        plain = self._choices.facts.is_plain
+        bound = (self._choices.problem(self._request.objective).relax(limit) if plain else None) or 0.0
         text = f"The cheapest of {self._tried} plans tried whose estimated peak fits; no other is ruled out."
         if self._best.cost == "seconds":
             return replace(self._best, bound_seconds=min(bound, self._best.predicted_seconds or 0.0), status=text)

@@ -365,16 +365,22 @@ def title_html(title: str) -> str:
 
 
 def static(
-    chosen: str, others: Iterable[Folded] = (), title: str = "", own: Folded | None = None, kept: str = ""
+    chosen: str,
+    others: Iterable[Folded] = (),
+    title: str = "",
+    own: Folded | None = None,
+    kept: str = "",
+    twin: str = "",
 ) -> str:
     """``report_html`` of what ``unfolded`` and ``folded`` have rendered already, the chosen one's in ``own``.
 
-    ``kept`` is a sentence that tells the reader that this is a copy.
+    ``kept`` is a sentence that tells the reader that this is a copy, ``twin`` what the live widget knows it by.
     """
     rest = _others(others, own)
     rest = f"<h4>Other policies</h4>{rest}<script>{_script()}</script>" if rest else ""
     said = f'<p class="remat-kept remat-empty">{escape(kept)}</p>' if kept else ""
-    return f'<div class="remat remat-static"><style>{style()}</style>{title_html(title)}{said}{chosen}{rest}</div>'
+    of = f' data-twin="{escape(twin)}"' if twin else ""
+    return f'<div class="remat remat-static"{of}><style>{style()}</style>{title_html(title)}{said}{chosen}{rest}</div>'
 
 
 def lazy_chunks(report: Report) -> dict[str, list[str]]:

@@ -6,12 +6,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
 from remat_magic import devices
 from remat_magic.devices import Device
-from remat_magic.records import Report
+from remat_magic.records import Note, Report
 from remat_magic.views import html, rows, text
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget.live_trace import LiveTrace
@@ -67,7 +68,14 @@ class Rendered:
         self._folded: dict[tuple[str, str, str], html.Folded] = {}  # by device, and as those
         self._chosen: tuple[Report | None, str, str, str] = (None, "", "", "")
 
-    def view(self, report: Report, meanings: Mapping[str, str], unpasted: str, planned: bool = False) -> dict[str, Any]:
+    def view(
+        self,
+        report: Report,
+        meanings: Mapping[str, str],
+        unpasted: str,
+        planned: bool = False,
+        for_now: tuple[Note, ...] = (),
+    ) -> dict[str, Any]:
         """A report's view, as the script takes it.
 
         Args:
@@ -75,6 +83,7 @@ class Rendered:
             meanings: one-line explanations by policy.
             unpasted: what to say where there is no code to paste.
             planned: whether it is of a plan.
+            for_now: what is said of a moment, and not kept with the notebook.
         """
         key = (report.policy, report.at)
         view = self._views.get(key)
@@ -92,7 +101,7 @@ class Rendered:
                 "parts": {
                     "totals": html.totals_html(report),
                     "peak": peak_bar_html(report),
-                    "notes": html.notes_html(report),
+                    "notes": html.notes_html(replace(report, notes=(*report.notes, *for_now)) if for_now else report),
                 },
                 "counts": {},
                 "names": rows.name_states(report),
@@ -112,10 +121,10 @@ class Rendered:
             views = list(self._views.items())
         return {key: view for key, view in views if view["complete"]}
 
-    def kept(self, report: Report) -> dict[str, str]:
+    def kept(self, report: Report, twin: str = "") -> dict[str, str]:
         """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle.
 
-        With the peaks of the chosen device, as the widget shows them.
+        With the peaks of the chosen device, as the widget shows them. ``twin`` is what the widget knows it by.
         """
         name = self._live.device if self._live else ""
         device = devices.get(name) if name else None
@@ -134,7 +143,7 @@ class Rendered:
             self._folded |= {(name, *key): every[key] for key in same}
         own = every.pop((report.policy, report.at), None)
         others = every.values()
-        return {"text/html": html.static(chosen, others, self._title, own, _saved(name)), "text/plain": plain}
+        return {"text/html": html.static(chosen, others, self._title, own, _saved(name), twin), "text/plain": plain}
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""
@@ -161,11 +170,15 @@ class Kept:
 
     Args:
         rendered: what it is made of.
+
+    Attributes:
+        id: what it is known by, to be replaced and to be hidden.
     """
 
     def __init__(self, rendered: Rendered) -> None:
         self._rendered = rendered
-        self._display_id = ""
+        self.id = uuid.uuid4().hex
+        self._is_published = False
         self._behind = False
         self._updated = 0.0
         self._lock = threading.Lock()  # so that what was asked for last is what is shown last
@@ -176,8 +189,8 @@ class Kept:
 
     def publish(self, shell: Any, report: Report) -> None:
         """Put it into the running cell's output."""
-        self._display_id, self._updated = uuid.uuid4().hex, time.monotonic()
-        shell.display_pub.publish(self._rendered.kept(report), transient={"display_id": self._display_id})
+        self._is_published, self._updated = True, time.monotonic()
+        shell.display_pub.publish(self._rendered.kept(report, self.id), transient={"display_id": self.id})
 
     def update(self, shell: Any, shown: Callable[[], Report]) -> None:
         """Replace it there, if it was published; from any thread.
@@ -188,9 +201,9 @@ class Kept:
         """
         with self._lock:
             self._behind, self._updated = False, time.monotonic()
-            if self._display_id and shell is not None:
-                transient = {"display_id": self._display_id}
-                shell.display_pub.publish(self._rendered.kept(shown()), transient=transient, update=True)
+            if self._is_published and shell is not None:
+                transient = {"display_id": self.id}
+                shell.display_pub.publish(self._rendered.kept(shown(), self.id), transient=transient, update=True)
 
     def catch_up(self, shell: Any, shown: Callable[[], Report], *, grown: bool, more: bool) -> None:
         """Replace it there once what is rendered ahead has come to rest, and meanwhile now and then.

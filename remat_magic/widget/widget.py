@@ -13,7 +13,7 @@ from IPython.core.getipython import get_ipython
 from rich.console import Console
 
 from remat_magic.api import Policy, Trace
-from remat_magic.records import Note, Plan, Report
+from remat_magic.records import Note, Plan, RematError, Report
 from remat_magic.views import html, text
 from remat_magic.views import plan as plan_views
 from remat_magic.widget.bundle import widget_script
@@ -60,6 +60,7 @@ class RematWidget(Channel):
     _css = html.style(live=True)
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
+    _twin = traitlets.Unicode().tag(sync=True)  # what is kept with the notebook, by its id
     _live = LiveTrace(None)
     policy = traitlets.Unicode("as_written")
     at = traitlets.Unicode("function")
@@ -81,18 +82,18 @@ class RematWidget(Channel):
         self._title = title
         self._apply = apply
         self._panel_types = panels
+        self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
         first = self._turn_to(LiveTrace(trace, namespace, inputs, device), policy, at)
         self._worker = Worker[Wish](self._work)
         self._peek_worker = Worker[Wish](self._peek)
         self._gradient_worker = Worker[str](self._work_on_gradient)
         self._device_worker = Worker[str](self._work_on_device)
         self._xla_worker = Worker[LiveTrace](self._await_xla)
-        self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
         self._kept = Kept(self._rendered)
         self._is_seen = _kernel() is not None  # else nobody looks until a page says so: ``report`` computes on access
         self._idle = idle_time(get_ipython()) if _kernel() else None
         self._esm = widget_script(panels)
-        super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0})
+        super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0}, _twin=self._kept.id)
         self._settle(first, self._selection.wished)
         self.on_msg(self._on_message)
         if self._idle is not None:
@@ -107,14 +108,16 @@ class RematWidget(Channel):
             RematError: the policy or the place is of no use for it; nothing has changed then.
         """
         first = live.preview(policy, live.trace.default_at if at is None else at)
-        self._selection = Selection(Wish(first.policy, first.at))
-        self._good = first
-        self._panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
-        self._answering = {kind: panel for panel in self._panels for group in panel.asks for kind in group}
-        self._prefetch = Prefetch()
-        self._rendered = Rendered(self._title, self._panels, live)
-        self._live = live
-        self._awaits_xla = live.trace.postponed
+        panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
+        with self._turning:
+            self._selection = Selection(Wish(first.policy, first.at))
+            self._good = first
+            self._panels = panels
+            self._answering = {kind: panel for panel in panels for group in panel.asks for kind in group}
+            self._prefetch = Prefetch()
+            self._rendered = Rendered(self._title, panels, live)
+            self._live = live
+            self._awaits_xla = live.trace.postponed
         return first
 
     def _draw(self) -> str:
@@ -267,9 +270,8 @@ class RematWidget(Channel):
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
         said = f"{instead}; {applying}" if self._apply else instead
-        if self._awaits_xla:
-            report = replace(report, notes=(*report.notes, Note("devices-together", _ASKING)))
-        return self._rendered.view(report, meanings, said, report.policy in plans)
+        for_now = (Note("devices-together", _ASKING),) if self._awaits_xla else ()
+        return self._rendered.view(report, meanings, said, report.policy in plans, for_now)
 
     def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
         """Show a report, unless what is rendered has come to be of another trace than it is."""
@@ -286,15 +288,19 @@ class RematWidget(Channel):
         """Send a view that the shown one is compared with."""
         if self._live.closed:
             return
-        turns = self._live.turns
+        rendered = self._rendered
         try:
             report = self._report(wish.policy, wish.at)
-            if turns != self._live.turns:  # the browser has asked again
-                return
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
         else:
-            self._send_view({**self._render(report), "policy": wish.policy, "at": wish.at})
+            self._send_rendered(report, rendered, policy=wish.policy, at=wish.at)
+
+    def _send_rendered(self, report: Report, rendered: Rendered, **of: str) -> None:
+        """Send a report's view, unless the trace that it is of has made way for another."""
+        with self._turning:
+            if rendered is self._rendered:
+                self._send_view({**self._render(report), **of})
 
     def _work_on_gradient(self, key: str) -> None:
         """Turn to another gradient that the function takes inside."""
@@ -311,7 +317,7 @@ class RematWidget(Channel):
             panel.close()
         live.close()
         self._kept.follow(self._rendered)
-        with self.hold_sync():
+        with self._turning, self.hold_sync():
             self._frame = self._draw()
             self._view = {**self._render(first), "serial": 0}
         self._settle(first, self._selection.wished)
@@ -328,18 +334,17 @@ class RematWidget(Channel):
     def _await_xla(self, live: LiveTrace) -> None:
         """Turn to one device's figures once XLA has told them of what is chosen then; all else stays as it is."""
         try:
-            trace, wish = live.trace.of_one_device(), self._selection.wished
-            report = trace.report(*live.arguments(wish.policy, wish.at))
-            while wish != self._selection.wished and live is self._live and not live.closed:
-                wish = self._selection.wished
-                report = trace.report(*live.arguments(wish.policy, wish.at))
+            trace = live.trace.of_one_device()
+            report = self._newest(trace, live)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            if live is not self._live or live.closed:
-                return
             with self._turning:
-                self._awaits_xla, self._rendered = False, Rendered(self._title, self._panels, live)
-            self._kept.follow(self._rendered)
-            self._publish(self._good, self._selection.serial, self._rendered)
+                if live is not self._live or live.closed:
+                    return
+                rendered = Rendered(self._title, self._panels, live)
+                self._awaits_xla, self._rendered = False, rendered
+            self._kept.follow(rendered)
+            self._publish(self._good, self._selection.serial, rendered)
+            self.send({"type": "anew"})
             self._say(sentence_of(error), error=True)
             return
         with self._turning:
@@ -348,14 +353,26 @@ class RematWidget(Channel):
             live.turn(trace)
             for panel in self._panels:
                 panel.turned()
-            self._awaits_xla, self._rendered = False, Rendered(self._title, self._panels, live)
+            rendered = Rendered(self._title, self._panels, live)
+            self._awaits_xla, self._rendered = False, rendered
             self._prefetch = Prefetch()
-        self._kept.follow(self._rendered)
-        self._publish(report, self._selection.serial, self._rendered)
+        self._kept.follow(rendered)
+        self._publish(report, self._selection.serial, rendered)
         self.send({"type": "anew"})
         self._worker.post(self._selection.wished)
         if self._idle is not None:
             self._idle.resume(self)
+
+    def _newest(self, trace: Trace, live: LiveTrace) -> Report:
+        """What is wished for last, of another trace of the same function; of what is no use what was shown before."""
+        while True:
+            wish = self._selection.wished
+            try:
+                report = trace.report(*live.arguments(wish.policy, wish.at))
+            except RematError:  # the worker says so, and takes the wish back
+                report = trace.report(*live.arguments(self._good.policy, self._good.at))
+            if wish == self._selection.wished or live is not self._live or live.closed:
+                return report
 
     def _work_on_device(self, name: str) -> None:
         """Keep a copy with the peaks of another device."""
@@ -428,9 +445,10 @@ class RematWidget(Channel):
         """
         if self._live.closed:
             return False
-        report, more = self._prefetch.step(self._live, self.at, self._rendered.complete())
+        rendered = self._rendered
+        report, more = self._prefetch.step(self._live, self.at, rendered.complete())
         if report is not None:
-            self._send_view(self._render(report))
+            self._send_rendered(report, rendered)
         self._kept.catch_up(get_ipython(), lambda: self._good, grown=report is not None, more=more)
         return more
 

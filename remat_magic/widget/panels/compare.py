@@ -356,14 +356,15 @@ class Compare(Panel):
     def _try_places(self, request: Request) -> None:
         """Which place, and which policy there; what is known is shown as it grows, until another search is begun."""
         search = self._search = object()
-        rows = _FIRST - 1
+        rows, turns = _FIRST - 1, self._live.turns
         device = request.text("device")
         for places in self._live.trace.placing(device=device or None, measurements=self._results(device)):
             if self._live.closed:
                 return
             cancelled = search is not self._search
             now = replace(places.progress, cancelled=True) if cancelled else places.progress
-            if len(places) > rows or now.finished:
+            # What was found of a trace that has made way for another is of nothing that is shown.
+            if turns == self._live.turns and (len(places) > rows or now.finished):
                 rows = len(places)
                 self._live.offer(places.plans)
                 self._found, self._searched = places, device

@@ -2,22 +2,19 @@
 /** The static output that is kept with the notebook, and that the widget replaces while there is a kernel. */
 
 /**
- * The one that was published just before the widget: in JupyterLab and Notebook in the same output area; elsewhere in the same
- * document or shadow root, which may be of one cell (Colab) or hold the outputs of all (VS Code).
+ * The widget's own: in JupyterLab and Notebook in the same output area, since a cell can have several views; elsewhere in the
+ * same document or shadow root, which may be of one cell (Colab) or hold the outputs of all (VS Code).
  * @param {HTMLElement} el
+ * @param {string} id
  * @returns {HTMLElement | null}
  */
-function twinOf(el) {
+function twinOf(el, id) {
   const around = el.closest(".jp-OutputArea") ?? /** @type {Document | ShadowRoot} */ (el.getRootNode());
-  const earlier = /** @type {HTMLElement[]} */ ([...around.querySelectorAll(".remat-static, .remat-widget")]).filter(
-    (other) => other.compareDocumentPosition(el) & Node.DOCUMENT_POSITION_FOLLOWING,
-  );
-  const last = earlier.at(-1);
-  return last?.matches(".remat-static") ? last : null;
+  return around.querySelector(`.remat-static[data-twin="${CSS.escape(id)}"]`);
 }
 
-/** @param {HTMLElement} el what the widget stands in */
-export function staticTwin(el) {
+/** @param {HTMLElement} el what the widget stands in @param {string} id of what is kept for it */
+export function staticTwin(el, id) {
   /** @type {HTMLElement | null} */
   let hidden = null;
   // The kernel replaces the static output's content, style sheet and all, within what stays.
@@ -29,7 +26,7 @@ export function staticTwin(el) {
   }
 
   function hide() {
-    const twin = twinOf(el);
+    const twin = twinOf(el, id);
     if (!twin) return;
     // In Jupyter the whole output, with its margin.
     hidden = twin.closest(".jp-OutputArea-child") ?? twin;

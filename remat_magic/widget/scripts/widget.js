@@ -77,7 +77,7 @@ export function draw({ model, el }, makers) {
   const history = choiceHistory(widget);
   const names = checkpointNames(widget);
   const first = firstScreen(widget);
-  const twin = staticTwin(el);
+  const twin = staticTwin(el, model.get("_twin"));
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
   const panels = [...Object.values(widget.panels), policyList(widget)];
   /** @type {NonNullable<Panel["controls"]>} */
