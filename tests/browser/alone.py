@@ -12,7 +12,7 @@ from remat_magic.widget.widget import RematWidget
 
 _MODEL = """\
 ([esm, css, frame, view]) => {
-  const values = { _frame: frame, _view: view, _css: css };
+  const values = { _frame: frame, _view: view, _css: css, _twin: "its own" };
   const heard = {};
   window.sent = [];
   const model = {
@@ -38,7 +38,7 @@ def show_alone(
 ) -> None:
     """Show the widget of a trace in the element ``.live`` of a document, or in the shadow root of ``.host``.
 
-    It is hidden until it hears of a kernel: ``hear(page, type="hello")``.
+    It is hidden until it hears of a kernel: ``hear(page, type="hello")``. What is kept of it is known as "its own".
     """
     page.set_content(document)
     widget = RematWidget(trace, policy)

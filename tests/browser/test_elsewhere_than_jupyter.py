@@ -47,13 +47,18 @@ def page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
 
 
+def kept_as(report: rm.Report) -> str:
+    """What is kept of the widget with such a report."""
+    return report._repr_html_().replace('class="remat remat-static"', 'class="remat remat-static" data-twin="its own"')
+
+
 def kept_in(page: Page, text: str) -> Locator:
     return page.locator(".remat-static", has_text=text)
 
 
 def shown_in(page: Page, document: str, trace: rm.Trace) -> None:
     """Another report, what is kept of the widget, and the widget, in a document."""
-    kept, other = (trace.report(policy)._repr_html_() for policy in ("dots_saveable", "nothing_saveable"))
+    kept, other = kept_as(trace.report("dots_saveable")), trace.report("nothing_saveable")._repr_html_()
     show_alone(page, trace, document.format(kept=kept, other=other), "dots_saveable")
 
 
@@ -68,7 +73,7 @@ def test_what_is_kept_gives_way_to_the_live_widget(page: Page, trace: rm.Trace, 
     expect(kept.locator(".remat-static")).to_be_hidden()
     expect(other).to_be_visible()  # what was shown before is no part of it
     # The kernel replaces it as it learns more.
-    newer = trace.report("everything_saveable")._repr_html_()
+    newer = kept_as(trace.report("everything_saveable"))
     kept.evaluate("(kept, newer) => { kept.innerHTML = newer }", newer)
     expect(kept.locator(".remat-static")).to_contain_text("everything_saveable")
     expect(kept.locator(".remat-static")).to_be_hidden()
@@ -78,6 +83,15 @@ def test_what_is_kept_gives_way_to_the_live_widget(page: Page, trace: rm.Trace, 
 
 def test_a_report_outside_its_shadow_root_stays(page: Page, trace: rm.Trace) -> None:
     shown_in(page, ALONE, trace)
+    hear(page, type="hello")
+    expect(page.locator(".remat-widget")).to_be_visible()
+    expect(kept_in(page, "nothing_saveable").first).to_be_visible()
+
+
+def test_without_anything_kept_of_it_the_widget_hides_nothing(page: Page, trace: rm.Trace) -> None:
+    """As in a box of widgets, whose copies nobody publishes: the report just before it is another cell's."""
+    report = trace.report("nothing_saveable")._repr_html_()
+    show_alone(page, trace, VS_CODE.format(kept=report, other=""))
     hear(page, type="hello")
     expect(page.locator(".remat-widget")).to_be_visible()
     expect(kept_in(page, "nothing_saveable").first).to_be_visible()
