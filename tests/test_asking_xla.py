@@ -174,6 +174,57 @@ def test_what_was_worked_out_before_is_not_shown_after(browser, long, held):  # 
     widget.close()
 
 
+def test_what_is_looked_ahead_at_meanwhile_is_not_shown_after(browser, long, held):  # noqa: F811
+    widget = RematWidget(long[0], at="function")
+    ahead = widget._prefetch.step
+
+    def slow(*args):
+        found = ahead(*args)
+        held.set()
+        widget._xla_worker.join(60)
+        return found
+
+    widget._prefetch.step = slow
+    widget.prefetch()
+    for worker in workers_of(widget):
+        worker.join()
+    assert {ONE in view["parts"]["totals"] for view in widget._rendered.complete().values()} == {True}
+    assert not [message for message in messages(widget, "view") if TOGETHER in message["view"]["parts"]["totals"]]
+    widget.close()
+
+
+def test_places_that_are_tried_meanwhile_are_not_shown_after(browser, long, held, monkeypatch):  # noqa: F811
+    widget = RematWidget(long[0], at="function")
+    compare = next(panel for panel in widget._panels if panel.key == "compare")
+    offer = type(compare._live).offer
+
+    def slow(live, plans):
+        offer(live, plans)
+        held.set()
+        widget._xla_worker.join(60)
+
+    monkeypatch.setattr(type(compare._live), "offer", slow)
+    tell(widget, type="places", policy="none", at="function", device="", width=680)
+    turned = next(number for number, sent in enumerate(widget.comm.sent) if "anew" in str(sent.get("content")))
+    after = [sent["content"] for sent in widget.comm.sent[turned:] if sent["method"] == "custom"]
+    assert not [message for message in after if TOGETHER in message.get("html", "")]
+    assert not compare._found or compare._found.rows[0].of_devices == ONE
+    widget.close()
+
+
+def test_a_choice_of_no_use_does_not_end_the_asking(browser, long, held):  # noqa: F811
+    """The worker takes it back in its time."""
+    widget = RematWidget(long[0], at="function")
+    widget._selection.wish("no_such_policy", "function", 9, lambda _: None)
+    held.set()
+    widget._xla_worker.join(60)
+    for worker in workers_of(widget):
+        worker.join()
+    assert widget.report.of_devices == ONE
+    assert len(messages(widget, "anew")) == 1
+    widget.close()
+
+
 def test_the_widget_says_why_xla_cannot_be_asked(browser, long, held, monkeypatch):  # noqa: F811
     trace, _ = long
     widget = RematWidget(trace, at="function")

@@ -363,13 +363,14 @@ class Compare(Panel):
                 return
             cancelled = search is not self._search
             now = replace(places.progress, cancelled=True) if cancelled else places.progress
-            # What was found of a trace that has made way for another is of nothing that is shown.
-            if turns == self._live.turns and (len(places) > rows or now.finished):
+            if len(places) > rows or now.finished:
                 rows = len(places)
                 self._live.offer(places.plans)
-                self._found, self._searched = places, device
                 html = places_panel(places, request.policy, request.at, live=True, width=request.width)
-                self._send({**request.content, "html": html})
+                # What was found of a trace that has made way for another is of nothing that is shown.
+                if turns == self._live.turns:
+                    self._found, self._searched = places, device
+                    self._send({**request.content, "html": html})
             self._send_progress(now, "places", device)
             if cancelled:
                 return
