@@ -447,11 +447,12 @@ def test_a_plan_says_what_xla_inserts_for_it():
     assert report.communicated_bytes - none.communicated_bytes == size
     said = (
         "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed: with "
-        f"this plan XLA gives {units.nbytes(size)} more than without one, at least {units.seconds(least)}."
+        f"this plan XLA gives {units.nbytes(size)} more than without one, by the links' speed "
+        f"{units.seconds(least)} longer."
     )
     assert said in plan.status
     everything = trace.plan("100%", "function", cost="seconds", device="H100 SXM")
     assert "with this plan it is as much as without a checkpoint." in everything.status
     unknown = trace.plan(0, "function", cost="seconds", device=rm.devices.THIS_CPU)
-    assert "more than without one, an unknown time." in unknown.status
+    assert "more than without one, which takes an unknown time." in unknown.status
     assert "What XLA has devices" not in trace.plan(0, "function").status

@@ -107,9 +107,13 @@ def _unweighed(facts: Facts, plan: Plan, device: Device) -> str:
     took = communicating(now, device), communicating(before, device)
     if not more:
         return f"{said}: with this plan it is as much as without a checkpoint."
-    least = "an unknown time" if None in took else f"at least {units.seconds(abs((took[0] or 0) - (took[1] or 0)))}"
     than = "more" if more > 0 else "less"
-    return f"{said}: with this plan XLA gives {units.nbytes(abs(more))} {than} than without one, {least}."
+    said += f": with this plan XLA gives {units.nbytes(abs(more))} {than} than without one"
+    if took[0] is None or took[1] is None:
+        return f"{said}, which takes an unknown time."
+    longer = took[0] - took[1]
+    # Each time is the least that the links allow, and more bytes need not be more that is sent.
+    return f"{said}, by the links' speed {units.seconds(abs(longer))} {'longer' if longer >= 0 else 'shorter'}."
 
 
 def _inserted(report: Report) -> list[Kernel]:

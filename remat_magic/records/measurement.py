@@ -417,8 +417,8 @@ class Measurement:
     def unplaced_bytes(self) -> int | None:
         """What of ``temp_bytes`` lies in no temporary that is allocated on the device; None where unknown.
 
-        Zero for a GPU. A TPU's compiler counts the gaps around small buffers once more and some buffers of loops twice,
-        but a few small ones as none, so that there it can be less than zero.
+        Zero for a GPU. A TPU's compiler counts the gaps around small buffers once more and some buffers of loops twice.
+        Of some programs with few temporaries it says that they have none, so that it can be less than zero.
         """
         if self.temp_bytes is None or self.spaces is None:
             return None

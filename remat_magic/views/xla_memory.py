@@ -125,6 +125,8 @@ def _unplaced(measured: Measurement) -> str:
     """What XLA's own sum has besides, or lacks."""
     if measured.temp_bytes is None or not measured.unplaced_bytes:
         return ""
+    if not measured.temp_bytes:
+        return " XLA's own sum has no temporaries."
     more = f"{fmt.nbytes(abs(measured.unplaced_bytes))} {'more' if measured.unplaced_bytes > 0 else 'less'}"
     return f" XLA's own sum of temporaries, {fmt.nbytes(measured.temp_bytes)}, is {more}."
 
