@@ -365,9 +365,16 @@ def of_kind(kind: str) -> Device | None:
 
 
 def accelerator() -> Device | None:
-    """The accelerator of JAX's default backend. None for a CPU, one not known here, and where JAX finds no device."""
+    """The accelerator of JAX's default backend. None for a CPU, one not known here, and where JAX finds no device.
+
+    None too before JAX has looked for devices: of a GPU it takes most of the memory then, and tracing needs none.
+    """
     import jax
 
+    from remat_magic import _jax
+
+    if not _jax.has_begun():
+        return None
     try:
         kind = jax.devices()[0].device_kind
     except RuntimeError:  # none of the platform that JAX was told to use: tracing needs none

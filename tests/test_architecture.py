@@ -24,7 +24,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "user_files": (set(), {"jax"}),
     "records": (LEAVES, set()),
     "targets": ({"errors"}, set()),
-    "devices": ({"errors", "targets"}, {"jax"}),  # jax to measure the machine itself, when it is asked for
+    # jax to measure the machine itself, when it is asked for, and to tell what is here
+    "devices": ({"errors", "targets", "_jax"}, {"jax"}),
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
     "meshes": ({"errors", "_jax"}, {"jax"}),
     "libraries": ({"_jax"}, {"jax"}),

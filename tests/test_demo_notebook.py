@@ -193,7 +193,7 @@ def test_each_inspection_shows_a_report_that_needs_no_kernel(notebook):
     assert len(inspected) >= 30
     for cell in inspected:
         static = cell.outputs[0].data
-        assert static["text/html"].startswith('<div class="remat remat-static">')
+        assert static["text/html"].startswith('<div class="remat remat-static"')
         assert static["text/plain"].strip()
 
 
@@ -371,6 +371,6 @@ def test_exported_to_html(tmp_path):
     command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), str(DEMO)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert page.count('<div class="remat remat-static">') == sum(map(is_inspection, KEPT.cells))
+    assert page.count('<div class="remat remat-static"') == sum(map(is_inspection, KEPT.cells))
     assert "Other policies" in page
     assert WIDGET not in page

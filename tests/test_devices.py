@@ -1,12 +1,14 @@
 """The devices' figures, looked up and registered, and the machine's own, measured."""
 
 import dataclasses
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from remat_magic import devices
+from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.records import RematError
 
@@ -210,9 +212,21 @@ def test_a_matmul_without_figures_is_left_to_the_vector_units():
     [("NVIDIA H100 80GB HBM3", "H100 SXM"), ("TPU v5 lite", "TPU v5e"), ("cpu", None), ("Other", None)],
 )
 def test_the_accelerator_that_is_here(monkeypatch, kind, name):
+    jax.devices()  # JAX has looked for them
     monkeypatch.setattr("jax.devices", lambda: [SimpleNamespace(device_kind=kind)])
     found = devices.accelerator()
     assert (found and found.name) == name
+
+
+def test_jax_is_not_made_to_look_for_devices():
+    """It would take most of a GPU's memory, of a user who only looks at shapes."""
+    program = (
+        "import jax, remat_magic as rm; from remat_magic.widget import RematWidget;"
+        "RematWidget(rm.trace(lambda x: x.sum(), jax.ShapeDtypeStruct((2,), 'float32')));"
+        "from jax._src import xla_bridge; print(xla_bridge.backends_are_initialized())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["False"]
 
 
 def test_no_accelerator_is_here_where_jax_finds_no_device(monkeypatch):
@@ -221,5 +235,6 @@ def test_no_accelerator_is_here_where_jax_finds_no_device(monkeypatch):
     def fail():
         raise RuntimeError("Unable to initialize backend 'tpu'")
 
+    monkeypatch.setattr(_jax, "has_begun", lambda: True)
     monkeypatch.setattr("jax.devices", fail)
     assert devices.accelerator() is None

@@ -92,7 +92,7 @@ from remat_magic._jax.primitives import (
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.propagation import propagated
-from remat_magic._jax.settings import default_device, thread_settings, x64
+from remat_magic._jax.settings import default_device, has_begun, thread_settings, x64
 from remat_magic._jax.shardings import (
     automatic_devices,
     automatic_devices_in,
@@ -168,6 +168,7 @@ __all__ = [
     "fresh_rows",
     "fresh_var",
     "function_name",
+    "has_begun",
     "has_effects",
     "high_params",
     "holding",

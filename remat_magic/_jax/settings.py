@@ -34,6 +34,12 @@ def default_device() -> Any:
     return jax.local_devices()[0] if chosen is None else chosen
 
 
+def has_begun() -> bool:
+    """Whether JAX has looked for devices yet, of whose memory it takes its part then; True where that is not known."""
+    begun = courtesy("jax._src.xla_bridge.backends_are_initialized", "JAX looks for devices when a widget is shown")
+    return bool(begun()) if begun is not None else True
+
+
 def setting(name: str, effect: str) -> Any:
     """A setting of JAX that one thread can give another value; None in a JAX where it is not, with that effect."""
     return _of_a_thread(f"jax._src.config.{name}", effect)

@@ -134,7 +134,7 @@ def elsewhere(device: str | Device | None, inputs: Any) -> Device | None:
     wanted = devices.get(device)
     if wanted.measured:
         return None
-    if wanted == devices.accelerator() and (inputs is not None or not wanted.compiles_here):
+    if (inputs is not None or not wanted.compiles_here) and wanted == devices.default():
         return None
     if not wanted.compiles_here:
         raise RematError(wanted.why_not)
