@@ -119,6 +119,16 @@ def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plan
             assert report.peak_bytes >= report.saved_bytes
 
 
+def test_on_a_device_nothing_is_proven_of_a_plan_for_a_peak():
+    """There a peak can be lower than what is saved: values are narrower, or in another memory."""
+    fun, args = models.transformer(2)
+    trace = rm.trace(fun, *args)
+    for device in (None, "TPU v5e"):
+        plan = trace.plan(peak="70%", at=trace.default_at, device=device, cost="flops")
+        assert plan.recomputed_flops > 0
+        assert (plan.bound > 0) == (device is None)
+
+
 @pytest.mark.parametrize("name", ["three_layers", "scanned_relu", "scanned_checkpoint"])
 def test_a_small_plan_for_a_peak_against_all_choices(name):
     trace = traced(name)

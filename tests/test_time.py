@@ -1,11 +1,13 @@
 """Estimated times: by hand on a device of round numbers, and on programs whose limit is known."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
 from remat_magic.devices import Device
-from remat_magic.facts.times import seconds, times
+from remat_magic.facts.times import communicating, seconds, times
 from remat_magic.records import Kernel, Report, Residual
 from tests.cost_helpers import S
 from tests.programs import PROGRAMS
@@ -31,6 +33,15 @@ def test_what_is_not_known_makes_it_a_lower_bound():
     assert seconds([Kernel(1, 10**9, "f32", "vector", None)], ROUND) == (1, False)  # one iteration
     assert seconds([Kernel(10**12, 10**9, "f32", "matmul")], BLIND) == (1, False)  # no figure for it
     assert seconds([Kernel(10**12, 10**9, "f32", "vector")], BLIND) == (1, True)  # limited by memory, it is said
+
+
+def test_what_is_inserted_and_not_known_is_no_time_of_none():
+    linked = dataclasses.replace(ROUND, interconnect=1e9)
+    known = Kernel(0, 10**6, "f32", "vector", sent=10**6, inserted=True)
+    assert communicating([known], linked) == pytest.approx(0.001)
+    assert communicating([known, dataclasses.replace(known, times=None, sent=0)], linked) is None
+    assert communicating([known], ROUND) is None  # how fast is not known
+    assert communicating([Kernel(None, 10**9, "f32", "vector")], linked) == 0.0  # which sends nothing
 
 
 def report(**changes):

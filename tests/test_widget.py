@@ -248,7 +248,7 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch
     assert left in kept()
     assert ", with peaks as on TPU v5e; run" in kept()
     assert "Peaks are as on TPU v5e." in widget._rendered.kept(widget.report)["text/plain"]
-    # A GPU is estimated as a CPU is, and has another memory. What is offered by nobody changes nothing.
+    # Of this program a GPU holds what a CPU does, and has another memory. What is offered by nobody changes nothing.
     tell(widget, type="device", device="H100 SXM")
     assert all(f"peak of {peak}" in kept() for peak in here)
     assert "left of H100 SXM, " in kept()

@@ -45,7 +45,8 @@ class RematWidget(Channel):
         namespace: the user's namespace, in which a policy that is no key is looked up.
         cell_id: the cell that shows the widget: when it runs again, the widget is closed.
         inputs: positional and keyword arguments with values, for measured runs; held until the widget is closed.
-        device: the name of the accelerator to begin with; empty for the one that the reader chose last.
+        device: the name of the accelerator to begin with, empty for this machine. Default: the one that the reader
+            chose last, else the one that JAX has found.
         panels: the tabs.
 
     Attributes:

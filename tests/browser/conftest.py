@@ -4,9 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from playwright.sync_api import Browser, expect
 
+import remat_magic as rm
 from tests.browser.lab import NotebookPage, Server, browse, chromium, serve
 
 expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asserts how fast anything is
@@ -62,6 +65,18 @@ def browser(_chromium: None) -> Iterator[Browser]:
     """One Chromium for this folder: Playwright's event loop must not outlive the browser tests of this process."""
     with browse() as browser:
         yield browser
+
+
+def loss(W: jax.Array, x: jax.Array) -> jax.Array:
+    """Something with residuals."""
+    return jnp.sum(jnp.tanh(x @ W))
+
+
+@pytest.fixture(scope="package")
+def trace() -> rm.Trace:
+    """What a widget in a page of its own can show."""
+    shape = jax.ShapeDtypeStruct
+    return rm.trace(loss, shape((8, 8), "float32"), shape((4, 8), "float32"))
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -28,17 +26,6 @@ COLAB = """
 </div></div>"""
 # A shadow root of its own, as marimo's.
 ALONE = '{other}<div class="host"></div><script>document.querySelector(".host").attachShadow({{mode: "open"}})</script>'
-
-
-def loss(W: jax.Array, x: jax.Array) -> jax.Array:
-    """Something with residuals."""
-    return jnp.sum(jnp.tanh(x @ W))
-
-
-@pytest.fixture(scope="module")
-def trace() -> rm.Trace:
-    shape = jax.ShapeDtypeStruct
-    return rm.trace(loss, shape((8, 8), "float32"), shape((4, 8), "float32"))
 
 
 @pytest.fixture

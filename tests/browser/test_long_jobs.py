@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -12,17 +10,6 @@ from tests.browser.alone import hear, sent, show_alone
 
 MEASURING = {"type": "progress", "job": "measure", "doing": "Measuring", "did": "measured", "device": ""}
 TRYING = {"type": "progress", "job": "places", "doing": "Trying", "did": "tried", "device": "TPU v5e"}
-
-
-def loss(W: jax.Array, x: jax.Array) -> jax.Array:
-    """Something with residuals."""
-    return jnp.sum(jnp.tanh(x @ W))
-
-
-@pytest.fixture(scope="module")
-def trace() -> rm.Trace:
-    shape = jax.ShapeDtypeStruct
-    return rm.trace(loss, shape((8, 8), "float32"), shape((4, 8), "float32"))
 
 
 @pytest.fixture
