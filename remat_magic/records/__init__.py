@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
+from remat_magic.records.choice import Choice, Parameter
 from remat_magic.records.comparison import Comparison, Difference, no_gain
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
+from remat_magic.records.later import Remark
 from remat_magic.records.measurement import (
     ArgumentRole,
     Collective,
@@ -35,28 +37,14 @@ from remat_magic.records.measurement import (
     XlaBuffer,
     XlaMemory,
 )
+from remat_magic.records.note import Note, NoteKind
+from remat_magic.records.operation import Equation, Kernel, Unit, dearest
 from remat_magic.records.places import Places
 from remat_magic.records.plan import Plan, PlannedValue
-from remat_magic.records.report import (
-    Choice,
-    Equation,
-    Kernel,
-    Kind,
-    Note,
-    NoteKind,
-    Origin,
-    Parameter,
-    Program,
-    ProgramLine,
-    Reader,
-    RecomputationKind,
-    Remark,
-    Report,
-    Residual,
-    Site,
-    Unit,
-    dearest,
-)
+from remat_magic.records.program import Program, ProgramLine, RecomputationKind
+from remat_magic.records.report import Report
+from remat_magic.records.residual import Kind, Origin, Reader, Residual
+from remat_magic.records.site import Site
 from remat_magic.records.source import SourceSpan, SourceText
 from remat_magic.records.suggestions import Advice, FrontierPoint, Loop, Nesting, WhatIf
 

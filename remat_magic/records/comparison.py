@@ -13,7 +13,9 @@ from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed
 from remat_magic.records.comparison_row import ComparisonRow, Ranking
 from remat_magic.records.measurement import Measurement
-from remat_magic.records.report import Equation, Report, Residual
+from remat_magic.records.operation import Equation
+from remat_magic.records.report import Report
+from remat_magic.records.residual import Residual
 from remat_magic.units import nbytes, parse_bytes
 
 __all__ = ["Comparison", "Difference", "no_gain"]

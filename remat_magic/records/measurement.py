@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from remat_magic.records.base import Displayed, Labelled
-from remat_magic.records.report import Note
+from remat_magic.records.note import Note
 from remat_magic.records.source import SourceSpan
 
 __all__ = [
