@@ -90,7 +90,8 @@ def both_halves(
     schedule.arrive("backward", cotangents)
     schedule.saved = {number for number, yes in zip(saved, read, strict=False) if yes}
     gradients = schedule.run(back, backward, [*saved, *cotangents], "backward")
-    schedule.kept = {*results[:outputs], *gradients}
+    given_back = [*first.outvars[:outputs], *second.outvars]
+    schedule.give_back([*results[:outputs], *gradients], list(map(type_of, given_back)))
     schedule.gradients = {*gradients} - {*arguments, *saved, *results[:outputs]}
     return schedule
 

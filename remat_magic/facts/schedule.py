@@ -106,6 +106,23 @@ class Schedule:
             self._constants[key] = self.permanent(aval, Held(0, aval, constant=True))
         return self._constants[key]
 
+    def give_back(self, results: Sequence[int], avals: Sequence[Any]) -> None:
+        """Hold results of these types to the end.
+
+        Where results are reserved each has memory of its own: arguments are copied, and what is given back twice is.
+        """
+        self.kept = {*results}
+        if not self.on.reserves:
+            return
+        last = self.steps[-1].where if self.steps else ("forward", 0)
+        self.kept = {_NOTHING}
+        for number, aval in zip(results, avals, strict=True):
+            own = number
+            if number in self.kept or number in self._permanent:
+                own = self.buffer(aval, Held(0, aval))
+                self.steps.append(ScheduledStep(last, (number,), (own,)))
+            self.kept.add(own)
+
     def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:
         """The buffers of the residuals, given those of all results of the forward half, and which residuals are read.
 

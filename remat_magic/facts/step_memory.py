@@ -48,7 +48,8 @@ def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = P
     lines = StraightLines(
         LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of, merges=on.merges
     )
-    schedule.kept = {*schedule.run(lines, step.closed, arguments, "forward")}
+    results = schedule.run(lines, step.closed, arguments, "forward")
+    schedule.give_back(results, list(map(schedule.type_of, jaxpr.outvars)))
     schedule.gradients -= schedule.kept
     return schedule
 
