@@ -83,6 +83,7 @@ def f(net, x):
     return x.sum()
 """
 HAIKU = """
+import functools
 import haiku as hk
 
 class Block(hk.Module):
@@ -182,3 +183,166 @@ def test_what_to_write_for_some_of_the_calls_leaves_the_others(module):  # noqa:
     assert code.startswith(
         "jax.checkpoint(group, policy=jax.checkpoint_policies.dots_saveable)  # group(...): 2 of these"
     )
+
+
+# ------------------------------------------------------------------------------------ arguments that are no arrays
+
+BODY = "return x + jnp.tanh(jnp.sin(x) @ w) * (2.0 if {} else 1.0)"
+FUNCTION = """
+import functools
+
+DEFINITION
+def block({}):
+    {}
+
+def f(w, x):
+    x = {}
+    return (x + {}).sum()
+"""
+CLASS = """
+import functools
+
+class Block:
+    def run({}):
+        {}
+
+    def both(self, w, x):
+        return {}
+
+def f(w, x):
+    return Block().both(w, x).sum()
+"""
+
+
+def function(parameters, *calls, flag="train"):
+    return FUNCTION.format(parameters, BODY.format(flag), *calls, *calls[:1] * (2 - len(calls)))
+
+
+def of_partial(parameters, call, *bound):
+    """A text whose function is called by a partial of it."""
+    step = f"step = functools.partial(block, {', '.join(bound)})"
+    return function(parameters, call).replace("def f(", f"{step}\n\ndef f(")
+
+
+OF_LOOP = """
+import functools
+
+DEFINITION
+def block(x, w, train=True):
+    return jnp.tanh(jnp.sin(x) @ w) if train else x, None
+
+def f(w, x):
+    return jax.lax.scan(block, x, jnp.stack([w, w]))[0].sum()
+"""
+# A text, and how its calls are changed as the comment says. What is to be called stands at CALL there.
+STATIC = {
+    "by position": (function("x, w, train", "block(x, w, True)"), {}),
+    "by keyword": (
+        function("x, w, train", "block(x, w, train=True)"),
+        {"block(x, w, train=True)": "block(x, w, True)"},
+    ),
+    "by keyword, with others": (
+        function("x, w, train, y=1.0", "block(x, w=w, y=2.0, train=True)"),
+        {"block(x, w=w, y=2.0, train=True)": "block(x, w, True, 2.0)"},
+    ),
+    "a default": (function("x, w, train=True", "block(x, w)"), {}),
+    "a default, and by keyword": (
+        function("x, w, scale=2.0, train=True", "block(x, w, train=False)", "block(x, w)"),
+        {"block(x, w, train=False)": "block(x, w, 2.0, False)", "block(x, w)": "block(x, w, 2.0, True)"},
+    ),
+    "a default, and by position": (
+        function("x, w, train=True", "block(x, w, False)", "block(x, w)"),
+        {"block(x, w)": "block(x, w, True)"},
+    ),
+    "a default of the body of a loop": (OF_LOOP, {}),
+    "positional only": (function("x, w, train, /", "block(x, w, True)"), {}),
+    "keyword only": (function("x, w, *, train", "CALL(x, w, train=True)"), {", train=True": ""}),
+    "the rest": (function("x, w, *rest", "block(x, w, True)", flag="rest[0]"), {}),
+    "options": (function("x, w, **o", "CALL(x, w, train=True)", flag="o['train']"), {", train=True": ""}),
+    "a partial of a keyword": (of_partial("x, w, train", "CALL(x, w)", "train=True"), {}),
+    "a partial by position": (of_partial("train, x, w", "CALL(x, w)", "True"), {}),
+    "a partial, and by keyword": (
+        of_partial("x, w, scale, train", "CALL(x, w, train=True)", "scale=2.0"),
+        {", train=True": ""},
+    ),
+    "settings": (function("x, w, settings", "block(x, w, {'train': True})", flag="settings['train']"), {}),
+    "a method by keyword": (
+        CLASS.format("self, w, x, train", BODY.format("train"), "CALL(w, x, train=True)"),
+        {", train=True": ""},
+    ),
+    "a method with a default": (CLASS.format("self, w, x, train=True", BODY.format("train"), "CALL(w, x)"), {}),
+}
+ONLY_REMAT3_TAKES = ("a default, and by position",)  # an argument that is not given, though it is called static
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_what_to_write_for_arguments_that_are_no_arrays(module, name, remat3):  # noqa: F811
+    text, changes = STATIC[name]
+    usual = "self.run" if "Block" in text else "step" if "step" in text else "block"
+    at = "Block.run" if "Block" in text else "block"
+
+    def report(text, **put):
+        for word, code in {"DEFINITION": "", "CALL": usual, **put}.items():
+            text = text.replace(word, code)
+        made = module(f"\n{text}\n")
+        return rm.trace(made.f, f32(4, 4), f32(2, 4))
+
+    trace = report(text)
+    code = next(site.code for site in trace.sites if site.key == at)
+    expression, _, comment = code.partition("  #")
+    put = {"DEFINITION" if expression.startswith("@") else "CALL": expression}
+    assert ("CALL" in text) == ("CALL" in put), code
+    changed = text
+    for old, new in changes.items():
+        changed = changed.replace(old, new)
+    asked = "by position then" in comment or "without train in the call" in comment
+    assert asked == bool(changes), code
+    if "by position then" in comment:
+        assert any(comment.endswith(f": {new}") for new in changes.values()), code
+    if "CALL" in put:
+        assert f"in place of {usual}" in comment or not asked, code
+    expected = trace.report("nothing_saveable", at)
+    assert answers(report(changed, **put).report()) == answers(expected)
+    if changes and not (remat3 and name in ONLY_REMAT3_TAKES):
+        with pytest.raises(Exception, match=r"static_argnums|boolean|multiple values|TracerBool"):
+            report(text, **put)
+
+
+# Texts of libraries, with how the calls are changed as the comment says.
+STATIC_OF_LIBRARIES = {
+    "linen, by keyword": ("flax.linen", LINEN, "Block()(x, True)", "Block()(x, train=True)", "Block()(x, True)"),
+    "nnx, by keyword": ("flax.nnx", NNX, "block(x, True)", "block(x, train=True)", ""),
+    "equinox, by keyword": ("equinox", EQUINOX, "block(row, True)", "block(row, train=True)", ""),
+    "haiku, by keyword": ("haiku", HAIKU, "CALL(x, True)", "CALL(x, train=True)", "CALL(x)"),
+    "linen, by keyword only": ("flax.linen", LINEN, "Block()(x, True)", "CALL(x, train=True)", "CALL(Block(), x)"),
+    "nnx, by keyword only": ("flax.nnx", NNX, "block(x, True)", "CALL(x, train=True)", "CALL(block, x)"),
+}
+
+
+@pytest.mark.parametrize("name", STATIC_OF_LIBRARIES)
+def test_what_to_write_for_arguments_of_modules_that_are_no_arrays(module, name):  # noqa: F811
+    whose, text, by_position, call, change = STATIC_OF_LIBRARIES[name]
+    library(whose)
+    only = "only" in name
+    usual = {"flax.linen": "Block()", "flax.nnx": "block", "haiku": "block"}.get(whose, "")
+    text = text.replace(by_position, call).replace("x, train)", "x, *, train)" if only else "x, train)")
+    text = text.replace("LAYER", "self.dense" if whose == "equinox" else "(lambda module, *args: module(*args))")
+
+    def traced(text, **put):
+        for word, code in {"DEFINITION": "pass", "CALL": usual, **put}.items():
+            text = text.replace(word, code)
+        made = module(text)
+        return rm.trace(made.f, made.made(), f32(2, 4))
+
+    trace = traced(text)
+    code = next(site.code for site in trace.sites if site.key == "Block.__call__")
+    expression, _, comment = code.partition("  #")
+    there = "DEFINITION" if expression.startswith("@") else "CALL"
+    assert ("by position then" in comment or "without train in the call" in comment) == bool(change), code
+    changed = text.replace(call, change) if change else text
+    assert ("CALL" in changed) == (there == "CALL"), code
+    expected = trace.report("nothing_saveable", "Block.__call__")
+    assert answers(traced(changed, **{there: expression}).report()) == answers(expected)
+    if change:
+        with pytest.raises(Exception, match=r"static_argnums|boolean|multiple values|TracerBool|_state|argument"):
+            traced(text, **{there: expression})

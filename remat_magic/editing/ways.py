@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from remat_magic.editing.loop_steps import JaxLoop, LoopKind, for_loop_around
 from remat_magic.editing.parsed_text import Function, ParsedText, first_line
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.spellings import called_from, frames
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
 from remat_magic.user_files import is_library_file, is_user_file
@@ -90,7 +91,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         several = [tuple(lifted)] if len(lifted) > 1 else []
         return [Way(lifted[0].library, loops=some, size=place.group) for some in (*zip(lifted), *several)]
     library = callee.module if callee.module in CHECKPOINTS else ""
-    positions, bound = [position for position, _ in callee.static], bool(callee.module)
+    positions, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
     ways: list[Way] = []
     definitions = _definitions(code, callee.who) if place.calls == slice(None) else ()
     if definitions and library != "haiku":  # whose checkpoint can only be made during a trace
@@ -171,7 +172,7 @@ def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:
     """The uses of flax's scans that can be the loops that make the calls of a place."""
     found: dict[int, LiftedLoop] = {}
     for eqn in engine.grouped_loops(at):
-        loops = lifted_loops(code, eqn, [frame for frame, _ in _frames(eqn)]) if _jax.scan_length(eqn) else []
+        loops = lifted_loops(code, eqn, [frame for frame, _ in frames(eqn)]) if _jax.scan_length(eqn) else []
         if not loops:
             return []
         for loop in loops:
@@ -191,7 +192,7 @@ def _in_linen(code: UserCode, text: ParsedText, node: ast.AST | None) -> bool:
 
 def _jax_loop(code: UserCode, eqn: Any) -> JaxLoop | None:
     """The call of one of JAX's loops in the source that an equation comes from."""
-    frame, instruction = next(((frame, at) for frame, at in _frames(eqn) if is_user_file(frame.co_filename)), (None, 0))
+    frame, instruction = next(((frame, at) for frame, at in frames(eqn) if is_user_file(frame.co_filename)), (None, 0))
     text = code.texts.get(frame.co_filename) if frame is not None else None
     if frame is None or text is None:
         return None
@@ -230,7 +231,7 @@ def _definitions(code: UserCode, who: tuple[str, str, int]) -> tuple[tuple[Parse
 
 def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterator[tuple[ParsedText, ast.Call]]:
     """Where the source calls a function, as JAX's tracebacks say; nowhere where a library's module calls it too."""
-    called = {place for _, eqn in walk(engine.provenances.closed) if (place := _called_from(eqn, who)) is not None}
+    called = {place for _, eqn in walk(engine.provenances.closed) if (place := called_from(eqn, who)) is not None}
     if _library_caller(engine, who):
         return
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
@@ -255,31 +256,10 @@ def _library_caller(engine: Engine, who: tuple[str, str, int]) -> str:
         if place is not None and is_library_file(place.callee.who[1]) and place.callee.who != who:
             layers[place.callee.who[1:]] = site.key
     for _, eqn in walk(engine.provenances.closed) if layers else ():
-        frames = [(code.co_filename, code.co_firstlineno) for code, _ in _frames(eqn)]
-        around = frames[frames.index(who[1:]) + 1 :] if who[1:] in frames else []
+        functions = [(code.co_filename, code.co_firstlineno) for code, _ in frames(eqn)]
+        around = functions[functions.index(who[1:]) + 1 :] if who[1:] in functions else []
         to_user = itertools.takewhile(lambda frame: not is_user_file(frame[0]), around)
         callers = [layers[frame] for frame in to_user if frame in layers]
         if callers:
             return callers[-1]
     return ""
-
-
-def _frames(eqn: Any) -> list[tuple[CodeType, int]]:
-    """The code that made an equation and the instruction in each, innermost first."""
-    traceback = _jax.traceback_of(eqn)
-    return [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
-
-
-def _called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
-    """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
-    frames = _frames(eqn)
-    inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in frames]
-    # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
-    is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
-    if is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn)):
-        outside = frames
-    elif True in inside:
-        outside = frames[inside.index(True) + 1 :]
-    else:
-        return None
-    return next(((code, at) for code, at in outside if is_user_file(code.co_filename)), None)

@@ -18,8 +18,11 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from jax.tree_util import tree_leaves
+
 from remat_magic import _jax
 from remat_magic.engine.sites import Identity
+from remat_magic.engine.spellings import Spelling
 from remat_magic.engine.watching import watching
 from remat_magic.libraries import is_trial_of_linen, module_kind
 from remat_magic.user_files import STAND_IN, is_user_file
@@ -41,13 +44,18 @@ class Callee:
         module: whose module its first argument is: ``"flax.linen"``, ``"flax.nnx"``, ``"equinox"``, ``"haiku"``,
             ``"class"`` for an object of another class, empty for none.
         parameters: the names of its parameters.
-        static: the positions and names of parameters that were given something which is no array, such as a bool.
+        static: the positions and names of parameters that were given something which is no array, such as a bool; those
+            that only a keyword gives have no position.
+        calls: how the source writes its calls, where there are such parameters.
+        defaults: the texts of its parameters' defaults there.
     """
 
     who: Identity
     module: str = ""
     parameters: tuple[str, ...] = ()
-    static: tuple[tuple[int, str], ...] = ()
+    static: tuple[tuple[int | None, str], ...] = ()
+    calls: tuple[Spelling, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,10 +277,31 @@ def _callee(frame: FrameType) -> Callee | None:
         name = f"{type(owner).__name__}.{code.co_name}"
     if not users and (module in ("", "class") or not _is_layer(type(owner))):
         return None
-    static = tuple(
-        (position, name)
-        for position, name in enumerate(parameters)
-        if isinstance(frame.f_locals.get(name), (bool, int, float, complex, str)) or callable(frame.f_locals.get(name))
-        if not (position == 0 and module)
-    )
+    static = tuple((position, name) for position, name, value in _given(frame) if _is_static(value))
+    static = static[1:] if module and static[:1] == ((0, "self"),) else static
     return Callee((name, code.co_filename, code.co_firstlineno), module, parameters, static)
+
+
+def _given(frame: FrameType) -> Iterator[tuple[int | None, str, Any]]:
+    """The position, if any, the name and the value of each argument of a call."""
+    code, values = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    for position, name in enumerate(code.co_varnames[:count]):
+        yield position if position < code.co_argcount else None, name, values.get(name)
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = code.co_varnames[count]
+        yield from ((position, rest, value) for position, value in enumerate(values.get(rest, ()), code.co_argcount))
+        count += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        yield from ((None, name, value) for name, value in values.get(code.co_varnames[count], {}).items())
+
+
+def _is_static(value: Any) -> bool:
+    """Whether a checkpoint is to pass an argument on as it is: a function, or what holds no array, and no module."""
+    if callable(value):
+        return True
+    try:
+        leaves = tree_leaves(value)
+    except Exception:  # noqa: BLE001 - of a class of the user's, or a dictionary whose keys have no order
+        leaves = [value]
+    return bool(leaves) and not any(hasattr(leaf, "dtype") or module_kind(type(leaf)) for leaf in leaves)

@@ -12,28 +12,23 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remat_magic import _jax, libraries
+from remat_magic import _jax
 from remat_magic.engine.calls import Callee, Calls, Interval
 from remat_magic.engine.segments import SHORTEST, Checkpoint, in_segments, segment_of
+from remat_magic.engine.site_code import Loop, code_of, code_of_calls, code_of_group
 from remat_magic.engine.sites import PUT_AT, Identity, SiteTable, definition, identity, keys_of
+from remat_magic.engine.spellings import default_texts, spellings
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import scopes, walk
 from remat_magic.records import RematError, Site
 from remat_magic.user_files import is_user_file
 
-__all__ = ["Intervals", "PossibleSites", "Where", "code_of", "possible_sites"]
+__all__ = ["Intervals", "PossibleSites", "Where", "possible_sites"]
 
-# By the module of a library: what it has for jax.checkpoint.
-_CHECKPOINTS = {
-    "equinox": "eqx.filter_checkpoint",
-    "flax.linen": "nn.remat",
-    "flax.nnx": "nnx.remat",
-    "haiku": "hk.remat",
-}
 _KEY = re.compile(r"(?P<name>.+?)(?P<slice>\[(-?\d*):(-?\d*)(?::(-?\d*))?\])?(?:/(?P<group>\d+))?")
 
 
@@ -69,7 +64,7 @@ class PossibleSites:
     sites: tuple[Site, ...]
     callees: Mapping[str, Callee]
     decorated: Mapping[str, Callee]
-    loops: Mapping[str, _Loop]
+    loops: Mapping[str, Loop]
     groups: tuple[Site, ...]
 
     def where(self, key: str) -> Where | None:
@@ -104,15 +99,9 @@ class PossibleSites:
         where = self.where(key)
         assert where is not None
         loop = self.loops.get(_KEY.fullmatch(key)["name"])  # pyright: ignore[reportOptionalSubscript] - `where` matched
-        if where.group > 1 and loop is not None:
-            return loop.code(where.group, policy)
         if where.group > 1:
-            own = "self, " if where.callee.module == "flax.linen" else ""
-            group = f"group({own}...): {where.group} of these calls, and what is between them"
-            return f"{_call('group', where.callee, policy, static=False)}  # {group}"
-        return (
-            code_of(where.callee, policy) if key in self.callees else f"{_at_call(where.callee, policy)}  # for {key}"
-        )
+            return code_of_group(where.callee, where.group, policy) if loop is None else loop.code(where.group, policy)
+        return code_of(where.callee, policy) if key in self.callees else code_of_calls(where.callee, policy, key)
 
     def put(self, closed: Any, calls: Calls, policies: Iterable[tuple[str, Any]]) -> Any:
         """A jaxpr of the program with checkpoints at places that have none.
@@ -206,8 +195,10 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
     places = Intervals(closed, calls)
     times: dict[Identity, int | None] = {}
     callees: dict[Identity, Callee] = {}
-    loops: dict[tuple[Identity, bool], _Loop] = {}
-    widest: dict[tuple[Identity, bool], tuple[_Loop, int]] = {}
+    loops: dict[tuple[Identity, bool], Loop] = {}
+    widest: dict[tuple[Identity, bool], tuple[Loop, int]] = {}
+    # Of functions that are given what is no array an equation of each call, with that around it.
+    called: dict[Identity, list[tuple[Any, Any]]] = {}
 
     for scope in scopes(closed, _is_walked):
         jaxpr, runs, around = scope.jaxpr, scope.times, scope.eqn
@@ -217,14 +208,12 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             alone = [(one, decorated) for one, decorated in of_step if once[one.callee.who, decorated] == 1]
             for one, decorated in alone:
                 place = one.callee.who, decorated
-                loops[place] = max(
-                    _Loop.of(around, one.callee), loops.get(place, _Loop()), key=lambda loop: loop.length
-                )
+                loops[place] = max(Loop.of(around, one.callee), loops.get(place, Loop()), key=lambda loop: loop.length)
             if alone:
                 one, decorated = max(
                     alone, key=lambda each: (each[0].last - each[0].first, "<" not in each[0].callee.who[0])
                 )
-                loop, before = _Loop.of(around, one.callee), widest.get((one.callee.who, decorated), (_Loop(), 0))[1]
+                loop, before = Loop.of(around, one.callee), widest.get((one.callee.who, decorated), (Loop(), 0))[1]
                 if loop.length >= SHORTEST:
                     widest[one.callee.who, decorated] = loops[one.callee.who, decorated], before + (runs or 0)
         for interval in places.of(jaxpr, around):
@@ -232,6 +221,11 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             before = times.get(who, 0)
             times[who] = None if runs is None or before is None else before + runs
             callees.setdefault(who, interval.callee)
+            if interval.callee.static and interval.callee.module != "equinox":  # which takes them as they are given
+                called.setdefault(who, []).append((jaxpr.eqns[interval.first], around))
+    for who, eqns in called.items():
+        defaults = tuple(default_texts(who).items())
+        callees[who] = replace(callees[who], calls=spellings(who, eqns), defaults=defaults)
     taken = frozenset(table.keys.values())
     keys: dict[Identity, str] = {}
     for who, key in keys_of(tuple(times)).items():
@@ -274,120 +268,6 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
         {key_of[place]: loop for place, loop in loops.items() if place in key_of},
         tuple(groups),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """A loop that makes a call in each step."""
-
-    length: int = 0
-    function: str = ""
-    module: str = ""
-    kind: str = "scan"
-    has_inputs: bool = True
-    is_reversed: bool = False
-    unroll: int = 1
-
-    @classmethod
-    def of(cls, eqn: Any, callee: Callee) -> _Loop:
-        """That of a scan's equation."""
-        name, file, _ = _jax.function_name(_jax.scan_body(eqn))
-        kind = "fori_loop" if _jax.use_of(_jax.scan_body(eqn)) == "fori_loop" else "scan"
-        consts, carries, _ = _jax.scan_split(eqn)
-        if not (file and is_user_file(file)):
-            name, kind = callee.who[0], "scan" if carries else "map"
-        library = libraries.scan_in(file)
-        inputs = len(eqn.invars) > consts + carries
-        return cls(
-            _jax.scan_length(eqn),
-            name if name.replace(".", "_").isidentifier() else "body",
-            library,
-            kind,
-            inputs,
-            _jax.is_reversed(eqn),
-            _jax.scan_unroll(eqn),
-        )
-
-    def code(self, size: int, policy: str = "") -> str:
-        """What to write for a checkpoint around so many steps; ``policy`` as for ``code_of``."""
-        size = max(1, min(size, self.length))  # a loop may have no step at all
-        count, rest = divmod(self.length, size)
-        options = f", policy={policy}" if policy else ""
-        reverse = ", reverse=True" if self.is_reversed else ""
-        unroll = f", unroll={min(self.unroll, size)}" if self.unroll > 1 else ""
-        comments = [f"chunks: xs reshaped to ({count}, {size}, ...)"] if self.has_inputs else []
-        if self.module:
-            scan = {"flax.linen": "nn.scan", "flax.nnx": "nnx.scan"}[self.module]
-            inner = f"{scan}({self.function.partition('.')[0]}, ...)"
-            code = f"{scan}({_CHECKPOINTS[self.module]}({inner}{options}), ...)"
-            within = " by nn.map_variables, under the name that it has" if self.module == "flax.linen" else ""
-            comments = [f"variables cut to ({count}, {size}, ...){within}: trace.edit writes it"]
-        elif self.kind == "fori_loop":
-            step = f"lambda j, x: {self.function}({size} * i + j, x)"
-            code = f"jax.checkpoint(lambda i, x: jax.lax.fori_loop(0, {size}, {step}, x){options})"
-            code = f"jax.lax.fori_loop(0, {count}, {code}, x)"
-        elif self.kind == "map":
-            code = f"jax.lax.map(jax.checkpoint(lambda chunk: jax.lax.map({self.function}, chunk){options}), chunks)"
-        else:
-            xs, chunks = ("chunk", "chunks") if self.has_inputs else (f"length={size}", f"length={count}")
-            step = f"lambda carry, {'chunk' if self.has_inputs else '_'}: "
-            step += f"jax.lax.scan({self.function}, carry, {xs}{reverse}{unroll})"
-            code = f"jax.lax.scan(jax.checkpoint({step}{options}), carry, {chunks}{reverse})"
-        if rest:
-            comments.append(f"and the last {rest} under a checkpoint of their own")
-        return f"{code}  # {'; '.join(comments)}" if comments else code
-
-
-def code_of(callee: Callee, policy: str = "") -> str:
-    """What to write for a checkpoint on a function: all that is called and saved by name goes by its name then, too.
-
-    Args:
-        callee: the function.
-        policy: the policy as code; without one, the checkpoint saves nothing.
-    """
-    name, file, _ = callee.who
-    by_library = callee.module in ("haiku", "class") or (callee.module and not is_user_file(file))
-    if by_library or name == "<lambda>":  # what has no definition to write it on, or may not stand there
-        return _at_call(callee, policy)
-    checkpoint, options = _CHECKPOINTS.get(callee.module, "jax.checkpoint"), _options(callee, policy)
-    written = f"@functools.partial({checkpoint}{options})" if options else f"@{checkpoint}"
-    return f"{written}  # {'above other decorators ' if callee.module == 'flax.linen' else ''}on {name}"
-
-
-def _at_call(callee: Callee, policy: str) -> str:
-    """What to write in the place of a function where it is called."""
-    name = callee.who[0]
-    cls, _, method = name.rpartition(".")
-    if callee.module in ("flax.linen", "flax.nnx"):  # which must see the module
-        called = "module" if method == "__call__" else f"module.{method}"
-        return (
-            f"{_call(f'lambda module, *args: {called}(*args)', callee, policy)}  # given the {cls} before its arguments"
-        )
-    if callee.module == "class":
-        return _call(f"self.{method}", callee, policy)
-    if callee.module:
-        return _call(_instance(cls, method), callee, policy)
-    return _call(f"lambda {', '.join(callee.parameters)}: ..." if name == "<lambda>" else method, callee, policy)
-
-
-def _call(function: str, callee: Callee, policy: str, *, static: bool = True) -> str:
-    options = _options(callee, policy, called=True, static=static)
-    return f"{_CHECKPOINTS.get(callee.module, 'jax.checkpoint')}({function}{options})"
-
-
-def _options(callee: Callee, policy: str, *, called: bool = False, static: bool = True) -> str:
-    """The further arguments of a checkpoint; one that is ``called`` counts those of a method without its object."""
-    options = f", policy={policy}" if policy else ""
-    if callee.static and static and callee.module != "equinox":
-        bound = called and callee.module in ("class", "haiku")
-        options += f", static_argnums={tuple(position - bound for position, _ in callee.static)}"
-    return options
-
-
-def _instance(cls: str, method: str) -> str:
-    """What stands in code for an object of a class, or for a method of it."""
-    variable = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls).lower()
-    return variable if method == "__call__" else f"{variable}.{method}"
 
 
 # ----------------------------------------------------------------------------------------------- putting them there

@@ -1,0 +1,208 @@
+"""How the user's source writes the calls of a function, as the tracebacks of a program's equations tell."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any, Literal
+
+from remat_magic import _jax
+from remat_magic.parsing import parse_python
+from remat_magic.user_files import is_user_file
+
+__all__ = ["Given", "Spelling", "called_from", "default_texts", "frames", "spellings"]
+
+Given = Literal["position", "keyword", "bound", "default", "unknown"]
+"""How a call gives a parameter something: ``bound`` by a ``functools.partial`` before, ``default`` not at all."""
+
+_Position = tuple[int | None, ...]  # first and last line, first and last column in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A call as the source writes it.
+
+    Attributes:
+        function: what is called, or what a loop of JAX's is given; empty where that is not seen to be the function.
+        positional: the texts of the positional arguments.
+        keywords: the names and texts of the others.
+        bound: how many arguments a ``functools.partial`` has given before, by position.
+        bound_names: the names of what it has given by keyword.
+        is_open: whether there is a ``*``, and the text does not tell what is given.
+    """
+
+    function: str
+    positional: tuple[str, ...] = ()
+    keywords: tuple[tuple[str, str], ...] = ()
+    bound: int = 0
+    bound_names: frozenset[str] = frozenset()
+    is_open: bool = False
+
+    def given(self, position: int | None, name: str, has_default: bool) -> Given:
+        """How a parameter is given something.
+
+        Args:
+            position: its number, that of the object of a method left out; None where it has none.
+            name: its name.
+            has_default: whether it has a default.
+        """
+        if name in dict(self.keywords):
+            return "keyword"
+        if name in self.bound_names or (position is not None and position < self.bound):
+            return "bound"
+        if self.is_open:
+            return "unknown"
+        if position is not None and position < self.bound + len(self.positional):
+            return "position"
+        return "default" if has_default else "unknown"
+
+    def by_position(self, names: Sequence[str], defaults: Mapping[str, str]) -> str:
+        """The call with what the first parameters, which are these, are given by position; empty where that cannot be.
+
+        Args:
+            names: of these parameters.
+            defaults: the texts of their defaults.
+        """
+        texts, keywords = [*self.positional], dict(self.keywords)
+        others = names[self.bound + len(texts) :]
+        texts += [keywords.pop(name, "") or defaults.get(name, "") for name in others]
+        if self.is_open or not self.function or "" in texts:
+            return ""
+        return f"{self.function}({', '.join([*texts, *(f'{name}={text}' for name, text in keywords.items())])})"
+
+
+def frames(eqn: Any) -> list[tuple[CodeType, int]]:
+    """The code that made an equation and the instruction in each, innermost first."""
+    traceback = _jax.traceback_of(eqn)
+    return [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
+
+
+def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
+    """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
+    outside = frames(eqn)
+    inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in outside]
+    # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
+    is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
+    if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
+        outside = outside[inside.index(True) + 1 :] if True in inside else []
+    return next((frame for frame in outside if is_user_file(frame[0].co_filename)), None)
+
+
+def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -> tuple[Spelling, ...]:
+    """How the calls of a function are written; those that cannot be read are left out.
+
+    Args:
+        who: the function.
+        equations: of some of its calls one each, with that in whose body it is, or None.
+    """
+    calls: dict[tuple[str, _Position], Spelling] = {}
+    for eqn, around in equations:
+        caller, by_loop = called_from(eqn, who), False
+        if caller is None and around is not None:  # a body is traced apart from its caller
+            caller = next((frame for frame in frames(around) if is_user_file(frame[0].co_filename)), None)
+            by_loop = _jax.is_scan(around) or _jax.is_while(around) or _jax.is_cond(around)
+        if caller is None:
+            continue
+        code, instruction = caller
+        position: _Position = [*code.co_positions()][instruction // 2]
+        if (code.co_filename, position) not in calls:
+            text = _Text.of(code.co_filename)
+            call = text.calls.get(position)
+            if call is not None:
+                calls[code.co_filename, position] = text.spelling(call, who[0].rpartition(".")[2], by_loop)
+    return tuple(dict.fromkeys(calls.values()))
+
+
+def default_texts(who: tuple[str, str, int]) -> dict[str, str]:
+    """The parameters of a function that have a default, with its text."""
+    name, file, line = who
+    defaults: dict[str, str] = {}
+    for node in _Text.of(file).functions.get(line, ()):
+        if name.rpartition(".")[2] in (getattr(node, "name", "<lambda>"),):
+            by_position = [*node.args.posonlyargs, *node.args.args]
+            pairs = [*zip(reversed(by_position), reversed(node.args.defaults), strict=False)]
+            pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            defaults.update((parameter.arg, ast.unparse(text)) for parameter, text in pairs if text is not None)
+    return defaults
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Text:
+    """The calls of a text by their position, its functions by their first line, and what its variables are assigned."""
+
+    calls: Mapping[_Position, ast.Call]
+    functions: Mapping[int, list[_Function]]
+    assigned: Mapping[str, list[ast.expr]]
+
+    @staticmethod
+    def of(file: str) -> _Text:
+        return _parsed("".join(linecache.getlines(file)))
+
+    def spelling(self, call: ast.Call, name: str, by_loop: bool) -> Spelling:
+        """That of a call of a function of that name, which a loop of JAX's is given where that makes the call."""
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        function, partial = self._partial(arguments if by_loop else [call.func], name) or (call.func, None)
+        bound = [] if partial is None else partial.args[1:]
+        bound_names = [] if partial is None else [keyword.arg for keyword in partial.keywords]
+        args, keywords = ([], []) if by_loop else (call.args, call.keywords)
+        starred = any(isinstance(each, ast.Starred) for each in (*bound, *args))
+        return Spelling(
+            "" if by_loop and partial is None else ast.unparse(function if by_loop else call.func),
+            tuple(map(ast.unparse, args)),
+            tuple((keyword.arg or "", ast.unparse(keyword.value)) for keyword in keywords),
+            len(bound),
+            frozenset(each for each in bound_names if each is not None),
+            starred or None in (*bound_names, *(keyword.arg for keyword in keywords)),
+        )
+
+    def _partial(self, expressions: Iterable[ast.expr], name: str) -> tuple[ast.expr, ast.Call] | None:
+        """The ``functools.partial`` of a function, and the expression, part of others, that is it or its variable."""
+        for node in itertools.chain.from_iterable(map(ast.walk, expressions)):
+            values = self.assigned.get(node.id, []) if isinstance(node, ast.Name) else [node]
+            for value in values:
+                is_call = isinstance(value, ast.Call) and isinstance(node, ast.expr) and value.args
+                if is_call and (_name(value.func), _name(value.args[0])) == ("partial", name):
+                    return node, value
+        return None
+
+
+def _name(expression: ast.expr) -> str:
+    """The last part of a dotted name; empty for what is none."""
+    match expression:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> _Text:
+    calls, functions, assigned = dict[_Position, ast.Call](), dict[int, list[_Function]](), dict[str, list[ast.expr]]()
+    for node in _nodes(text):
+        match node:
+            case ast.Call():
+                calls[node.lineno, node.end_lineno, node.col_offset, node.end_col_offset] = node
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                decorators = getattr(node, "decorator_list", [])
+                line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+                functions.setdefault(line, []).append(node)
+            case ast.Assign([ast.Name(name)], value):
+                assigned.setdefault(name, []).append(value)
+            case _:
+                pass
+    return _Text(calls, functions, assigned)
+
+
+def _nodes(text: str) -> Iterator[ast.AST]:
+    try:
+        yield from ast.walk(parse_python(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
