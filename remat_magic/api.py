@@ -807,7 +807,7 @@ class Trace:
             device: a name of ``remat_magic.devices.names()`` or a ``Device``, such as "TPU v5e" or "H100 SXM"; or so
                 many of it, connected: "TPU v5e:2x4", "H100 SXM x8". Arguments on a mesh are compiled for as many
                 devices as it has, which several that are named must be; what is on no mesh for one, also of several.
-                Default: what JAX runs on.
+                Inputs are run on those that are here. Default: what JAX runs on.
             effort: ``"full"``, as in production, or for such a device ``"quick"``, with less optimization: several
                 times as fast for a TPU, and its bytes are not those of production. ``Measurement.effort`` says which it
                 was. Default: ``"full"``.
@@ -820,7 +820,7 @@ class Trace:
 
         Raises:
             RematError: ``inputs`` or ``effort`` is of no known form, or ``runs`` is not positive; no such device, its
-                compiler is not installed, or it is not here to run the inputs.
+                compiler is not installed, or not so many are here to run the inputs.
         """
         from remat_magic.measuring.measure import measure
 

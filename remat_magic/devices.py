@@ -22,7 +22,19 @@ from typing import Any
 from remat_magic.errors import RematError
 from remat_magic.targets import Target, split_name
 
-__all__ = ["THIS_CPU", "Device", "Target", "accelerator", "default", "get", "meshes", "names", "of_kind", "register"]
+__all__ = [
+    "THIS_CPU",
+    "Device",
+    "Target",
+    "accelerator",
+    "default",
+    "get",
+    "how_many_here",
+    "meshes",
+    "names",
+    "of_kind",
+    "register",
+]
 
 THIS_CPU = "this CPU"
 _T = 1e12
@@ -74,6 +86,11 @@ class Device:
     vector_memory: int | None = None
 
     @property
+    def one(self) -> str:
+        """The name of one of them."""
+        return split_name(self.name)[0]
+
+    @property
     def compiles_here(self) -> bool:
         """Whether XLA can compile for it in this environment, also where there is none."""
         if self.target is None:
@@ -107,16 +124,21 @@ class Device:
             RematError: so many are not offered, or several others are named.
         """
         assert self.target is not None
-        if 1 in (self.count, devices):
-            return self.target.connected(devices)
-        if devices != self.count:
-            one, _ = split_name(self.name)
-            other = next((f", such as {name!r}" for name in meshes(devices) if split_name(name)[0] == one), "")
+        self.check_mesh(devices)
+        return self.target.connected(devices) if 1 in (self.count, devices) else self.topology
+
+    def check_mesh(self, devices: int) -> None:
+        """See that several that are named are as many as a program is for, or that it is for one.
+
+        Raises:
+            RematError: they are others.
+        """
+        if devices not in (1, self.count) and self.count > 1:
+            other = next((f", such as {name!r}" for name in meshes(devices) if split_name(name)[0] == self.one), "")
             raise RematError(
                 f"the program is for a mesh of {devices} devices, and {self.name} has {self.count}: "
                 f"name as many{other}."
             )
-        return self.topology
 
     def peak_flops(self, dtype: str, unit: str) -> float | None:
         """FLOP/s for a dtype on one of its units; what has no matrix units is left to the vector units."""
@@ -380,6 +402,16 @@ def accelerator() -> Device | None:
     except RuntimeError:  # none of the platform that JAX was told to use: tracing needs none
         return None
     return None if kind.casefold() == "cpu" else of_kind(kind)
+
+
+def how_many_here(device: Device) -> int:
+    """How many of a device, by itself or of several that are named, JAX's default backend has; JAX looks for them."""
+    import jax
+
+    try:
+        return sum(here.device_kind in (device.one, *device.kinds) for here in jax.devices())
+    except RuntimeError:  # none of the platform that JAX was told to use
+        return 0
 
 
 def default() -> Device | None:

@@ -85,7 +85,7 @@ def test_what_the_compiler_says_is_kept_and_asked_for_once(pretend, cache):
 def test_for_an_accelerator_that_is_here_it_is_compiled_in_the_same_way_unless_it_is_to_run(pretend, monkeypatch):
     """The process tells what fits and what is held; what runs must be compiled where it runs."""
     started = pretend(SIZES)
-    monkeypatch.setattr(devices, "default", lambda: devices.get(H100))
+    monkeypatch.setattr(devices, "how_many_here", lambda device: int(device.name == H100))
     trace = rm.trace(loss, *ARGS)
     assert trace.measure("none", device=H100).fits
     assert started.read_text()

@@ -115,7 +115,7 @@ from remat_magic._jax.shardings import (
     type_in_mesh,
     untold_axes,
 )
-from remat_magic._jax.simulated import automatic_mesh
+from remat_magic._jax.simulated import automatic_mesh, on_devices_here
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import (
@@ -226,6 +226,7 @@ __all__ = [
     "of_one_device",
     "of_one_trace",
     "old_checkpoint",
+    "on_devices_here",
     "open_jaxpr",
     "params_key",
     "part",

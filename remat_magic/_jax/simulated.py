@@ -22,7 +22,7 @@ from remat_magic._jax.private import cannot, courtesy
 from remat_magic._jax.shardings import is_abstract
 from remat_magic.errors import RematError
 
-__all__ = ["automatic_mesh", "meshes_of", "with_devices"]
+__all__ = ["automatic_mesh", "meshes_of", "on_devices_here", "with_devices"]
 
 _MOST = 2048  # more are another process's, XLA's client for CPUs believes; so many take 0.9 GB
 _THREADS = 4  # of a device at most, which sleep
@@ -70,6 +70,24 @@ def with_devices(sharding: Any, meshes: Iterable[Any] = ()) -> Any:
     sizes = dict(sharding.mesh.shape)
     there = next((mesh for mesh in meshes if dict(mesh.shape) == sizes), None)
     return NamedSharding(_simulated(sharding.mesh) if there is None else there, sharding.spec)
+
+
+def on_devices_here(sharding: Any) -> Any:
+    """A sharding to put arrays by: over JAX's own devices where its mesh has none; any other as it is.
+
+    Raises:
+        RematError: there are fewer devices here than the mesh has.
+    """
+    if not is_abstract(sharding):
+        return sharding
+    mesh, here = sharding.mesh, len(jax.devices())
+    if mesh.size > here:
+        raise RematError(
+            f"the mesh of the arguments has {mesh.size} devices, and there {'is' if here == 1 else 'are'} {here} here "
+            "to run on: leave out inputs=, and compile for a device by name (device=)."
+        )
+    there = jax.make_mesh(tuple(mesh.shape.values()), mesh.axis_names, axis_types=mesh.axis_types)
+    return NamedSharding(there, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def meshes_of(shardings: Iterable[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import _jax
+from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Traced
 from remat_magic.measuring.departures import without_effect
@@ -72,6 +72,7 @@ class Measuring:
         if runs < 1:
             raise RematError(f"runs={runs} times nothing: ask for one run at least, or for inputs=None.")
         self._device, self._seconds = elsewhere(device, inputs), seconds
+        self._named = None if device is None else devices.get(device)
         self._effort: Effort = effort
         self._facts, self._choices, self._runs, self._namespace = traced.facts, tuple(choices), runs, namespace
         self._inputs: Any = inputs
@@ -164,6 +165,7 @@ class Measuring:
                 arrays=arrays,
                 runs=self._runs,
                 namespace=self._namespace,
+                named=self._named,
                 stop=self._cancelled,
             )
 

@@ -69,7 +69,8 @@ def measure(
         arrays = arrays_for(facts, inputs)
     except Exception as error:  # noqa: BLE001 - the user's arrays, or memory for ours: told, not raised
         return Measurement(text_of(policy), place_of(facts, at), error=failure("make the inputs", error))
-    return measure_on(facts, policy, at, arrays=arrays, runs=runs, namespace=namespace)
+    named = None if device is None else devices.get(device)
+    return measure_on(facts, policy, at, arrays=arrays, runs=runs, namespace=namespace, named=named)
 
 
 def measure_on(
@@ -80,11 +81,13 @@ def measure_on(
     arrays: Sequence[Any] | None,
     runs: int,
     namespace: Mapping[str, Any] | None = None,
+    named: Device | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Measurement:
     """:func:`measure` on the array leaves themselves, or on none.
 
-    ``stop`` is asked between the steps: lowering, compiling, each run. The trace's lock is held while lowering only.
+    ``named`` is the device that was asked for, if any, as many as are here. ``stop`` is asked between the steps:
+    lowering, compiling, each run. The trace's lock is held while lowering only.
 
     Raises:
         Stopped: ``stop`` said so.
@@ -94,9 +97,11 @@ def measure_on(
         if stop():
             raise Stopped
 
-    measured = Measurement(text_of(policy), place_of(facts, at))
+    measured = Measurement(text_of(policy), place_of(facts, at), devices_there=named.count if named else 1)
     doing = "lower"
     try:
+        if named is not None:
+            named.check_mesh(max(map(_jax.devices_of, _shardings(facts, arrays)), default=1))
         gradient = facts.engine.gradient(policy, at, namespace, shardings_for(arrays))
         measured = replace(measured, policy=gradient.policy, at=gradient.at)
         unless_stopped()
@@ -134,13 +139,19 @@ def elsewhere(device: str | Device | None, inputs: Any) -> Device | None:
     wanted = devices.get(device)
     if wanted.measured:
         return None
-    if (inputs is not None or not wanted.compiles_here) and wanted == devices.default():
+    if inputs is None and wanted.compiles_here:
+        return wanted
+    here = devices.how_many_here(wanted)
+    if here >= wanted.count:
         return None
+    if inputs is not None and here:
+        raise RematError(
+            f"{wanted.name} to run on is {wanted.count} devices, and there {'is' if here == 1 else 'are'} {here} here: "
+            f"make a mesh of no more than {here} and name {wanted.one!r}, or leave out inputs= to compile only."
+        )
     if not wanted.compiles_here:
         raise RematError(wanted.why_not)
-    if inputs is not None:
-        raise RematError(f"there is no {wanted.name} here to run on: leave out inputs=, and it is compiled only.")
-    return wanted
+    raise RematError(f"there is no {wanted.name} here to run on: leave out inputs=, and it is compiled only.")
 
 
 def compile_elsewhere(
@@ -244,11 +255,15 @@ def compile_for_memory(lowered: jax.stages.Lowered, platform: str) -> jax.stages
 
 def _platform(facts: Facts, arrays: Sequence[Any] | None) -> str:
     """Where it will run: where an argument stays, else where JAX puts what stays nowhere."""
-    shardings = shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.inputs().arrays]
-    for sharding in shardings:
+    for sharding in _shardings(facts, arrays):
         for device in getattr(sharding, "device_set", ()):
             return device.platform
     return _jax.default_device().platform
+
+
+def _shardings(facts: Facts, arrays: Sequence[Any] | None) -> list[Any]:
+    """Where the arguments stay: the given ones, else the traced ones."""
+    return shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.inputs().arrays]
 
 
 def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measurement:
@@ -420,4 +435,4 @@ def _random(aval: Any, sharding: Any, generator: np.random.Generator) -> Any:
         array = (np.asarray(values) / max(1, *aval.shape, 1) ** 0.5).astype(aval.dtype)
     else:
         array = np.zeros(aval.shape, aval.dtype)
-    return jax.device_put(array, sharding)
+    return jax.device_put(array, _jax.on_devices_here(sharding))

@@ -359,8 +359,10 @@ class Measurement:
     ``error`` is one sentence where a step failed; what was measured before stays. ``findings`` are sentences on where
     the compiled program departs from the report.
 
-    Where it was compiled for a device that is not here, ``device`` is that device's name, ``devices_there`` how many it
-    is (8 for "TPU v5e:2x4", of which a program on no mesh uses one), and: ``fits`` whether the
+    ``devices_there`` is how many devices the name was of that was asked for (8 for "TPU v5e:2x4", of which a program on
+    no mesh uses one).
+
+    Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
     program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
     memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is what a program can have of
     its memory; ``needed_bytes`` and ``available_bytes`` are both
