@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -820,6 +821,134 @@ def test_prefetching_happens_between_cells_only(monkeypatch):
         idle.stop()
 
     asyncio.run(session())
+
+
+class Kernel(FakeShell, Screen):
+    """A shell that runs cells and shows outputs, and notes which thread shows one."""
+
+    def __init__(self):
+        FakeShell.__init__(self)
+        Screen.__init__(self)
+        self.threads = []
+
+    def publish(self, data, transient, update=False):
+        self.threads.append(threading.current_thread())
+        Screen.publish(self, data, transient, update)
+
+
+@pytest.fixture
+def ahead(browser, monkeypatch):
+    """A kernel that waits for cells, a trace for its widget, and the threads that make reports, with the device."""
+    monkeypatch.setattr(idle_module, "_DELAY", 0.01)
+    monkeypatch.setattr(idle_module, "UNIT", 60.0)
+    kernel, asked, report = Kernel(), [], rm.Trace.report
+
+    def noted(self, *args, device=None, **options):
+        asked.append((threading.current_thread(), device))
+        return report(self, *args, device=device, **options)
+
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: kernel)
+    monkeypatch.setattr(rm.Trace, "report", noted)
+    yield kernel, rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8)), asked
+    forget(kernel)
+
+
+async def until(is_so):
+    for _ in range(3000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("device", ["TPU v5e"])
+def test_what_is_kept_for_a_device_is_made_between_cells_and_not_on_the_main_thread(ahead, device):
+    """Which has the next cell to run, and for 48 layers would not begin it for seconds."""
+    kernel, trace, asked = ahead
+
+    async def session():
+        kernel.before("one")
+        widget = RematWidget(trace, "none", device=device)
+        widget._kept.publish(kernel, widget._good)
+        widget._publish(widget.report, 0, widget._rendered)
+        in_cell = len(asked)
+        assert {thread for thread, _ in asked} == {threading.main_thread()}
+        kernel.threads.clear()
+        kernel.after()
+        keys = {choice.key for choice in trace.choices()}
+        await until(lambda: all(f"<code>{key}</code>" in kernel.shown[-1][0] for key in keys - {"as_written"}))
+        later = asked[in_cell:]
+        assert len([on for _, on in later if on is not None]) >= len(keys) - 1
+        assert threading.main_thread() not in {thread for thread, _ in later}
+        assert kernel.threads
+        assert threading.main_thread() not in kernel.threads
+
+    asyncio.run(session())
+
+
+def test_what_is_kept_waits_for_a_cell_that_begins_meanwhile(ahead, monkeypatch):
+    kernel, trace, asked = ahead
+    folded = html.folded
+
+    def first_of_many(*args):
+        if not kernel.began:
+            kernel.began = True
+            kernel.before("two")
+        return folded(*args)
+
+    async def session():
+        kernel.before("one")
+        widget = RematWidget(trace, "none", device="TPU v5e")
+        widget._kept.publish(kernel, widget._good)
+        kernel.began = False
+        monkeypatch.setattr(rendered_module.html, "folded", first_of_many)
+        kernel.after()
+        await until(lambda: kernel.began)
+        widget._idle._worker.join()
+        count, shown = len(asked), len(kernel.shown)
+        await asyncio.sleep(0.1)
+        assert (len(asked), len(kernel.shown)) == (count, shown) == (count, 1)
+        kernel.after()
+        await until(lambda: "<code>nothing_saveable</code>" in kernel.shown[-1][0])
+        assert len(asked) > count
+
+    asyncio.run(session())
+
+
+AT_THE_END = """
+import asyncio, threading, time
+from remat_magic.widget import idle
+
+class Shell:
+    def __init__(self):
+        self.events, self.callbacks = self, {}
+    def register(self, event, callback):
+        self.callbacks[event] = callback
+
+class Widget:
+    def prefetch(self):
+        print("begun", flush=True)
+        begun.set()
+        time.sleep(0.5)
+        print("done", flush=True)
+        return True
+
+async def session():
+    idle.idle_time(shell).keep(widget, None)
+    shell.callbacks["post_run_cell"](None)
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+
+idle._DELAY = 0.0
+shell, widget, begun = Shell(), Widget(), threading.Event()
+asyncio.run(session())
+"""
+
+
+def test_a_kernel_that_ends_waits_for_what_was_begun_and_begins_nothing_more():
+    """A thread in the midst of XLA's code, when Python is taken down around it, could crash it."""
+    ran = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["begun", "done"], "")
 
 
 def test_an_action_from_another_thread_runs_on_the_main_loop():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import time
 import weakref
@@ -11,14 +12,17 @@ from typing import Any, Protocol
 
 from remat_magic.records import Report
 from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.widget.worker import Worker
 
 __all__ = ["IdleTime", "Prefetch", "forget", "idle_time"]
 
 # Long enough for the next cell of "Run All" to begin first.
 _DELAY = 0.3
 _PAUSE = 0.02
-# Prefetching stops when one retrace takes longer than this many seconds: it would be felt.
+# Prefetching stops when one retrace takes longer than this many seconds: whatever else Python does would be slowed.
 UNIT = 0.1
+# How long Python waits at its end for what is under way: a thread that is in XLA's code then could bring it down.
+_LAST = 2.0
 
 
 class _Widget(Protocol):
@@ -28,6 +32,9 @@ class _Widget(Protocol):
 
 class IdleTime:
     """One shell's idle time.
+
+    What is worked out ahead is worked out on a thread of its own, for one widget after another, so that the next cell
+    begins at once: nothing new is begun while it runs.
 
     Args:
         shell: an IPython ``InteractiveShell``; it is held weakly.
@@ -44,8 +51,20 @@ class IdleTime:
         self._loop = _running_loop()
         self._queue: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self._worker = Worker[IdleTime](IdleTime._work_ahead, "remat_magic ahead")
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cell is running: what nobody waits for is left until it has ended."""
+        return self._busy
+
+    def end(self) -> None:
+        """Begin nothing more, as Python is ending, and wait a moment for what was begun."""
+        self._busy = True
+        self._cancel()
+        self._worker.join(_LAST)
 
     def stop(self) -> None:
         """Listen no more, and forget everything."""
@@ -56,6 +75,7 @@ class IdleTime:
         self._cancel()
         with self._lock:
             self._by_cell.clear()
+            self._prefetching.clear()
 
     def keep(self, widget: _Widget, cell_id: str | None) -> None:
         """Close ``widget`` when its cell runs again, and let it prefetch once the running cell has ended."""
@@ -137,17 +157,22 @@ class IdleTime:
             self._timer = self._loop.call_later(delay, self._tick)
 
     def _tick(self) -> None:
-        """One retrace, then room for whatever else the loop has to do."""
         self._timer = None
-        with self._lock:
-            first = next(iter(self._prefetching), None)
-        if self._busy or first is None:
-            return
-        widget = first()
-        if widget is None or not widget.prefetch():
+        self._worker.post(self)
+
+    def _work_ahead(self) -> None:
+        """One retrace after another, with room for whatever else Python has to do, until a cell begins."""
+        while True:
             with self._lock:
-                self._prefetching = [other for other in self._prefetching if other is not first]
-        self._schedule(_PAUSE)
+                first = None if self._busy else next(iter(self._prefetching), None)
+            if first is None:
+                return
+            widget = first()
+            if widget is None or not widget.prefetch():
+                with self._lock:
+                    self._prefetching = [other for other in self._prefetching if other is not first]
+            del widget  # or it lives as long as the pause
+            time.sleep(_PAUSE)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -165,6 +190,12 @@ def forget(shell: Any) -> None:
     idle = _shells.pop(shell, None)
     if idle is not None:
         idle.stop()
+
+
+@atexit.register
+def _end() -> None:
+    for idle in list(_shells.values()):
+        idle.end()
 
 
 def idle_time(shell: Any) -> IdleTime | None:

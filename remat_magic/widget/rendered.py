@@ -49,6 +49,10 @@ def _saved(device: str) -> str:
     return f"Saved {day.day} {_MONTHS[day.month - 1]} {day.year}{on}; run the cell for the live view."
 
 
+def _memory(device: Device | None) -> tuple[str, int] | None:
+    return (device.name, device.memory_bytes) if device and device.memory_bytes else None
+
+
 class Rendered:
     """The reports of one widget as HTML. From any thread.
 
@@ -121,14 +125,41 @@ class Rendered:
             views = list(self._views.items())
         return {key: view for key, view in views if view["complete"]}
 
+    def fold(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Fold up every report for the output that is kept, as on the chosen device, where that is not done yet.
+
+        Args:
+            stop: asked before each, of which the report as on a device can take half a second.
+
+        Returns:
+            Whether all are.
+        """
+        device = self._device
+        name = device.name if device else ""
+        while not stop():
+            with self._lock:
+                waiting = ((key, report) for key, report in self._reports.items() if (name, *key) not in self._folded)
+                key, report = next(waiting, (None, None))
+            if key is None or report is None:
+                return True
+            folded = html.folded(self._on(report, device), _memory(device))
+            with self._lock:
+                if self._reports.get(key) is report:
+                    self._folded[name, *key] = folded
+        return False
+
+    @property
+    def _device(self) -> Device | None:
+        return devices.get(self._live.device) if self._live and self._live.device else None
+
     def kept(self, report: Report, twin: str = "") -> dict[str, str]:
         """The output that needs no kernel: a report in full, every other one folded up; as a MIME bundle.
 
         With the peaks of the chosen device, as the widget shows them. ``twin`` is what the widget knows it by.
         """
-        name = self._live.device if self._live else ""
-        device = devices.get(name) if name else None
-        memory = (name, device.memory_bytes) if device and device.memory_bytes else None
+        self.fold()
+        device = self._device
+        name, memory = device.name if device else "", _memory(device)
         rendered, on, chosen, plain = self._chosen
         if rendered is not report or on != name:
             there = self._on(report, device)
@@ -136,11 +167,7 @@ class Rendered:
             chosen, plain = html.unfolded(there, of_memory=memory), text.plain(there, title=title, lay_out=False)
             self._chosen = (report, name, chosen, plain)
         with self._lock:
-            reports, folded = dict(self._reports), {key: self._folded.get((name, *key)) for key in self._reports}
-        every = {key: folded[key] or html.folded(self._on(other, device), memory) for key, other in reports.items()}
-        with self._lock:
-            same = (key for key, other in reports.items() if self._reports[key] is other)
-            self._folded |= {(name, *key): every[key] for key in same}
+            every = {key: self._folded[name, *key] for key in self._reports if (name, *key) in self._folded}
         own = every.pop((report.policy, report.at), None)
         others = every.values()
         return {"text/html": html.static(chosen, others, self._title, own, _saved(name), twin), "text/plain": plain}
@@ -199,13 +226,16 @@ class Kept:
             shell: an IPython ``InteractiveShell``, or None.
             shown: tells what is shown in full.
         """
+        self._rendered.fold()  # not under the lock, for which another thread may wait
         with self._lock:
             self._behind, self._updated = False, time.monotonic()
             if self._is_published and shell is not None:
                 transient = {"display_id": self.id}
                 shell.display_pub.publish(self._rendered.kept(shown(), self.id), transient=transient, update=True)
 
-    def catch_up(self, shell: Any, shown: Callable[[], Report], *, grown: bool, more: bool) -> None:
+    def catch_up(
+        self, shell: Any, shown: Callable[[], Report], *, grown: bool, more: bool, stop: Callable[[], bool]
+    ) -> bool:
         """Replace it there once what is rendered ahead has come to rest, and meanwhile now and then.
 
         Args:
@@ -213,7 +243,12 @@ class Kept:
             shown: tells what is shown in full.
             grown: whether something was rendered since the last call.
             more: whether more may come.
+            stop: asked now and then: what is not done then is left to a later call.
+
+        Returns:
+            Whether it is in step with what is rendered.
         """
         self._behind |= grown
-        if self._behind and not (more and time.monotonic() - self._updated < _EVERY):
+        if self._behind and not (more and time.monotonic() - self._updated < _EVERY) and self._rendered.fold(stop):
             self.update(shell, shown)
+        return not self._behind

@@ -439,19 +439,30 @@ class RematWidget(Channel):
             self._say("Applies when the running cell has ended.")
 
     def prefetch(self) -> bool:
-        """Compute one more policy, on the main thread between cells.
+        """Compute one more policy, and keep it with the notebook; between cells, on any thread but the main one.
 
         Returns:
-            Whether to go on: not when all are cached, or when one took longer than is felt.
+            Whether to go on: not when all are cached and kept, or when one took longer than is felt.
         """
         if self._live.closed:
             return False
         rendered = self._rendered
-        report, more = self._prefetch.step(self._live, self.at, rendered.complete())
-        if report is not None:
-            self._send_rendered(report, rendered)
-        self._kept.catch_up(get_ipython(), lambda: self._good, grown=report is not None, more=more)
-        return more
+        try:
+            report, more = self._prefetch.step(self._live, self.at, rendered.complete())
+            if report is not None:
+                self._send_rendered(report, rendered)
+            is_kept = self._kept.catch_up(
+                get_ipython(), lambda: self._good, grown=report is not None, more=more, stop=self._is_disturbed
+            )
+        except RematError:  # closed meanwhile
+            if self._live.closed:
+                return False
+            raise
+        return more or not is_kept
+
+    def _is_disturbed(self) -> bool:
+        """Whether what nobody waits for is to wait itself."""
+        return self._live.closed or (self._idle is not None and self._idle.busy)
 
     # The output.
 
