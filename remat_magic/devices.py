@@ -91,6 +91,14 @@ class Device:
         return split_name(self.name)[0]
 
     @property
+    def holds_otherwise(self) -> bool:
+        """Whether values lie in its memory otherwise than in this machine's, so that estimated peaks are others there.
+
+        What XLA's compiler does with them is known of TPUs and of what it compiles for.
+        """
+        return self.target is not None or self.vector_memory is not None
+
+    @property
     def compiles_here(self) -> bool:
         """Whether XLA can compile for it in this environment, also where there is none."""
         if self.target is None:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import itertools
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,6 @@ import pytest
 import remat_magic as rm
 from remat_magic import devices
 from remat_magic.records import Choice, Measurement, Program, ProgramLine, Progress, RematError, Report, Site
-from remat_magic.views import format as fmt
 from remat_magic.views import html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget import RematWidget
@@ -221,44 +219,6 @@ def test_a_widget_begins_with_the_accelerator_that_is_here(browser, monkeypatch)
         frame = RematWidget(trace, "none", device=asked_for)._frame
         assert ("data-asked-for" in frame) == (asked_for is not None)
         assert f'<option value="{begins_with}" selected>' in frame
-
-
-def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch):
-    """Chosen by the reader or for the cell: peaks as reports as on it have them, and what is left of it."""
-    trace = rm.trace(layers, [f32(257, 257)] * 3, f32(1000, 257))
-    screen, widget, named = Screen(), RematWidget(trace, "none"), RematWidget(trace, "none", device="TPU v5e")
-    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
-    widget._kept.publish(screen, widget._good)
-    widget._publish(widget.report, 0, widget._rendered)
-    while widget.prefetch():
-        pass
-    v5e = devices.get("TPU v5e")
-    peaks = {key: (trace.report(key), trace.report(key, device=v5e)) for key in ("none", "nothing_saveable")}
-    assert all(here.peak_bytes != there.peak_bytes for here, there in peaks.values())
-    here, there = ([fmt.nbytes(pair[on].peak_bytes) for pair in peaks.values()] for on in (0, 1))
-    left = f"left of TPU v5e, {fmt.nbytes(v5e.memory_bytes)}"
-
-    def kept():
-        return screen.shown[-1][0]
-
-    assert all(f"peak of {peak}" in kept() for peak in here)
-    assert left not in kept()
-    tell(widget, type="device", device="TPU v5e")
-    assert all(f"peak of {peak}" in kept() for peak in there)
-    assert not any(f"peak of {peak}" in kept() for peak in here)
-    assert left in kept()
-    assert ", with peaks as on TPU v5e; run" in kept()
-    assert "Peaks are as on TPU v5e." in widget._rendered.kept(widget.report)["text/plain"]
-    # Of this program a GPU holds what a CPU does, and has another memory. What is offered by nobody changes nothing.
-    tell(widget, type="device", device="H100 SXM")
-    assert all(f"peak of {peak}" in kept() for peak in here)
-    assert "left of H100 SXM, " in kept()
-    count = len(screen.shown)
-    tell(widget, type="device", device="<b>")
-    assert len(screen.shown) == count
-    tell(widget, type="device", device="")
-    assert "left of" not in kept()
-    assert f"peak of {there[0]}" in named._rendered.kept(named.report)["text/html"]
 
 
 def test_a_kept_copy_of_what_does_not_fit_says_by_how_much():
@@ -821,134 +781,6 @@ def test_prefetching_happens_between_cells_only(monkeypatch):
         idle.stop()
 
     asyncio.run(session())
-
-
-class Kernel(FakeShell, Screen):
-    """A shell that runs cells and shows outputs, and notes which thread shows one."""
-
-    def __init__(self):
-        FakeShell.__init__(self)
-        Screen.__init__(self)
-        self.threads = []
-
-    def publish(self, data, transient, update=False):
-        self.threads.append(threading.current_thread())
-        Screen.publish(self, data, transient, update)
-
-
-@pytest.fixture
-def ahead(browser, monkeypatch):
-    """A kernel that waits for cells, a trace for its widget, and the threads that make reports, with the device."""
-    monkeypatch.setattr(idle_module, "_DELAY", 0.01)
-    monkeypatch.setattr(idle_module, "UNIT", 60.0)
-    kernel, asked, report = Kernel(), [], rm.Trace.report
-
-    def noted(self, *args, device=None, **options):
-        asked.append((threading.current_thread(), device))
-        return report(self, *args, device=device, **options)
-
-    monkeypatch.setattr(widget_module, "get_ipython", lambda: kernel)
-    monkeypatch.setattr(rm.Trace, "report", noted)
-    yield kernel, rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8)), asked
-    forget(kernel)
-
-
-async def until(is_so):
-    for _ in range(3000):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError
-
-
-@pytest.mark.parametrize("device", ["TPU v5e"])
-def test_what_is_kept_for_a_device_is_made_between_cells_and_not_on_the_main_thread(ahead, device):
-    """Which has the next cell to run, and for 48 layers would not begin it for seconds."""
-    kernel, trace, asked = ahead
-
-    async def session():
-        kernel.before("one")
-        widget = RematWidget(trace, "none", device=device)
-        widget._kept.publish(kernel, widget._good)
-        widget._publish(widget.report, 0, widget._rendered)
-        in_cell = len(asked)
-        assert {thread for thread, _ in asked} == {threading.main_thread()}
-        kernel.threads.clear()
-        kernel.after()
-        keys = {choice.key for choice in trace.choices()}
-        await until(lambda: all(f"<code>{key}</code>" in kernel.shown[-1][0] for key in keys - {"as_written"}))
-        later = asked[in_cell:]
-        assert len([on for _, on in later if on is not None]) >= len(keys) - 1
-        assert threading.main_thread() not in {thread for thread, _ in later}
-        assert kernel.threads
-        assert threading.main_thread() not in kernel.threads
-
-    asyncio.run(session())
-
-
-def test_what_is_kept_waits_for_a_cell_that_begins_meanwhile(ahead, monkeypatch):
-    kernel, trace, asked = ahead
-    folded = html.folded
-
-    def first_of_many(*args):
-        if not kernel.began:
-            kernel.began = True
-            kernel.before("two")
-        return folded(*args)
-
-    async def session():
-        kernel.before("one")
-        widget = RematWidget(trace, "none", device="TPU v5e")
-        widget._kept.publish(kernel, widget._good)
-        kernel.began = False
-        monkeypatch.setattr(rendered_module.html, "folded", first_of_many)
-        kernel.after()
-        await until(lambda: kernel.began)
-        widget._idle._worker.join()
-        count, shown = len(asked), len(kernel.shown)
-        await asyncio.sleep(0.1)
-        assert (len(asked), len(kernel.shown)) == (count, shown) == (count, 1)
-        kernel.after()
-        await until(lambda: "<code>nothing_saveable</code>" in kernel.shown[-1][0])
-        assert len(asked) > count
-
-    asyncio.run(session())
-
-
-AT_THE_END = """
-import asyncio, threading, time
-from remat_magic.widget import idle
-
-class Shell:
-    def __init__(self):
-        self.events, self.callbacks = self, {}
-    def register(self, event, callback):
-        self.callbacks[event] = callback
-
-class Widget:
-    def prefetch(self):
-        print("begun", flush=True)
-        begun.set()
-        time.sleep(0.5)
-        print("done", flush=True)
-        return True
-
-async def session():
-    idle.idle_time(shell).keep(widget, None)
-    shell.callbacks["post_run_cell"](None)
-    while not begun.is_set():
-        await asyncio.sleep(0.01)
-
-idle._DELAY = 0.0
-shell, widget, begun = Shell(), Widget(), threading.Event()
-asyncio.run(session())
-"""
-
-
-def test_a_kernel_that_ends_waits_for_what_was_begun_and_begins_nothing_more():
-    """A thread in the midst of XLA's code, when Python is taken down around it, could crash it."""
-    ran = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=False)
-    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["begun", "done"], "")
 
 
 def test_an_action_from_another_thread_runs_on_the_main_loop():

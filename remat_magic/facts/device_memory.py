@@ -62,7 +62,7 @@ def memory_of(device: Device | None) -> DeviceMemory:
     Of GPUs it is not told that they fuse. XLA does so there as well, but a kernel seldom writes over what it reads, and
     a matmul seldom into a stack: together that comes nearer to the plain rules than to those without what is fused.
     """
-    if device is None or (device.target is None and device.vector_memory is None):
+    if device is None or not device.holds_otherwise:
         return PLAIN
     if device.vector_memory is None:
         return DeviceMemory(merges=True, reserves=True, shares=True)

@@ -81,7 +81,7 @@ def _memory(names: Sequence[str]) -> dict[str, int]:
 
 def _apart(names: Sequence[str]) -> list[str]:
     """The accelerators on which the estimated peak is another than here."""
-    return [name for name in names if devices.get(name).vector_memory is not None]
+    return [name for name in names if devices.get(name).holds_otherwise]
 
 
 def _gradients(trace: Trace) -> str:

@@ -174,13 +174,7 @@ class Rendered:
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""
-        if (
-            self._live is None
-            or self._live.closed
-            or not report.complete
-            or device is None
-            or device.vector_memory is None
-        ):
+        if self._live is None or self._live.closed or not report.complete or not (device and device.holds_otherwise):
             return report
         there = self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
         return there.remarked if any(note.kind == "peak-no-lower" for note in report.notes) else there

@@ -30,9 +30,9 @@ TELL = """\
 import json
 report = w.report
 rows = [dict(nbytes=row.nbytes, kind=row.kind) for row in report.residuals]
-on_tpu = w._live.trace.report(w.policy, w.at, device="TPU v5e").peak_bytes
+on_tpu, on_gpu = (w._live.trace.report(w.policy, w.at, device=device).peak_bytes for device in ("TPU v5e", "H100 SXM"))
 print(json.dumps(dict(rows=rows, saved=report.saved_bytes, arguments=report.argument_bytes, peak=report.peak_bytes,
-                      by_kind=report.peak_by_kind, tpu=on_tpu)))
+                      by_kind=report.peak_by_kind, tpu=on_tpu, gpu=on_gpu)))
 """
 
 BIG_CELL = """\
@@ -155,17 +155,20 @@ def test_the_bar_is_the_peak_and_what_is_left_of_the_device(widget: Widget, repo
     widget.tab("Compare").click()
     widget.root.get_by_label("Device", exact=True).select_option("TPU v5e")
     expect(bar).to_contain_text(re.compile(r"GB left of TPU v5e, 16.9 GB"))
-    # The headline, the bar and the table are of one device.
-    there = units.nbytes(report["tpu"])
-    assert there != units.nbytes(report["peak"])
-    expect(bar).to_contain_text(f"Alive at the estimated peak of {there}")
-    expect(widget.part("totals")).to_contain_text(there)
-    expect(widget.part("comparison").locator("tr[aria-current=true]")).to_contain_text(there)
-    # And the copy that is kept with the notebook.
+    # The headline, the bar, the table and the copy that is kept with the notebook are of one device.
     kept = widget.notebook.outputs(widget.cell_index).locator(".remat-static").first
-    expect(kept).to_contain_text("with peaks as on TPU v5e; run the cell")
-    expect(kept.locator(".remat-report .remat-roles").first).to_contain_text(f"Alive at the estimated peak of {there}")
-    expect(kept.locator(".remat-report .remat-roles").first).to_contain_text("left of TPU v5e, 16.9 GB")
+    roles = kept.locator(".remat-report .remat-roles").first
+    for device, told, memory in (("H100 SXM", "gpu", "84.9 GB"), ("TPU v5e", "tpu", "16.9 GB")):
+        widget.root.get_by_label("Device", exact=True).select_option(device)
+        there = units.nbytes(report[told])
+        assert there != units.nbytes(report["peak"])
+        expect(bar).to_contain_text(f"Alive at the estimated peak of {there}")
+        expect(bar).to_contain_text(f"left of {device}, {memory}")
+        expect(widget.part("totals")).to_contain_text(there)
+        expect(widget.part("comparison").locator("tr[aria-current=true]")).to_contain_text(there)
+        expect(kept).to_contain_text(f"with peaks as on {device}; run the cell")
+        expect(roles).to_contain_text(f"Alive at the estimated peak of {there}")
+        expect(roles).to_contain_text(f"left of {device}, {memory}")
     assert box(bar.locator(".remat-held"))["width"] < whole / 100
     expect(bar.locator(".remat-role-left")).to_be_visible()
     widget.root.get_by_label("Device", exact=True).select_option("")
