@@ -106,11 +106,14 @@ class Device:
         return any(map(_is_installed, _COMPILERS[self.target.platform][0]))
 
     @property
+    def extra(self) -> str:
+        """The extra of remat_magic that brings the compiler for it; empty where there is none."""
+        return _COMPILERS[self.target.platform][1] if self.target else ""
+
+    @property
     def install(self) -> str:
         """The command that installs the compiler for it; empty where it is there or where there is none."""
-        if self.target is None or self.compiles_here:
-            return ""
-        return f"pip install 'remat_magic[{_COMPILERS[self.target.platform][1]}]'"
+        return f"pip install 'remat_magic[{self.extra}]'" if self.extra and not self.compiles_here else ""
 
     @property
     def why_not(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from remat_magic import devices, units
 from tests.benchmarks import estimates
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,23 @@ def blocks(language):
 def table_keys(heading):
     section = README.split(f"\n### {heading}\n")[1].split("\n#")[0]
     return [row.split("` |")[0].removeprefix("| `").replace("\\|", "|") for row in section.splitlines() if "| `" in row]
+
+
+def devices_table():
+    """The accelerators as ``rm.devices`` has them, in three digits."""
+    head = "| device | memory | bfloat16 FLOP/s | float32 FLOP/s | memory bandwidth | links | its compiler's extra |"
+    lines = [head, "|---|---:|---:|---:|---:|---:|---|"]
+    for device in (devices.get(name) for name in devices.names() if name != devices.THIS_CPU):
+        flops = (f"{round(device.matmul_flops[dtype] / 1e12):,} T" for dtype in ("bf16", "f32"))
+        rates = (f"{units.nbytes(round(rate))}/s" for rate in (device.memory_bandwidth, device.interconnect))
+        extra = f"`{device.extra}`" if device.extra else "none"
+        lines.append(f"| {' | '.join((device.name, units.nbytes(device.memory_bytes), *flops, *rates, extra))} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_the_table_of_devices_is_what_there_is():
+    """Another figure, or another device, is to be written there as it stands here."""
+    assert README.split("<!-- devices: begin -->\n")[1].split("<!-- devices: end -->\n")[0] == devices_table()
 
 
 def test_the_python_runs_as_cells_of_one_notebook(tmp_path):
@@ -109,7 +127,11 @@ def test_what_the_widget_says_is_quoted_to_the_letter(label):
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PROSE))
 def test_what_is_linked_is_there(link):
-    assert (ROOT / link).is_file()
+    path, _, heading = link.partition("#")
+    assert (ROOT / (path or "README.md")).is_file()
+    assert not heading or heading in {
+        title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("key", table_keys("Policies"))
