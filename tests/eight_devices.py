@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import pytest
@@ -11,18 +13,20 @@ __all__ = ["eight", "not_on_eight", "run_on_eight"]
 
 _MANY = "--xla_force_host_platform_device_count=8"
 
-eight = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: run by test_on_eight_devices")
+_REASON = "needs eight devices: run by test_on_eight_devices"
 not_on_eight = pytest.mark.skipif(_MANY in os.environ.get("XLA_FLAGS", ""), reason="this is the run on eight devices")
 
 
-def run_on_eight(file: str, *options: str) -> None:
-    """Run the tests of a file that are skipped where there are fewer devices, and the others again.
+def eight(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a test that needs eight devices: skipped where there are fewer, run by ``test_on_eight_devices``."""
+    return pytest.mark.eight_devices(pytest.mark.skipif(len(jax.devices()) < 8, reason=_REASON)(test))
 
-    ``options`` are more of pytest's, as ``"-k", "eight"`` for those tests alone that have it in their names.
-    """
+
+def run_on_eight(*options: str) -> str:
+    """Run pytest with ``options`` on eight devices, and return what it prints; its failures are this one's."""
     environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_MANY}", "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, file]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout, done.stdout
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rf", *options]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    return run.stdout

@@ -19,13 +19,7 @@ from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
 from remat_magic.views.rows import totals
 from remat_magic.views.text import plain
-from tests.eight_devices import eight, not_on_eight, run_on_eight
-
-
-@not_on_eight
-def test_on_eight_devices():
-    run_on_eight(__file__, "-k", "compiled or pmap")
-
+from tests.eight_devices import eight
 
 WIDTH, BATCH, LAYERS = 32, 64, 3
 H100 = rm.devices.get("H100 SXM")

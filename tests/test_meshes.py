@@ -12,14 +12,8 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.records import RematError
-from tests.eight_devices import eight, not_on_eight, run_on_eight
+from tests.eight_devices import eight
 from tests.programs import f32
-
-
-@not_on_eight
-def test_on_eight_devices():
-    run_on_eight(__file__, "-k", "that_is_set")
-
 
 AXES = "data=4,model=2"
 LAYERS, WIDTH, BATCH = 3, 128, 192

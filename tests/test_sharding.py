@@ -22,13 +22,7 @@ from remat_magic.engine import primal
 from remat_magic.views.display import text
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
-from tests.eight_devices import eight, not_on_eight, run_on_eight
-
-
-@not_on_eight
-def test_on_eight_devices():
-    run_on_eight(__file__)
-
+from tests.eight_devices import eight
 
 # ------------------------------------------------------------------------------------------------------------- models
 
