@@ -64,11 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that choose jax_remat3 themselves and those of volume, and leave these out unless asked for."""
+    """Mark what chooses jax_remat3 itself, needs an extra or is volume; leave volume out unless it is asked for."""
     products: dict[str, list[pytest.Function]] = {}
     for item in items:
         if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("sets_remat3")
+        for extra in _extras_of(item):
+            item.add_marker(extra)
         if item.get_closest_marker("remat3_is_volume") and _on_remat3(item):
             item.add_marker("volume")
         elif item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
@@ -81,6 +83,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--volume"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("volume")])
         items[:] = [item for item in items if not item.get_closest_marker("volume")]
+
+
+def _extras_of(item: pytest.Item) -> Iterator[str]:
+    """The markers of a test that is skipped without an extra: by what it calls, since a mark is forgotten."""
+    if isinstance(item, pytest.Function):
+        calls = {*item.function.__code__.co_names} & {*vars(item.module)}
+        yield from (marker for name, marker in {"library": "models", "compiler": "compilers"}.items() if name in calls)
 
 
 def _on_remat3(item: pytest.Item) -> bool:

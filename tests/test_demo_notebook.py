@@ -213,6 +213,7 @@ def test_a_cell_without_its_library_says_what_to_install(ran):
             assert len(shown(cell).splitlines()) == 1 + is_inspection(cell)
 
 
+@pytest.mark.models
 def test_12_the_step_of_each_library_before_and_after(notebook):
     """The figures of each are those of its widget, and a checkpoint on the blocks saves their inputs and the error."""
     found = 0

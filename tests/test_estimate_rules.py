@@ -18,6 +18,7 @@ from remat_magic.facts.vector_memory import Wish, placed
 from tests.benchmarks.named_models import shape
 from tests.test_memory import halves
 
+pytestmark = pytest.mark.compilers  # some ask XLA, and the others take no time
 TPU, GPU = "TPU v5e", "H100 SXM"
 WIDE, SQUARE = shape(4096, 1024), shape(1024, 1024)
 VALUE, WEIGHT = 4096 * 1024 * 4, 1024 * 1024 * 4

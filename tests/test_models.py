@@ -815,6 +815,7 @@ def _of_haiku():
     return make, (make(None, "init")(jax.random.key(0), jnp.ones((4, 8))), jnp.ones((4, 8))), "Block.__call__"
 
 
+@pytest.mark.models
 @pytest.mark.parametrize(
     "of_library", [_of_linen, _of_a_layer_of_linen, _of_a_scan_of_linen, _of_nnx, _of_equinox, _of_haiku]
 )
