@@ -86,7 +86,7 @@ def test_a_name_outside_its_checkpoint():
     assert bool(found) == _jax.remat3()
 
 
-def test_saved_and_recomputed_all_the_same():
+def test_what_is_saved_and_recomputed_all_the_same_is_told():
     (found,) = advice("saved-in-vain", tanh_net, NET, "save_only_these_names('h')")
     assert found.source.line == line_of(tanh_net, "jnp.tanh")
     assert f"Name the dot_general at test_advice.py:{found.source.line}" in found.mend
@@ -118,7 +118,7 @@ def test_one_name_for_two_values():
     assert not advice("named-twice", twice, NET, "dots_saveable")
 
 
-def test_a_factory_that_ignores_its_names():
+def test_a_factory_that_ignores_its_names_is_told():
     (found,) = advice("saves-everything", tanh_net, NET, "save_anything_except_these_names('h')", "function")
     assert found.figure == rm.trace(tanh_net, *NET).report("everything_saveable", "function").saved_bytes
     assert not advice("saves-everything", tanh_net, NET, "save_any_names_but_these('h')", "function")
@@ -135,7 +135,7 @@ def test_a_policy_that_changes_nothing():
     assert not advice("changes-nothing", sin_net, NET)  # as written: nobody chose it
 
 
-def test_a_checkpoint_around_everything():
+def test_a_checkpoint_around_everything_is_told_to_cost_only():
     def deep(w, x):
         for _ in range(6):
             x = jnp.sin(x @ w)
@@ -194,7 +194,7 @@ def head(checkpointed):
     return fun
 
 
-def test_a_checkpoint_on_the_last_stage():
+def test_a_checkpoint_on_the_last_stage_is_told_to_gain_nothing():
     shapes = (f32(32, 32), f32(512, 32))
     trace = rm.trace(head("last"), *shapes)
     (found,) = (each for each in trace.advice() if each.kind == "last-stage")
@@ -243,7 +243,7 @@ def test_what_jax_remat3_does_otherwise():
     assert not advice("remat3", sines, NET, "everything_saveable", "function")
 
 
-def test_checkpoints_inside_one_another():
+def test_checkpoints_inside_one_another_are_told():
     fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
     (found,) = advice("remat3", fun, args, "nothing_saveable", "function")
     assert ("would stay" in found.sentence) != _jax.remat3()
@@ -354,7 +354,7 @@ def test_dear_to_keep_and_cheap_to_recompute():
     assert not advice("cheap-to-recompute", elementwise, shapes, "save_only_these_names('y')")
 
 
-def test_cheap_to_recompute_without_a_checkpoint():
+def test_what_is_cheap_to_recompute_gets_a_checkpoint_of_its_part():
     def fun(w, x):
         y = x @ w
         return jnp.sum(jnp.exp(jnp.sin(y) * y))
@@ -372,7 +372,7 @@ def test_cheap_to_recompute_without_a_checkpoint():
     assert not advice("cheap-to-recompute", mended, shapes)
 
 
-def test_single_values_on_a_device():
+def test_single_values_are_advised_by_the_time_of_a_device():
     trace = rm.trace(wide, *WIDE)
     (found,) = (a for a in trace.advice("nothing_saveable", "function", device="H100 SXM") if a.kind == "cheap-to-keep")
     row = next(
@@ -421,7 +421,7 @@ def test_offloading_that_takes_longer_than_recomputing():
     assert not offloads("save_only_these_names('y')", slow)
 
 
-def test_of_several_only_what_loses():
+def test_of_several_offloaded_values_only_what_loses_is_told():
     def both(w, x):
         a = checkpoint_name(jnp.sin(x), "a")  # little work for as many bytes
         y = checkpoint_name(a @ w, "y")
@@ -436,7 +436,7 @@ def test_of_several_only_what_loses():
     assert "names_which_can_be_offloaded=['y']" in found.mend
 
 
-def test_offloaded_matmuls():
+def test_offloaded_matmuls_are_told_where_the_link_is_slow():
     shapes = (f32(64, 64), f32(16, 64))
     found = offloads("offload_dot_with_no_batch_dims", linked(1e9), deep, shapes)
     assert found
@@ -457,7 +457,7 @@ def captures(n):
     return fun
 
 
-def test_a_large_constant():
+def test_a_large_constant_is_told():
     (found,) = advice("large-constant", captures(1024), (f32(256),))
     assert (found.figure, found.unit) == (1024 * 256 * 4, "bytes")
     assert "f32[1024,256]" in found.sentence
@@ -473,7 +473,7 @@ def half(w, x):
     return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w).astype(jnp.float32))
 
 
-def test_residuals_wider_than_the_weights():
+def test_residuals_wider_than_the_weights_are_told():
     bf16 = (jax.ShapeDtypeStruct((64, 64), jnp.bfloat16), jax.ShapeDtypeStruct((32, 64), jnp.bfloat16))
     (found,) = advice("wide-residuals", mixed, bf16)
     report = rm.trace(mixed, *bf16).report()
@@ -499,7 +499,7 @@ def scanned(checkpointed):
 LAYERS = (f32(8, 64, 64), f32(16, 64))
 
 
-def test_barriers_inside_a_scan():
+def test_barriers_inside_a_scan_are_told():
     (found,) = advice("prevent-cse", scanned(True), LAYERS)
     assert "body" in found.sentence
     assert "prevent_cse=False" in found.mend
@@ -507,7 +507,7 @@ def test_barriers_inside_a_scan():
     assert not advice("prevent-cse", inside, NET)  # no scan
 
 
-def test_a_scan_without_a_checkpoint():
+def test_a_scan_without_a_checkpoint_is_told():
     (found,) = advice("bare-scan", scanned(None), LAYERS)
     report = rm.trace(scanned(None), *LAYERS).report()
     assert found.figure <= report.saved_bytes
@@ -519,7 +519,7 @@ def test_a_scan_without_a_checkpoint():
     assert not advice("bare-scan", sin_net, NET)
 
 
-def test_a_stale_trace():
+def test_a_stale_trace_is_told_with_its_cure():
     assert not advice("stale-trace", sin_net, NET)
     source = "def inner(x): return jnp.sin(x)\ndef outer(x): return inner(x)\n"
     names = {"jnp": jnp}

@@ -71,7 +71,7 @@ def test_many_residuals_are_counted():
         rm.assert_policy(rm.trace(chain, V), "none", residuals_at_most=7)
 
 
-def test_recomputation(trace):
+def test_too_much_recomputation_fails(trace):
     with pytest.raises(AssertionError, match=r"[0-9,]+ recomputed FLOPs, and at most 1,000 are allowed"):
         rm.assert_policy(trace, "nothing_saveable", recomputed_flops_at_most=1000)
 
@@ -91,7 +91,7 @@ def test_unknown_costs_do_not_pass():
         rm.assert_policy(trace, "nothing_saveable", "function", recomputed_flops_at_most="1 PFLOPs")
 
 
-def test_at_a_site():
+def test_a_failure_names_the_site():
     block = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(w @ x)))
     trace = rm.trace(lambda w, x: block(w, block(w, x)).sum(), W, V)
     site = trace.engine.sites[0].key

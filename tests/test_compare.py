@@ -135,7 +135,7 @@ def test_policies_of_ones_own_are_found_by_name():
     assert named.row("mine").peak_bytes == trace.report(mine, device=DEVICE).peak_bytes
 
 
-def test_a_function_without_a_backward_pass():
+def test_every_row_says_why_there_is_no_backward_pass():
     fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
     found = rm.trace(fun, S(3)).compare(device=DEVICE)
     assert all("cannot differentiate a while_loop" in row.error for row in found.rows)
@@ -144,7 +144,7 @@ def test_a_function_without_a_backward_pass():
         found.best("1 GB")
 
 
-def test_devices(monkeypatch):
+def test_a_device_that_is_not_known_is_refused_and_without_one_there_are_no_times(monkeypatch):
     from remat_magic import devices
 
     trace = traced("three_layers")
@@ -228,7 +228,7 @@ def test_what_xla_does_not_offload_is_not_ranked(remat3):
             assert (f'data-policy="{html.escape(row.policy)}"' in pareto_svg(found.rows)) == (state == "moved")
 
 
-def test_best(blocks):
+def test_the_best_is_the_fastest_within_the_limit(blocks):
     found = blocks.compare(device=DEVICE)
     peaks = sorted(row.peak_bytes for row in found.rows)
     for limit in peaks:
@@ -407,7 +407,7 @@ def test_measurements_stand_beside_the_estimates():
     assert failed.rows[0].peak_bytes is not None
 
 
-def test_exports(blocks):
+def test_a_comparison_is_exported_as_json_and_as_flat_rows(blocks):
     found = blocks.compare(device=DEVICE)
     whole = json.loads(json.dumps(found.to_dict()))
     assert [row["policy"] for row in whole["rows"]] == [row.policy for row in found.rows]
@@ -446,7 +446,7 @@ def test_reports_are_not_made_twice(monkeypatch):
     assert trace.compare(device=DEVICE).rows == first.rows
 
 
-def test_a_device_of_ones_own():
+def test_a_device_that_is_given_is_the_one_of_the_times():
     mine = Device("mine", {"f32": 1e12}, 1e12, 1e12, 10**9, None, "mine")
     assert traced("three_layers").compare(["none"], device=mine).rows[0].times.device == "mine"
 
@@ -459,7 +459,7 @@ def test_a_device_of_ones_own():
     [("2 GiB", 2 * 2**30), ("1.5 GB", 1_500_000_000), ("1.5gb", 1_500_000_000), ("512 MiB", 2**29), ("10", 10),
      ("1,000 bytes", 1000), ("1e9", 10**9), (".5 kB", 500), ("3 TB", 3 * 10**12), (7, 7), (1e9, 10**9), ("0 B", 0)],
 )  # fmt: skip
-def test_sizes(text, size):
+def test_sizes_are_read_with_their_units(text, size):
     assert parse_bytes(text) == size
 
 
@@ -471,7 +471,7 @@ def test_what_is_no_size(text):
         parse_bytes(text)
 
 
-def test_flops():
+def test_flops_are_read_with_their_units():
     assert parse_flops("3 TFLOPs") == 3 * 10**12
     assert parse_flops("2e12") == 2 * 10**12
     with pytest.raises(rm.RematError, match="3 TFLOPs"):

@@ -197,14 +197,14 @@ def test_what_is_not_known_of_a_policy_is_said(changes, repeated):
     assert choices.figures(ComparisonRow("none", "function", error="No.")) == {"keys": ["none"], "error": "No."}
 
 
-def test_memory_over_time(comparing, browser):
+def test_memory_over_time_has_the_peak_of_the_report(comparing, browser):
     ask(comparing, "memory")
     html = browser.of("memory")["html"]
     peak = rm.trace(loss, *ARGUMENTS).report("dots_saveable", "function").peak_bytes
     assert f"{peak / 1000:.2f} kB by estimate" in html
 
 
-def test_memory_over_time_of_two_choices(comparing, browser):
+def test_memory_over_time_compares_two_choices_but_none_with_itself(comparing, browser):
     ask(comparing, "memory", against="nothing_saveable", against_at="function")
     answer = browser.of("memory")
     assert (answer["against"], answer["against_at"]) == ("nothing_saveable", "function")
@@ -216,7 +216,7 @@ def test_memory_over_time_of_two_choices(comparing, browser):
     assert "A: " not in itself["html"]
 
 
-def test_advice(comparing, browser):
+def test_advice_is_shown_with_its_code_and_escaped(comparing, browser):
     ask(comparing, "advice", policy="nothing_saveable")
     assert "recomputes everything" in browser.of("advice")["html"]
     found = Advice("only-costs", EVIL, EVIL, 2048, "bytes", SourceSpan("m.py", EVIL, 3, 0, 3, 1))
@@ -232,7 +232,7 @@ def test_advice(comparing, browser):
     assert "Nothing to say" in advice_html([])
 
 
-def test_measuring_all_policies(comparing, browser):
+def test_measuring_fills_the_table_and_counts_to_its_end(comparing, browser):
     ask(comparing, "measure", inputs="given")
     now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
     assert now["done"] == now["total"] > 2
@@ -242,7 +242,7 @@ def test_measuring_all_policies(comparing, browser):
     assert ">run<" in html
 
 
-def test_cancelling():
+def test_what_is_cancelled_says_so():
     class Impatient(Browser):
         def __call__(self, message):
             super().__call__(message)
@@ -373,7 +373,7 @@ def test_what_fails_is_said(comparing, browser):
     assert browser.of("compare")["error"] == "No device is called 'H100 SMX': did you mean 'H100 SXM'?"
 
 
-def test_a_function_without_a_backward_pass(browser):
+def test_a_function_without_a_backward_pass_gets_its_error(browser):
     def dynamic(x):
         return jax.lax.while_loop(lambda y: y < 10.0, lambda y: y * 2, x)
 

@@ -107,7 +107,7 @@ def test_nothing_of_ours_leaks(program, remat3):
         jax.grad(lambda *args: jnp.sum(applied(*args)))(*values)
 
 
-def test_x64(remat3):
+def test_a_trace_keeps_the_64_bits_that_it_was_made_under(remat3):
     with jax.enable_x64(True):
         shapes = jax.ShapeDtypeStruct((4, 4), jnp.float64), jax.ShapeDtypeStruct((4,), jnp.float64)
         trace = rm.trace(loss, *shapes)
@@ -120,13 +120,13 @@ def test_x64(remat3):
     assert trace.function("nothing_saveable")(jnp.eye(4, dtype="f"), jnp.ones(4, "f")).dtype == jnp.float32
 
 
-def test_python_floats_under_x64(remat3):
+def test_python_floats_under_64_bits_are_differentiated(remat3):
     with jax.enable_x64(True):
         report = rm.trace(lambda x, y: jnp.sin(x) * y, 1.5, np.float32(2)).report()
     assert report.wrt == ("x", "y")
 
 
-def test_without_jit(remat3):
+def test_without_jit_the_report_is_of_the_unrolled_program(remat3):
     """``jax.disable_jit`` unrolls what it can: the report is of that program, as JAX's own list is."""
 
     def scanned(ws, x):
@@ -142,7 +142,7 @@ def test_without_jit(remat3):
         np.testing.assert_allclose(found, jax.grad(fun)(*values), rtol=1e-5)
 
 
-def test_default_device(remat3):
+def test_a_default_device_changes_nothing(remat3):
     with jax.default_device(jax.devices("cpu")[0]):
         assert rm.trace(loss, f32(4, 4), f32(4)).report().complete
     with jax.default_device("cpu"):
@@ -151,7 +151,7 @@ def test_default_device(remat3):
         assert trace.function("dots_saveable")(jnp.ones((4, 4)), jnp.ones(4)).shape == ()
 
 
-def test_meshes_in_context(remat3):
+def test_the_mesh_of_the_context_holds_for_the_trace_afterwards(remat3):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
 
@@ -166,7 +166,7 @@ def test_meshes_in_context(remat3):
         assert pool.submit(trace.report, "everything_saveable", "function").result().complete
 
 
-def test_other_threads(remat3):
+def test_threads_get_what_one_alone_gets(remat3):
     """Two threads that toggle one trace, and others that trace anew, get what one alone gets."""
     policies = [
         "as_written",
@@ -194,7 +194,7 @@ def test_other_threads(remat3):
     assert gc.isenabled()
 
 
-def test_inside_another_trace(remat3):
+def test_a_trace_can_be_made_while_jax_traces(remat3):
     """A trace made while JAX is tracing: of types, and of a function that closes over tracers."""
     seen = []
 
@@ -210,7 +210,7 @@ def test_inside_another_trace(remat3):
     assert seen[0].residuals
 
 
-def test_with_tracers_as_arguments(remat3):
+def test_tracers_can_be_the_arguments(remat3):
     @jax.grad
     def outer(x):
         report = rm.trace(lambda x: jnp.sin(x).sum(), x).report()
@@ -226,7 +226,7 @@ def test_with_tracers_as_arguments(remat3):
     jax.lax.scan(scanned, 0.0, jnp.ones((3, 2)))
 
 
-def test_deleted_and_donated_arguments(remat3):
+def test_arguments_may_be_deleted_or_donated(remat3):
     """Only the types of arrays matter: their buffers may be gone."""
     x = jnp.ones(4)
     trace = rm.trace(lambda x: jnp.sin(x).sum(), x)
@@ -239,7 +239,7 @@ def test_deleted_and_donated_arguments(remat3):
     assert rm.trace(donating, f32(4, 4), f32(4)).report().residuals
 
 
-def test_after_clear_caches(remat3):
+def test_a_trace_outlives_jaxs_caches(remat3):
     trace = rm.trace(loss, f32(4, 4), f32(4))
     before = residual_types(trace)
     jax.clear_caches()

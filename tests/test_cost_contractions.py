@@ -34,12 +34,12 @@ def test_complex_matmul_takes_four_real_ones():
     assert flops_of(jnp.matmul, S(3, 4, dtype=c64), S(4, 5, dtype=c64)) == 4 * 2 * 3 * 4 * 5
 
 
-def test_contraction_over_several_axes_in_any_order():
+def test_contracted_axes_may_be_several_in_any_order():
     f = lambda a, b: lax.dot_general(a, b, (((0, 3), (2, 1)), ((2,), (0,))))  # noqa: E731
     assert flops_of(f, S(3, 5, 7, 4), S(7, 4, 3, 6)) == 2 * 7 * 5 * 6 * 3 * 4
 
 
-def test_matrix_vector_and_inner_products():
+def test_matrix_vector_and_inner_products_are_two_flops_a_product():
     assert flops_of(jnp.matmul, S(5, 4), S(4)) == 2 * 5 * 4
     assert flops_of(jnp.vdot, S(9), S(9)) == 2 * 9
 
@@ -60,7 +60,7 @@ def test_ragged_dot_meets_one_group_per_row(groups):
     assert flops_of(f, S(m, k), S(m, n), sizes) == 2 * m * k * n
 
 
-def test_scaled_dots():
+def test_scaled_dots_count_as_dots():
     f8, scale = "float8_e4m3fn", "float8_e8m0fnu"
     f = lambda a, b, x, y: lax.scaled_dot(a, b, lhs_scale=x, rhs_scale=y)  # noqa: E731
     args = S(8, 64, dtype=f8), S(64, 4, dtype=f8), S(8, 2, dtype=scale), S(2, 4, dtype=scale)
@@ -76,7 +76,7 @@ def kernel_equation(name, *operands, **params):
 
 
 @pytest.mark.parametrize(("half", "products"), [("fwd", 2), ("bwd", 5)])
-def test_attention_kernels(half, products):
+def test_attention_kernels_count_their_products(half, products):
     b, t, s, n, h = 2, 16, 32, 4, 8
     none = [S(0)] * 7
     name = f"dot_product_attention_{half}_wrapper"

@@ -50,7 +50,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize(("f", "expected", "args"), [(f, n, args) for f, n, *args in FORMULAS.values()], ids=FORMULAS)
-def test_formulas(f, expected, args):
+def test_operations_cost_what_their_formulas_say(f, expected, args):
     assert flops_of(f, *args) == expected
 
 
@@ -64,7 +64,7 @@ def test_scatters_cost_one_operation_per_update():
     assert equation_cost(only(apply, "scatter")).flops == 10
 
 
-def test_pooling_gradient():
+def test_a_gradient_of_pooling_visits_each_window():
     f = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (4,), (4,), "VALID")  # noqa: E731
     jaxpr = jax.make_jaxpr(lambda x, ct: jax.vjp(f, x)[1](ct))(S(N), S(N // 4))
     assert equation_cost(only(jaxpr, "select_and_scatter_add")).flops == (N // 4) * 4
@@ -103,7 +103,7 @@ LINALG = {
 
 
 @pytest.mark.parametrize(("f", "expected", "args"), [(f, n, args) for f, n, *args in LINALG.values()], ids=LINALG)
-def test_linear_algebra(f, expected, args):
+def test_linear_algebra_costs_what_textbooks_say(f, expected, args):
     jaxpr = jax.make_jaxpr(f)(*args)
     largest = max((equation_cost(eqn) for _, eqn in walk(jaxpr)), key=lambda cost: cost.flops)
     assert largest.flops == pytest.approx(expected, abs=1)
@@ -129,7 +129,7 @@ def test_threefry_counts_the_operations_that_jax_writes_out():
 
 
 @pytest.mark.parametrize("name", ["threefry4x32", "philox2x32", "philox4x32"])
-def test_other_ciphers(name):
+def test_other_ciphers_cost_what_they_are_lowered_to(name):
     module = pytest.importorskip(f"jax._src.random.{name}", reason="from jax 0.12 on")
     operands = [S(100, dtype="uint32")] * {"threefry4x32": 8, "philox2x32": 3, "philox4x32": 6}[name]
     bind = lambda *args: getattr(module, f"{name}_p").bind(*args)  # noqa: E731

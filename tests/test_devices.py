@@ -83,7 +83,7 @@ def test_unknown_names_say_which_comes_nearest(name, expected):
     assert expected in str(raised.value)
 
 
-def test_register(known):
+def test_a_registered_device_goes_by_its_name(known):
     mine = Device("mine", {"bf16": 2e14}, 1e13, 1e12, 10**10, None, "my own data sheet")
     devices.register(mine)
     assert devices.get("Mine") is mine
@@ -175,7 +175,7 @@ def test_as_many_as_a_program_needs():
         ("TPU v6 lite", "TPU v6e"),
     ],
 )
-def test_kinds_as_jax_calls_them(kind, name):
+def test_jaxs_kinds_of_devices_are_known(kind, name):
     assert devices.of_kind(kind).name == name
 
 

@@ -160,7 +160,7 @@ def test_what_another_library_puts_in_the_place_of_a_cache_stays(monkeypatch, wh
     assert pe.trace_to_jaxpr is patches[0]
 
 
-def test_the_environment(capsys):
+def test_the_command_prints_versions_and_extras(capsys):
     assert command.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"Python {sys.version.split()[0]}" in lines

@@ -403,7 +403,7 @@ def dynamic(fun, args, kwargs):
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("name", CASES)
-def test_case(name, remat3):
+def test_a_use_of_checkpoint_is_reported_as_jax_lists_it(name, remat3):
     from tests.test_generated import check_report
 
     fun, args, kwargs, wrt = CASES[name]
@@ -440,7 +440,7 @@ _NO_BACKWARD = ()
 
 
 @pytest.mark.remat3_is_volume
-def test_bcoo(remat3):
+def test_a_sparse_matrix_is_an_argument_like_others(remat3):
     sparse = pytest.importorskip("jax.experimental.sparse")
     matrix = sparse.BCOO.fromdense(jnp.eye(4))
     report = rm.trace(lambda m, x: jnp.sin(m @ jnp.sin(x)).sum(), matrix, jnp.ones(4)).report()
@@ -491,7 +491,7 @@ class Model:
         jnp.sin,
     ],
 )
-def test_callables(fun, remat3):
+def test_whatever_can_be_called_can_be_inspected(fun, remat3):
     """Whatever can be called can be inspected, and runs under a policy."""
     trace = rm.trace(fun, f32(4))
     assert trace.report().residuals
@@ -500,7 +500,7 @@ def test_callables(fun, remat3):
     np.testing.assert_allclose(trace.function("nothing_saveable")(x), fun(x), rtol=1e-6)
 
 
-def test_parameters_from_a_generator(remat3):
+def test_parameters_may_come_from_a_generator(remat3):
     layers = (jnp.ones((4, 4)) for _ in range(3))
 
     def loss(ws, x):
@@ -514,7 +514,7 @@ def test_parameters_from_a_generator(remat3):
 
 
 @pytest.mark.remat3_is_volume
-def test_function_under_every_transformation(remat3):
+def test_the_function_with_a_policy_can_be_transformed_in_every_way(remat3):
     def loss(w, x):
         layer = jax.checkpoint(lambda x: jnp.sin(w @ x))
         return layer(layer(x)).sum()
@@ -550,7 +550,7 @@ def test_integer_arguments_have_float0_gradients(remat3):
     assert rm.trace(lambda x, zero: jnp.sin(x).sum(), x, gradient[1]).report().wrt == ("x",)
 
 
-def test_arguments_in_host_memory(remat3):
+def test_arguments_may_be_in_host_memory(remat3):
     device = jax.devices()[0]
     spaces = {memory.kind for memory in device.addressable_memories()}
     if "pinned_host" not in spaces:
@@ -611,7 +611,7 @@ _SHARDED = """
 """
 
 
-def test_sharded_inputs_and_shard_map():
+def test_sharded_inputs_and_shard_map_are_reported_as_jax_lists_them():
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_SHARDED)], env=env, capture_output=True, text=True, check=False

@@ -244,7 +244,7 @@ def test_which_loops_there_are():
         rm.trace(lambda x: jax.lax.while_loop(lambda x: x.sum() < 1, jnp.sin, x).sum(), f32(4)).loops()
 
 
-def test_a_scanned_transformer():
+def test_a_scanned_transformer_keeps_a_quarter_of_its_carries():
     fun, args = named_models.transformer(16, 32, 16, 2, scanned=True)
     trace = rm.trace(fun, *args)
     (loop,) = trace.loops()
@@ -455,7 +455,7 @@ def test_groups_in_groups_and_moved_outward(remat3):
     )
 
 
-def test_a_plan_of_steps_in_groups(remat3):
+def test_a_plan_of_steps_in_groups_keeps_its_promise(remat3):
     trace = rm.trace(carried_pytree()(0), *P_X)
     nothing, dots = (trace.report(key, at="body/5") for key in ("nothing_saveable", "dots_saveable"))
     plan = trace.plan((nothing.saved_bytes + dots.saved_bytes) // 2, at="body/5")

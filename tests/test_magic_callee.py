@@ -44,7 +44,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("callee", "wrt", "has_aux"), PLAIN)
-def test_gradients(callee, wrt, has_aux):
+def test_a_gradient_is_of_the_function_that_it_differentiates(callee, wrt, has_aux):
     assert seen(callee, 2.0, 3.0) == (g if has_aux else f, (2.0, 3.0), {}, wrt, has_aux)
     assert called(callee, (2.0, 3.0), {}).notes == ()
 
@@ -54,11 +54,11 @@ def test_keyword_arguments_stay_so():
 
 
 @pytest.mark.parametrize("taker", [jax.vjp, jax.linearize, jax.ad_checkpoint.print_saved_residuals])
-def test_functions_that_take_the_function(taker):
+def test_what_takes_the_function_and_its_arguments_is_seen_through(taker):
     assert seen(taker, f, 2.0, 3.0) == (f, (2.0, 3.0), {}, None, False)
 
 
-def test_vjp_with_aux():
+def test_vjp_keeps_its_has_aux():
     assert seen(jax.vjp, g, 2.0, has_aux=True) == (g, (2.0,), {}, None, True)
 
 
@@ -118,21 +118,21 @@ class Layer(NamedTuple):
         return jnp.sum(self.weight * x)
 
 
-def test_methods():
+def test_a_method_takes_its_object_as_an_argument():
     model = Scaled(2.0)
     assert seen(model.loss, 3.0) == (Scaled.loss, (model, 3.0), {}, None, False)
     assert seen(jax.grad(model.loss), 3.0) == (Scaled.loss, (model, 3.0), {}, 1, False)
     assert seen(model.jitted, 3.0) == (Scaled.jitted, (model, 3.0), {}, None, False)
 
 
-def test_callable_objects():
+def test_a_callable_object_is_itself_or_its_call():
     model, layer = Scaled(2.0), Layer(2.0)
     assert seen(model, 3.0) == (model, (3.0,), {}, None, False)
     assert seen(layer, 3.0) == (Layer.__call__, (layer, 3.0), {}, None, False)
     assert seen(jax.grad(layer), 3.0) == (Layer.__call__, (layer, 3.0), {}, 1, False)
 
 
-def test_one_gradient_only():
+def test_of_a_second_derivative_one_gradient_is_taken_off_and_it_is_said():
     second = jax.grad(jax.grad(f))
     fun, args, _, wrt, _ = seen(second, 2.0)
     assert (args, wrt) == ((2.0,), 0)
@@ -203,7 +203,7 @@ def test_what_is_made_of_an_applied_function_is_not_taken_for_it():
 
 
 @pytest.mark.parametrize("args", [(), (2.0,)])
-def test_argnums_beyond_the_call(args):
+def test_argnums_beyond_the_call_are_refused(args):
     with pytest.raises(RematError, match=f"argnums=2 asks for argument 2, and the call has {len(args)}"):
         called(jax.grad(f, argnums=2), args, {})
 

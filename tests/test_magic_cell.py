@@ -454,12 +454,12 @@ def test_the_call_on_the_line_wins_and_the_cell_runs_plainly(cells, engine):
     assert engine.last.args == (2.0, -1.5)
 
 
-def test_await_on_the_line(cells, engine):
+def test_the_line_may_await(cells, engine):
     cells.ok("%%remat f(await later())", "async def later(): return 7.0", "def f(x): return x")
     assert engine.last.args == (7.0,)
 
 
-def test_a_cell_of_one_line(cells, engine):
+def test_the_call_may_stand_on_the_line_alone(cells, engine):
     cells.ok("def f(x): return x")
     cells.ok("%%remat f(3.0)")
     assert engine.last.args == (3.0,)
@@ -476,14 +476,14 @@ def test_a_semicolon_silences(cells, engine):
 
 
 @pytest.mark.parametrize(("interactivity", "shown"), [("all", ["1", "2", "<widget>"]), ("none", [])])
-def test_interactivity(cells, engine, interactivity, shown):
+def test_other_expressions_are_shown_as_ipython_is_set(cells, engine, interactivity, shown):
     cells.shell.ast_node_interactivity = interactivity
     cells.ok("%%remat (lambda x: x)(1.0)", "1", "2")
     assert [line.partition(": ")[2] for line in cells.out.splitlines() if line] == shown
     assert engine.last.args == (1.0,)
 
 
-def test_a_cell_within_a_cell_magic(cells, engine):
+def test_it_works_within_another_cell_magic(cells, engine):
     cells.ok("%%capture caught", "%%remat", "f = lambda x: x", "f(1.0)")
     assert engine.last.args == (1.0,)
     cells.ok("%%time", "%%remat", "f = lambda x: x", "f(2.0)")
@@ -507,7 +507,7 @@ def test_a_semicolon_silences_the_line_magic(cells, engine):
     assert cells.out == ""
 
 
-def test_text_only(cells, engine):
+def test_text_prints_the_report_and_returns_nothing(cells, engine):
     assert cells.ok("%remat --text -p dots_saveable -o kept (lambda x: x)(1.0)") is None
     assert cells.out == "REPORT <lambda> dots_saveable\n"
     assert cells.ns["kept"].policy == "dots_saveable"
@@ -534,7 +534,7 @@ def test_parameters_may_have_the_names_of_the_engines_own(cells, engine):
     assert (engine.last.wrt, engine.last.has_aux) == (None, False)
 
 
-def test_the_line_magic_within_a_function(cells, engine):
+def test_the_line_magic_sees_the_names_of_its_function(cells, engine):
     cells.ok("def outer(local):", "    %remat (lambda x: x)(local)", "outer(5.0)")
     assert engine.last.args == (5.0,)
 
@@ -583,7 +583,7 @@ def test_an_exported_script_shows_it(cells, engine, tmp_path):
     assert cells.ns["after"] == 1
 
 
-def test_help(cells):
+def test_help_names_every_option(cells):
     cells.ok("%%remat?")
     ours = cells.out
     cells.ok("%remat?")

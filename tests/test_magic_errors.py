@@ -90,14 +90,14 @@ def test_a_policy_that_the_cell_defines_is_judged_after_it(user):
     assert "a policy is a key such as 'dots_saveable' or a policy function" in complaint
 
 
-def test_a_policy_of_the_users_own(user, remat2):
+def test_a_policy_of_the_users_own_decides_what_is_saved(user, remat2):
     widget = user.ok("%%remat -p mine", "def mine(prim, *_, **__): return prim.name == 'tanh'", "loss(x)")
     assert widget.policy == "mine"
     assert [saved.primitive for saved in widget.report.residuals if saved.kind == "intermediate"] == ["tanh"]
     assert widget.function(user.ns["x"]) == user.ns["loss"](user.ns["x"])
 
 
-def test_other_policies_of_the_users_own(user, remat2):
+def test_policies_of_the_users_own_may_be_attributes_or_joined(user, remat2):
     user.ok(
         "import types", "def mine(prim, *_, **__): return prim.name == 'tanh'", "own = types.SimpleNamespace(mine=mine)"
     )
@@ -161,7 +161,7 @@ def test_the_users_own_chain_of_exceptions_is_kept(user):
     assert "ValueError: own" in user.out
 
 
-def test_control_flow_on_a_traced_value(user):
+def test_control_flow_on_a_traced_value_shows_jaxs_error_at_its_line(user):
     result = user.run("%%remat", "def f(x):", "    return x if x[0] > 0 else -x", "f(x)")
     assert isinstance(result.error_in_exec, jax.errors.TracerBoolConversionError)
     assert "----> 3     return x if x[0] > 0 else -x" in user.out

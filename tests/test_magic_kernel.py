@@ -94,7 +94,7 @@ def test_lines_and_numbers_are_those_of_the_cell(notebook):
     )
 
 
-def test_an_exception_of_the_function(notebook):
+def test_an_exception_of_the_function_shows_the_users_line_alone(notebook):
     ran = notebook.run("%%remat", "def bad(x):", "    return x @ jnp.ones((5, 5))", "bad(x)")
     (error,) = ran.errors
     assert ran.status == "error"
@@ -112,7 +112,7 @@ def test_a_mistake_is_one_sentence_and_stops_run_all(notebook):
     assert notebook.run("ran").status == "error"
 
 
-def test_await(notebook):
+def test_a_cell_may_await(notebook):
     ran = notebook.run(
         "%%remat", "import asyncio", "async def later(value):", "    return value", "loss(await later(x))"
     )
@@ -128,7 +128,7 @@ def test_apply_comes_after_the_cell(notebook):
     )
 
 
-def test_text_only(notebook):
+def test_text_prints_and_displays_nothing(notebook):
     ran = notebook.run("%remat --text -p dots_saveable loss(x)")
     assert ran.displays == []
     assert "policy dots_saveable" in ran.stdout
@@ -171,7 +171,7 @@ def test_reload_leaves_one_magic(notebook):
     )
 
 
-def test_a_terminal(root, tmp_path):
+def test_in_a_terminal_the_text_is_printed(root, tmp_path):
     """In a terminal the text is printed, below the prompt."""
     session = (
         "%load_ext remat_magic\n"

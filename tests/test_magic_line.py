@@ -31,7 +31,7 @@ def test_the_call_is_kept_to_the_letter(options, call):
     assert read(options + call).expression == call
 
 
-def test_all_options():
+def test_all_options_are_read():
     assert read('-p dots_saveable --site block:3 --wrt 0,params --args "a, b=-1" -o w --text --apply') == Options(
         policy="dots_saveable",
         at="block:3",
@@ -43,7 +43,7 @@ def test_all_options():
     )
 
 
-def test_nothing_at_all():
+def test_an_empty_line_is_the_defaults():
     assert read("") == read("   ") == Options()
 
 
@@ -80,7 +80,7 @@ def test_a_value_ends_at_the_first_space_outside_quotes_and_brackets(line, polic
         ("--names re:(?=a)b", (("save", ("re:(?=a)b",)),)),
     ],
 )
-def test_names(line, names):
+def test_names_are_read_as_a_list(line, names):
     assert read(line).names == names
 
 

@@ -30,7 +30,7 @@ def with_jax(cells, engine):
         ["@jax.named_call", "@jax.checkpoint", "@jax.named_call"],
     ],
 )
-def test_the_only_function(with_jax, engine, decorators):
+def test_without_a_call_the_only_function_is_inspected(with_jax, engine, decorators):
     with_jax.ok("%%remat", *decorators, LAYER)
     assert engine.last.fun is with_jax.ns["layer"]
     assert engine.last.args == (2.0, 3.0)
@@ -86,7 +86,7 @@ def test_of_several_functions_the_last_that_none_calls_is_inspected(with_jax, en
 
 
 @pytest.mark.parametrize("lines", [["z = 1"], [""], ["import math"], ["class C:", "    def f(self): return 1"]])
-def test_nothing_to_inspect(with_jax, lines):
+def test_a_cell_with_nothing_to_inspect_says_so_and_has_run(with_jax, lines):
     assert with_jax.complaint("%%remat", *lines).startswith("nothing to inspect: end the cell with a call")
     if lines == ["z = 1"]:
         assert with_jax.ns["z"] == 1

@@ -100,7 +100,7 @@ def site_names(trace) -> list[str]:
     return [site.function for site in trace.engine.sites]
 
 
-def test_flax_linen():
+def test_a_model_of_linen_agrees_with_jax():
     nn = library("flax.linen")
 
     class Net(nn.Module):
@@ -145,7 +145,7 @@ def linen_stack(nn, policy=None):
 
 
 @pytest.mark.parametrize("policy", [None, "dots_saveable", "nothing_saveable"])
-def test_flax_linen_remat_in_scan(policy):
+def test_a_scan_of_linen_under_remat_is_one_site(policy):
     loss, params = linen_stack(library("flax.linen"), policy and getattr(jax.checkpoint_policies, policy))
     trace = agrees(loss, params, f32(2, 4))
     (site,) = trace.engine.sites
@@ -157,7 +157,7 @@ def test_flax_linen_remat_in_scan(policy):
     assert any("scan x3" in row.path for row in scanned)
 
 
-def test_flax_linen_remat_of_modules_one_by_one():
+def test_modules_of_linen_under_remat_are_sites_one_by_one():
     nn = library("flax.linen")
 
     class Block(nn.Module):
@@ -187,7 +187,7 @@ def test_flax_linen_remat_of_modules_one_by_one():
     assert all(Path(site.source.file) == Path(__file__) for site in trace.engine.sites)
 
 
-def test_flax_a_transformer():
+def test_a_transformer_of_linen_agrees_with_jax():
     """Attention of the library's own, dropout, tied embeddings, a mask, and a cross-entropy of optax."""
     nn, optax = library("flax.linen"), library("optax")
 
@@ -222,7 +222,7 @@ def test_flax_a_transformer():
     assert trace.report().wrt == ("params",)  # tokens are integers
 
 
-def test_flax_nnx():
+def test_a_model_of_nnx_agrees_with_jax():
     nnx = library("flax.nnx")
 
     class Net(nnx.Module):
@@ -242,7 +242,7 @@ def test_flax_nnx():
     assert any("into" in name and "kernel" in name for name in argument_names(trace)), argument_names(trace)
 
 
-def test_flax_nnx_remat():
+def test_remat_of_nnx_is_a_site_of_the_user():
     nnx = library("flax.nnx")
     graph, state = nnx.split(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
 
@@ -278,7 +278,7 @@ def test_flax_nnx_remat_with_a_policy_in_scan():
     assert [(site.times, site.policy) for site in trace.engine.sites] == [(3, "dots_saveable")]
 
 
-def test_equinox():
+def test_a_model_of_equinox_agrees_with_jax():
     eqx = library("equinox")
     model = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))
     # The model itself, activation functions and all: what is no array is static.
@@ -294,7 +294,7 @@ def test_equinox():
     assert {"arrays.layers[0].weight", "arrays.layers[2].bias"} <= argument_names(trace)
 
 
-def test_equinox_models_with_numbers():
+def test_models_of_equinox_may_hold_numbers():
     """``Dropout.p`` is a Python float that equinox asks for as such; every attention has one."""
     eqx = library("equinox")
     model = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
@@ -382,7 +382,7 @@ def test_the_gradient_of_an_optimizer_that_keeps_it_is_found():
     assert types_of_ours(trace.report()) == types_of_ours(rm.trace(loss, w, x, wrt=0).report())
 
 
-def test_equinox_checkpoint():
+def test_a_checkpoint_of_equinox_agrees_with_jax():
     eqx = library("equinox")
     arrays, static = eqx.partition(eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0)), eqx.is_array)
 
@@ -397,7 +397,7 @@ def test_equinox_checkpoint():
     assert {Path(site.source.file) for site in trace.engine.sites} == {Path(__file__)}
 
 
-def test_equinox_gradient_and_jit_of_its_own():
+def test_equinoxs_own_gradient_and_jit_are_seen_through():
     """Its jit and its vmap are wrappers that JAX takes for a program of the user's."""
     eqx = library("equinox")
     model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
@@ -411,7 +411,7 @@ def test_equinox_gradient_and_jit_of_its_own():
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_haiku(checkpointed):
+def test_a_model_of_haiku_agrees_with_jax(checkpointed):
     hk = library("haiku")
 
     def forward(x):
@@ -425,7 +425,7 @@ def test_haiku(checkpointed):
     assert [Path(site.source.file) for site in trace.engine.sites] == [Path(__file__)] * checkpointed
 
 
-def test_haiku_layer_stack():
+def test_a_layer_stack_of_haiku_agrees_with_jax():
     hk = library("haiku")
 
     def forward(x):
@@ -466,7 +466,7 @@ def _cosine(optax, logits, labels):
 
 
 @pytest.mark.parametrize("measure", [_cross_entropy, _integer_labels, _ctc, _huber, _focal, _cosine])
-def test_losses_of_optax(measure):
+def test_losses_of_optax_agree_with_jax(measure):
     optax = library("optax")
 
     @jax.checkpoint
@@ -480,7 +480,7 @@ def test_losses_of_optax(measure):
     assert site_names(trace) == ["model"]
 
 
-def test_a_step_of_optax():
+def test_a_differentiated_step_of_optax_agrees_with_jax():
     optax = library("optax")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
@@ -495,7 +495,7 @@ def test_a_step_of_optax():
 
 @pytest.mark.parametrize("adjoint", ["RecursiveCheckpointAdjoint", "DirectAdjoint", "BacksolveAdjoint"])
 @pytest.mark.parametrize("controller", ["ConstantStepSize", "PIDController"])
-def test_diffrax(adjoint, controller):
+def test_a_solver_of_diffrax_agrees_with_jax(adjoint, controller):
     """The default adjoint is checkpointing of its own, by loops with a rule of their own, which no policy reaches."""
     diffrax = library("diffrax")
     steps = diffrax.ConstantStepSize() if controller == "ConstantStepSize" else diffrax.PIDController(1e-3, 1e-3)

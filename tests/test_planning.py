@@ -343,14 +343,14 @@ def test_slider_dot_and_sentence_are_of_one_plan(planning, browser, trace):
             assert stop["text"].startswith(f"{units.nbytes(point.budget_bytes)}: {units.flops(point.recomputed_flops)}")
 
 
-def test_a_point_in_words():
+def test_a_point_says_its_bytes_its_work_and_its_bound():
     assert point_text(FrontierPoint(2_000_000, 1, 50, 40), 1000) == (
         "2.00 MB: 50 FLOPs again, 5.0% of the forward pass; never less than 40 FLOPs"
     )
     assert point_text(FrontierPoint(2, 1, 50, 50), None) == "2 B: 50 FLOPs again; proven least"
 
 
-def test_a_plan_in_words():
+def test_a_plan_says_its_budget_and_whether_it_is_proven():
     plan = Plan("f", "function", "dots_saveable", 100, 90, 10, 10, of="peak")
     assert plan_meaning(plan) == "Recompute as little as possible within 100 B of an estimated peak."
     assert "proven best" in plan_html(plan)

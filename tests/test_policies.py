@@ -151,7 +151,7 @@ def test_what_is_saved_too_can_be_left_out_again(key, name):
         ("everything_saveable", ("h",), "everything_saveable", "everything_saveable"),
     ],
 )  # fmt: skip
-def test_names_more_and_less(key, names, saving, without):
+def test_names_are_added_to_a_key_and_taken_off(key, names, saving, without):
     key = Key.parse(key)
     assert str(key.saving(*names)) == saving
     assert str(key.without(*names)) == without

@@ -21,7 +21,7 @@ P = jax.checkpoint_policies
 
 
 @pytest.mark.parametrize("fun", [jnp.linalg.solve, lambda a, b: jnp.linalg.inv(a) @ b])
-def test_text_of_a_linear_solve(fun, remat3):
+def test_a_linear_solve_is_printed_as_jax_prints_it(fun, remat3):
     """Its four jaxprs are a named tuple, which JAX prints as such and reads by name; a plain tuple lost both."""
     trace = rm.trace(lambda a, b: jnp.sin(fun(a, b)).sum(), f32(3, 3), f32(3))
     for policy in ("none", "nothing_saveable"):
@@ -45,7 +45,7 @@ def test_a_linear_solve_is_made_by_its_solver(remat3):
     assert not made & {"dot_general", "cbrt"}
 
 
-def test_a_policy_in_a_linear_solve(remat3):
+def test_a_policy_reaches_into_a_linear_solve(remat3):
     """Rewriting a jaxpr inside keeps the named tuple, by whose fields JAX asks."""
 
     def loss(a, b):
@@ -65,7 +65,7 @@ class _Table:
         return "a table\n  a b\n  1 2"
 
 
-def test_a_parameter_of_several_lines(remat3):
+def test_a_parameter_of_several_lines_belongs_to_its_equation(remat3):
     """JAX's source map counts the lines that it breaks itself, not those in a parameter's own text."""
     table = Primitive("table")
     table.def_abstract_eval(lambda x, of: x)
@@ -96,7 +96,7 @@ def test_a_residual_that_is_a_literal_array(remat3):
         assert trace.report(policy, "function").complete
 
 
-def test_a_trace_within_a_trace_of_tracers():
+def test_a_trace_within_a_trace_takes_tracers():
     """A tracer is on no device yet, and does not say whether it is committed to one."""
     reports = []
 

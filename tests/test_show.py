@@ -15,7 +15,7 @@ def traced():
     return rm.trace(lambda w, x: jnp.sin(jnp.tanh(w @ x)).sum(), f32(4, 4), f32(4))
 
 
-def test_a_widget_without_a_magic():
+def test_show_gives_a_widget_of_a_trace_and_refuses_all_else():
     trace = traced()
     widget = rm.show(trace, "dots_saveable", device="H100 SXM")
     assert (widget.policy, widget.at) == ("dots_saveable", "function")

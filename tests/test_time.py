@@ -49,7 +49,7 @@ def report(**changes):
     return Report("p", "function", forward_kernels=work, backward_kernels=2 * work, recomputed_kernels=work, **changes)
 
 
-def test_halves_recomputation_and_the_sum():
+def test_the_total_is_both_halves_with_recomputation_in_the_backward_one():
     found = times(report(), ROUND)
     assert (found.forward, found.backward, found.recomputed) == pytest.approx((0.01, 0.02, 0.01))
     assert found.total == pytest.approx(0.03)  # recomputation is part of the backward pass

@@ -89,7 +89,7 @@ def test_static_values_stay_python_values(remat3):
     assert report.wrt == ("x", "scale")
 
 
-def test_kinds_of_arguments(remat3):
+def test_arguments_of_every_kind_are_named_and_floats_are_differentiated(remat3):
     def fun(params, key, count, x):
         noise = jax.random.normal(key, x.shape)
         return jnp.sum(jnp.sin(params["dense"]["w"] * x + noise) * count)
@@ -107,7 +107,7 @@ def test_kinds_of_arguments(remat3):
 
 
 @pytest.mark.parametrize(("wrt", "expected"), [(0, ("a",)), (-1, ("b",)), ("b", ("b",)), ((0, "b"), ("a", "b"))])
-def test_wrt(wrt, expected, remat3):
+def test_wrt_chooses_what_is_differentiated(wrt, expected, remat3):
     trace = rm.trace(lambda a, b: jnp.sum(a * b), f32(3), f32(3), wrt=wrt)
     assert trace.wrt == expected
     gradients = trace.backward().out_avals
@@ -198,7 +198,7 @@ def test_has_aux(remat3):
         rm.trace(lambda x: x.sum(), f32(3), has_aux=True)
 
 
-def test_partials_methods_and_callable_objects():
+def test_partials_methods_and_callable_objects_can_be_traced():
     class Model:
         def __init__(self, w):
             self.w = w
@@ -303,7 +303,7 @@ def test_function_computes_the_same(program, policy, remat3):
         )
 
 
-def test_function_under_transformations(remat3):
+def test_the_function_with_a_policy_can_be_transformed(remat3):
     def fun(w, x):
         return jnp.sin(w @ x).sum() * 2
 
@@ -359,7 +359,7 @@ def test_a_forward_half_without_a_backward_one(remat3):
     assert not report.backward.lines
 
 
-def test_preview_then_report(remat3):
+def test_a_preview_has_the_rows_of_the_report_without_their_readers(remat3):
     trace = rm.trace(*_call("attention"))
     first = trace.preview("dots_saveable")
     assert not first.complete

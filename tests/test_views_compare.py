@@ -49,7 +49,7 @@ def shown(found, width=220):
     return captured.get()
 
 
-def test_columns_and_numbers():
+def test_the_table_has_rounded_numbers_and_hovers_with_exact_ones():
     table = Cells(comparison_table(rows(), "loss", "A100"))
     groups, heads, *body = table.rows
     assert texts(groups) == ["policy", "estimated, for A100", "counted"]
@@ -139,7 +139,7 @@ def test_markup_in_policies_is_no_markup_in_a_terminal():
     assert "[bold]x[/bold]" in shown((row("[bold]x[/bold]", 1, 1),))
 
 
-def test_the_whole_fragment():
+def test_the_fragment_has_one_table_one_picture_and_no_script():
     page = comparison_html(rows(), function="loss", device="A100", source="NVIDIA A100 Datasheet")
     assert page.startswith('<div class="remat"><style>')  # no twin of a widget
     assert page.count("<svg") == page.count("</svg>") == 1
@@ -149,7 +149,7 @@ def test_the_whole_fragment():
 
 
 @pytest.mark.parametrize("width", [60, 100, 220])
-def test_terminals_of_any_width(width):
+def test_no_line_is_wider_than_the_terminal(width):
     lines = shown(rows(), width).splitlines()
     assert all(len(line.rstrip()) <= width for line in lines)
     assert re.search(r"dots_saveable +◆", shown(rows(), 220))
@@ -162,5 +162,5 @@ def test_terminals_of_any_width(width):
      (1.5e-6, "1.50 µs"), (9.996e-4, "1.00 ms"), (1e-9, "1.00 ns"), (2e-12, "0.002 ns"), (None, "unknown"),
      (4321.0, "4,321 s")],
 )  # fmt: skip
-def test_seconds(number, text):
+def test_seconds_have_three_digits(number, text):
     assert seconds(number) == text

@@ -19,7 +19,7 @@ def test_bytes_have_three_digits(number, text):
     assert fmt.nbytes(number) == text
 
 
-def test_flops():
+def test_flops_have_three_digits():
     assert [fmt.flops(number) for number in (None, 0, 51, 1_170_000_000_000)] == [
         "unknown", "0 FLOPs", "51 FLOPs", "1.17 TFLOPs"]  # fmt: skip
 
@@ -33,11 +33,11 @@ def test_exact_numbers_are_whole():
     [("/x/ipykernel_1/2.py", 3, "In[3]:7"), ("/x/ipykernel_1/2.py", None, "line 7"), ("<stdin>", None, "line 7"),
      ("/home/me/model.py", None, "model.py:7"), ("C:\\me\\model.py", None, "model.py:7")],
 )  # fmt: skip
-def test_places(file, cell, text):
+def test_a_place_is_a_cell_or_a_short_path_with_its_line(file, cell, text):
     assert fmt.location(SourceSpan(file, "f", 7, 0, 7, 1, cell)) == text
 
 
-def test_no_place():
+def test_no_place_is_no_text():
     assert fmt.location(None) == ""
 
 
@@ -89,7 +89,7 @@ def values(report, compare=None):
     return {total.key: (total.value, total.detail, total.change) for total in totals(report, compare)}
 
 
-def test_totals():
+def test_totals_count_what_is_in_the_report():
     assert values(small()) == {
         "saved": ("24.0 kB", "2 values", ""),
         "offloaded": ("8 B", "1 value", ""),

@@ -60,7 +60,7 @@ def rows(fragment):
     return found
 
 
-def test_the_residual_table():
+def test_the_residual_table_has_origin_and_readers_of_each():
     assert rows(fragments(small())["residuals"]) == [
         ["24.0 kB", "100%", "f32[6,1000]", "intermediate", "sin named a or tanh In[3]:9",
          "In[3]:4 jnp.sin(W @ x) in scan x12 / block",
@@ -75,7 +75,7 @@ def test_the_residual_table():
     ]  # fmt: skip
 
 
-def test_the_recomputed_table():
+def test_the_recomputed_table_has_cost_and_kind_of_each():
     assert rows(fragments(small())["recomputed"]) == [
         ["80 FLOPs", "2", "R repeated", "dot_general", "f32[5]", "In[3]:4 W @ x"],
         ["unknown", "unknown", "D deferred", "cos named c", "f32[5]", "In[3]:4 jnp.sin(W @ x) in while"],

@@ -72,7 +72,7 @@ def numbers(page):
     return [tuple(re.sub(r"<[^>]*>", "", cell).strip() for cell in row) for row in cells]
 
 
-def test_lines_with_their_numbers():
+def test_each_line_has_what_it_saves_and_recomputes():
     cell = SourceText(SIN.file, 3, "", 3, f"def layer(W, x):\n{SIN.text}\n    return h.sum()\n# done")
     nowhere = Residual("f32", (3,), 12, "intermediate", "mul")
     report = small(sources=(cell,), residuals=(*small().residuals, nowhere))
@@ -132,7 +132,7 @@ def test_bars_share_a_scale():
         ("not <b>python", [at(1, 4, 1, 7)], [], ["not [S <b>]python"]),
     ],
 )  # fmt: skip
-def test_expressions(text, saved, again, wanted):
+def test_expressions_are_marked_where_they_begin_and_end(text, saved, again, wanted):
     assert lines(shown(text, saved, again)) == wanted
 
 
@@ -213,7 +213,7 @@ def fields_of(report):
     return {"residuals": report.residuals, "recomputed": report.recomputed}
 
 
-def test_words():
+def test_words_have_their_kinds():
     text = "@jit\ndef f(x):  # why\n    %time x = 1\n    return not f'{x}' + 1.5, len(x), None, self"
     found = [[(line[start:end], kind) for start, end, kind in row]
              for line, row in zip(text.split("\n"), words(text), strict=True)]  # fmt: skip
@@ -331,7 +331,7 @@ def holds(report):
     assert sums(listing_html(report)) == (report.saved_bytes + report.offloaded_bytes, report.recomputed_flops)
 
 
-def test_the_functions_of_a_module(module, remat3):
+def test_the_functions_that_ran_are_listed_with_their_text(module, remat3):
     trace = rm.trace(module(MODULE).loss, f32(4, 4), f32(4))
     assert [(text.function, text.line, text.text.split("\n")[0]) for text in trace.sources] == [
         ("scale", 8, "scale = lambda x: x * jnp.sin(x)"),
@@ -350,7 +350,7 @@ def test_the_functions_of_a_module(module, remat3):
         assert "no line of yours" not in listing_html(report)
 
 
-def test_an_expression_of_several_lines(module):
+def test_an_expression_of_several_lines_is_marked_on_each(module):
     report = rm.trace(module(MODULE).block, f32(4, 4), f32(4)).report("everything_saveable")
     page = listing_html(report, live=True)
     found = [line for line in lines(page) if "[" in line]
@@ -398,7 +398,7 @@ def test_text_that_is_no_python(module, monkeypatch):
     holds(trace.report())
 
 
-def test_no_text_at_all():
+def test_a_function_without_text_is_told_by_its_lines():
     namespace = {"jnp": jax.numpy}
     exec("def loss(x):\n    return jnp.sum(jnp.sin(x))", namespace)
     trace = rm.trace(namespace["loss"], f32(3))

@@ -300,5 +300,5 @@ def test_ticks_are_round_and_reach_the_end(most):
 
 
 @pytest.mark.parametrize("most", [0, float("inf"), float("nan")])
-def test_ticks_of_nothing(most):
+def test_an_axis_of_nothing_goes_to_one(most):
     assert ticks(most) == [0, 1]

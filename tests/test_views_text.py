@@ -60,7 +60,7 @@ D      d:f32[5] = cos b
 """
 
 
-def test_the_headline():
+def test_the_text_begins_with_the_headline():
     assert plain(small(), 200).startswith(WIDE)
 
 
@@ -69,7 +69,7 @@ def test_narrow_tables_are_stacked():
     assert NARROW in text
 
 
-def test_recomputed_operations():
+def test_recomputed_operations_are_listed():
     lines = plain(small(), 200).splitlines()
     start = lines.index("Recomputed (3)")
     assert [line.split() for line in lines[start + 1 : start + 4]] == [
@@ -83,7 +83,7 @@ def test_programs_keep_their_indentation_and_are_marked():
     assert plain(small(), 120).endswith(PROGRAMS)
 
 
-def test_sites():
+def test_sites_are_listed():
     lines = plain(small(), 120).splitlines()
     assert lines[lines.index("Checkpoint sites (1)") + 2].split() == ["layer", "x12", "nothing_saveable", "In[3]:4"]
 

@@ -49,7 +49,7 @@ def test_differences_are_what_jax_does(name, at):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_of_a_plan_too(model):
+def test_a_plan_can_be_asked_what_if(model):
     trace = traced(model)
     at = trace.default_at
     least = trace.preview("nothing_saveable").saved_bytes
@@ -116,7 +116,7 @@ def test_names_of_the_program_are_residuals_too():
     assert [row.value.name for row in rows if row.change == "recompute"] == ["h"]
 
 
-def test_policies_of_ones_own():
+def test_policies_of_ones_own_can_be_asked_what_if():
     def products(prim, *_, **params):
         return prim.name == "dot_general"
 
