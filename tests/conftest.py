@@ -104,11 +104,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """And over what the tests of a file leave in JAX's caches, which grow to millions of objects."""
-    if nextitem is not None and nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
+def pytest_runtest_teardown() -> None:
+    """And over what each test leaves in JAX's caches, millions of objects in all, which every edit would look at."""
+    gc.collect()
+    gc.freeze()
 
 
 def _each_once(product: list[pytest.Function]) -> set[pytest.Function]:
