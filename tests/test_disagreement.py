@@ -21,6 +21,7 @@ from remat_magic.measuring.departures import (
 from remat_magic.measuring.measure import compile_for_memory
 from remat_magic.records import Measurement, Report, Residual
 from tests.benchmarks.named_models import resnet, transformer
+from tests.volume import usually
 
 policies = jax.checkpoint_policies
 SMALL = {"blocks": 4, "width": 32, "length": 16, "batch": 2}
@@ -137,7 +138,8 @@ def test_matmuls_that_xla_merges_are_told(remat3):
 
 @pytest.mark.remat3_is_volume
 @pytest.mark.each_once
-@pytest.mark.parametrize("name", [*MODELS, "barrier", "none"])
+# More of the same: XLA merges through a loop, a barrier, or neither.
+@pytest.mark.parametrize("name", usually([*MODELS, "barrier", "none"], "scanned", "barrier", "none"))
 def test_told_exactly_where_matmuls_are_missing(name, remat3):
     """By the plain count beside that of the program without checkpoints (jax 0.10.2 merges some through barriers)."""
     fun, args = MODELS.get(name) or net(prevent_cse=name == "barrier")

@@ -25,6 +25,7 @@ from remat_magic.views.edit import edit_html
 from tests.benchmarks import models, named_models
 from tests.programs import PROGRAMS, f32
 from tests.test_models import library
+from tests.volume import usually
 
 _count = itertools.count()
 
@@ -1046,12 +1047,8 @@ def holds(trace, plan):
     return edit
 
 
-USUAL = ("gpt, scanned", "resnet")  # the others are more of the same, or unrolled
-
-
-@pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=() if name in USUAL else pytest.mark.volume) for name in MODELS]
-)
+# The others are more of the same, or unrolled, and `test_programs` has a convolution.
+@pytest.mark.parametrize("model", usually(MODELS, "gpt, scanned"))
 def test_models(model, small):
     fun, args = MODELS[model]()
     trace = rm.trace(fun, *args)
@@ -1631,6 +1628,8 @@ def arguments(text):
     return [f32(4, 4)] * 10 if any(part in text for part in ("in ws:", "(ws)", "ws[i]")) else f32(10, 4, 4), f32(2, 4)
 
 
+@pytest.mark.remat3_is_volume  # the text is written before JAX has a part in it
+@pytest.mark.each_once  # which policy is written changes one word
 @pytest.mark.parametrize("policy", ["dots_saveable", "nothing_saveable"])
 @pytest.mark.parametrize("name", SOME_STEPS)
 def test_a_checkpoint_for_some_steps_is_written(module, name, policy, remat3):
@@ -1783,6 +1782,7 @@ SEVERAL = {  # a policy for each place; the decorator of `block`; what the edite
 }
 
 
+@pytest.mark.remat3_is_volume  # the text is written before JAX has a part in it
 @pytest.mark.parametrize("name", SEVERAL)
 def test_policies_at_several_places_are_written(module, name, remat3):
     at, decorator, lines = SEVERAL[name]
@@ -1941,7 +1941,15 @@ PARTLY |= {
 }  # in a rule, such as a relu's mask
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# One of a kind: plain, named, a loop, a checkpoint in it, branches, a rule, a call, values in an expression.
+@pytest.mark.parametrize(
+    "name",
+    usually(
+        PROGRAMS,
+        *("three_layers", "named_layers", "nested_scan", "scanned_checkpoint", "conditional", "custom_vjp"),
+        *("jitted_helper", "convolution"),
+    ),
+)
 def test_programs(name):
     before = dict(PROGRAMS)
     fun, args = PROGRAMS[name]

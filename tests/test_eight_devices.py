@@ -10,9 +10,10 @@ THESE = Path(__file__).parent
 
 
 @not_on_eight
-def test_on_eight_devices():
+@pytest.mark.parametrize("which", ["not volume", pytest.param("volume", marks=pytest.mark.volume)])
+def test_on_eight_devices(which):
     files = [file for file in sorted(THESE.glob("test_*.py")) if "import eight" in file.read_text()]
-    summary = run_on_eight("-m", "eight_devices", *map(str, files)).splitlines()[-1]
+    summary = run_on_eight("--volume", "-m", f"eight_devices and {which}", *map(str, files)).splitlines()[-1]
     assert " passed" in summary
     assert " skipped" not in summary
 

@@ -44,8 +44,11 @@ from tests.test_parity import types_of_ours
 from tests.views_records import fragments
 
 _TALLY = os.environ.get("REMAT_TALLY", "")
-# JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
-pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+pytestmark = [
+    # JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype"),
+    pytest.mark.remat3_is_volume,  # the same programs again
+]
 
 _THOROUGH = 12
 _MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))
@@ -565,7 +568,6 @@ def _nonlinear(jaxpr) -> tuple[Counter[str], Counter[str]]:
 NONLINEAR = ("exp", "log", "tanh", "sin", "cos", "logistic", "rsqrt", "erf", "abs", "max", "gt", "sort")
 
 
-@pytest.mark.remat3_is_volume
 @examples(4)
 @given(program=programs(depth=2, dtypes=("float32", "float32", "int32"), without=("type", "algebra")), data=st.data())
 def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
@@ -740,7 +742,6 @@ def views_agree(report: rm.Report) -> None:
             assert " ".join(piece.split()) in text
 
 
-@pytest.mark.remat3_is_volume
 @examples(3)
 @given(program=programs(depth=2, without=("type", "algebra", "complex")))
 def test_no_subset_of_names_beats_the_plan_within_its_bytes(remat3, program):

@@ -239,6 +239,7 @@ def costs(report):
     return report.saved_bytes, report.argument_bytes, report.repeated_flops, report.deferred_flops
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_place_is_as_if_decorated(make, remat3):
     args = CASES[make]
@@ -348,7 +349,7 @@ def twelve(w, x):
     ("at", "checkpointed"),
     [("block[::2]", range(0, 12, 2)), ("block[:8]", range(8)), ("block[-3:]", range(9, 12)), ("block", range(12))],
 )
-def test_some_of_the_calls(at, checkpointed):
+def test_some_calls_under_a_policy_are_as_if_written(at, checkpointed):
     def by_hand(w, x):
         def block(w, x):
             return jnp.tanh(jnp.sin(x @ w))
@@ -363,7 +364,7 @@ def test_some_of_the_calls(at, checkpointed):
     assert costs(report) == costs(expected)
 
 
-def test_calls_in_groups():
+def test_calls_in_groups_are_as_if_written():
     def by_hand(w, x):
         def block(w, x):
             return jnp.tanh(jnp.sin(x @ w))
@@ -378,7 +379,7 @@ def test_calls_in_groups():
     assert costs(report) == costs(expected)
 
 
-def test_two_places_with_a_policy_each():
+def test_two_places_may_have_a_policy_each():
     def inner(x):
         return jnp.cos(jnp.sin(x))
 
@@ -397,7 +398,7 @@ def test_two_places_with_a_policy_each():
     assert both.saved_bytes == nothing.saved_bytes
 
 
-def test_a_plan_of_a_place(remat3):
+def test_a_plan_of_a_place_keeps_its_promise(remat3):
     trace = rm.trace(twelve, W, X)
     plan = trace.plan("40%", at="block")
     report = trace.report(plan)

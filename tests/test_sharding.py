@@ -113,6 +113,7 @@ def xla(fun, *args):
 
 
 @eight
+@pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_residuals_have_jaxs_own_shards(name, stacked):
@@ -130,6 +131,7 @@ def test_residuals_have_jaxs_own_shards(name, stacked):
 
 
 @eight
+@pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bytes_and_flops_are_what_xla_has_for_one_device(name, stacked):
@@ -490,6 +492,7 @@ def asked(name, stacked):
 
 
 @eight
+@pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_automatic_shardings_are_xlas_own(name, stacked):

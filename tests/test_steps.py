@@ -103,6 +103,7 @@ def agree(one, other):
     return jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.allclose(a, b, rtol=1e-5, atol=1e-6)), one, other))
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("jitted", [False, True], ids=["as it is", "jitted"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_is_of_its_gradient_inside_and_comes_back_with_the_policy(step, jitted):

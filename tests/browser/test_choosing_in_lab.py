@@ -175,7 +175,14 @@ def test_the_mouse_chooses(widget: Widget) -> None:
     widget.shows("dots_saveable")
 
 
-@pytest.mark.parametrize(("theme", "width"), [("Light", 1400), ("Dark", 720), ("Dark High Contrast", 500)])
+@pytest.mark.parametrize(
+    ("theme", "width"),
+    [
+        pytest.param("Light", 1400, marks=pytest.mark.volume),  # where it fits in 500 pixels, it does in these
+        pytest.param("Dark", 720, marks=pytest.mark.volume),
+        ("Dark High Contrast", 500),
+    ],
+)
 def test_it_can_be_read(widget: Widget, theme: str, width: int) -> None:
     page = widget.notebook.page
     widget.notebook.set_theme(f"JupyterLab {theme}")

@@ -10,6 +10,7 @@ from tests.browser.inspected import LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
 from tests.plot_records import xla_memory
 from tests.pretend_compiler import NAMES
+from tests.volume import usually
 
 # Real arrays, so that it can be run; large enough for the policies to differ.
 CELL = """\
@@ -165,7 +166,7 @@ def test_nothing_slides_under_the_pointer_while_it_measures(widget: Widget) -> N
     assert [control.bounding_box() for control in others] == before
 
 
-@pytest.mark.parametrize("width", [720, 1100, 1650, 2000])
+@pytest.mark.parametrize("width", usually([720, 1100, 1650, 2000], 720, 2000))  # the picture below, and beside
 def test_every_column_can_be_read(widget: Widget, width: int) -> None:
     """Beside the picture where there is room for both, else below it; nothing scrolls in what scrolls."""
     page = widget.notebook.page

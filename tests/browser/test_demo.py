@@ -12,6 +12,7 @@ from tests.browser.contrast import unreadable
 from tests.browser.inspected import LAYERS, LOAD, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
 from tests.make_demo import DEMO, lacks
+from tests.volume import usually
 
 
 def shows_a_widget(source: str) -> bool:
@@ -52,7 +53,10 @@ def test_run_all_in_the_menu(opened: NotebookPage) -> None:
     Widget(opened, 1).shows("as_written")
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
+# The two others are those of which test_accessibility.py asks the same of every panel.
+@pytest.mark.parametrize(
+    "theme", usually(["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"], "JupyterLab Dark")
+)
 def test_everything_is_readable_in_every_theme(opened: NotebookPage, theme: str, tmp_path: Path) -> None:
     opened.set_theme(theme)
     opened.run_all()

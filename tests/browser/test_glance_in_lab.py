@@ -10,6 +10,7 @@ from playwright.sync_api import FloatRect, Locator, expect
 from remat_magic import units
 from tests.browser.inspected import LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
+from tests.volume import usually
 
 # Eight layers of eight sizes and a scan: more values than are seen at first, and arguments.
 CELL = """\
@@ -224,7 +225,7 @@ def test_a_first_visit_is_calm_and_what_was_unfolded_stays_so(widget: Widget) ->
     expect(again.policy).to_have_value("as_written")
 
 
-@pytest.mark.parametrize("width", [900, 1280])
+@pytest.mark.parametrize("width", usually([900, 1280], 900))
 def test_the_header_is_two_lines(widget: Widget, width: int) -> None:
     """In a small window, beside the file browser."""
     page = widget.notebook.page
