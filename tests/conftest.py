@@ -58,9 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["REMAT_EXAMPLES"] = str(config.getoption("--programs"))
 
     settings.register_profile("remat", deadline=None, derandomize=bool(os.environ.get("CI")))
-    settings.register_profile("thorough", settings.get_profile("remat"))
+    for name in ("volume", "thorough"):  # of which tests/test_generated.py knows how much that is
+        settings.register_profile(name, settings.get_profile("remat"))
     if not config.getoption("--hypothesis-profile", None):
-        settings.load_profile("remat")
+        settings.load_profile("volume" if config.getoption("--volume") else "remat")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-By default some forty programs; ``--hypothesis-profile=thorough`` tries twelve times as many; both the same ones each
-time.
+By default some forty programs; ``--volume`` tries twice as many, and ``--hypothesis-profile=thorough`` twelve times as
+many as that; always the same ones.
 ``--programs 5000`` tries that many new ones in each test (``--hypothesis-seed=1`` makes them the same again).
 """
 
@@ -54,11 +54,12 @@ _THOROUGH = 12
 _MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))
 
 
-def examples(count: int):
+def examples(usual: int, volume: int):
     """How many programs a test tries; these are expensive, so fewer than Hypothesis would."""
-    thorough = settings.get_current_profile_name() == "thorough"
+    profile = settings.get_current_profile_name()
+    thorough = profile == "thorough"
     chosen = settings(
-        max_examples=_MANY or (_THOROUGH * count if thorough else count),
+        max_examples=_MANY or {"thorough": _THOROUGH * volume, "volume": volume}.get(profile, usual),
         # The fixture only sets a flag of JAX, which every example may share.
         suppress_health_check=[
             HealthCheck.too_slow,
@@ -185,7 +186,7 @@ def compare_with_jax(program: Program, mine, listed: Program, policy=None) -> No
         assert types_of_ours(found) == expected
 
 
-@examples(10)
+@examples(5, 10)
 @given(program=programs(), policy=_POLICY)
 def test_residuals_are_what_jax_lists(remat3, program, policy):
     trace = traced(program)
@@ -194,7 +195,7 @@ def test_residuals_are_what_jax_lists(remat3, program, policy):
         compare_with_jax(program, lambda: trace.report(POLICIES[policy], at="function"), program, policy)
 
 
-@examples(5)
+@examples(3, 5)
 @given(
     program=programs(without=("grad", "custom_jvp", "custom_vjp")),
     policy=st.sampled_from([NO_CHECKPOINT, *sorted(POLICIES)]),
@@ -224,7 +225,7 @@ def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy,
     compare_with_jax(program, lambda: trace.report(chosen, at=at), written)
 
 
-@examples(5)
+@examples(3, 5)
 @given(
     program=programs(without=("grad", "custom_jvp", "custom_vjp")),
     policy=st.sampled_from(sorted(POLICIES)),
@@ -281,7 +282,7 @@ def _written(policy: str) -> str | None:
     return None if policy == NO_CHECKPOINT else policy
 
 
-@examples(10)
+@examples(5, 10)
 @given(program=programs(without=("grad",)), policy=_POLICY, which=st.integers(0, 2))
 def test_reports_hold_together(remat3, program, policy, which):
     trace = traced(program)
@@ -475,7 +476,7 @@ def short_type(aval) -> str:
     return f"{dtypes.short_dtype_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
 
 
-@examples(6)
+@examples(3, 6)
 @given(program=programs(depth=3, without=("grad", "cond")), policy=_POLICY)
 def test_repeated_work_is_what_the_backward_jaxpr_adds(remat3, program, policy):
     """In matrix products and convolutions, of which a policy changes nothing in the gradient's own work.
@@ -497,7 +498,7 @@ def test_repeated_work_is_what_the_backward_jaxpr_adds(remat3, program, policy):
 _HOW = ("scanned", "unrolled", "shared") if _jax.JAX_VERSION >= (0, 12) else ("scanned",)
 
 
-@examples(3)
+@examples(3, 3)
 @given(model=generated.layers(*_HOW))
 def test_the_peak_is_within_its_error_of_the_compiled_program(model):
     """As facts/memory.py states it, under the scheduler that heeds memory; too high is what XLA fuses away."""
@@ -523,7 +524,7 @@ def _products(jaxpr) -> int:
     )
 
 
-@examples(6)
+@examples(3, 6)
 @given(program=programs(without=("custom_vjp", "grad", "while", "random", "algebra")), policy=_POLICY)
 def test_what_a_linear_program_cannot_hold_is_recomputed(remat2, program, policy):
     """A backward pass is linear in the cotangents: the exp, tanh and the like in it can only be recomputation.
@@ -568,7 +569,7 @@ def _nonlinear(jaxpr) -> tuple[Counter[str], Counter[str]]:
 NONLINEAR = ("exp", "log", "tanh", "sin", "cos", "logistic", "rsqrt", "erf", "abs", "max", "gt", "sort")
 
 
-@examples(4)
+@examples(3, 4)
 @given(program=programs(depth=2, dtypes=("float32", "float32", "int32"), without=("type", "algebra")), data=st.data())
 def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
     args, kwargs = program.values()
@@ -628,7 +629,7 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-@examples(4)
+@examples(3, 4)
 @given(
     program=programs(depth=3, without=("grad", "callback")),
     fraction=st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]),
@@ -690,7 +691,7 @@ class _Rows(html.parser.HTMLParser):
             self.rows[-1][-1] += data
 
 
-@examples(3)
+@examples(3, 3)
 @given(program=programs(depth=3), policy=_POLICY)
 def test_everything_that_can_be_asked_is_answered(remat3, program, policy):
     trace = traced(program, gradient=None)
@@ -742,7 +743,7 @@ def views_agree(report: rm.Report) -> None:
             assert " ".join(piece.split()) in text
 
 
-@examples(3)
+@examples(3, 3)
 @given(program=programs(depth=2, without=("type", "algebra", "complex")))
 def test_no_subset_of_names_beats_the_plan_within_its_bytes(remat3, program):
     """All subsets: of the program's own names by JAX, and of up to fourteen values by the graph."""

@@ -540,7 +540,7 @@ def test_groups_of_calls_that_have_a_checkpoint(remat3):
         trace.report("none", at="block[::2]")
 
 
-@examples(6)
+@examples(6, 6)
 @given(program=programs())
 def test_by_chance(remat3, program):
     trace = outcome(lambda: traced(program))
