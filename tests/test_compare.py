@@ -76,36 +76,36 @@ def test_rows_are_the_reports(remat3):
 def test_every_choice_is_there_once(name, remat3):
     """Each in a row of its own or named by the row that does the same, and no row twice."""
     trace = traced(name)
-    found = trace.compare(device=DEVICE)
-    policies = [policy for row in found.rows for policy in (row.policy, *row.same_as)]
+    comparison = trace.compare(device=DEVICE)
+    policies = [policy for row in comparison.rows for policy in (row.policy, *row.same_as)]
     assert len(set(policies)) == len(policies)
     wanted = {trace.report(choice.key).policy for choice in trace.choices()}
     assert set(policies) == wanted
-    assert found.rows[0].policy == "as_written"
+    assert comparison.rows[0].policy == "as_written"
     again = trace.compare(device=DEVICE)
-    assert again.rows == found.rows
+    assert again.rows == comparison.rows
 
 
 def test_same_means_same(blocks):
     """What shares a row saves and recomputes alike, and what does not differs in something."""
-    found = blocks.compare(device=DEVICE)
-    for row in found.rows:
+    comparison = blocks.compare(device=DEVICE)
+    for row in comparison.rows:
         for other in row.same_as:
-            difference = found.difference(row.policy, other)
+            difference = comparison.difference(row.policy, other)
             assert not any((difference.residuals_only_in_a, difference.residuals_only_in_b,
                             difference.recomputed_only_in_a, difference.recomputed_only_in_b))  # fmt: skip
-    assert found.row("nothing_saveable").policy == "as_written"  # as the blocks' own checkpoint has it
+    assert comparison.row("nothing_saveable").policy == "as_written"  # as the blocks' own checkpoint has it
 
 
 def test_policies_that_are_asked_for_keep_their_rows():
-    found = traced("three_layers").compare(["none", "everything_saveable", jax.checkpoint_policies.dots_saveable])
-    assert [row.policy for row in found.rows] == ["none", "everything_saveable", "dots_saveable"]
-    assert [row.same_as for row in found.rows] == [(), (), ()]
+    comparison = traced("three_layers").compare(["none", "everything_saveable", jax.checkpoint_policies.dots_saveable])
+    assert [row.policy for row in comparison.rows] == ["none", "everything_saveable", "dots_saveable"]
+    assert [row.same_as for row in comparison.rows] == [(), (), ()]
 
 
 def test_at_is_the_reports():
-    found = traced("scanned_checkpoint").compare(["none", "dots_saveable"], at="layer", device=DEVICE)
-    assert [row.at for row in found.rows] == ["layer", "layer"]
+    comparison = traced("scanned_checkpoint").compare(["none", "dots_saveable"], at="layer", device=DEVICE)
+    assert [row.at for row in comparison.rows] == ["layer", "layer"]
 
 
 def test_a_policy_that_fails_is_a_row():
@@ -113,14 +113,14 @@ def test_a_policy_that_fails_is_a_row():
         raise ZeroDivisionError
 
     trace = traced("three_layers")
-    found = trace.compare(["dots_savable", broken, "none"], device=DEVICE)
-    assert "did you mean 'dots_saveable'?" in found.rows[0].error
-    assert found.rows[1].policy == "broken"
-    assert "ZeroDivisionError" in found.rows[1].error
-    assert [row.peak_bytes is None for row in found.rows] == [True, True, False]
-    assert [row.pareto for row in found.rows] == [False, False, True]
+    comparison = trace.compare(["dots_savable", broken, "none"], device=DEVICE)
+    assert "did you mean 'dots_saveable'?" in comparison.rows[0].error
+    assert comparison.rows[1].policy == "broken"
+    assert "ZeroDivisionError" in comparison.rows[1].error
+    assert [row.peak_bytes is None for row in comparison.rows] == [True, True, False]
+    assert [row.pareto for row in comparison.rows] == [False, False, True]
     with pytest.raises(rm.RematError, match="broken has no report"):
-        found.difference("broken", "none")
+        comparison.difference("broken", "none")
 
 
 def test_policies_of_ones_own_are_found_by_name():
@@ -137,11 +137,11 @@ def test_policies_of_ones_own_are_found_by_name():
 
 def test_every_row_says_why_there_is_no_backward_pass():
     fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
-    found = rm.trace(fun, S(3)).compare(device=DEVICE)
-    assert all("cannot differentiate a while_loop" in row.error for row in found.rows)
-    assert not any(row.pareto for row in found.rows)
+    comparison = rm.trace(fun, S(3)).compare(device=DEVICE)
+    assert all("cannot differentiate a while_loop" in row.error for row in comparison.rows)
+    assert not any(row.pareto for row in comparison.rows)
     with pytest.raises(rm.RematError, match="No compared policy of <lambda> has a known peak"):
-        found.best("1 GB")
+        comparison.best("1 GB")
 
 
 def test_a_device_that_is_not_known_is_refused_and_without_one_there_are_no_times(monkeypatch):
@@ -184,16 +184,16 @@ def test_saved_bytes_do_not_rank():
             x = jnp.sin(x)
         return x
 
-    found = rm.trace(chain, S(1000)).compare(["none", "nothing_saveable"], device=DEVICE)
-    none, nothing = found.rows
+    comparison = rm.trace(chain, S(1000)).compare(["none", "nothing_saveable"], device=DEVICE)
+    none, nothing = comparison.rows
     assert nothing.saved_bytes < none.saved_bytes
     assert (none.pareto, nothing.pareto) == (True, False)
 
 
 def test_offloading_is_not_free(blocks):
     """It recomputes as little as saving does, and pays on the way to the host."""
-    found = blocks.compare(["dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims"], device=DEVICE)
-    saved, moved = found.rows
+    comparison = blocks.compare(["dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims"], device=DEVICE)
+    saved, moved = comparison.rows
     assert moved.offloaded_bytes == saved.saved_bytes - moved.saved_bytes
     assert moved.times.extra > saved.times.extra
 
@@ -219,28 +219,28 @@ def test_what_xla_does_not_offload_is_not_ranked(remat3):
     ):
         trace = rm.trace(fun, ws, f32(8, 16))
         for device, state in states.items():
-            found = trace.compare([moved, kept], "function", device=device)
-            assert [row.offloading for row in found.rows] == [state, ""]
-            assert found.row(kept).pareto
-            row = found.rows[0]
-            assert any(note.startswith(f"Not ranked: {row.label};") for note in found.notes) == (state == "kept")
+            comparison = trace.compare([moved, kept], "function", device=device)
+            assert [row.offloading for row in comparison.rows] == [state, ""]
+            assert comparison.row(kept).pareto
+            row = comparison.rows[0]
+            assert any(note.startswith(f"Not ranked: {row.label};") for note in comparison.notes) == (state == "kept")
             assert not (state == "kept" and row.pareto)
-            assert (f'data-policy="{html.escape(row.policy)}"' in pareto_svg(found.rows)) == (state == "moved")
+            assert (f'data-policy="{html.escape(row.policy)}"' in pareto_svg(comparison.rows)) == (state == "moved")
 
 
 def test_the_best_is_the_fastest_within_the_limit(blocks):
-    found = blocks.compare(device=DEVICE)
-    peaks = sorted(row.peak_bytes for row in found.rows)
+    comparison = blocks.compare(device=DEVICE)
+    peaks = sorted(row.peak_bytes for row in comparison.rows)
     for limit in peaks:
-        best = found.best(limit)
+        best = comparison.best(limit)
         assert best.peak_bytes <= limit
-        within = [row for row in found.rows if row.peak_bytes <= limit]
+        within = [row for row in comparison.rows if row.peak_bytes <= limit]
         assert best.times.extra == min(row.times.extra for row in within)
-    assert found.best("1 TB").times.extra == 0
+    assert comparison.best("1 TB").times.extra == 0
     with pytest.raises(rm.RematError, match=r"peak of at most 1,000 bytes: .* comes nearest with [0-9,]+; use smaller"):
-        found.best("1 kB")
+        comparison.best("1 kB")
     with pytest.raises(rm.RematError, match="peak_bytes='lots' is no number of bytes"):
-        found.best("lots")
+        comparison.best("lots")
 
 
 # ---------------------------------------------------------------------------------------------------------- differences
@@ -274,15 +274,15 @@ def test_what_the_devices_compiler_says_ranks(blocks):
     assert len(front) > 1
     assert front[0] == "none"
 
-    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
-    assert (found.ranked_by, found.to_dict()["ranked_by"]) == ("compiled", "compiled")
-    assert [row.policy for row in found.rows if row.pareto] == ["none"]
-    assert [row.ranked_bytes for row in found.rows] == [500, 600, 700]
-    assert found.best(650).policy == "none"
-    (otherwise,) = [note for note in found.notes if note.startswith("By the estimated peaks")]
+    comparison = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
+    assert (comparison.ranked_by, comparison.to_dict()["ranked_by"]) == ("compiled", "compiled")
+    assert [row.policy for row in comparison.rows if row.pareto] == ["none"]
+    assert [row.ranked_bytes for row in comparison.rows] == [500, 600, 700]
+    assert comparison.best(650).policy == "none"
+    (otherwise,) = [note for note in comparison.notes if note.startswith("By the estimated peaks")]
     assert otherwise == f"By the estimated peaks the front would be another: with {', '.join(front[1:])}."
     # Picture, table and sentences are of one thing.
-    shown = html.unescape(compare_view.comparison_html(found.rows, notes=found.notes, device=DEVICE))
+    shown = html.unescape(compare_view.comparison_html(comparison.rows, notes=comparison.notes, device=DEVICE))
     assert "memory that XLA's compiler needs" in shown
     assert "none: needs 500 B (compiled)" in shown
     assert "estimated peak memory" not in shown
@@ -292,8 +292,8 @@ def test_what_the_devices_compiler_says_ranks(blocks):
 def test_of_several_compilations_the_full_one_for_the_device_counts(blocks):
     others = [*compiled([1, 2, 3], device="TPU v5e"), *compiled([4, 5, 6], effort="quick")]
     for measurements in ([*compiled([500, 600, 700]), *others], [*others, *compiled([500, 600, 700])]):
-        found = blocks.compare(POLICIES, "sites", DEVICE, measurements)
-        assert (found.ranked_by, [row.needed_bytes for row in found]) == ("compiled", [500, 600, 700])
+        comparison = blocks.compare(POLICIES, "sites", DEVICE, measurements)
+        assert (comparison.ranked_by, [row.needed_bytes for row in comparison]) == ("compiled", [500, 600, 700])
     quick = blocks.compare(POLICIES, "sites", DEVICE, others)
     assert quick.ranked_by == "estimate"
     assert [row.policy for row in quick.to_compile] == POLICIES
@@ -301,22 +301,24 @@ def test_of_several_compilations_the_full_one_for_the_device_counts(blocks):
     shown = compare_view.comparison_table(quick.rows)
     assert "yes: 4 B (quick)" in shown
     assert "by XLA&#x27;s compiler with less optimization" in shown
-    assert "quick" not in compare_view.comparison_table(found.rows)
+    assert "quick" not in compare_view.comparison_table(comparison.rows)
 
 
 def test_what_does_not_fit_is_not_on_the_front(blocks):
-    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 900, 800]))
-    assert not found.row("none").pareto
-    assert any(row.pareto for row in found.rows)
-    assert "too much" in pareto_svg(found.rows)
-    assert 'class="remat-capacity"' in pareto_svg(found.rows)
+    comparison = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 900, 800]))
+    assert not comparison.row("none").pareto
+    assert any(row.pareto for row in comparison.rows)
+    assert "too much" in pareto_svg(comparison.rows)
+    assert 'class="remat-capacity"' in pareto_svg(comparison.rows)
 
     nothing = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 1900, 1800]))
     assert not any(row.pareto for row in nothing.rows)
     assert f"None fits {DEVICE}: none comes nearest with 1.50 kB." in nothing.notes
     with pytest.raises(rm.RematError, match=rf"at most 2,000 bytes and fits {DEVICE}: none comes nearest with 1,500;"):
         nothing.best(2000)
-    assert found.best(2000).policy == next(row.policy for row in found.rows if row.pareto)  # dear or not, it is in
+    assert comparison.best(2000).policy == next(
+        row.policy for row in comparison.rows if row.pareto
+    )  # dear or not, it is in
 
 
 @pytest.mark.parametrize(
@@ -329,27 +331,28 @@ def test_what_does_not_fit_is_not_on_the_front(blocks):
     ],
 )
 def test_the_estimate_and_the_compiler_are_not_mixed(blocks, measurements):
-    found = blocks.compare(POLICIES, "sites", DEVICE, measurements)
-    assert found.ranked_by == "estimate"
-    assert [row.pareto for row in found.rows] == [row.pareto for row in blocks.compare(POLICIES, "sites", DEVICE)]
-    assert any("2 of 3 are compiled" in note for note in found.notes) == (len(measurements) == 2)
+    comparison = blocks.compare(POLICIES, "sites", DEVICE, measurements)
+    assert comparison.ranked_by == "estimate"
+    assert [row.pareto for row in comparison.rows] == [row.pareto for row in blocks.compare(POLICIES, "sites", DEVICE)]
+    assert any("2 of 3 are compiled" in note for note in comparison.notes) == (len(measurements) == 2)
 
 
 def test_what_the_compiler_fails_on_is_not_ranked(blocks):
-    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, None, 700], rematerialized=3))
-    assert found.ranked_by == "compiled"
-    assert not found.row("dots_saveable").pareto
-    assert "Not ranked: dots_saveable; not compiled." in found.notes
-    assert any(note.startswith("XLA computes some values again by itself under none, no") for note in found.notes)
+    comparison = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, None, 700], rematerialized=3))
+    assert comparison.ranked_by == "compiled"
+    assert not comparison.row("dots_saveable").pareto
+    assert "Not ranked: dots_saveable; not compiled." in comparison.notes
+    assert any(note.startswith("XLA computes some values again by itself under none, no") for note in comparison.notes)
 
 
 def test_what_adds_an_unknown_time_is_said_to_be_unranked(blocks):
     """XLA tells what it needs, and nothing how long it takes to move what is offloaded."""
-    found = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
+    comparison = blocks.compare(POLICIES, "sites", DEVICE, compiled([500, 600, 700]))
     rows = tuple(
-        dataclasses.replace(row, offloading="unknown") if row.policy == "dots_saveable" else row for row in found.rows
+        dataclasses.replace(row, offloading="unknown") if row.policy == "dots_saveable" else row
+        for row in comparison.rows
     )
-    again = dataclasses.replace(found, rows=rows)
+    again = dataclasses.replace(comparison, rows=rows)
     assert again.ranked_by == "compiled"
     assert not again.row("dots_saveable").pareto
     (note,) = [note for note in again.notes if note.startswith("Not ranked")]
@@ -364,24 +367,24 @@ def test_differences_are_of_multisets(remat3):
             x = jnp.sin(w @ x)
         return x.sum()
 
-    found = rm.trace(net, S(4, 4), S(4)).compare(["nothing_saveable", "dots_saveable"], device=DEVICE)
-    difference = found.difference("nothing_saveable", "dots_saveable")
+    comparison = rm.trace(net, S(4, 4), S(4)).compare(["nothing_saveable", "dots_saveable"], device=DEVICE)
+    difference = comparison.difference("nothing_saveable", "dots_saveable")
     assert (difference.a, difference.b) == ("nothing_saveable", "dots_saveable")
     assert [r.primitive for r in difference.residuals_only_in_b] == ["dot_general"] * 3
     assert [e.primitive for e in difference.recomputed_only_in_a].count("dot_general") == 3
     assert not difference.recomputed_only_in_b
-    back = found.difference("dots_saveable", "nothing_saveable")
+    back = comparison.difference("dots_saveable", "nothing_saveable")
     assert back.residuals_only_in_a == difference.residuals_only_in_b
     with pytest.raises(rm.RematError, match=r"'none' is not compared here; compared are nothing_saveable, dots_sav"):
-        found.difference("none", "dots_saveable")
+        comparison.difference("none", "dots_saveable")
 
 
 @pytest.mark.parametrize("name", ["attention", "nested_scan", "named_layers"])
 def test_differences_and_what_is_common_make_both(name):
-    found = traced(name).compare(["none", "nothing_saveable", "dots_saveable"], device=DEVICE)
+    comparison = traced(name).compare(["none", "nothing_saveable", "dots_saveable"], device=DEVICE)
     for a, b in itertools.permutations(["none", "nothing_saveable", "dots_saveable"], 2):
-        d = found.difference(a, b)
-        first, second = (found._report(policy, None) for policy in (a, b))
+        d = comparison.difference(a, b)
+        first, second = (comparison._report(policy, None) for policy in (a, b))
         common = len(first.residuals) - len(d.residuals_only_in_a)
         assert common == len(second.residuals) - len(d.residuals_only_in_b) >= 0
         again = len(first.recomputed) - len(d.recomputed_only_in_a)
@@ -393,10 +396,10 @@ def test_differences_and_what_is_common_make_both(name):
 
 def test_measurements_stand_beside_the_estimates():
     trace = traced("three_layers")
-    found = trace.compare(
+    comparison = trace.compare(
         device=DEVICE, measurements=[measured("none", "function"), measured("dots_saveable", "layer")]
     )
-    (row,) = [row for row in found.rows if row.measured_seconds is not None]
+    (row,) = [row for row in comparison.rows if row.measured_seconds is not None]
     assert "none" in (row.policy, *row.same_as)
     assert row.measured_bytes == 1230
     assert (row.measured_compile_seconds, row.measured_flops, row.measured_device) == (1.5, 7e9, "one GPU")
@@ -408,33 +411,33 @@ def test_measurements_stand_beside_the_estimates():
 
 
 def test_a_comparison_is_exported_as_json_and_as_flat_rows(blocks):
-    found = blocks.compare(device=DEVICE)
-    whole = json.loads(json.dumps(found.to_dict()))
-    assert [row["policy"] for row in whole["rows"]] == [row.policy for row in found.rows]
+    comparison = blocks.compare(device=DEVICE)
+    whole = json.loads(json.dumps(comparison.to_dict()))
+    assert [row["policy"] for row in whole["rows"]] == [row.policy for row in comparison.rows]
     assert whole["device"] == DEVICE
-    assert whole["rows"][0]["times"]["total"] == found.rows[0].times.total
-    flat = found.to_rows()
+    assert whole["rows"][0]["times"]["total"] == comparison.rows[0].times.total
+    flat = comparison.to_rows()
     assert len({tuple(row) for row in flat}) == 1  # the same columns in each
     assert all(isinstance(value, (str, int, float, bool, type(None))) for row in flat for value in row.values())
-    assert flat[0]["estimated_total_seconds"] == found.rows[0].times.total
-    assert len(found) == len(flat)
+    assert flat[0]["estimated_total_seconds"] == comparison.rows[0].times.total
+    assert len(comparison) == len(flat)
 
 
 def test_it_shows_itself():
     from rich.console import Console
 
-    found = traced("named_tanh").compare(device=DEVICE)
-    page = found._repr_html_()
+    comparison = traced("named_tanh").compare(device=DEVICE)
+    page = comparison._repr_html_()
     console = Console(width=200, force_jupyter=False)
     with console.capture() as captured:
-        console.print(found)
-    for row in found.rows:
+        console.print(comparison)
+    for row in comparison.rows:
         if len(row.policy) < 30:
             assert html.escape(row.policy) in page
             assert row.policy in captured.get()
     assert DEVICE in page
     assert DEVICE in captured.get()
-    assert "policies for named_tanh" in repr(found)
+    assert "policies for named_tanh" in repr(comparison)
 
 
 def test_reports_are_not_made_twice(monkeypatch):
@@ -482,5 +485,5 @@ def test_checkpoint_names_are_offered():
     def fun(x):
         return jnp.sin(checkpoint_name(jnp.sin(x), "h")).sum()
 
-    found = rm.trace(fun, S(10)).compare(device=DEVICE)
-    assert any("save_only_these_names('h')" in (row.policy, *row.same_as) for row in found.rows)
+    comparison = rm.trace(fun, S(10)).compare(device=DEVICE)
+    assert any("save_only_these_names('h')" in (row.policy, *row.same_as) for row in comparison.rows)

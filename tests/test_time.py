@@ -37,10 +37,10 @@ def test_what_is_not_known_makes_it_a_lower_bound():
 
 def test_what_is_inserted_and_not_known_is_no_time_of_none():
     linked = dataclasses.replace(ROUND, interconnect=1e9)
-    known = Kernel(0, 10**6, "f32", "vector", sent=10**6, inserted=True)
-    assert communicating([known], linked) == pytest.approx(0.001)
-    assert communicating([known, dataclasses.replace(known, times=None, sent=0)], linked) is None
-    assert communicating([known], ROUND) is None  # how fast is not known
+    sending = Kernel(0, 10**6, "f32", "vector", sent=10**6, inserted=True)
+    assert communicating([sending], linked) == pytest.approx(0.001)
+    assert communicating([sending, dataclasses.replace(sending, times=None, sent=0)], linked) is None
+    assert communicating([sending], ROUND) is None  # how fast is not known
     assert communicating([Kernel(None, 10**9, "f32", "vector")], linked) == 0.0  # which sends nothing
 
 
@@ -50,20 +50,20 @@ def report(**changes):
 
 
 def test_the_total_is_both_halves_with_recomputation_in_the_backward_one():
-    found = times(report(), ROUND)
-    assert (found.forward, found.backward, found.recomputed) == pytest.approx((0.01, 0.02, 0.01))
-    assert found.total == pytest.approx(0.03)  # recomputation is part of the backward pass
-    assert found.extra == pytest.approx(0.01)
-    assert found.complete
-    assert found.device == "round"
+    estimate = times(report(), ROUND)
+    assert (estimate.forward, estimate.backward, estimate.recomputed) == pytest.approx((0.01, 0.02, 0.01))
+    assert estimate.total == pytest.approx(0.03)  # recomputation is part of the backward pass
+    assert estimate.extra == pytest.approx(0.01)
+    assert estimate.complete
+    assert estimate.device == "round"
 
 
 def test_offloading_goes_there_and_back():
     moved = report(residuals=(Residual("f32", (10**6,), 4 * 10**6, "offloaded"),))
-    found = times(moved, ROUND)
-    assert found.offload == pytest.approx(2 * 4e6 / 1e8)
-    assert found.total == pytest.approx(0.03 + 0.08)
-    assert found.extra == pytest.approx(0.01 + 0.08)
+    estimate = times(moved, ROUND)
+    assert estimate.offload == pytest.approx(2 * 4e6 / 1e8)
+    assert estimate.total == pytest.approx(0.03 + 0.08)
+    assert estimate.extra == pytest.approx(0.01 + 0.08)
     unknown = times(moved, BLIND)
     assert unknown.offload is None
     assert not unknown.complete
@@ -73,16 +73,16 @@ def test_a_big_matmul_is_limited_by_arithmetic():
     """Of 4096 a side: three times 2 n^3 FLOPs for the value and both gradients, at 989.4 TFLOP/s."""
     n = 4096
     matrix = S(n, n, dtype="bfloat16")
-    found = times(rm.trace(lambda a, b: (a @ b).astype("float32").sum(), matrix, matrix).report("none"), "H100 SXM")
-    assert found.total == pytest.approx(3 * 2 * n**3 / 989.4e12, rel=0.3)
-    assert found.forward + found.backward > 3 * 2 * n**3 / 989.4e12
+    estimate = times(rm.trace(lambda a, b: (a @ b).astype("float32").sum(), matrix, matrix).report("none"), "H100 SXM")
+    assert estimate.total == pytest.approx(3 * 2 * n**3 / 989.4e12, rel=0.3)
+    assert estimate.forward + estimate.backward > 3 * 2 * n**3 / 989.4e12
 
 
 def test_an_elementwise_function_is_limited_by_memory():
     """X is read for the sine and for the cosine, which is written; then that is read and the gradient written."""
     n = 10**8
-    found = times(rm.trace(lambda x: jnp.sin(x).sum(), S(n)).report("none"), "A100 80GB SXM")
-    assert found.total == pytest.approx(5 * 4 * n / 2.039e12, rel=0.01)
+    estimate = times(rm.trace(lambda x: jnp.sin(x).sum(), S(n)).report("none"), "A100 80GB SXM")
+    assert estimate.total == pytest.approx(5 * 4 * n / 2.039e12, rel=0.01)
 
 
 def test_recomputing_more_takes_longer(remat3):
@@ -93,7 +93,7 @@ def test_recomputing_more_takes_longer(remat3):
     )
     assert nothing.recomputed > dots.recomputed > everything.recomputed == 0
     assert nothing.total > everything.total
-    assert all(found.recomputed <= found.backward for found in (nothing, dots, everything))
+    assert all(estimate.recomputed <= estimate.backward for estimate in (nothing, dots, everything))
 
 
 def test_no_backward_pass_is_not_complete():

@@ -21,11 +21,11 @@ def parsed(text):
 
 
 def points(picture):
-    return {each.get("data-policy"): each for each in picture.iter(f"{SVG}g") if each.get("role") == "button"}
+    return {node.get("data-policy"): node for node in picture.iter(f"{SVG}g") if node.get("role") == "button"}
 
 
 def classes(element):
-    return {name for each in element.iter() for name in (each.get("class") or "").split()}
+    return {name for inner in element.iter() for name in (inner.get("class") or "").split()}
 
 
 PICTURES = {
@@ -41,8 +41,8 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_xml_and_say_what_they_show(name):
     picture = parsed(PICTURES[name]())
-    named = {each.get("id"): each.text for each in picture if each.tag in (f"{SVG}title", f"{SVG}desc")}
-    assert [bool(named[each]) for each in picture.get("aria-labelledby").split()] == [True, True]
+    named = {node.get("id"): node.text for node in picture if node.tag in (f"{SVG}title", f"{SVG}desc")}
+    assert [bool(named[key]) for key in picture.get("aria-labelledby").split()] == [True, True]
     assert picture.get("viewBox")
 
 
@@ -64,26 +64,26 @@ def test_table_beside_the_timeline_is_escaped():
 
 def test_pictures_of_one_page_do_not_share_names():
     first, second = (parsed(timeline_svg(timeline(peak=peak))) for peak in (22, 30))
-    names = [{each.get("id") for each in picture.iter() if each.get("id")} for picture in (first, second)]
+    names = [{node.get("id") for node in picture.iter() if node.get("id")} for picture in (first, second)]
     assert len(names[0]) == 2 + 2 + 3 + 1  # its words, patterns, areas, and what cuts them off
     assert not names[0] & names[1]
     for picture, own in zip((first, second), names, strict=True):
-        used = {each.get("fill")[5:-1] for each in picture.iter() if (each.get("fill") or "").startswith("url(#")}
-        used |= {each.get("href")[1:] for each in picture.iter(f"{SVG}use")}
+        used = {node.get("fill")[5:-1] for node in picture.iter() if (node.get("fill") or "").startswith("url(#")}
+        used |= {node.get("href")[1:] for node in picture.iter(f"{SVG}use")}
         assert used < own
 
 
 def test_nothing_depends_on_colour_alone():
     """The front by its shape, the areas by their patterns, the chosen one by a frame."""
-    found = points(parsed(pareto_svg(rows(), "dots_saveable")))
-    for policy, point in found.items():
+    by_policy = points(parsed(pareto_svg(rows(), "dots_saveable")))
+    for policy, point in by_policy.items():
         on_front = policy != "save_only_these_names('h')"
         assert ("remat-best" in classes(point)) == on_front
         assert ("remat-other" in classes(point)) != on_front
         # Every point has a frame, which the style sheet shows on the pressed one alone.
         assert (point.get("aria-pressed") == "true") == (policy == "dots_saveable")
     assert ".remat-point:not([aria-pressed=true]) .remat-ring{display:none}" in pareto_svg(rows())
-    patterns = {each.get("fill") for each in parsed(timeline_svg(timeline())).iter() if each.get("fill")}
+    patterns = {node.get("fill") for node in parsed(timeline_svg(timeline())).iter() if node.get("fill")}
     assert len(patterns) == 2
 
 
@@ -99,15 +99,15 @@ def test_colours_are_the_themes():
 
 
 def test_points_are_buttons():
-    found = points(parsed(pareto_svg(rows(), "as_written")))
-    assert set(found) == {"none", "dots_saveable", "nothing_saveable", "save_only_these_names('h')"}
-    for point in found.values():
+    by_policy = points(parsed(pareto_svg(rows(), "as_written")))
+    assert set(by_policy) == {"none", "dots_saveable", "nothing_saveable", "save_only_these_names('h')"}
+    for point in by_policy.values():
         assert point.get("tabindex") == "0"
         assert point.get("aria-label") == point.find(f"{SVG}title").text
     said = "none, same as as_written: peak 90.0 MB (estimated), 0 s estimated for recomputation and offloading"
-    assert found["none"].get("aria-label") == f"{said}, on the front"
-    assert [point.get("aria-pressed") for point in found.values()].count("true") == 1
-    assert found["none"].get("aria-pressed") == "true"  # as_written does the same
+    assert by_policy["none"].get("aria-label") == f"{said}, on the front"
+    assert [point.get("aria-pressed") for point in by_policy.values()].count("true") == 1
+    assert by_policy["none"].get("aria-pressed") == "true"  # as_written does the same
 
 
 def _centre(point):
@@ -121,17 +121,19 @@ def _centre(point):
 
 def test_places_are_in_proportion():
     """A MB is as wide everywhere, and 18 ms lie 3.6 times as high as 5 ms."""
-    found = {policy: _centre(point) for policy, point in points(parsed(pareto_svg(rows()))).items()}
-    step = (found["none"][0] - found["dots_saveable"][0]) / 40  # pixels for a MB
-    left = found["none"][0] - 90 * step
-    assert found["nothing_saveable"][0] == pytest.approx(left + 20 * step, abs=0.5)
-    base = found["none"][1]  # adds nothing
-    assert (base - found["nothing_saveable"][1]) / (base - found["dots_saveable"][1]) == pytest.approx(18 / 5, rel=0.02)
+    by_policy = {policy: _centre(point) for policy, point in points(parsed(pareto_svg(rows()))).items()}
+    step = (by_policy["none"][0] - by_policy["dots_saveable"][0]) / 40  # pixels for a MB
+    left = by_policy["none"][0] - 90 * step
+    assert by_policy["nothing_saveable"][0] == pytest.approx(left + 20 * step, abs=0.5)
+    base = by_policy["none"][1]  # adds nothing
+    assert (base - by_policy["nothing_saveable"][1]) / (base - by_policy["dots_saveable"][1]) == pytest.approx(
+        18 / 5, rel=0.02
+    )
 
 
 def test_the_front_goes_through_its_points():
     picture = parsed(pareto_svg(rows()))
-    (line,) = [each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-front"]
+    (line,) = [node for node in picture.iter(f"{SVG}path") if node.get("class") == "remat-front"]
     for policy in ("none", "dots_saveable", "nothing_saveable"):
         x, y = _centre(points(picture)[policy])
         assert f"{x:.1f}" in line.get("d")
@@ -168,13 +170,13 @@ def test_labels_keep_off_the_lines(front):
     """Just left of where the device ends, and at the last step of the front, which goes on to the right edge."""
     sizes = {"none": 160, "dots_saveable": 93, "nothing_saveable": 40}
     compiled = [
-        replace(each, ranked_by="compiled", needed_bytes=needed, available_bytes=105, pareto=each.policy in front)
-        for each in rows()
-        if (needed := sizes.get(each.policy))
+        replace(row, ranked_by="compiled", needed_bytes=needed, available_bytes=105, pareto=row.policy in front)
+        for row in rows()
+        if (needed := sizes.get(row.policy))
     ]
     picture = parsed(pareto_svg(compiled))
-    (capacity,) = [each for each in picture.iter(f"{SVG}line") if each.get("class") == "remat-capacity"]
-    (fits,) = [each for each in picture.iter(f"{SVG}text") if each.text == "fits"]
+    (capacity,) = [node for node in picture.iter(f"{SVG}line") if node.get("class") == "remat-capacity"]
+    (fits,) = [node for node in picture.iter(f"{SVG}text") if node.text == "fits"]
     end = float(capacity.get("x1"))
     last = _centre(points(picture)[front[-1]])
     boxes = list(_boxes(picture))
@@ -186,9 +188,9 @@ def test_labels_keep_off_the_lines(front):
 
 
 def test_without_times_it_is_flops():
-    untimed = tuple(replace(each, times=None) for each in rows())
+    untimed = tuple(replace(row, times=None) for row in rows())
     picture = parsed(pareto_svg(untimed))
-    assert "recomputed FLOPs" in [each.text for each in picture.iter(f"{SVG}text")]
+    assert "recomputed FLOPs" in [node.text for node in picture.iter(f"{SVG}text")]
     assert "18.0 GFLOPs recomputed" in points(picture)["nothing_saveable"].get("aria-label")
 
 
@@ -204,8 +206,8 @@ def test_what_is_left_out_is_counted():
 
 
 def _areas(picture):
-    outlines = {f"#{each.get('id')}": each.get("d") for each in picture.iter(f"{SVG}path") if each.get("id")}
-    return {each.get("class"): outlines[each.get("href")] for each in picture.iter(f"{SVG}use") if each.get("class")}
+    outlines = {f"#{node.get('id')}": node.get("d") for node in picture.iter(f"{SVG}path") if node.get("id")}
+    return {node.get("class"): outlines[node.get("href")] for node in picture.iter(f"{SVG}use") if node.get("class")}
 
 
 def test_areas_stand_on_each_other():
@@ -233,7 +235,7 @@ def test_thinning_keeps_the_maximum(peak):
     path = _areas(picture)["remat-temporaries"]
     assert path.count("H") <= 2 * 360
     heights = [float(y) for y in re.findall(r"[ML][\d.]+,([\d.]+)H", path)]
-    mark = next(each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-peak")
+    mark = next(node for node in picture.iter(f"{SVG}path") if node.get("class") == "remat-peak")
     tip = float(re.match(r"M[\d.]+,([\d.]+)", mark.get("d"))[1])
     assert min(heights) == tip
     assert len(timeline_svg(long)) < 35_000
@@ -251,14 +253,14 @@ def test_another_choice_is_drawn_over_it():
     higher = [replace(moment, temporaries=9000 if number == 45 else 0) for number, moment in enumerate(other.moments)]
     other = replace(other, moments=tuple(higher))
     picture = parsed(timeline_svg(timeline(), against=other))
-    (line,) = [each for each in picture.iter(f"{SVG}path") if each.get("class") == "remat-against"]
+    (line,) = [node for node in picture.iter(f"{SVG}path") if node.get("class") == "remat-against"]
     steps = [tuple(map(float, step.split(","))) for step in re.findall(r"[\d.]+,[\d.]+", line.get("d"))]
-    (middle,) = [float(each.get("x1")) for each in picture.iter(f"{SVG}line") if each.get("class") == "remat-halves"]
+    (middle,) = [float(node.get("x1")) for node in picture.iter(f"{SVG}line") if node.get("class") == "remat-halves"]
     assert {steps[0][0], steps[-1][0]} == {64.0, 666.0}
     assert steps[2 * 40][0] == pytest.approx(middle, abs=0.1)  # two ends of each of its 40 moments forward
     assert min(y for _, y in steps) > 52
     assert "stroke-dasharray:6 3" in picture.find(f"{SVG}style").text
-    words = [each.text for each in picture.iter(f"{SVG}text")]
+    words = [node.text for node in picture.iter(f"{SVG}text")]
     assert "A: nothing, peak 12.6 kB, backward, sin In[3]:4 (dashed)" in words  # 300 + 100 * 33 + 9000
     assert "B: dots_saveable, peak 7.10 kB, backward, sin In[3]:4 (areas)" in words
     assert "B: Peak 7.10 kB, backward, sin In[3]:4" in words
@@ -267,7 +269,7 @@ def test_another_choice_is_drawn_over_it():
 
 
 def test_time_is_an_axis_with_a_name():
-    words = [each.text for each in parsed(timeline_svg(timeline())).iter(f"{SVG}text")]
+    words = [node.text for node in parsed(timeline_svg(timeline())).iter(f"{SVG}text")]
     assert "time: moments, one after another" in words
     assert [word for word in words if word and word.isdigit()] == ["0", "10", "20", "30", "40", "50"]
 
@@ -275,11 +277,11 @@ def test_time_is_an_axis_with_a_name():
 def test_what_is_held_at_the_peak_is_listed():
     page = timeline_html(timeline(), top=3)
     body = page[page.index("<tbody>") :]
-    found = [re.sub(r"<[^>]+>", " ", each).split() for each in body.split("</tr>")[:-1]]
-    assert found[0][:4] == ["4.80", "kB", "f32[6,200]", "temporary"]
-    assert found[1][:5] == ["900", "B", "f32[25]", "x9", "residual"]
-    assert found[2][:4] == ["300", "B", "f32[75]", "argument"]
-    assert found[3] == ["108", "B", "in", "3", "more", "values"]
+    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in body.split("</tr>")[:-1]]
+    assert cells[0][:4] == ["4.80", "kB", "f32[6,200]", "temporary"]
+    assert cells[1][:5] == ["900", "B", "f32[25]", "x9", "residual"]
+    assert cells[2][:4] == ["300", "B", "f32[75]", "argument"]
+    assert cells[3] == ["108", "B", "in", "3", "more", "values"]
     full = timeline_html(timeline())
     for word in ("inside scan", "cotangent", "constant", "argument params[&#x27;w&#x27;]", "In[3]:9"):
         assert word in full
