@@ -9,7 +9,7 @@ from functools import cache
 from math import inf
 from pathlib import Path
 
-from remat_magic.records import Report
+from remat_magic.records import Note, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
@@ -18,7 +18,7 @@ from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals, uncounted, unread
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
 
-__all__ = ["jaxprs", "page_html", "report_html", "style"]
+__all__ = ["jaxprs", "page_html", "report_html", "style", "whole"]
 
 STATIC = Path(__file__).parent / "static"
 _SHEETS = ("report.css", "source.css", "glance.css")  # in the order of the cascade
@@ -67,14 +67,43 @@ def totals_html(report: Report, compare: Report | None = None) -> str:
     return f'{whose}<div class="remat-totals">{"".join(items)}</div>'
 
 
-def notes_html(report: Report) -> str:
-    """The sentences that the reader must see."""
+def notes_html(report: Report, live: bool = False) -> str:
+    """The sentences that the reader must see.
+
+    Args:
+        report: of which policy.
+        live: whether a script is at hand, which shows a long one in one line until it is unfolded.
+    """
     sentences: list[str] = [*report.notes]
     if report.backward_error:
         sentences.insert(0, report.backward_error)
     sentences += uncounted(report)
-    return "".join(
-        f'<p class="remat-note"><b aria-hidden="true">!</b> {escape(sentence)}</p>' for sentence in sentences
+    return "".join(map(_live_note if live else _note, sentences))
+
+
+def _note(sentence: str) -> str:
+    return f'<p class="remat-note">{_marked(sentence)}</p>'
+
+
+def _live_note(sentence: str) -> str:
+    button = whole(sentence.kind if isinstance(sentence, Note) else "note", "The whole note")
+    return f'<p class="remat-note remat-briefly"><span class="remat-brief">{_marked(sentence)}</span>{button}</p>'
+
+
+def _marked(sentence: str) -> str:
+    return f'<b aria-hidden="true">!</b> {escape(sentence)}'
+
+
+def whole(kind: str, label: str) -> str:
+    """The button after what is one line (``remat-brief``), cut off if it is longer, until the reader unfolds it.
+
+    Args:
+        kind: what it is: all that is of one kind stays unfolded, or folded, as the reader left it.
+        label: for screen readers.
+    """
+    return (
+        f'<button type="button" class="remat-link remat-whole" data-action="whole" data-whole="{kind}" hidden '
+        f'aria-expanded="false" aria-label="{label}" title="Show all of it; what is unfolded stays so" {KEYS}></button>'
     )
 
 

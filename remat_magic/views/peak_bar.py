@@ -56,7 +56,8 @@ def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int]
     return (
         f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">'
         f'<div class="remat-held" data-value="{peak}"{width}>{"".join(bars)}</div>{mark}</div>'
-        f'<ul class="remat-roles" aria-label="{caption}"><li class="remat-label" aria-hidden="true">{caption}:</li>'
+        f'<ul class="remat-roles remat-brief" aria-label="{caption}">'
+        f'<li class="remat-label" aria-hidden="true">{caption}:</li>'
         f"{''.join(items)}</ul></div>"
     )
 

@@ -17,6 +17,7 @@ _TAUGHT = {
     "against": "A, the choice that the shown one, B, is compared with: in numbers, tables, jaxprs and over time",
     "all-names": "Set all names that are shown to this",
     "apply": "Bind the function's name to it with this choice; what was compiled before keeps the old one",
+    "arrange": "Search the rows and group them (also the key / in the table); what is unfolded stays so",
     "at": "Where the policy goes: the whole function, its checkpoints, or a function that it calls",
     "beside": "Keep the source in sight, at the left of every tab",
     "budget": "How much memory the choice may take; each place is a plan",

@@ -10,7 +10,7 @@ from remat_magic import devices
 from remat_magic.api import Trace
 from remat_magic.records import Site
 from remat_magic.views.format import escape
-from remat_magic.views.html import signature_html, title_html
+from remat_magic.views.html import signature_html, title_html, whole
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import ID, button, search, select, taught
 from remat_magic.widget.live_trace import LiveTrace
@@ -57,10 +57,13 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f'<div class="remat-said"><span class="remat-meaning" id="{ID}meaning"></span> '
         f'<span class="remat-against" data-part="against" role="status" aria-live="polite"></span></div>'
         f'{_names(trace.names)}<div data-part="totals"></div>'
-        f'<div data-part="peak" data-memory="{html.escape(json.dumps(_memory(live.devices)))}"'
-        f' data-apart="{html.escape(json.dumps(_apart(live.devices)))}"></div>'
-        '<div data-part="fits" role="status" aria-live="polite"></div>'
-        f'<div class="remat-code"><code data-part="code"></code>'
+        f'<div class="remat-briefly"><div data-part="peak" '
+        f'data-memory="{html.escape(json.dumps(_memory(live.devices)))}" '
+        f'data-apart="{html.escape(json.dumps(_apart(live.devices)))}"></div>'
+        f"{whole('peak', 'All that is alive at the peak')}</div>"
+        '<div class="remat-briefly"><div class="remat-brief" data-part="fits" role="status" aria-live="polite"></div>'
+        f"{whole('fits', 'All that the compiler says')}</div>"
+        f'<div class="remat-code remat-optional"><code data-part="code"></code>'
         f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div>"
         '<div data-part="notes"></div>'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'

@@ -105,7 +105,7 @@ class Rendered:
                 "parts": {
                     "totals": html.totals_html(report),
                     "peak": peak_bar_html(report),
-                    "notes": html.notes_html(replace(report, notes=(*report.notes, *for_now)) if for_now else report),
+                    "notes": html.notes_html(replace(report, notes=(*report.notes, *for_now)), live=True),
                 },
                 "counts": {},
                 "names": rows.name_states(report),

@@ -27,6 +27,10 @@ layers(*(jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), 
 """
 SAVED = {"as_written": "116 B", "dots_saveable": "72 B", "nothing_saveable": "0 B"}
 
+# What a reader has unfolded on this page or another.
+FORGET = """() => Object.keys(localStorage).filter(key => key.startsWith("remat_magic-"))
+  .forEach(key => localStorage.removeItem(key))"""
+
 
 def write_notebook(path: Path, *cells: str) -> None:
     """Write a notebook of code cells, without outputs."""
@@ -70,10 +74,11 @@ class Widget:
 
     def unfold(self) -> None:
         """Unfold what a first visit does not show."""
-        more = self.root.get_by_role("button", name="More", exact=True)
-        expect(more).to_be_visible()
-        if more.get_attribute("aria-expanded") == "false":
-            more.click()
+        for name in ("More", "Find, group"):
+            fold = self.root.get_by_role("button", name=name, exact=True).first
+            expect(fold).to_be_visible()
+            if fold.get_attribute("aria-expanded") == "false":
+                fold.click()
 
     def shows(self, policy: str) -> None:
         """Wait until the widget shows a policy's residuals, in the control and in the numbers."""

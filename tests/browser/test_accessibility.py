@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.contrast import unreadable
-from tests.browser.inspected import LOAD, Widget, write_notebook
+from tests.browser.inspected import FORGET, LOAD, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
 AXE = files("axe_playwright_python") / "axe.min.js"
@@ -83,6 +83,11 @@ _VOLUME = [pytest.param(theme, marks=pytest.mark.volume) for theme in ("Dark", "
 @pytest.mark.parametrize("theme", ["Light", "Dark High Contrast", *_VOLUME])
 def test_every_panel(widget: Widget, theme: str) -> None:
     widget.notebook.set_theme(f"JupyterLab {theme}")
+    widget.notebook.page.evaluate(FORGET)
+    widget.notebook.run(1)
+    expect(widget.part("recomputed")).not_to_be_empty()
+    assert violations(widget.notebook.page, ".remat-widget") == []  # a first visit
+    assert unreadable(widget.root) == []
     widget.unfold()
     for name in TABS:
         widget.tab(name).click()

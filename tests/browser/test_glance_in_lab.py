@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import FloatRect, Locator, expect
 
 from remat_magic import units
-from tests.browser.inspected import LOAD, Widget, focus, write_notebook
+from tests.browser.inspected import FORGET, LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
 from tests.volume import usually
 
@@ -47,6 +48,24 @@ big(jax.ShapeDtypeStruct((2**20, 2**12), "float32"))
 """
 BIG = 3
 
+# A training step, with what is said of one: that the call did not run, and which gradient is looked at.
+STEP_CELL = """\
+%%remat
+import jax, jax.numpy as jnp
+
+def loss(params, x):
+    for W in params:
+        x = jnp.sin(x @ W)
+    return jnp.sum(x ** 2)
+
+def step(params, x):
+    return jax.tree.map(lambda W, g: W - 0.1 * g, params, jax.grad(loss)(params, x))
+
+params = [jax.ShapeDtypeStruct((64, 64), "float32")] * 8
+params = step(params, jax.ShapeDtypeStruct((128, 64), "float32"))
+"""
+STEP = 4
+
 
 def under(policy: str) -> str:
     """What the line of code has as soon as a policy is shown."""
@@ -55,7 +74,7 @@ def under(policy: str) -> str:
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "glance.ipynb", LOAD, CELL, TELL, BIG_CELL)
+    write_notebook(lab.folder / "glance.ipynb", LOAD, CELL, TELL, BIG_CELL, STEP_CELL)
     page_of_module.open("glance.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -64,10 +83,17 @@ def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
 @pytest.fixture
 def widget(opened: NotebookPage) -> Widget:
     """A widget that nobody has touched."""
+    return inspection(opened, 1)
+
+
+def inspection(opened: NotebookPage, cell: int, forget: bool = True) -> Widget:
+    """The new widget of a cell, as one who has unfolded nothing sees it, unless that is remembered."""
     opened.page.mouse.move(0, 0)
-    opened.run(1)
+    if forget:
+        opened.page.evaluate(FORGET)
+    opened.run(cell)
     assert opened.errors() == []
-    widget = Widget(opened, 1)
+    widget = Widget(opened, cell)
     expect(widget.part("recomputed")).not_to_be_empty()
     return widget
 
@@ -131,11 +157,12 @@ def test_the_biggest_values_come_first(widget: Widget, report: dict[str, Any]) -
     held.click()
     everything.click()
     expect(rows(widget)).to_have_count(5)
-    widget.root.get_by_label("Find").first.fill("argument")
+    widget.root.get_by_role("button", name="Find, group").first.click()
+    widget.root.get_by_label("Find", exact=True).first.fill("argument")
     expect(rows(widget)).to_have_count(len(arguments))
-    widget.root.get_by_label("Find").first.fill("nowhere to be found")
+    widget.root.get_by_label("Find", exact=True).first.fill("nowhere to be found")
     expect(widget.part("residuals")).to_contain_text("No row has “nowhere to be found”.")
-    widget.root.get_by_label("Find").first.fill("")
+    widget.root.get_by_label("Find", exact=True).first.fill("")
     widget.root.get_by_label("Group by").first.select_option("operation")
     expect(rows(widget)).to_have_count(len(report["rows"]))
     widget.root.get_by_label("Group by").first.select_option("")
@@ -223,6 +250,98 @@ def test_a_first_visit_is_calm_and_what_was_unfolded_stays_so(widget: Widget) ->
     focus(again.policy)
     page.keyboard.press("Control+z")
     expect(again.policy).to_have_value("as_written")
+
+
+@pytest.fixture(params=[900, 1400])
+def sized(opened: NotebookPage, request: pytest.FixtureRequest) -> Iterator[NotebookPage]:
+    """In a small window and a usual one, beside the file browser."""
+    opened.page.set_viewport_size({"width": request.param, "height": 1000})
+    expect(opened.page.locator("#jp-left-stack")).to_be_visible()
+    yield opened
+    opened.page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+@pytest.mark.parametrize("cell", [1, STEP])
+def test_the_first_row_is_seen_at_a_glance(sized: NotebookPage, cell: int) -> None:
+    """Within a third of a small screen: what is above it is read before the eye gets there."""
+    widget = inspection(sized, cell)
+    expect(rows(widget)).not_to_have_count(0)
+    assert box(rows(widget).first)["y"] - box(widget.root)["y"] <= 300
+
+
+def test_a_line_that_is_cut_off_is_unfolded(sized: NotebookPage) -> None:
+    """A note, by its button; so are all notes of its kind from then on, until they are folded."""
+    page = sized.page
+    page.set_viewport_size({"width": 900, "height": 1000})  # wider it may be whole
+    widget = inspection(sized, STEP)
+    note = widget.part("notes").locator(".remat-note", has_text="takes the gradient of")
+    whole = note.get_by_role("button", name="The whole note")
+    expect(whole).to_have_attribute("aria-expanded", "false")
+    assert whole.get_attribute("title")
+    line = box(note)["height"]
+    assert line < 34
+    focus(whole)
+    page.keyboard.press("Enter")
+    expect(whole).to_have_attribute("aria-expanded", "true")
+    assert box(note)["height"] > 1.5 * line
+    text = note.locator(".remat-brief")
+    assert text.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
+    again = inspection(sized, STEP, forget=False)
+    note = again.part("notes").locator(".remat-note", has_text="takes the gradient of")
+    whole = note.get_by_role("button", name="The whole note")
+    expect(whole).to_have_attribute("aria-expanded", "true")
+    whole.click()
+    assert box(note)["height"] == line
+    # In a window with room for it there is nothing to unfold.
+    page.set_viewport_size({"width": 2400, "height": 1000})
+    expect(whole).to_be_hidden()
+
+
+def test_there_is_no_line_to_paste_where_nothing_is(widget: Widget) -> None:
+    """Yet Apply, which undoes an earlier one, is among what More unfolds; once there was code the line stays."""
+    apply = widget.root.get_by_role("button", name="Apply", exact=True)
+    expect(apply).to_be_hidden()
+    more = widget.root.get_by_role("button", name="More", exact=True)
+    more.click()
+    expect(apply).to_be_visible()
+    more.click()
+    expect(apply).to_be_hidden()
+    widget.policy.select_option("dots_saveable")
+    expect(widget.part("code")).to_contain_text(under("dots_saveable"))
+    expect(apply).to_be_visible()
+    widget.policy.select_option("as_written")
+    expect(widget.part("code")).to_contain_text("Apply undoes an earlier Apply")
+    expect(apply).to_be_visible()
+
+
+def test_rows_are_found_by_the_keyboard_and_what_is_used_stays_in_sight(widget: Widget) -> None:
+    page = widget.notebook.page
+    panel = widget.root.locator('[data-panel="residuals"]')
+    fold = panel.get_by_role("button", name="Find, group")
+    find, group = panel.get_by_label("Find", exact=True), panel.get_by_label("Group by")
+    assert fold.get_attribute("title")
+    expect(find).to_be_hidden()
+    expect(group).to_be_hidden()
+    focus(widget.part("residuals"))
+    page.keyboard.press("/")
+    expect(find).to_be_focused()
+    expect(fold).to_have_attribute("aria-expanded", "true")
+    expect(group).to_be_visible()
+    page.keyboard.type("/")  # in a field it is text
+    expect(find).to_have_value("/")
+    find.fill("argument")
+    focus(fold)
+    page.keyboard.press("Enter")
+    expect(group).to_be_hidden()
+    expect(find).to_be_visible()  # or rows would be hidden, and nobody knew why
+    expect(panel.locator("[data-summary]")).to_contain_text(" of ")
+    find.fill("")
+    expect(find).to_be_hidden()
+    focus(fold)
+    page.keyboard.press("Enter")
+    expect(find).to_be_focused()
+    again = inspection(widget.notebook, 1, forget=False)
+    expect(again.root.get_by_label("Find", exact=True).first).to_be_visible()
 
 
 @pytest.mark.parametrize("width", usually([900, 1280], 900))

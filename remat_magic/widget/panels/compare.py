@@ -122,7 +122,11 @@ class Compare(Panel):
                 return self._fits(request)
             case "peak":
                 report = self._live.trace.report(*self._arguments(request), device=request.text("device")).remarked
-                return {"totals": totals_html(report), "peak": peak_bar_html(report), "notes": notes_html(report)}
+                return {
+                    "totals": totals_html(report),
+                    "peak": peak_bar_html(report),
+                    "notes": notes_html(report, live=True),
+                }
             case _:
                 return {"html": self._gradients(request)}
 

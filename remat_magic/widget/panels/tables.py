@@ -7,7 +7,7 @@ from typing import Any
 from remat_magic.records import Report
 from remat_magic.views.html import recomputed_html, residuals_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, copies, search, taught
+from remat_magic.widget.controls import ID, button, copies, search, taught
 from remat_magic.widget.panel import Panel
 
 __all__ = ["Recomputed", "Residuals"]
@@ -20,7 +20,9 @@ class _Table(Panel):
         """What the table is searched, grouped and copied by."""
         options = "".join(f'<option value="{value}">{text}</option>' for value, text in _GROUPS)
         return (
-            f'<div class="remat-tools">{search(self.key, "Find", "any text of a row")}'
+            '<div class="remat-tools remat-arranging-tools">'
+            f"{button('arrange', 'Find, group', data_arrange=self.key, aria_expanded='false')}"
+            f"{search(self.key, 'Find', 'any text of a row')}"
             f'<span class="remat-field"{taught("group")}>'
             f'<label for="{ID}group-{self.key}">Group by</label> '
             f'<select id="{ID}group-{self.key}" data-group="{self.key}" {KEYS}>{options}</select></span>'

@@ -3,9 +3,7 @@
 import { keyOf } from "./types.js";
 import { quantity } from "./units.js";
 
-const REMEMBERED = "remat_magic-more";
-
-/** What is seen first: the headline, what is alive at the estimated peak, and what is folded. @param {Widget} widget */
+/** What is seen first: the headline, what is alive at the estimated peak, and whether there is room for it. @param {Widget} widget */
 export function firstScreen(widget) {
   const { one, part, root, store } = widget;
   const bar = part("peak");
@@ -45,7 +43,17 @@ export function firstScreen(widget) {
     if (!view.complete) bar.classList.add("remat-stale");
     if (!view.complete || !parts) return;
     bar.innerHTML = parts.peak;
+    rank();
     scale();
+  }
+
+  /** Tells the style sheet which is the largest, for where there is no room for all. */
+  function rank() {
+    const [pieces, items] = [".remat-held > i", ".remat-roles > li:not(.remat-label)"].map((found) => [...bar.querySelectorAll(found)]);
+    const widths = pieces.map((piece) => parseFloat(piece.style.width));
+    items.forEach((item, index) => {
+      item.style.setProperty("--rank", String(widths.filter((width) => width > widths[index]).length));
+    });
   }
 
   /** Says what is left of the device that is chosen, or by how much the peak is too big for it. */
@@ -77,26 +85,6 @@ export function firstScreen(widget) {
     fill(widget.shown);
     widget.pinning.contrast();
   });
-
-  const more = one('[data-action="more"]');
-
-  /** Shows what a first look does not need. @param {boolean} open */
-  function unfold(open) {
-    more.setAttribute("aria-expanded", String(open));
-    root.classList.toggle("remat-unfolded", open);
-  }
-
-  more.addEventListener("click", () => {
-    const open = more.getAttribute("aria-expanded") !== "true";
-    unfold(open);
-    try {
-      localStorage.setItem(REMEMBERED, open ? "yes" : "");
-    } catch {}
-  });
-  // What was unfolded stays so. There may be no storage.
-  try {
-    unfold(localStorage.getItem(REMEMBERED) === "yes");
-  } catch {}
 
   return {
     show: fill,

@@ -3,6 +3,7 @@
 import { tableText } from "./arranging.js";
 import { policyList } from "./choosing.js";
 import { copyText } from "./clipboard.js";
+import { folding } from "./folding.js";
 import { firstScreen } from "./glance.js";
 import { choiceHistory } from "./history.js";
 import { linking } from "./linking.js";
@@ -65,7 +66,6 @@ export function draw({ model, el }, makers) {
   const panel = (name) => one(`[data-panel="${name}"]`);
 
   const status = () => part("status").textContent ?? "";
-
   let waiting = 0;
   const sweep = sweeper();
   let late = 0;
@@ -79,7 +79,7 @@ export function draw({ model, el }, makers) {
   const first = firstScreen(widget);
   const twin = staticTwin(el, model.get("_twin"));
   for (const [key, make] of Object.entries(makers)) widget.panels[key] = make(widget, key);
-  const panels = [...Object.values(widget.panels), policyList(widget)];
+  const panels = [...Object.values(widget.panels), policyList(widget), folding(widget)];
   /** @type {NonNullable<Panel["controls"]>} */
   const controls = {
     policy: chooseControls,
