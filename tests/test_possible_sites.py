@@ -2,9 +2,11 @@
 
 import collections
 import cProfile
+import dataclasses
 import functools
 import sys
 import threading
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -534,6 +536,40 @@ def test_a_place_takes_the_tracing_time_that_it_took(monkeypatch):
     own = [code for code in begun if code.co_filename == __file__]
     assert len(own) == 14  # twelve blocks, repeated, twelve
     assert len(begun) < 1000  # JAX itself makes some ten thousand
+
+
+@pytest.mark.parametrize("tool", [True, False])
+def test_methods_that_python_writes_are_not_told_of(monkeypatch, tool):
+    """Those of dataclasses and named tuples, of which JAX makes a thousand; what a user's ``exec`` defines is found."""
+    if not tool:  # as before Python 3.12
+        monkeypatch.setattr(watching, "_tool", lambda: None)
+    begun = []
+    begin = calls.Calls.begin
+    monkeypatch.setattr(calls.Calls, "begin", lambda self, frame: begun.append(frame.f_code) or begin(self, frame))
+    names = {"jnp": jnp, "Pair": Pair, "Record": Record}
+    exec("def block(w, x):\n    return jnp.tanh(jnp.sin(x @ Pair(w, x).w)) * x", names)
+    exec("def outer(w, x):\n    return Record(w)._replaced(w).w @ w", names)
+
+    def loss(w, x):
+        return repeated(names["block"], names["outer"](w, x), x).sum()
+
+    trace = rm.trace(loss, W, X)
+    assert {("block", 3), ("outer", 1)} < {(site.key, site.times) for site in trace.sites if site.possible}
+    generated = [code.co_qualname for code in begun if code.co_filename == "<string>"]
+    assert sorted(generated) == ["block", "block", "block", "outer"]
+
+
+class Pair(NamedTuple):
+    w: object
+    x: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    w: object
+
+    def _replaced(self, w):
+        return dataclasses.replace(self, w=w)
 
 
 @pytest.mark.parametrize("debugger", [False, True])

@@ -63,7 +63,18 @@ def _leave(watcher: Watcher, thread: int, tool: int | None) -> None:
 
 
 def _is_told_of(code: CodeType) -> bool:
-    return is_user_file(code.co_filename) or (code.co_name == "__call__" and is_library_file(code.co_filename))
+    file = code.co_filename
+    if is_user_file(file):
+        return file != "<string>" or not _is_of_record(code)
+    return code.co_name == "__call__" and is_library_file(file)
+
+
+def _is_of_record(code: CodeType) -> bool:
+    """Whether it is of a method that Python writes for a dataclass or a named tuple, in the words that it uses there.
+
+    JAX makes a thousand of such objects for twelve layers; what a user's ``exec`` defines is in ``<string>`` too.
+    """
+    return code.co_qualname.startswith("__create_fn__.<locals>.") or code.co_names == ("_tuple_new",)
 
 
 # ------------------------------------------------------------------------------------------------ from Python 3.12 on
