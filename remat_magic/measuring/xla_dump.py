@@ -25,7 +25,7 @@ from remat_magic.measuring.xla_module import (
     read_module,
 )
 from remat_magic.records import SourceSpan, XlaBuffer, XlaMemory
-from remat_magic.records.measurement import XlaRole
+from remat_magic.records.xla_memory import XlaRole
 
 __all__ = ["read_dump", "with_texts"]
 

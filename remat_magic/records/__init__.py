@@ -17,26 +17,7 @@ from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
 from remat_magic.records.later import Remark
-from remat_magic.records.measurement import (
-    ArgumentRole,
-    Collective,
-    Effort,
-    GradientDifference,
-    Half,
-    Life,
-    LiveKind,
-    LiveValue,
-    Measurement,
-    MemorySpace,
-    Moment,
-    Phase,
-    Progress,
-    StepMemory,
-    Timeline,
-    Times,
-    XlaBuffer,
-    XlaMemory,
-)
+from remat_magic.records.measurement import Collective, Effort, GradientDifference, Measurement, Progress
 from remat_magic.records.note import Note, NoteKind
 from remat_magic.records.operation import Equation, Kernel, Unit, dearest
 from remat_magic.records.places import Places
@@ -47,6 +28,19 @@ from remat_magic.records.residual import Kind, Origin, Reader, Residual
 from remat_magic.records.site import Site
 from remat_magic.records.source import SourceSpan, SourceText
 from remat_magic.records.suggestions import Advice, FrontierPoint, Loop, Nesting, WhatIf
+from remat_magic.records.timeline import (
+    ArgumentRole,
+    Half,
+    Life,
+    LiveKind,
+    LiveValue,
+    Moment,
+    Phase,
+    StepMemory,
+    Timeline,
+    Times,
+)
+from remat_magic.records.xla_memory import MemorySpace, XlaBuffer, XlaMemory
 
 __all__ = [
     "Advice",

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from remat_magic.records.base import Labelled
-from remat_magic.records.measurement import Effort, Measurement, Times
+from remat_magic.records.measurement import Effort, Measurement
+from remat_magic.records.timeline import Times
 
 __all__ = ["ComparisonRow", "Offloading", "Ranking"]
 

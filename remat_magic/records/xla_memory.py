@@ -1,0 +1,107 @@
+"""The memory of a compiled program, by XLA's own schedule and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from remat_magic.records.source import SourceSpan
+
+__all__ = ["MemorySpace", "XlaBuffer", "XlaMemory", "XlaRole"]
+
+XlaRole = Literal["argument", "output", "constant", "saved", "carried", "temporary"]
+"""What a buffer is to the compiled program: ``saved`` was made by the forward pass and is read by the backward one,
+``carried`` is the state of a loop while that runs, ``output`` also what is written over a donated argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class XlaBuffer:
+    """A buffer that the compiled program holds at the peak of its memory.
+
+    ``name`` is XLA's, with its place in a tuple; ``first`` and ``last`` are the steps in which it holds this value.
+    ``nbytes`` is with padding, and without what it shares with another buffer that is told. ``space`` is "device" for
+    the memory that a program has to fit into, "host", "VMEM", or XLA's number of another one. ``op_name`` is the path
+    of JAX's names to the operation, or an argument's name. ``source`` is the innermost line of the user's own code,
+    ``library`` that of a library called from there.
+    """
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+    opcode: str
+    type: str
+    role: XlaRole
+    space: str = "device"
+    op_name: str = ""
+    source: SourceSpan | None = None
+    library: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpace:
+    """What XLA allocates for a program in one memory, in bytes.
+
+    ``name`` is as that of ``XlaBuffer.space``: "device", "host", on a TPU "VMEM" and "SMEM" beside the compute units,
+    else XLA's number. ``output_bytes`` are without outputs that lie where donated arguments did.
+    """
+
+    name: str
+    argument_bytes: int = 0
+    output_bytes: int = 0
+    constant_bytes: int = 0
+    temp_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.argument_bytes + self.output_bytes + self.constant_bytes + self.temp_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class XlaMemory:
+    """The memory of a compiled program over time, by XLA's own schedule and buffers.
+
+    ``steps`` are the instructions in the order in which they run, those of a loop's body once; ``held`` is how many
+    bytes of the device's memory are in use in each: arguments from the first to the last, what shares its bytes with
+    another once. ``peak`` is the step of the most, ``alive`` what is held then, in other memories too, the biggest
+    first. ``backward`` is the first step of the backward pass, as far as the two passes can be told apart.
+
+    A program is allocated more than the peak where results are not written yet, or buffers leave gaps between them.
+    XLA's own notes have another step and sum, ``noted_peak`` and ``noted_bytes``: all memory spaces
+    together, without padding, and with both values where one is written over the other. ``unknown`` counts the values
+    of which no size is known: they are not in ``held``. ``spaces`` is what is allocated, by memory, the device's first.
+    """
+
+    steps: tuple[str, ...]
+    held: tuple[int, ...]
+    peak: int
+    alive: tuple[XlaBuffer, ...]
+    backward: int | None = None
+    noted_peak: int | None = None
+    noted_bytes: int | None = None
+    unknown: int = 0
+    spaces: tuple[MemorySpace, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most of the device's memory that is in use at once."""
+        return self.held[self.peak]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON; ``from_dict`` has the same again."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> XlaMemory:
+        """What ``to_dict`` wrote, also after a way through JSON."""
+
+        def buffer(plain: Mapping[str, Any]) -> XlaBuffer:
+            lines: dict[str, Any] = {key: SourceSpan(**plain[key]) for key in ("source", "library") if plain[key]}
+            return XlaBuffer(**{**plain, **lines})
+
+        parts: dict[str, Any] = {name: tuple(data[name]) for name in ("steps", "held")}
+        parts["alive"] = tuple(map(buffer, data["alive"]))
+        parts["spaces"] = tuple(MemorySpace(**space) for space in data["spaces"])
+        return XlaMemory(**{**data, **parts})
