@@ -113,7 +113,7 @@ def test_both_halves_tell_what_the_compiled_step_does(stacked, check):
     merges = not stacked and jax.__version_info__ < (0, 11)  # a CPU's XLA of then what unrolled code does twice
     for policy, again in (("none", 0), *([] if merges else [("nothing_saveable", LAYERS * GATHERED)])):
         report, measured = trace.report(policy, "function"), trace.measure(policy, "function")
-        told = {each.kind: (each.runs, each.bytes) for each in measured.collectives}
+        told = {collective.kind: (collective.runs, collective.bytes) for collective in measured.collectives}
         assert report.forward_communicated_bytes + report.backward_communicated_bytes == measured.communicated_bytes
         assert report.repeated_communicated_bytes == again
         assert told["all-gather"][1] == LAYERS * GATHERED + again
@@ -184,8 +184,8 @@ def test_what_is_begun_and_ended_is_told_once():
     for primitive in {
         value.name for name, value in vars(parallel).items() if name.endswith("_p") and hasattr(value, "name")
     }:
-        known = primitive in _jax.collectives._COLLECTIVES
-        assert known != (primitive in silent or primitive.endswith("_done")), primitive
+        is_collective = primitive in _jax.collectives._COLLECTIVES
+        assert is_collective != (primitive in silent or primitive.endswith("_done")), primitive
 
 
 # ------------------------------------------------------------------------------------------------- what runs again
@@ -197,13 +197,13 @@ def test_a_repeated_gather_is_shown_as_what_it_is(stacked):
     trace = rm.trace(loss, *args)
     report = trace.report("nothing_saveable", "function")
     gathers = [equation for equation in report.recomputed if equation.collective]
-    assert {each.primitive for each in gathers} == {"all_gather"}
-    assert {each.collective for each in gathers} == {"all-gather"}
-    assert {each.over for each in gathers} == {("data",)}
-    assert {each.of_argument for each in gathers} == ({"ws"} if stacked else {"ws[0]", "ws[1]", "ws[2]"})
-    assert sum(each.communicated_bytes for each in gathers) == LAYERS * GATHERED == report.repeated_communicated_bytes
-    assert sum(each.sent_bytes for each in gathers) == LAYERS * GATHERED * 3 // 4
-    (line,) = (row for row in line_rows(report) if any(each.collective for each in row.attribution.equations))
+    assert {row.primitive for row in gathers} == {"all_gather"}
+    assert {row.collective for row in gathers} == {"all-gather"}
+    assert {row.over for row in gathers} == {("data",)}
+    assert {row.of_argument for row in gathers} == ({"ws"} if stacked else {"ws[0]", "ws[1]", "ws[2]"})
+    assert sum(row.communicated_bytes for row in gathers) == LAYERS * GATHERED == report.repeated_communicated_bytes
+    assert sum(row.sent_bytes for row in gathers) == LAYERS * GATHERED * 3 // 4
+    (line,) = (row for row in line_rows(report) if any(equation.collective for equation in row.attribution.equations))
     assert "(4.10 kB over data)" in line.attribution.repeats or "(12.3 kB over data)" in line.attribution.repeats
     for text in (plain(report), report_html(report)):
         assert "gathers 12.3 kB again over data" in text
@@ -224,11 +224,11 @@ def test_its_time_is_that_of_the_links():
         assert row.times.communicated < row.times.recomputed
     (row,) = trace.compare(["nothing_saveable"], "function", device=rm.devices.THIS_CPU)
     assert (row.times.communicated, row.times.complete) == (None, False)
-    found = trace.compare(["none", "nothing_saveable"], "function")
-    assert [each.repeated_communicated_bytes for each in found] == [0, LAYERS * GATHERED]
-    assert "communicated again" in found._repr_html_()
-    assert figures(found.rows[1])["repeated"].endswith("12.3 kB communicated again")
-    assert figures(found.rows[0])["repeated"] == "nothing"
+    comparison = trace.compare(["none", "nothing_saveable"], "function")
+    assert [row.repeated_communicated_bytes for row in comparison] == [0, LAYERS * GATHERED]
+    assert "communicated again" in comparison._repr_html_()
+    assert figures(comparison.rows[1])["repeated"].endswith("12.3 kB communicated again")
+    assert figures(comparison.rows[0])["repeated"] == "nothing"
     on = trace.compare(["nothing_saveable"], "function", device="H100 SXM")._repr_html_()
     assert "20.5 ns of it to tell other devices" in on
 
@@ -236,7 +236,7 @@ def test_its_time_is_that_of_the_links():
 def test_advice_speaks_of_parameters_that_are_gathered_again():
     loss, args = fsdp(abstract(4, 2))
     advice = rm.trace(loss, *args).advice("nothing_saveable", "function", device="H100 SXM")
-    (said,) = (each for each in advice if each.kind == "gathered-again")
+    (said,) = (finding for finding in advice if finding.kind == "gathered-again")
     assert "all_gather at " in said.sentence
     assert (
         "gathers ws[0] and 2 more over data again in the backward pass, 12.3 kB on each device, at least 20.5 ns on"
@@ -244,7 +244,9 @@ def test_advice_speaks_of_parameters_that_are_gathered_again():
     )
     assert "save_only_these_names('layer_all_gather')" in said.mend
     assert said.stake == LAYERS * GATHERED
-    assert not [each for each in rm.trace(loss, *args).advice("none", "function") if each.kind == "gathered-again"]
+    assert not [
+        finding for finding in rm.trace(loss, *args).advice("none", "function") if finding.kind == "gathered-again"
+    ]
 
 
 def test_what_the_advice_says_keeps_what_was_gathered():
@@ -257,7 +259,7 @@ def test_what_the_advice_says_keeps_what_was_gathered():
     rows = P(("data", "model"))
     loss = jax.shard_map(body, mesh=mesh, in_specs=(P("data"), rows), out_specs=P())
     trace = rm.trace(loss, shape(mesh, P("data"), WIDTH, WIDTH), shape(mesh, rows, BATCH, WIDTH))
-    (said,) = (each for each in trace.advice("nothing_saveable", "function") if each.kind == "gathered-again")
+    (said,) = (finding for finding in trace.advice("nothing_saveable", "function") if finding.kind == "gathered-again")
     # jax_remat3 leaves no name in a backward half that computes its value again.
     name = "w_all_gather" if _jax.remat3() else "gathered"
     assert said.mend.endswith(f"policy=jax.checkpoint_policies.save_only_these_names('{name}').")
@@ -275,7 +277,7 @@ def test_a_gather_of_what_was_computed_is_none_of_parameters():
     report = trace.report("nothing_saveable", "function")
     assert report.repeated_communicated_bytes == 4096
     assert {equation.of_argument for equation in report.recomputed} == {""}
-    assert not [each for each in trace.advice("nothing_saveable", "function") if each.kind == "gathered-again"]
+    assert not [finding for finding in trace.advice("nothing_saveable", "function") if finding.kind == "gathered-again"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
@@ -372,10 +374,10 @@ def test_a_compiled_collective_sends_what_its_operation_does(kind, devices):
     for order in (("other", "data"), ("data", "other")):
         mesh = rm.mesh({axis: {"other": 2, "data": devices}[axis] for axis in order})
         fun = jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
-        found = compiled(fun, shape(mesh, P("data"), 1024 * devices))
-        if kind == "reduce-scatter" and {each.kind for each in found} == {"all-reduce"}:
+        collectives = compiled(fun, shape(mesh, P("data"), 1024 * devices))
+        if kind == "reduce-scatter" and {collective.kind for collective in collectives} == {"all-reduce"}:
             continue
-        assert found == {(kind, nbytes(devices), sent(devices)): 1}
+        assert collectives == {(kind, nbytes(devices), sent(devices)): 1}
 
 
 def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter():
@@ -388,9 +390,9 @@ def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter():
         return lambda w, x: lax.with_sharding_constraint(fun(w, x), NamedSharding(mesh, where))
 
     for where, sent in ((P("data"), share * 3 // 4), (P(), 2 * share * 3 // 4)):
-        found = compiled(gradient(where), w, x)
-        assert found["all-reduce", share, sent] == 1
-        assert found["all-gather", share, share * 3 // 4] == 1
+        collectives = compiled(gradient(where), w, x)
+        assert collectives["all-reduce", share, sent] == 1
+        assert collectives["all-gather", share, share * 3 // 4] == 1
 
 
 def test_who_tells_each_other_may_be_written_as_a_range():
@@ -418,8 +420,8 @@ def test_what_xla_inserts_takes_time_in_each_half():
     loss, args = automatic_fsdp()
     trace = rm.trace(loss, *args)
     gathers = LAYERS * GATHERED * 7 / 8 / H100.interconnect
-    found = trace.compare(["none", "nothing_saveable"], "function", device="H100 SXM")
-    none, nothing = (row.times for row in found.rows)
+    comparison = trace.compare(["none", "nothing_saveable"], "function", device="H100 SXM")
+    none, nothing = (row.times for row in comparison.rows)
     for row in (none, nothing):
         assert row.complete
         assert row.communicated == 0.0  # what runs again is not told apart
@@ -427,7 +429,7 @@ def test_what_xla_inserts_takes_time_in_each_half():
         assert row.forward > row.forward_communicated
         assert row.backward > row.backward_communicated
     assert nothing.backward_communicated - none.backward_communicated == pytest.approx(gathers)
-    assert "communication" in found._repr_html_()
+    assert "communication" in comparison._repr_html_()
     slower = trace.compare(["none"], "function", device=rm.devices.THIS_CPU).rows[0].times
     assert (slower.forward_communicated, slower.complete) == (None, False)
 

@@ -113,7 +113,7 @@ PACKAGE = os.path.dirname(rm.__file__)
 
 
 def _package_modules() -> list[types.ModuleType]:
-    names = [found.name for found in pkgutil.walk_packages(rm.__path__, "remat_magic.")]
+    names = [module.name for module in pkgutil.walk_packages(rm.__path__, "remat_magic.")]
     return [rm, *map(importlib.import_module, names)]
 
 
@@ -122,10 +122,10 @@ def counted(moments: Moments):
     """Every function and method of the package wrapped, and the ways into JAX."""
     patch = pytest.MonkeyPatch()
     modules = _package_modules()
-    known: dict[int, types.FunctionType] = {}
+    wrappers: dict[int, types.FunctionType] = {}
 
     def wrapper(function):
-        return known.setdefault(id(function), moments.wrapped(function))
+        return wrappers.setdefault(id(function), moments.wrapped(function))
 
     for module in modules:
         for value in list(vars(module).values()):
@@ -293,14 +293,14 @@ def test_an_interrupt_of_a_widget():
     with counted(moments):
         choose(RematWidget(rm.trace(loss, *SHAPES)))
     for at in chosen(moments.count, "widget"):
-        made = []
+        widgets = []
 
         def act():
-            made.append(RematWidget(rm.trace(loss, *SHAPES)))  # noqa: B023 - called at once
-            choose(made[0])  # noqa: B023
+            widgets.append(RematWidget(rm.trace(loss, *SHAPES)))  # noqa: B023 - called at once
+            choose(widgets[0])  # noqa: B023
 
         interrupted(moments, at, act)
-        for widget in made:
+        for widget in widgets:
             assert widget.report.policy == widget.policy
             assert choose(widget) == expected
             check_trace(widget._live.trace)
@@ -334,7 +334,7 @@ def test_an_interrupt_of_a_cell(cells):
         cells.ok(*cell)
         assert cells.out == expected, f"after moment {at}"
         assert state() == before, f"after moment {at}"
-    assert [type(each).__name__ for each in cells.shell.ast_transformers].count("CellTransformer") == 1
+    assert [type(transformer).__name__ for transformer in cells.shell.ast_transformers].count("CellTransformer") == 1
 
 
 # One that comes within a callback of the garbage collector (hypothesis has one, JAX another) is lost there.
@@ -461,8 +461,8 @@ def test_a_policy_that_raises_at_the_nth_question(n, error, remat2):
     assert "\n" not in text
     assert text.endswith(".")
     # It raises no more: the answer is that of a policy that never did.
-    found, expected = trace.report(moody, "sites"), trace.report(P.dots_saveable, "sites")
-    assert [row.type for row in found.residuals] == [row.type for row in expected.residuals]
+    report, expected = trace.report(moody, "sites"), trace.report(P.dots_saveable, "sites")
+    assert [row.type for row in report.residuals] == [row.type for row in expected.residuals]
     _undisturbed.cache_clear()
     check_trace(trace)
 
@@ -516,12 +516,12 @@ def test_memory_runs_out_while_compiling(error, monkeypatch):
         return usual(lowered, platform)
 
     monkeypatch.setattr(measuring, "compile_for_memory", compile_for_memory)
-    found = trace.measure("dots_saveable", "sites", inputs="random", runs=1)
-    assert found.error.startswith("out of memory: the device could not compile loss under dots_saveable;")
-    assert found.error.endswith(".")
-    assert "\n" not in found.error
-    assert found.temp_bytes is None
-    assert found.run_seconds is None
+    measurement = trace.measure("dots_saveable", "sites", inputs="random", runs=1)
+    assert measurement.error.startswith("out of memory: the device could not compile loss under dots_saveable;")
+    assert measurement.error.endswith(".")
+    assert "\n" not in measurement.error
+    assert measurement.temp_bytes is None
+    assert measurement.run_seconds is None
     again = trace.measure("dots_saveable", "sites", inputs="random", runs=1)
     assert not again.error
     assert again.run_seconds is not None
@@ -656,17 +656,17 @@ def in_threads(*acts, timeout=60):
 def test_one_trace_from_eight_threads():
     trace = rm.trace(loss, *SHAPES)
     keys = [*_undisturbed(), ("none", "sites"), ("everything_saveable", "function")]
-    found: dict[tuple[str, str], list[rm.Report]] = {key: [] for key in keys}
+    reports_of: dict[tuple[str, str], list[rm.Report]] = {key: [] for key in keys}
 
     def ask(seed):
         order = keys * 3
         random.Random(seed).shuffle(order)
         for key in order:
-            found[key].append(trace.report(*key))
+            reports_of[key].append(trace.report(*key))
             trace.timeline(*key)
 
     in_threads(*(functools.partial(ask, seed) for seed in range(8)))
-    for key, reports in found.items():
+    for key, reports in reports_of.items():
         assert len(reports) == 24
         assert all(report is reports[0] for report in reports)  # made once
         assert reports[0] == _undisturbed().get(key, reports[0])

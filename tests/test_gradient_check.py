@@ -26,10 +26,10 @@ USUAL += ("mixed_precision", "complex_numbers")
 def test_policies_leave_gradients_as_they_are(name, remat3):
     """To the last bits of float32, or of bfloat16 where the program rounds to it."""
     fun, args = PROGRAMS[name]
-    found = rm.check_gradients(rm.trace(fun, *args), POLICIES)
-    assert tuple(difference.policy for difference in found) == POLICIES
+    differences = rm.check_gradients(rm.trace(fun, *args), POLICIES)
+    assert tuple(difference.policy for difference in differences) == POLICIES
     tolerance = 1e-2 if name == "mixed_precision" else 1e-5
-    for difference in found:
+    for difference in differences:
         if difference.error:  # JAX marks what it saves with an operation that complex numbers do not have
             assert (name, difference.policy) == ("complex_numbers", "everything_saveable")
             assert "reduce_precision does not accept dtype complex64" in difference.error
@@ -100,18 +100,18 @@ def test_a_gradient_of_each_device_is_checked_and_measured_in_its_step():
 
 def test_a_difference_is_told_with_its_place(remat2):
     fun, (w, x), policy = turning(1.5)
-    (found,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))
+    (told,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))
     true = np.asarray(w * jnp.cos(x))
-    assert found.where == found.relative_where == "the gradient of x"
-    assert found.index == (1,)
-    assert found.absolute == pytest.approx(0.5 * true[1], rel=1e-5)
-    assert found.relative == pytest.approx(0.5 * true[1] / np.abs(true).max(), rel=1e-5)
+    assert told.where == told.relative_where == "the gradient of x"
+    assert told.index == (1,)
+    assert told.absolute == pytest.approx(0.5 * true[1], rel=1e-5)
+    assert told.relative == pytest.approx(0.5 * true[1] / np.abs(true).max(), rel=1e-5)
 
 
 def test_not_a_number_on_one_side_is_infinitely_far(remat2):
     fun, (w, x), policy = turning(float("nan"))
-    (found,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))
-    assert (found.absolute, found.relative, found.index) == (np.inf, np.inf, (1,))
+    (told,) = rm.check_gradients(rm.trace(fun, w, x), [policy], inputs=((w, x), {}))
+    assert (told.absolute, told.relative, told.index) == (np.inf, np.inf, (1,))
 
 
 def difference(mine, theirs):
@@ -119,8 +119,8 @@ def difference(mine, theirs):
 
 
 def test_equal_infinities_and_nans_are_no_difference():
-    found = difference([np.inf, np.nan, 1], [np.inf, np.nan, 1])
-    assert (found.absolute, found.where, found.relative) == (0, "", 0)
+    told = difference([np.inf, np.nan, 1], [np.inf, np.nan, 1])
+    assert (told.absolute, told.where, told.relative) == (0, "", 0)
     assert difference([np.inf], [-np.inf]).absolute == np.inf
     assert difference([], []).absolute == 0
 
@@ -138,18 +138,18 @@ def test_outputs_are_compared_too(monkeypatch):
         return label, values if policy == "none" else [values[0] + 1, *values[1:]]
 
     monkeypatch.setattr(gradients, "_run", off_by_one)
-    (found,) = rm.check_gradients(rm.trace(jnp.sum, jnp.zeros(2)), ["nothing_saveable"])
-    assert (found.where, found.index, found.absolute) == ("the output", (), 1)
+    (told,) = rm.check_gradients(rm.trace(jnp.sum, jnp.zeros(2)), ["nothing_saveable"])
+    assert (told.where, told.index, told.absolute) == ("the output", (), 1)
 
 
 def test_places_are_those_of_the_report():
     fun, args = PROGRAMS["scanned_checkpoint"]
     trace = rm.trace(fun, *args)
     (key,) = (site.key for site in trace.engine.sites)
-    (found,) = rm.check_gradients(trace, ["as_written"], at=key)
-    assert (found.at, found.error) == (key, "")
-    (found,) = rm.check_gradients(trace, ["as_written"], at={key: "nothing_saveable"})
-    assert (found.policy, found.error) == ("mixed", "")
+    (told,) = rm.check_gradients(trace, ["as_written"], at=key)
+    assert (told.at, told.error) == (key, "")
+    (told,) = rm.check_gradients(trace, ["as_written"], at={key: "nothing_saveable"})
+    assert (told.policy, told.error) == ("mixed", "")
 
 
 def test_failures_are_sentences():
@@ -159,7 +159,7 @@ def test_failures_are_sentences():
     assert "is not a policy" in wrong.error
     assert wrong.absolute is None
     assert (right.error, right.absolute) == ("", 0)
-    (found,) = rm.check_gradients(trace, ["none"], inputs=((1.0,), {}))
-    assert "another structure" in found.error
+    (told,) = rm.check_gradients(trace, ["none"], inputs=((1.0,), {}))
+    assert "another structure" in told.error
     with pytest.raises(rm.RematError, match="compared on values"):
         rm.check_gradients(trace, ["none"], inputs=None)

@@ -22,12 +22,12 @@ def kernels(f, *args):
     return kernels_of(jax.make_jaxpr(f)(*args))[0]
 
 
-def moved(found):
-    return sum(each.bytes * each.times for each in found)
+def moved(of_program):
+    return sum(kernel.bytes * kernel.times for kernel in of_program)
 
 
-def computed(found):
-    return sum(each.flops * each.times for each in found)
+def computed(of_program):
+    return sum(kernel.flops * kernel.times for kernel in of_program)
 
 
 N = 1000
@@ -50,15 +50,15 @@ def test_what_several_read_is_read_once_and_written_where_it_leaves():
         y = jnp.sin(x)
         return y, y * y
 
-    (found,) = kernels(f, X)
-    assert found.bytes == 3 * UNIT
+    (kernel,) = kernels(f, X)
+    assert kernel.bytes == 3 * UNIT
 
 
 def test_a_matmul_reads_and_writes_memory():
     """The sine is written for the matmul to read; the cosine is taken of what the matmul wrote."""
-    found = kernels(lambda x, w: jnp.cos(jnp.sin(x) @ w), S(8, 16), S(16, 4))
+    both = kernels(lambda x, w: jnp.cos(jnp.sin(x) @ w), S(8, 16), S(16, 4))
     x, w, y = 4 * 8 * 16, 4 * 16 * 4, 4 * 8 * 4
-    assert found == (
+    assert both == (
         Kernel(8 * 16, 2 * x, "f32", "vector"),
         Kernel(2 * 8 * 16 * 4, x + w + y, "f32", "matmul"),
         Kernel(8 * 4, 2 * y, "f32", "vector"),
@@ -67,8 +67,8 @@ def test_a_matmul_reads_and_writes_memory():
 
 def test_a_reduction_takes_from_registers_and_ends_its_kernel():
     """x in, one sum out; then x in again with the sum, which was not there before."""
-    found = kernels(lambda x: x / jnp.sin(x).sum(), X)
-    assert [each.bytes for each in found] == [UNIT + 4, 2 * UNIT + 4]
+    both = kernels(lambda x: x / jnp.sin(x).sum(), X)
+    assert [kernel.bytes for kernel in both] == [UNIT + 4, 2 * UNIT + 4]
 
 
 def test_broadcasts_and_masks_are_not_read():
@@ -83,8 +83,8 @@ def test_slices_read_what_they_give():
 
 
 def test_dtypes_and_units_are_told_apart():
-    found = kernels(lambda a, b: (a @ b).astype("float32") * 2, S(8, 8, dtype="bfloat16"), S(8, 8, dtype="bfloat16"))
-    assert [(each.dtype, each.unit) for each in found] == [("bf16", "matmul"), ("f32", "vector")]
+    both = kernels(lambda a, b: (a @ b).astype("float32") * 2, S(8, 8, dtype="bfloat16"), S(8, 8, dtype="bfloat16"))
+    assert [(kernel.dtype, kernel.unit) for kernel in both] == [("bf16", "matmul"), ("f32", "vector")]
 
 
 def test_loops_run_as_often_as_they_say():
@@ -100,18 +100,18 @@ def test_equal_kernels_are_merged():
             x = lax.sort(x)
         return x
 
-    (found,) = kernels(f, X)
-    assert found.times == 5
+    (kernel,) = kernels(f, X)
+    assert kernel.times == 5
 
 
 def test_what_is_not_known_stays_unknown():
     loop = lambda x: lax.while_loop(lambda c: c.sum() < 10, jnp.sin, x)  # noqa: E731
-    found = kernels(loop, X)
-    assert found
-    assert not any(each.known for each in found)
+    of_loop = kernels(loop, X)
+    assert of_loop
+    assert not any(kernel.known for kernel in of_loop)
     lu = kernels(lambda x: jnp.linalg.eigvals(x), S(4, 4))
     uncosted = jaxpr_cost(jax.make_jaxpr(jnp.linalg.eigvals)(S(4, 4))).uncosted
-    assert any(each.flops is None for each in lu) == bool(uncosted)
+    assert any(kernel.flops is None for kernel in lu) == bool(uncosted)
 
 
 @pytest.mark.parametrize("times", [1, 10])
@@ -128,8 +128,8 @@ def test_equal_kernels_in_a_loop_of_unknown_length_add_up(times):
     (once,) = kernels(lax.sort, X)
     alone = seconds([once], device)[0]
     for in_all, fun in ((times, loop), (3 * times, lambda x: lax.scan(lambda c, _: (loop(c), None), x, length=3)[0])):
-        taken, known = seconds([kernel for kernel in kernels(fun, X) if kernel.bytes == once.bytes], device)
-        assert not known
+        taken, all_known = seconds([kernel for kernel in kernels(fun, X) if kernel.bytes == once.bytes], device)
+        assert not all_known
         assert taken == pytest.approx(in_all * alone)
 
 

@@ -158,7 +158,7 @@ class Page(html.parser.HTMLParser):
 def infected(record, attack):
     """A record with the string wherever it holds any text; what is one of a few words stays."""
     if isinstance(record, tuple):
-        return tuple(infected(each, attack) for each in record)
+        return tuple(infected(item, attack) for item in record)
     if not dataclasses.is_dataclass(record):
         return record
     changes = {}
@@ -169,15 +169,15 @@ def infected(record, attack):
             changes[field.name] = attack if kind.startswith("str") else value
         elif isinstance(value, tuple) and "tuple[str" in kind:
             changes[field.name] = tuple(
-                tuple(attack if isinstance(part, str) else part for part in each) if isinstance(each, tuple) else attack
-                for each in value or ((attack,) if kind == "tuple[str, ...]" else ())
+                tuple(attack if isinstance(part, str) else part for part in item) if isinstance(item, tuple) else attack
+                for item in value or ((attack,) if kind == "tuple[str, ...]" else ())
             )
         else:
             changes[field.name] = infected(value, attack)
-    found = dataclasses.replace(record, **changes)
+    hostile = dataclasses.replace(record, **changes)
     if {"column", "end_column"} <= changes.keys():  # a span covers its whole text
-        found = dataclasses.replace(found, column=0, end_column=len(attack), line=1, end_line=1, cell=None)
-    return found
+        hostile = dataclasses.replace(hostile, column=0, end_column=len(attack), line=1, end_line=1, cell=None)
+    return hostile
 
 
 def report_of(attack, **changes):
@@ -309,12 +309,12 @@ def strings_of(value):
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             yield from strings_of(key)
-            yield from strings_of(each)
+            yield from strings_of(item)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from strings_of(each)
+        for item in value:
+            yield from strings_of(item)
 
 
 # The keys of a message whose values the script takes for HTML; it puts all others into `textContent` or `value`.
@@ -329,8 +329,8 @@ def markup_of(message):
             else:
                 yield from markup_of(value)
     elif isinstance(message, (list, tuple)):
-        for each in message:
-            yield from markup_of(each)
+        for item in message:
+            yield from markup_of(item)
 
 
 REAL = ("image", "script", "terminal", "null", "direction", "markup of rich")
@@ -405,9 +405,9 @@ def test_a_hostile_function_in_a_terminal(name, cells):
 
 def test_a_measurement_of_a_hostile_function():
     fun, args, kwargs = hostile(ATTACKS["image"])
-    found = rm.trace(fun, *args, **kwargs).measure("dots_saveable", inputs=(args, kwargs), runs=1)
-    assert not found.error
-    assert isinstance(found, Measurement)
+    measurement = rm.trace(fun, *args, **kwargs).measure("dots_saveable", inputs=(args, kwargs), runs=1)
+    assert not measurement.error
+    assert isinstance(measurement, Measurement)
 
 
 # -------------------------------------------------------------------------------- what code runs, what goes out
@@ -481,10 +481,10 @@ def risky(module):
 
 
 def test_no_code_but_the_users_runs():
-    found = {(str(module.relative_to(PACKAGE)), used) for module in modules() for used in risky(module)}
-    assert found - ALLOWED.keys() == set()
+    uses = {(str(module.relative_to(PACKAGE)), used) for module in modules() for used in risky(module)}
+    assert uses - ALLOWED.keys() == set()
     here = {key for key in ALLOWED if (PACKAGE / key[0]).exists()}
-    assert here - found == set()  # no permission that nobody needs
+    assert here - uses == set()  # no permission that nobody needs
 
 
 def test_the_check_sees_what_it_is_for(tmp_path):
@@ -513,11 +513,11 @@ def test_only_what_is_html_is_taken_for_html():
     """``innerHTML`` takes what Python has rendered; names and sentences go into ``textContent``."""
     script = widget_script(PANELS)
     taken = re.findall(r"innerHTML = ([^;]+);", script)
-    known = (
+    allowed = (
         r"(model\.get\(\"_frame\"\).*|(side\.)?chunks(\[job\.next\]|\.join\(\"\"\))|view\.jaxprs|html"
         r"|view\.parts(\.\w+|\[\w+\])|(\(parts \?\? view\.parts\)|parts|a)\.\w+|\"\")"
     )
-    assert [each for each in taken if not re.fullmatch(known, each)] == []
+    assert [markup for markup in taken if not re.fullmatch(allowed, markup)] == []
     assert "insertAdjacentHTML" not in script
     assert "outerHTML" not in script
 
@@ -538,7 +538,7 @@ def test_nothing_goes_over_the_network(monkeypatch, browser):  # noqa: F811
     assert comparison.rows
     assert trace.plan(0.5)
     assert trace.measure(inputs="random", runs=1).error == ""
-    assert all(not found.error for found in trace.check_gradients(["dots_saveable"], inputs="random"))
+    assert all(not difference.error for difference in trace.check_gradients(["dots_saveable"], inputs="random"))
     widget = RematWidget(trace)
     widget.policy = "dots_saveable"
     widget._worker.join()

@@ -55,11 +55,11 @@ def shown(text, saved=(), again=(), **changes):
 
 def lines(page):
     """The code of each line, its colours taken out and its marks as [S ...], [A ...] and [SA ...]."""
-    found = []
+    texts = []
     for code in re.findall(r'<td class="remat-ln"[^>]*><code[^>]*>(.*?)</code></td>', page, re.DOTALL):
         code = re.sub(r'<u class="([a-z -]*)"[^>]*>', lambda tag: f"[{letters(tag[1])} ", code)
-        found.append(html.unescape(re.sub(r"<[^>]*>", "", code.replace("</u>", "]"))))
-    return found
+        texts.append(html.unescape(re.sub(r"<[^>]*>", "", code.replace("</u>", "]"))))
+    return texts
 
 
 def letters(kinds):
@@ -215,9 +215,9 @@ def fields_of(report):
 
 def test_words_have_their_kinds():
     text = "@jit\ndef f(x):  # why\n    %time x = 1\n    return not f'{x}' + 1.5, len(x), None, self"
-    found = [[(line[start:end], kind) for start, end, kind in row]
+    kinds = [[(line[start:end], kind) for start, end, kind in row]
              for line, row in zip(text.split("\n"), words(text), strict=True)]  # fmt: skip
-    assert found == [
+    assert kinds == [
         [("@jit", "m")],
         [("def", "k"), ("f", "d"), ("# why", "c")],
         [],  # a magic is none of Python's
@@ -229,9 +229,9 @@ def test_words_have_their_kinds():
     "text", ["", "\n", "'''never\nclosed", "\x00\ud800 \x0c = (", "a\r\nb\rc\nd", "!ls\n%%bash\nif [", "\u2028x = 1"]
 )
 def test_any_text_is_lexed(text):
-    found = words(text)
-    assert len(found) == len(split_lines(text))
-    for line, row in zip(split_lines(text), found, strict=True):
+    rows = words(text)
+    assert len(rows) == len(split_lines(text))
+    for line, row in zip(split_lines(text), rows, strict=True):
         edges = [edge for start, end, _ in row for edge in (start, end)]
         assert edges == sorted(edges)
         assert all(0 <= edge <= len(line) for edge in edges)
@@ -307,10 +307,10 @@ def module(tmp_path, monkeypatch):
         path = tmp_path / f"{name}.py"
         path.write_text(text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(name, path)
-        made = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, made)
-        spec.loader.exec_module(made)
-        return made
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
 
     return load
 
@@ -323,7 +323,7 @@ def sums(page):
     """The exact bytes and FLOPs over all rows, read off the hovers."""
     saved = re.findall(r'<td class="remat-cost" title="([\d,]+) bytes', page)
     again = re.findall(r'<td class="remat-cost" title="([\d,]+) FLOPs', page)
-    return tuple(sum(int(number.replace(",", "")) for number in found) for found in (saved, again))
+    return tuple(sum(int(number.replace(",", "")) for number in numbers) for numbers in (saved, again))
 
 
 def holds(report):
@@ -353,9 +353,9 @@ def test_the_functions_that_ran_are_listed_with_their_text(module, remat3):
 def test_an_expression_of_several_lines_is_marked_on_each(module):
     report = rm.trace(module(MODULE).block, f32(4, 4), f32(4)).report("everything_saveable")
     page = listing_html(report, live=True)
-    found = [line for line in lines(page) if "[" in line]
-    assert "        return [S jnp.tanh(]" in found
-    assert "            [S [S x @ w]]" in found or "            [S x @ w]" in found
+    marked = [line for line in lines(page) if "[" in line]
+    assert "        return [S jnp.tanh(]" in marked
+    assert "            [S [S x @ w]]" in marked or "            [S x @ w]" in marked
 
 
 @pytest.mark.parametrize(
@@ -365,9 +365,9 @@ def test_an_expression_of_several_lines_is_marked_on_each(module):
 def test_text_that_is_traced_as_it_stands(module, text):
     text = f"import jax.numpy as jnp\n{text}"
     trace = rm.trace(module(text).loss, f32(3))
-    (found,) = trace.sources
-    assert found.function == "loss"
-    assert found.text == "\n".join(text.rstrip().split("\n")[1:])
+    (source,) = trace.sources
+    assert source.function == "loss"
+    assert source.text == "\n".join(text.rstrip().split("\n")[1:])
     holds(trace.report())
 
 
