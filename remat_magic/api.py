@@ -573,8 +573,7 @@ class Trace:
         if fits is not None:
             if (budget, saved, peak, offload) != (None, None, None, None):
                 raise RematError("a plan that fits a device has no budget and offloads nothing: leave these out.")
-            options = {"cost": cost, "separately": separately, "together": together, "seconds": seconds}
-            return self._plan_that_fits(fits, at, **options)
+            return self._plan_that_fits(fits, at, cost=cost, separately=separately, together=together, seconds=seconds)
         from remat_magic.planning.placed_plans import plan
 
         return plan(
@@ -593,7 +592,9 @@ class Trace:
             gap=gap,
         )
 
-    def _plan_that_fits(self, fits: str | Device, at: str | None, **options: Any) -> Plan:
+    def _plan_that_fits(
+        self, fits: str | Device, at: str | None, *, cost: str, separately: bool, together: bool, seconds: float
+    ) -> Plan:
         from remat_magic.measuring.measure import compile_elsewhere, elsewhere
         from remat_magic.planning.placed_plans import plan_that_fits
 
@@ -601,10 +602,12 @@ class Trace:
         if device is None:
             raise RematError("fits= names a device that is not here, such as 'TPU v5e' or 'H100 SXM'.")
 
-        def compiled(policy: Any, place: str) -> Measurement:
+        def compiled(policy: Policy, place: str) -> Measurement:
             return compile_elsewhere(self.facts, policy, place, device)
 
-        return plan_that_fits(self.facts, device, compiled, at, **options)
+        return plan_that_fits(
+            self.facts, device, compiled, at, cost=cost, separately=separately, together=together, seconds=seconds
+        )
 
     def frontier(
         self,

@@ -143,6 +143,44 @@ def asks_for_primitives(module: Path) -> list[str]:
     return sorted(found)
 
 
+def hides_what_it_takes(module: Path) -> list[str]:
+    """Where a signature or a cast says less than is known: no editor, type checker or ``help`` can tell what is meant.
+
+    ``**kwargs: Any`` is right only where a whole call is passed on, and then there is ``*args`` beside it.
+    """
+    places = []
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cast":
+            hidden = bool(node.args) and ast.unparse(node.args[0]).strip("'") == "Any"
+        elif isinstance(node, ast.arg):
+            hidden = node.arg == "trace" and node.annotation is not None and ast.unparse(node.annotation) == "Any"
+        elif isinstance(node, ast.arguments):
+            options = node.kwarg is not None and node.vararg is None and node.kwarg.annotation
+            hidden = bool(options) and ast.unparse(options) == "Any"
+        elif isinstance(node, ast.AnnAssign):
+            hidden = ast.unparse(node.target) == "trace" and ast.unparse(node.annotation) == "Any"
+        else:
+            continue
+        if hidden:
+            line = node.kwarg.lineno if isinstance(node, ast.arguments) else node.lineno
+            places.append(f"{module.relative_to(PACKAGE)}:{line}")
+    return sorted(places)
+
+
+def test_signatures_say_what_they_take():
+    assert [place for module in modules() for place in hides_what_it_takes(module)] == []
+
+
+def test_the_checks_see_a_signature_that_hides_what_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    bad = tmp_path / "planning.py"
+    bad.write_text(
+        "def plan(budget, **options: Any): ...\ncast('Any', self).parser\ndef show(trace: Any): ...\ntrace: Any = x\n"
+        "def applied(*args: Any, **kwargs: Any): ...\ndef size(**sizes: int): ...\ncast('ast.Module', tree)\n"
+    )
+    assert hides_what_it_takes(bad) == [f"planning.py:{line}" for line in range(1, 5)]
+
+
 def test_imports_go_one_way():
     assert [line for module in modules() for line in violations(module)] == []
 

@@ -24,22 +24,22 @@ def staged() -> Any:
 
     None where no jaxpr is made. Who keeps it longer than it lasts leaks tracers.
     """
-    trace: Any = getattr(_trace_now, "trace", None)
-    while type(trace).__name__ == "BatchTrace":
-        trace = trace.parent_trace
-    if hasattr(getattr(trace, "frame", None), "tracing_eqns"):
-        return trace
-    return None if trace is None or type(trace).__name__ == "EvalTrace" else ELSEWHERE
+    stage: Any = getattr(_trace_now, "trace", None)
+    while type(stage).__name__ == "BatchTrace":
+        stage = stage.parent_trace
+    if hasattr(getattr(stage, "frame", None), "tracing_eqns"):
+        return stage
+    return None if stage is None or type(stage).__name__ == "EvalTrace" else ELSEWHERE
 
 
-def equations_of(trace: Any) -> Sequence[Any]:
-    """The equations that a trace has written so far."""
-    return trace.frame.tracing_eqns
+def equations_of(stage: Any) -> Sequence[Any]:
+    """The equations that a trace of JAX's, as ``staged`` gives it, has written so far."""
+    return stage.frame.tracing_eqns
 
 
-def inputs_of(trace: Any) -> Sequence[Any]:
-    """The variables of a trace that are the inputs of the jaxpr that it makes."""
-    return trace.frame.invars
+def inputs_of(stage: Any) -> Sequence[Any]:
+    """The variables of such a trace that are the inputs of the jaxpr that it makes."""
+    return stage.frame.invars
 
 
 def variables(values: Any) -> list[Any]:

@@ -78,16 +78,16 @@ def _one_after_the_other(first: Hold, second: Hold) -> Hold:
     return both
 
 
-def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, **options: Any) -> Any:
+def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, **kwargs: Any) -> Any:
     """In the place of JAX's own: differentiates what the thread's hold gives instead of ``traceable``."""
     hold: Hold | None = getattr(_in_thread, "hold", None)
     if hold is None or _within_backward_pass():
-        return _replaced(traceable, primals, *args, has_aux=has_aux, **options)
+        return _replaced(traceable, primals, *args, has_aux=has_aux, **kwargs)
     instead = hold(traceable, primals.unflatten(), has_aux)
     try:
         # What is linearised in there belongs to this gradient: the rules of custom derivatives, and JAX's own.
         _in_thread.hold = None
-        return _replaced(instead, primals, *args, has_aux=has_aux, **options)
+        return _replaced(instead, primals, *args, has_aux=has_aux, **kwargs)
     finally:
         _in_thread.hold = hold
 
@@ -163,13 +163,13 @@ class Vmaps:
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        traces = list[Any]()
-        trace: Any = getattr(_trace_now, "trace", None)
-        while type(trace).__name__ == "BatchTrace":
-            traces.append(trace)
-            trace = trace.parent_trace
-        self._around = [trace.axis_data for trace in traces]  # the innermost first
-        unmapped = [_unmapped(value, traces) for value in values]
+        batching = list[Any]()
+        stage: Any = getattr(_trace_now, "trace", None)
+        while type(stage).__name__ == "BatchTrace":
+            batching.append(stage)
+            stage = stage.parent_trace
+        self._around = [batch.axis_data for batch in batching]  # the innermost first
+        unmapped = [_unmapped(value, batching) for value in values]
         self.types = tuple(jax.typeof(whole) for whole, _ in unmapped)
         self._axes = [axes for _, axes in unmapped]
         env = getattr(getattr(_trace_now, "axis_env", None), "axis_sizes", {})

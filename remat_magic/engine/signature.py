@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -253,7 +253,7 @@ class Signature(Inputs):
             after = [leaf for leaf in jax.tree.leaves((own_args, own_kwargs)) if id(leaf) not in before]
             return [*results, *(leaf for leaf in after if arrays and _jax.of_one_trace(leaf, arrays[0]))]
 
-        cast("Any", called).__wrapped__ = fun
+        called.__dict__["__wrapped__"] = fun
         called.__name__ = self.function
         args: dict[int, _Arrays] = {}
         kwargs: dict[str, _Arrays] = {}

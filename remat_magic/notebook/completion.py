@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, cast
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
@@ -58,7 +57,7 @@ def _python(parser: argparse.ArgumentParser, written: str, token: str) -> str | 
 def _python_completions(session: Session, code: str, context: CompletionContext) -> SimpleMatcherResult:
     """What IPython offers for the code on a line of its own; after a magic's name it offers less."""
     alone = CompletionContext(context.token, code, len(code), 0, context.limit)
-    completions = list(cast("Any", session.shell.Completer).python_matcher(alone)["completions"])
+    completions = list(session.shell.Completer.python_matcher(alone)["completions"])
     return {"completions": completions, "suppress": bool(completions)}
 
 

@@ -12,7 +12,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -52,7 +53,7 @@ class RematMagics(Magics):
         super().__init__(shell)
         self.ip = shell
         self.session = Session(shell)
-        self.parser = cast("Any", self.remat).parser
+        self.parser = vars(RematMagics.remat)["parser"]
         self.parser.allow_abbrev = False
         self.transformer = CellTransformer(self.parser)
         self.matcher = matcher_for(self.parser, self.session)
@@ -404,13 +405,10 @@ class RematMagics(Magics):
         ip = self.ip
         source = ip.transform_cell(text)
         name = ip.compile.cache(source, ip.execution_count, raw_code=text)
-        module = cast("ast.Module", ip.transform_ast(ip.compile.ast_parse(source, filename=name)))
+        module: ast.Module = ip.transform_ast(ip.compile.ast_parse(source, filename=name))
         value = None
         for statement in module.body:
-            if isinstance(statement, ast.Expr):
-                code = ip.compile(cast("Any", ast.Expression(statement.value)), name, "eval")
-            else:
-                code = ip.compile(cast("Any", ast.Module([statement], [])), name, "exec")
+            code = _code(statement, name, ip.compile)
             value = eval(code, ip.user_global_ns, ip.user_ns)  # noqa: S307  (the user's own cell)
         self.show(value)
 
@@ -419,6 +417,13 @@ class _Inspected(NamedTuple):
     """Told apart from a value of the user's; ``widget`` is None with ``--text``."""
 
     widget: Any
+
+
+def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> CodeType:
+    """A statement as IPython compiles it, whose compiler is typed as if it took text alone."""
+    if isinstance(statement, ast.Expr):
+        return compiled(ast.Expression(statement.value), name, "eval")
+    return compiled(ast.Module([statement], []), name, "exec")
 
 
 def _unassigned(targets: tuple[str, ...], namespace: Mapping[str, Any]) -> str:
@@ -462,13 +467,13 @@ def load(ip: InteractiveShell) -> None:
     ip.register_magics(magics)
     ip.input_transformers_cleanup.append(mark)
     ip.ast_transformers.append(magics.transformer)
-    cast("Any", ip.Completer).custom_matchers.append(magics.matcher)
+    ip.Completer.custom_matchers.append(magics.matcher)
     ip.events.register("pre_run_cell", magics.session.pre_run_cell)
 
 
 def unload(ip: InteractiveShell) -> None:
     """Take out all that ``load`` put in; nothing happens where it is not loaded."""
-    manager = cast("Any", ip.magics_manager)
+    manager: Any = ip.magics_manager
     magics = manager.registry.pop(RematMagics.__name__, None)
     if magics is None:
         return
@@ -477,7 +482,7 @@ def unload(ip: InteractiveShell) -> None:
     registered: list[tuple[list[Any], Any]] = [
         (ip.input_transformers_cleanup, mark),
         (ip.ast_transformers, magics.transformer),
-        (cast("Any", ip.Completer).custom_matchers, magics.matcher),
+        (ip.Completer.custom_matchers, magics.matcher),
     ]
     for registry, hook in registered:
         with contextlib.suppress(ValueError):  # IPython itself drops an AST transformer that raises

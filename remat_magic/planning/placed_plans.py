@@ -8,7 +8,7 @@ lowest estimated peaks, and plans for peaks at which the compiled bytes so far, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,10 @@ def plan(
     cost: str = "flops",
     device: str | Device | None = None,
     offload: float | str | bool | None = None,
-    **options: Any,
+    separately: bool = False,
+    together: bool = False,
+    seconds: float = 10.0,
+    gap: float = 0.01,
 ) -> Plan:
     """``Trace.plan``."""
     if of not in ("saved", "peak"):
@@ -52,11 +55,21 @@ def plan(
     ((of, limit),) = given
     least = objective(cost, device, offload)
     plain, facts = facts, facts if device is None else facts.on(devices.get(device))
-    there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, **options)
+    there = functools.partial(
+        plan_at,
+        facts,
+        cost=cost,
+        device=device,
+        offload=offload,
+        separately=separately,
+        together=together,
+        seconds=seconds,
+        gap=gap,
+    )
     if at is not None:
         best = there(at, limit, of)
     elif of == "peak":
-        best = _within_peak(facts, limit, least, there, options["seconds"])
+        best = _within_peak(facts, limit, least, there, seconds)
     else:
         best = _within_saved(facts, limit, least, there)
     said = [best.status]
@@ -222,9 +235,9 @@ def plan_that_fits(
     Raises:
         RematError: none fits, or the program cannot be compiled for the device.
     """
-    options = {"separately": separately, "together": together, "seconds": seconds}
     there = facts.on(device)
-    best = _Fitting(there, device, compiled, at, objective(cost, device, None), options, most).result()
+    least = objective(cost, device, None)
+    best = _Fitting(there, device, compiled, at, least, separately, together, seconds, most).result()
     return best if there is facts else replace(best, peak_device=device.name)
 
 
@@ -260,12 +273,14 @@ class _Fitting:
         compiled: Callable[[Any, str], Measurement],
         at: str | None,
         least: Objective,
-        options: Mapping[str, Any],
+        separately: bool,
+        together: bool,
+        seconds: float,
         most: int,
     ) -> None:
         self._facts, self._device, self._compile, self._at = facts, device, compiled, at
         self._least = least
-        self._options, self._most = options, most
+        self._separately, self._together, self._seconds, self._most = separately, together, seconds, most
         self._limit = device.memory_bytes or 0
         self._tried: dict[tuple[Any, ...], _Compiled | None] = {}
         self._error = ""
@@ -320,7 +335,9 @@ class _Fitting:
                     peak=round(peak),
                     cost=self._least.cost,
                     device=self._device,
-                    **self._options,
+                    separately=self._separately,
+                    together=self._together,
+                    seconds=self._seconds,
                 )
             except RematError:  # no plan has so low a peak
                 return
@@ -342,7 +359,7 @@ class _Fitting:
     def _reports(self) -> list[Report]:
         """Those of the search over places, the lowest estimated peak first."""
         if self._at is None:
-            reports = [*searched(self._facts, self._options["seconds"]).reports.values()]
+            reports = [*searched(self._facts, self._seconds).reports.values()]
         else:
             reports = [self._facts.report(policy, self._at) for policy in POLICIES]
         estimated = [report for report in reports if report.peak_bytes is not None and not report.backward_error]

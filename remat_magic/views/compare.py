@@ -348,9 +348,17 @@ def _sorter(head: str, number: int) -> str:
     return f'<button type="button" class="remat-link" data-sort="{number}" {KEYS}>{escape(head)}</button>'
 
 
-def comparison_html(rows: Sequence[ComparisonRow], **about: Any) -> str:
+def comparison_html(
+    rows: Sequence[ComparisonRow],
+    function: str = "",
+    device: str = "",
+    source: str = "",
+    chosen: str = "",
+    notes: Sequence[str] = (),
+) -> str:
     """Picture and table as one static fragment with its style sheet; arguments as for ``comparison_panel``."""
-    return f'<div class="remat"><style>{style()}</style>{comparison_panel(rows, **about)}</div>'
+    panel = comparison_panel(rows, function, device, source, chosen, notes)
+    return f'<div class="remat"><style>{style()}</style>{panel}</div>'
 
 
 def comparison_panel(

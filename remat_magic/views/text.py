@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 import rich.text
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 
@@ -41,8 +41,20 @@ _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
 class Text(rich.text.Text):
     """rich's text, which passes escape sequences on to the terminal, without them."""
 
-    def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
-        super().__init__(printable(text), style, **options)
+    def __init__(
+        self,
+        text: str = "",
+        style: str = "",
+        *,
+        justify: JustifyMethod | None = None,
+        overflow: OverflowMethod | None = None,
+        no_wrap: bool | None = None,
+        end: str = "\n",
+        tab_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            printable(text), style, justify=justify, overflow=overflow, no_wrap=no_wrap, end=end, tab_size=tab_size
+        )
 
     def append(self, text: Any, style: Any = None) -> rich.text.Text:
         """Add text; ``Text.assemble`` does so too."""
