@@ -387,7 +387,7 @@ def comparison_panel(
     where = f'<p class="remat-empty">Estimated times: {escape(device)}; {escape(source)}.</p>' if device else ""
     table = comparison_table(rows, function, device, chosen, live=live)
     return (
-        f'<div class="remat-pictured">{pareto_svg(rows, chosen, width)}'
+        f'<div class="remat-pictured"><div class="remat-picture">{pareto_svg(rows, chosen, width)}</div>'
         f'<div><div class="remat-compare">{table}</div>{_said(rows, notes)}{where}</div></div>'
     )
 

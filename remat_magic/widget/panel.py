@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 """The folder of the scripts that are no panel's own."""
 
 
-_NARROWEST, _WIDTH, _WIDEST = 520, 680, 1350  # pixels of a picture: a narrower one is shrunk
+_NARROWEST, _WIDTH, _WIDEST = 520, 680, 2000  # pixels of a picture: a narrower one is shrunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,6 +332,46 @@ def test_pictures_are_drawn_for_the_width_that_there_is(widget: Widget) -> None:
         page.set_viewport_size({"width": 1400, "height": 1000})
 
 
+# A picture's own width and that of what it stands in, what stands beside it, and what can be scrolled sideways in that.
+BESIDE = """(body, [picture, table]) => {
+  const [one, other] = [picture, table].map(selector => body.querySelector(selector));
+  const [all, left, right] = [body, one, other].map(element => element?.getBoundingClientRect());
+  return { drawn: one?.querySelector("svg")?.viewBox.baseVal.width, room: left?.width, apart: right?.left - left?.right,
+    unused: left?.left - all.left + all.right - right?.right, cut: other?.scrollWidth - other?.clientWidth };
+}"""
+
+
+def test_in_a_wide_window_pictures_use_what_their_tables_leave(widget: Widget) -> None:
+    page = widget.notebook.page
+    page.set_viewport_size({"width": 2200, "height": 1000})
+    try:
+        expect(widget.part("comparison").locator("svg")).to_be_visible(timeout=60_000)
+        beside_one_another(widget, "[data-part=comparison] .remat-picture", "[data-part=comparison] .remat-compare")
+        widget.tab("Plan").click()
+        slider = widget.root.get_by_role("slider", name="Budget")
+        expect(slider).to_be_enabled(timeout=60_000)
+        slider.press("ArrowLeft")
+        expect(widget.part("planned")).not_to_be_empty()
+        beside_one_another(widget, "[data-part=frontier]", "[data-part=planned]")
+    finally:
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+def beside_one_another(widget: Widget, *selectors: str) -> None:
+    """Wait until a picture is drawn for its room, which is all that its table leaves."""
+    body = widget.root.locator(".remat-body")
+    for _ in range(50):
+        laid = body.evaluate(BESIDE, selectors)
+        if laid["drawn"] and abs(laid["drawn"] - laid["room"]) <= 8:
+            break
+        widget.notebook.page.wait_for_timeout(200)
+    assert laid["drawn"] == pytest.approx(laid["room"], abs=8)
+    assert laid["drawn"] > 700
+    assert 0 < laid["apart"] < 40
+    assert abs(laid["unused"]) < 20
+    assert laid["cut"] <= 1
+
+
 # The last one, since it opens another notebook in the same page.
 PRETEND = """\
 import json, os, pathlib, stat, sys, tempfile

@@ -16,9 +16,8 @@ export function panel(widget, key) {
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
-  const body = /** @type {HTMLElement} */ (one(".remat-body"));
-  const room = () => roomFor(body);
-  let drawn = 0; // the room that the pictures are drawn for
+  /** @param {string} name */
+  const room = (name) => roomFor(one(".remat-body"), part(name));
   /** @param {string} name */
   const control = (name) => one(`[data-control="${name}"]`).value;
 
@@ -34,8 +33,7 @@ export function panel(widget, key) {
     if (asked.table !== what || !(listed || asked.beside === policy)) {
       if (!part("comparison").childElementCount) say("Tracing every policy…");
       part("comparison").classList.add("remat-stale");
-      widget.send({ type: "compare", policy, at, device, width: room() });
-      drawn ||= room();
+      widget.send({ type: "compare", policy, at, device, width: room("comparison") });
     }
     asked.table = what;
     asked.beside = policy;
@@ -126,21 +124,17 @@ export function panel(widget, key) {
     sort(button, descending);
   });
 
-  /** Draws the pictures for the room that there is now. */
-  function redraw() {
-    if (widget.tab !== key || !drawn || drawn === room()) return;
-    drawn = room();
-    if (!growing && part("comparison").childElementCount) request("compare");
-    if (part("places").childElementCount && !jobs.runs("places")) request("places", { redraw: true });
-  }
-
-  const stopRoom = onRoom(body, redraw);
+  // Pictures are drawn for the room that there is now.
+  const stops = [
+    onRoom(part("comparison"), () => growing || request("compare")),
+    onRoom(part("places"), () => jobs.runs("places") || request("places", { redraw: true })),
+  ];
 
   /** @param {string} type @param {Record<string, string | boolean | undefined>} [more] */
   function request(type, more) {
     const { shown } = widget;
     const of = { policy: shown?.policy, at: shown?.at, device: control("device"), inputs: control("inputs") };
-    widget.send({ type, ...of, width: room(), ...more });
+    widget.send({ type, ...of, width: room(type === "places" ? type : "comparison"), ...more });
   }
 
   /** @param {{html?: string, error?: string}} message */
@@ -152,7 +146,6 @@ export function panel(widget, key) {
 
   return {
     open() {
-      redraw();
       // One slider, above the pictures of both: its plans are points of either.
       one('[data-action="cancel"]').before(one('[data-slot="budget"]'));
     },
@@ -163,7 +156,7 @@ export function panel(widget, key) {
     },
     stop() {
       clearTimeout(fitting);
-      stopRoom();
+      for (const stop of stops) stop();
     },
     messages: {
       compare({ device, at, html, error, unfinished }) {

@@ -19,9 +19,7 @@ export function panel(widget, key) {
   let moving = false;
 
   /** The width of the picture, which is there from Compare too. */
-  const body = /** @type {HTMLElement} */ (one(".remat-body"));
-  const room = () => roomFor(body);
-  let drawn = 0; // the room that the picture is drawn for
+  const room = () => roomFor(one(".remat-body"), part("frontier"));
   let marked = -1; // the stop that is marked in it
 
   /** How equal layers are decided: "together", "separately", or as the function shares them. */
@@ -80,17 +78,16 @@ export function panel(widget, key) {
 
   /** @param {import("../scripts/types.js").View} shown @param {{redraw?: boolean}} [more] */
   function ask({ at, policy }, more) {
-    drawn = room();
-    widget.send({ type: "frontier", at, policy, layers: layers(), device: device(), width: drawn, ...more });
+    widget.send({ type: "frontier", at, policy, layers: layers(), device: device(), width: room(), ...more });
   }
 
   /** Draws the picture for the room that there is now. */
   function redraw() {
     const { shown, tab } = widget;
-    if (tab === key && shown && drawn && drawn !== room() && part("frontier").childElementCount) ask(shown, { redraw: true });
+    if (tab === key && shown) ask(shown, { redraw: true });
   }
 
-  const stopRoom = onRoom(body, redraw);
+  const stopRoom = onRoom(part("frontier"), redraw);
 
   /** The bytes that the slider is at: between two stops in proportion. */
   function budgetAt() {
@@ -158,7 +155,6 @@ export function panel(widget, key) {
     open() {
       // One slider, above the pictures of both this tab and Compare.
       widget.panel(key).querySelector(".remat-tools")?.prepend(slot);
-      redraw();
     },
     fill,
     stop: stopRoom,
