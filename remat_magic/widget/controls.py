@@ -54,7 +54,7 @@ _TAUGHT = {
     "tab-residuals": "The values that are saved for the backward pass, called residuals",
     "together": "The other pane follows to the same operation",
     "typed": "A budget in bytes, or a share of what it is without a checkpoint",
-    "unpick": "Show all lines, not this one alone",
+    "unpick": "Choose no line: all rows are shown again, and nothing is marked",
     "what-if": "What it would change to save, or to recompute, a single value",
 }
 """What a control is for, said on hover, by its key."""

@@ -88,6 +88,12 @@ def test_every_panel(widget: Widget, theme: str) -> None:
     expect(widget.part("recomputed")).not_to_be_empty()
     assert violations(widget.notebook.page, ".remat-widget") == []  # a first visit
     assert unreadable(widget.root) == []
+    row = widget.part("residuals").locator("tr[aria-selected]").first
+    row.click()
+    expect(row).to_have_attribute("aria-selected", "true")
+    assert violations(widget.notebook.page, ".remat-widget") == []
+    assert unreadable(widget.root) == []
+    row.click()
     widget.unfold()
     for name in TABS:
         widget.tab(name).click()

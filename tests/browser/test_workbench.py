@@ -246,6 +246,77 @@ def test_a_line_narrows_the_tables_and_marks_the_equations(widget: Widget, repor
     expect(summary(widget)).not_to_contain_text(" of ")
 
 
+def test_a_row_leads_to_its_line_and_its_equations(widget: Widget) -> None:
+    """As choosing the line does, but that the table stays as it is; once more takes it back."""
+    chip = widget.root.locator('[data-action="unpick"]')
+    selected = widget.part("residuals").locator('tr[aria-selected="true"]')
+    row = rows(widget).filter(has_text="tanh").first
+    expect(row).to_have_attribute("aria-selected", "false")
+    plain = row.evaluate(LOOKS)
+    number = rows(widget).count()
+    row.locator("td.remat-type").click()
+    expect(row).to_have_attribute("aria-selected", "true")
+    expect(selected).to_have_count(1)
+    assert row.evaluate(LOOKS) != plain
+    expect(rows(widget)).to_have_count(number)
+    expect(chip).to_have_text(re.compile(rf"^Chosen: In\[\d+\]:{LAYER_LINE} .$"))
+    widget.tab("Jaxprs").click()
+    for pane in widget.part("jaxprs").locator("pre").all():
+        marked = pane.locator(".remat-picked em")
+        expect(marked.first).to_be_attached()
+        expect(marked.filter(has_text=re.compile("^sin$"))).to_have_count(0)
+    # Its line is far up in a low panel: it is brought into sight.
+    style = widget.notebook.page.add_style_tag(content=".remat .remat-panel-listing { max-height: 5em }")
+    widget.part("listing").evaluate("panel => panel.scrollTo(0, 9999)")
+    widget.tab("Source").click()
+    number_of_line = widget.part("listing").get_by_role("button", name=f"line {LAYER_LINE}", exact=True)
+    expect(number_of_line).to_have_attribute("aria-pressed", "true")
+    assert number_of_line.evaluate(IN_SIGHT)
+    style.evaluate("style => style.remove()")
+    widget.tab("Residuals").click()
+    row.locator("td.remat-type").click()
+    expect(row).to_have_attribute("aria-selected", "false")
+    expect(selected).to_have_count(0)
+    expect(chip).to_be_hidden()
+    expect(widget.root.locator(".remat-picked")).to_have_count(0)
+
+
+# What a row looks like, and whether an element is in sight within its panel.
+LOOKS = "row => [getComputedStyle(row).backgroundColor, getComputedStyle(row).boxShadow]"
+IN_SIGHT = """element => {
+  const [inner, outer] = [element, element.closest(".remat-panel")].map(each => each.getBoundingClientRect());
+  return outer.top <= inner.top && inner.bottom <= outer.bottom;
+}"""
+
+
+@pytest.mark.parametrize("part", ["residuals", "recomputed"])
+def test_rows_are_chosen_by_the_keyboard(widget: Widget, part: str) -> None:
+    page = widget.notebook.page
+    if part == "recomputed":
+        widget.policy.select_option("nothing_saveable")
+        widget.tab("Recomputed").click()
+    shown = rows(widget, part).and_(page.locator("tr[data-e]"))
+    expect(shown).not_to_have_count(0)
+    first, second = shown.nth(0), shown.nth(1)
+    expect(widget.part(part).locator('tr[tabindex="0"]')).to_have_count(1)  # from there the arrows lead on
+    cells = widget.notebook.cell_count()
+    focus(first)
+    page.keyboard.press("Enter")
+    expect(first).to_have_attribute("aria-selected", "true")
+    expect(first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(second).to_be_focused()
+    page.keyboard.type("dd")
+    page.keyboard.press("Space")
+    expect(second).to_have_attribute("aria-selected", "true")
+    expect(first).to_have_attribute("aria-selected", "false")
+    expect(widget.part(part).locator('tr[tabindex="0"]')).to_have_count(1)
+    page.keyboard.press("Space")
+    expect(second).to_have_attribute("aria-selected", "false")
+    expect(widget.root.locator('[data-action="unpick"]')).to_be_hidden()
+    assert widget.notebook.cell_count() == cells
+
+
 def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
     widget.root.get_by_label("Source beside").check()
     row = rows(widget).filter(has_text="tanh").filter(has_text="intermediate").first

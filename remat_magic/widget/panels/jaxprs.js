@@ -1,5 +1,6 @@
 // @ts-check
 /** @import { Panel, View, Widget } from "../scripts/types.js" */
+import { lineOf } from "../scripts/linking.js";
 import { differences, jaxprPanes, jaxprText } from "../scripts/panes.js";
 import { keyOf } from "../scripts/types.js";
 
@@ -89,7 +90,7 @@ export function panel(widget, key) {
 
   /** @param {HTMLElement} line */
   function pickLineOf(line) {
-    const picked = /^~?[0-9a-f]+\.\d+/.exec(line.dataset.e ?? "")?.[0];
+    const picked = lineOf(line);
     if (!picked) return say("No line of your source makes this.");
     if (widget.linking.picked !== picked) widget.linking.pick(picked);
     widget.open("listing");

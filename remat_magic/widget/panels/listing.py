@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from remat_magic.records import Report
@@ -16,11 +15,6 @@ class Listing(Panel):
     """The user's source."""
 
     key, title = "listing", "Source"
-
-    @classmethod
-    def script(cls) -> Path | None:
-        """None: lines are picked, and pointed at, wherever they stand."""
-        return None
 
     def add(self, view: dict[str, Any], report: Report) -> None:
         """The lines."""

@@ -1,6 +1,7 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
 import { arrange, arrangement } from "../scripts/arranging.js";
+import { lineOf } from "../scripts/linking.js";
 
 /** What the rows of the tables count and add up to. @type {Record<string, {noun: string, unit: string}>} */
 const TABLES = {
@@ -12,22 +13,67 @@ const TABLES = {
 export function panel(widget, key) {
   const state = arrangement();
 
+  const own = widget.panel(key);
+  /** The row that the keyboard comes to, of those that can be chosen. @type {HTMLElement | undefined} */
+  let current;
+
+  /** @returns {HTMLElement[]} */
+  const choosable = () => [...widget.part(key).querySelectorAll("tr[data-e]")];
+  const isSeen = (/** @type {HTMLElement} */ row) => !row.hidden;
+
   function again() {
     const { shown, pinning, linking } = widget;
     const pinned = pinning.view;
     const other = pinned?.complete && pinned !== shown && shown?.complete ? pinned.parts[key] : undefined;
-    const context = { line: linking.picked, other, ...TABLES[key], again };
+    const line = linking.chosen ? "" : linking.picked;
     const summary = widget.one(`[data-summary="${key}"]`);
-    summary.textContent = arrange(widget.part(key), state, context);
+    const focused = document.activeElement;
+    summary.textContent = arrange(widget.part(key), state, { line, other, ...TABLES[key], again });
     // What is folded and in use stays in sight, and what is shown then is told.
     for (const [control, used] of [["find", state.find], ["group", state.group]]) {
       own.querySelector(`[data-${control}]`)?.closest(".remat-field")?.classList.toggle("remat-used", used !== "");
     }
-    const asked = state.find || state.group || context.line || other !== undefined;
+    const asked = state.find || state.group || line || other !== undefined;
     summary.parentElement.classList.toggle("remat-asked", Boolean(asked));
+    for (const row of choosable()) {
+      row.setAttribute("aria-selected", String(linking.chosen === row.dataset.k));
+      row.dataset.lmSuppressShortcuts = "true";
+      row.title ||= "Mark its line in the source and its equations in the jaxprs (also Enter); once more takes it back";
+    }
+    reach();
+    // A row that is moved loses the focus.
+    if (focused instanceof HTMLElement && own.contains(focused)) focused.focus({ preventScroll: true });
   }
 
-  const own = widget.panel(key);
+  /** Lets Tab come to one row: from there the arrows lead on. @param {HTMLElement} [to] */
+  function reach(to) {
+    const rows = choosable();
+    const seen = rows.filter(isSeen);
+    const selected = seen.find((row) => row.ariaSelected === "true");
+    current = to ?? selected ?? (current && seen.includes(current) ? current : seen[0]);
+    for (const row of rows) row.tabIndex = row === current ? 0 : -1;
+  }
+
+  /** @param {HTMLElement} row */
+  const choose = (row) => widget.linking.pick(lineOf(row), row.dataset.k);
+
+  own.addEventListener("click", ({ target }) => {
+    const element = /** @type {HTMLElement} */ (target);
+    const row = /** @type {HTMLElement | null} */ (element.closest("tr[data-e]"));
+    // A click ends the marking of text too, which is no choice.
+    if (row && !element.closest("button, summary") && document.getSelection()?.isCollapsed) choose(row);
+  });
+
+  /** What a key does on a row. @param {HTMLElement} row @param {string} pressed */
+  function press(row, pressed) {
+    if (pressed === "Enter" || pressed === " ") return choose(row);
+    const seen = choosable().filter(isSeen);
+    const next = seen[seen.indexOf(row) + (pressed === "ArrowDown" ? 1 : -1)];
+    if (!next) return;
+    reach(next);
+    next.focus();
+  }
+
   own.addEventListener("change", ({ target }) => {
     const control = /** @type {HTMLInputElement} */ (target);
     if (control.dataset.group === undefined) return;
@@ -42,7 +88,12 @@ export function panel(widget, key) {
   });
   own.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select")) return;
+    if (target.matches("tr[data-e]") && ["Enter", " ", "ArrowDown", "ArrowUp"].includes(event.key)) {
+      event.preventDefault();
+      return press(target, event.key);
+    }
+    if (event.key !== "/") return;
     event.preventDefault();
     const button = /** @type {HTMLElement} */ (own.querySelector('[data-action="arrange"]'));
     if (button.getAttribute("aria-expanded") === "true") /** @type {HTMLElement} */ (own.querySelector("[data-find]")).focus();

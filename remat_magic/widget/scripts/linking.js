@@ -11,6 +11,9 @@ export function standsOn(element, line) {
   return key.startsWith(`${line}.`);
 }
 
+/** The line of the first expression of what an element shows; none for what no line makes. @param {HTMLElement} element */
+export const lineOf = (element) => /^~?[0-9a-f]+\.\d+/.exec(element.dataset.e ?? "")?.[0] ?? "";
+
 /**
  * One residual, one operation, one expression, one line of the source, wherever it stands.
  * @param {Widget} widget
@@ -18,8 +21,10 @@ export function standsOn(element, line) {
 export function linking(widget) {
   const { one, all } = widget;
   let lit = "";
-  /** The line of the source that everything is narrowed to. */
+  /** The line of the source that is marked everywhere, and that tables are narrowed to unless it is that of a row. */
   let picked = "";
+  /** The row of a table that it was chosen by. */
+  let chosen = "";
 
   /** Marks what is on the picked line. */
   function mark() {
@@ -32,17 +37,23 @@ export function linking(widget) {
     if (picked) for (const line of all(".remat-l[data-e]")) if (standsOn(line, picked)) line.classList.add("remat-picked");
   }
 
-  /** Narrows the tables to a line and marks it everywhere; the same line again takes it back. @param {string} line */
-  function pick(line) {
-    picked = picked === line ? "" : line;
+  /**
+   * Narrows the tables to a line and marks it everywhere, or by a row of a table, which stays as it is, marks its line; the
+   * same again takes it back.
+   * @param {string} line @param {string} [row] the key of one
+   */
+  function pick(line, row = "") {
+    const again = picked === line && (!row || row === chosen);
+    [picked, chosen] = again ? ["", ""] : [line, row];
     for (const panel of Object.values(widget.panels)) panel.arrange?.();
     mark();
     for (const panel of Object.values(widget.panels)) panel.picked?.();
     const chip = one('[data-action="unpick"]');
     // A table may have no row of the line, and a jaxpr no equation.
     const label = one(`[data-pick="${picked}"]`)?.dataset.place ?? "one line";
-    chip.textContent = picked ? `Only ${label} ×` : "";
-    chip.setAttribute("aria-label", picked ? `Only ${label}: show all again` : "");
+    const [said, back] = chosen ? [`Chosen: ${label}`, "take it back"] : [`Only ${label}`, "show all again"];
+    chip.textContent = picked ? `${said} ×` : "";
+    chip.setAttribute("aria-label", picked ? `${said}: ${back}` : "");
     chip.hidden = !picked;
   }
 
@@ -66,6 +77,9 @@ export function linking(widget) {
     point,
     get picked() {
       return picked;
+    },
+    get chosen() {
+      return chosen;
     },
   };
 }

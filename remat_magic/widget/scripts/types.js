@@ -55,7 +55,7 @@
  * @property {View | null} shown
  * @property {string} tab the one that is open
  * @property {Record<string, Panel>} panels
- * @property {{picked: string, pick: (line: string) => void, point: (target: Element) => void, mark: () => void}} linking
+ * @property {{picked: string, chosen: string, pick: (line: string, row?: string) => void, point: (target: Element) => void, mark: () => void}} linking
  * @property {{view: View | undefined, choice: Choice | null, contrast: () => void, pin: (choice: Choice | null) => void,
  *   peeked: (key: string) => void, failed: () => void}} pinning
  * @property {(view: View) => Record<string, string> | undefined} estimated a view's parts that tell the peak, as on the
