@@ -1567,6 +1567,30 @@ SOME_STEPS = {
         "body/3",
         ["    steps = list(range(0, 9))\n", "        def group(x):\n", "        h, y, x = group(x)\n"],
     ),
+    "several calls, with rows of one array": (
+        f"{LAYER}def f(ws, x):\n    for i in range(10):\n        h = jnp.exp(x) / 2\n"
+        "        x = x + body(h, ws[i, :])[0] * jnp.cos(x)\n    return x.sum()",
+        "body/4",
+        ["        def group(x):\n", "                x = x + body(h, ws[i, :])[0] * jnp.cos(x)\n"],
+    ),
+    "several calls, with what is put together": (
+        f"{LAYER}def f(ws, x):\n    for i, (w, v) in enumerate(zip(ws, ws[::-1])):\n        x = body(x, w + v)[0] * i\n"
+        "    return x.sum()",
+        "body/4",
+        ["        def group(x):\n            for i, (w, v) in steps[first : first + 4]:\n"],
+    ),
+    "two calls in each step": (
+        f"{LAYER}def f(ws, x):\n    for w in ws:\n        x = body(jnp.cos(x), w)[0]\n"
+        "        x = x + body(jnp.exp(x), w)[0]\n    return x.sum()",
+        "body/4",
+        ["            for w in steps[first : first + 2]:\n"],
+    ),
+    "two loops": (
+        f"{LAYER}def f(ws, x):\n    for w in ws[:5]:\n        x = body(jnp.cos(x), w)[0]\n    x = jnp.exp(x)\n"
+        "    for w in ws:\n        x = x + body(x, w)[0]\n    return x.sum()",
+        "body/2",
+        ["        def group(x):\n", "        def group_(x):\n"],
+    ),
     "steps of a scan": (
         f"{LAYER}def f(ws, x):\n    x, ys = jax.lax.scan(body, x, ws)\n    return x.sum() + (ys ** 2).sum()",
         "body/5",
@@ -1842,29 +1866,145 @@ def test_steps_of_modules_are_grouped_by_what_their_library_has(module):
     jax.tree.map(np.testing.assert_array_equal, new, weights)
 
 
-def test_steps_of_linen_are_left_to_the_user(module):
-    library("flax.linen")
-    made = module("""
-        import flax.linen as nn
+LAYERS_OF_LINEN = """
+    import flax.linen as nn
 
-        class Block(nn.Module):
-            @nn.compact
-            def __call__(self, x):
-                return x + jnp.tanh(nn.Dense(4)(jnp.sin(x)))
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, scale=1.0):
+            return x + scale * jnp.tanh(nn.Dense(4)(jnp.sin(x)))
 
-        class Net(nn.Module):
-            @nn.compact
+    class Net(nn.Module):
+        {}
+
+    def made():
+        return Net().init(jax.random.key(0), jnp.ones((2, 4)))
+
+    def f(weights, x):
+        return Net().apply(weights, x)
+"""
+# What calls the layers, in a method of linen or without it.
+LOOPS_OF_LINEN = {
+    "made in each step": """@nn.compact
+        def __call__(self, x):
+            x = nn.Dense(4)(x)
+            for _ in range(5):
+                x = Block()(nn.LayerNorm()(x))
+                x = nn.Dense(4)(x)
+            return nn.Dense(4)(x).sum()
+    """,
+    "under names": """@nn.compact
+        def __call__(self, x):
+            for number in range(5):
+                layer = Block(name=f"layer_{number}")
+                x = layer(x, scale=2.0)
+            return x.sum()
+    """,
+    "in a list": """def setup(self):
+            self.blocks = [Block() for _ in range(5)]
+
+        def __call__(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x.sum()
+    """,
+}
+WITHOUT_SUCH = {
+    "flax.nnx": """
+        from flax import nnx
+
+        class Block(nnx.Module):
+            def __init__(self, rngs):
+                self.dense = nnx.Linear(4, 4, rngs=rngs)
+
             def __call__(self, x):
-                for _ in range(4):
-                    x = Block()(x)
+                return x + jnp.tanh(self.dense(jnp.sin(x)))
+
+        class Net(nnx.Module):
+            def __init__(self, rngs):
+                self.blocks = nnx.List([Block(rngs) for _ in range(5)])
+
+            def __call__(self, x):
+                for block in self.blocks:
+                    x = block(x)
                 return x.sum()
 
-        def f(w, x):
-            return Net().apply(w, x)
-    """)
-    weights = jax.eval_shape(made.Net().init, jax.random.key(0), f32(2, 4))
-    with pytest.raises(RematError, match=r"as in `nn\.remat\(group, .*# group\(self, \.\.\.\): 2 of"):
-        rm.trace(made.f, weights, f32(2, 4)).edit("dots_saveable", "Block.__call__/2")
+        def made():
+            return Net(nnx.Rngs(0))
+
+        def f(net, x):
+            return net(x)
+    """,
+    "equinox": """
+        import equinox as eqx
+
+        class Block(eqx.Module):
+            dense: eqx.nn.Linear
+
+            def __call__(self, x):
+                return x + jnp.tanh(jax.vmap(self.dense)(jnp.sin(x)))
+
+        class Net(eqx.Module):
+            blocks: list
+
+            def __call__(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                return x.sum()
+
+        def made():
+            return Net([Block(eqx.nn.Linear(4, 4, key=jax.random.key(number))) for number in range(5)])
+
+        def f(net, x):
+            return net(x)
+    """,
+}
+LAYERS_IN_LOOPS = {name: ("flax.linen", LAYERS_OF_LINEN.format(loop)) for name, loop in LOOPS_OF_LINEN.items()}
+LAYERS_IN_LOOPS |= {f"of {name}": (name, text) for name, text in WITHOUT_SUCH.items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("some", ["[::2]", "[:3]", "/2"])
+@pytest.mark.parametrize("name", LAYERS_IN_LOOPS)
+def test_a_checkpoint_for_some_layers_is_written(module, name, some):
+    which, text = LAYERS_IN_LOOPS[name]
+    library(which)
+    made = module(text)
+    weights = made.made()
+    trace = rm.trace(made.f, weights, f32(2, 4))
+    edit = trace.edit("nothing_saveable", f"Block.__call__{some}")
+    assert edit.verified, edit.differences
+    again = module(edit.apply_text().encode())
+    new = again.made()
+    leaves = [jax.tree_util.tree_flatten_with_path(each)[0] for each in (weights, new)]
+    for (path, old), (other, value) in zip(*leaves, strict=True):
+        assert str(path) == str(other)  # parameters have the names that they had, and what they began with
+        np.testing.assert_array_equal(old, value)
+    report = rm.trace(again.f, new, f32(2, 4)).report()
+    assert answers(report) == answers(trace.report("nothing_saveable", f"Block.__call__{some}"))
+    x = jnp.linspace(0, 1, 8).reshape(2, 4)
+    np.testing.assert_allclose(jax.grad(again.f, 1)(new, x), jax.grad(made.f, 1)(weights, x), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_of_linen_outside_of_a_method_are_left_to_the_user(module):
+    """A checkpoint of flax's must be given the module, and has it from the method."""
+    library("flax.linen")
+    made = module(
+        LAYERS_OF_LINEN.format(
+            """@nn.compact
+        def __call__(self, x):
+            def run(x):
+                for _ in range(4):
+                    x = Block()(x)
+                return x
+
+            return run(x).sum()
+    """
+        )
+    )
+    with pytest.raises(RematError, match=r"the loop at line \d+ of .* is not in a method of the module itself"):
+        rm.trace(made.f, made.made(), f32(2, 4)).edit("dots_saveable", "Block.__call__/2")
 
 
 def test_what_a_step_of_a_loop_leaves(tmp_path):
@@ -1889,6 +2029,7 @@ LEFT_TO_THE_USER = {
     "for w in ws:\n        def g(x):\n            return x\n        x = g(body(x, w)[0])": "defines a function",
     "for w in ws:\n        x = body(x, w)[0] + len('''a\n    b''')": "has a string over several lines",
     "x = sum(body(x, w)[0] for w in ws)": r"there by hand, as in `jax.checkpoint\(group, ",
+    "for w in ws:\n        x = body(body(x, w)[0], w)[0]": "there by hand",
     "g = lambda x, ws: jax.lax.scan(body, x, jnp.stack(ws))[0]\n    x = g(g(x, ws), ws[:7])": "there by hand",
     "x = jax.lax.scan(body, x, jnp.zeros((0, 4, 4)))[0]": "there by hand",
     "n = 0\n    while n < 10:\n        x, n = body(x, ws[n])[0], n + 1": "write the checkpoint there by hand",

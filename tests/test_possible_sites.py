@@ -381,6 +381,41 @@ def test_calls_in_groups_are_as_if_written():
     assert costs(report) == costs(expected)
 
 
+def test_calls_in_a_loop_are_grouped_by_whole_steps():
+    """What the steps do besides is under the checkpoint too: what comes before the first call, and after the last."""
+
+    def block(w, x):
+        return jnp.tanh(jnp.sin(x @ w))
+
+    def step(w, x):
+        normed = jnp.exp(x) / 2
+        return x + block(w, normed) * jnp.cos(x)
+
+    def loss(ws, x):
+        for number in range(3):
+            normed = jnp.exp(x) / 2
+            x = x + block(ws[number], normed) * jnp.cos(x)
+        x = jnp.exp(x)
+        for w, scale in zip(ws, (1.0, 2.0, 3.0), strict=True):
+            x = block(w, x) * scale
+        return x.sum()
+
+    def by_hand(ws, x):
+        x = jax.checkpoint(lambda ws, x: step(ws[1], step(ws[0], x)))(ws, x)
+        x = jnp.exp(jax.checkpoint(lambda ws, x: step(ws[2], x))(ws, x))
+        x = jax.checkpoint(lambda v, w, x: block(w, block(v, x) * 1.0) * 2.0)(ws[0], ws[1], x)
+        return jax.checkpoint(lambda w, x: block(w, x) * 3.0)(ws[2], x).sum()
+
+    for ws in (jax.ShapeDtypeStruct((3, 4, 4), jnp.float32), [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 3):
+        x = jax.ShapeDtypeStruct((2, 4), jnp.float32)
+        report, expected = (
+            rm.trace(loss, ws, x).report("nothing_saveable", "block/2"),
+            rm.trace(by_hand, ws, x).report(),
+        )
+        assert types(report) == types(expected)
+        assert costs(report) == costs(expected)
+
+
 def test_two_places_may_have_a_policy_each():
     def inner(x):
         return jnp.cos(jnp.sin(x))

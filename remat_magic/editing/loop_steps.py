@@ -10,7 +10,7 @@ from typing import Literal
 from remat_magic.editing.parsed_text import Function, ParsedText
 from remat_magic.records import RematError
 
-__all__ = ["JaxLoop", "LoopKind", "carried_by", "for_loop_around", "helper", "statement_of"]
+__all__ = ["JaxLoop", "LoopKind", "carried_by", "for_loop_around", "helper", "own_parameter", "statement_of"]
 
 LoopKind = Literal["scan", "map", "fori_loop"]
 
@@ -146,6 +146,22 @@ def for_loop_around(text: ParsedText, node: ast.AST) -> ast.For | None:
             return None
         below, above = above, text.parents.get(id(above))
     return None
+
+
+def own_parameter(text: ParsedText, loop: ast.For) -> str:
+    """What the object is called in the method that a loop stands in.
+
+    Raises:
+        RematError: it stands in no method.
+    """
+    method = text.enclosing(loop)
+    if isinstance(method, ast.FunctionDef) and isinstance(text.parents.get(id(method)), ast.ClassDef):
+        for parameter in (*method.args.posonlyargs, *method.args.args):
+            return parameter.arg
+    raise RematError(
+        f"the loop at line {loop.lineno} of {text.place} is not in a method of the module itself: write the checkpoint "
+        "around some of its steps there by hand."
+    )
 
 
 def carried_by(text: ParsedText, loop: ast.For) -> tuple[list[str], list[str]]:

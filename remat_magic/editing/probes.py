@@ -180,7 +180,8 @@ class _Prober(ast.NodeTransformer):
             for _, number in numbers:
                 new = _call(new, number)
             return new
-        after = [_bind(name, number, node) for name, number in numbers]
+        where = node.body[0] if isinstance(node, ast.For) else node  # it is in the steps that it is done
+        after = [_bind(name, number, where) for name, number in numbers]
         if not after:
             return new
         if isinstance(new, ast.For | Function):

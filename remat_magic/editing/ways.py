@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -83,10 +84,9 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         return []
     callee = place.callee
     if place.group > 1:
-        loops = _loops(code, engine, at) if place.calls == slice(None) else []
-        library = "haiku" if callee.module == "haiku" else ""  # whose modules keep their parameters by it
+        loops, size, library = _loops(code, engine, at) if place.calls == slice(None) else ([], 1, "")
         if loops:
-            return [Way(library, loops=tuple(loops), size=place.group)]
+            return [Way(library, loops=tuple(loops), size=size)]
         lifted = _lifted_loops(code, engine, at) if place.calls == slice(None) else []
         several = [tuple(lifted)] if len(lifted) > 1 else []
         return [Way(lifted[0].library, loops=some, size=place.group) for some in (*zip(lifted), *several)]
@@ -108,9 +108,9 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         numbers = [static[:count] for count in range(len(static) + 1)]
         ways += [Way(library, calls=calls, options=_numbers(some), condition=condition) for some in numbers]
         ways += [Way(library, calls=calls, bind=True, condition=condition)]
-    if of_modules and not condition and all(call.args for _, call in calls):
+    if of_modules and all(call.args for _, call in calls):
         ways += [
-            Way(of_modules, calls=calls, as_argument=True, bind=bind, options=_numbers(positions[:count]))
+            Way(of_modules, (), calls, _numbers(positions[:count]), bind, as_argument=True, condition=condition)
             for bind in (False, True)[: 1 + any(call.keywords for _, call in calls)]
             for count in range(len(positions) + 1)
             if calls
@@ -146,26 +146,36 @@ def _condition(chosen: range, times: int) -> str:
     return f"{{}} % {step} == 0" if not start and stop == times else f"{{}} in range({start}, {stop}, {step})"
 
 
-def _loops(code: UserCode, engine: Engine, at: str) -> list[_SomeLoop]:
-    """The loops that make the calls of a place; none where some of the calls are made otherwise."""
+def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], int, str]:
+    """The loops that make the calls of a place, around how many of their steps one checkpoint is, and whose that is.
+
+    There are none where some of the calls are made otherwise, or no number of steps makes as many as are asked for.
+    """
     place = engine.place(at)
     assert place is not None
+    library = "haiku" if place.callee.module == "haiku" else ""  # whose modules keep their parameters by it
     loops: list[_SomeLoop] = []
     scans = engine.grouped_loops(at)
     for eqn in scans:
         loop = _jax_loop(code, eqn)
         if loop is None or not loop.length:
-            return []
+            return [], 1, library
         before = [each for each in loops if isinstance(each, JaxLoop) and each.call is loop.call]
         if any(each.length != loop.length for each in before):
-            return []  # one text, and other groups each time
+            return [], 1, library  # one text, and other groups each time
         loops += [] if before else [loop]
-    if not scans:
-        around = [(text, for_loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
-        loops += [(text, loop) for text, loop in around if loop is not None]
-        if len(loops) != len(around) or any(_in_linen(code, text, loop) for text, loop in around):
-            return []
-    return loops
+    if scans:
+        return loops, place.group, library
+    around = [(text, for_loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
+    calls = Counter(around)
+    calls_of_step, of_linen = {*calls.values()}, {_in_linen(code, text, loop) for text, loop in around}
+    if len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
+        return [], 1, library
+    for text, loop in calls:
+        if loop is None:
+            return [], 1, library
+        loops.append((text, loop))
+    return loops, place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
 
 
 def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:

@@ -15,7 +15,7 @@ from jax import ad_checkpoint
 from remat_magic.editing.applications import PARTIAL, Application
 from remat_magic.editing.lifted_loops import LiftedLoop, lifted_helper
 from remat_magic.editing.live_code import NewWrapper
-from remat_magic.editing.loop_steps import JaxLoop, carried_by, for_loop_around, helper, statement_of
+from remat_magic.editing.loop_steps import JaxLoop, carried_by, for_loop_around, helper, own_parameter, statement_of
 from remat_magic.editing.names import NameOption, suggested, used_names
 from remat_magic.editing.parsed_text import Function, ParsedText, mark_added
 from remat_magic.editing.probes import body_start
@@ -260,7 +260,11 @@ class EditedTexts:
             if bound:
                 changes.drop_keywords(call)
             rest = "*args, **kwargs" if call.keywords and not bound else "*args"
-            changes.pass_callee(call, f"{start}lambda {module}, {rest}: {module}({', '.join([rest, *bound])}){end}")
+            function = f"lambda {module}, {rest}: {module}({', '.join([rest, *bound])})"
+            written = f"{start}{function}{end}"
+            if self._way.condition:
+                written = f"({written} if {self._count_steps(text, call)} else {function})"
+            changes.pass_callee(call, written)
             return
         if self._way.bind and call.keywords:
             start += f"{imports.partial()}("
@@ -324,27 +328,29 @@ class EditedTexts:
         self._added[0].add(name)
 
     def _group_for_loop(self, text: ParsedText, loop: ast.For, policy: Any) -> None:
-        """Put the steps of a ``for`` loop into groups, each a function that is defined and called."""
+        """Put the steps of a ``for`` loop into groups, each a function that is defined and called.
+
+        In a module of linen it is given the module, and has what the loop goes through from that one.
+        """
         changes, imports = self._of(text)
         taken, left = carried_by(text, loop)
         steps, first, group = (self._new_name(text, usual) for usual in ("steps", "first", "group"))
         size, step = self._way.size, "\t" if text.indent(loop.lineno).startswith("\t") else "    "
         decorator = self._decorator(changes, imports, policy, text.indent(loop.lineno) + step)
+        counted = f"list({text.segment(loop.iter)})"
+        lines = [f"{steps} = {counted}", f"for {first} in range(0, len({steps}), {size}):"]
+        if self._way.library == "flax.linen":
+            own = own_parameter(text, loop)
+            given, steps = [own, *taken], counted
+            lines = [f"for {first} in range(0, len({counted}), {size}):"]
+        else:
+            given = taken
         changes.indent(loop, 2 * step)
-        changes.lines_before(
-            loop,
-            [
-                f"{steps} = list({text.segment(loop.iter)})",
-                f"for {first} in range(0, len({steps}), {size}):",
-                "",
-                f"{step}{decorator}",
-                f"{step}def {group}({', '.join(taken)}):",
-            ],
-        )
+        changes.lines_before(loop, [*lines, "", f"{step}{decorator}", f"{step}def {group}({', '.join(given)}):"])
         changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
         changes.lines_after(
             loop,
-            [f"{2 * step}return {', '.join(left)}", "", f"{step}{', '.join(left)} = {group}({', '.join(taken)})"],
+            [f"{2 * step}return {', '.join(left)}", "", f"{step}{', '.join(left)} = {group}({', '.join(given)})"],
         )
         self._added[1].add(group)
 

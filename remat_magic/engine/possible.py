@@ -2,7 +2,8 @@
 
 A place is a function that is called, by its definition. Its key, as ``at=``, is the function's name; ``block[::2]`` is
 every second of its calls, ``block[:8]`` the first eight, ``block/3`` one checkpoint around each three in a row: where a
-loop makes one call in each step, around three of its steps. Functions that have a checkpoint have such places too.
+loop makes one call in each step, JAX's loop or one of Python, around three of its steps. Functions that have a
+checkpoint have such places too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from remat_magic.engine.segments import SHORTEST, Checkpoint, in_segments, segme
 from remat_magic.engine.site_code import Loop, code_of, code_of_calls, code_of_group
 from remat_magic.engine.sites import PUT_AT, Identity, SiteTable, definition, identity, keys_of
 from remat_magic.engine.spellings import default_texts, spellings
+from remat_magic.engine.whole_steps import Steps
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import scopes, walk
@@ -275,13 +277,17 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint."""
+    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint.
+
+    Those with the numbers ``apart`` are put before it.
+    """
 
     first: int
     last: int
     checkpoint: Checkpoint
     given: tuple[Any, ...]
     returned: tuple[Any, ...]
+    apart: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +320,8 @@ class _Writer:
             checkpoint = Checkpoint(policy, "{} at {}:{}".format(*who), PUT_AT + key, self._parts)
             if where.group > 1:
                 selected = [*self._beside(selected, where.group, checkpoint, key)]
-            for jaxpr, interval in _grouped(selected, where.group):
-                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned)
+            for jaxpr, interval, apart in _grouped(selected, where.group, where.calls == slice(None)):
+                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned, apart)
                 self._groups.setdefault(id(jaxpr), []).append(group)
 
     def _beside(
@@ -384,7 +390,7 @@ class _Writer:
 
     def _in_groups(self, eqns: Iterable[Any]) -> Iterator[Any]:
         """The equations, those of loops with their steps in groups: the largest outside."""
-        for eqn in eqns:
+        for eqn in filter(None, eqns):  # without those that were put before
             if self._is_grouped(eqn):
                 groups = self._steps[id(_jax.open_jaxpr(_jax.scan_body(eqn)))]
                 yield from _segments(eqn, sorted(groups, key=lambda group: group[0]))
@@ -407,6 +413,9 @@ class _Writer:
             group, inside = groups[after], after + 1
             after = bisect.bisect_left(groups, group.last, inside, key=lambda other: other.first)
             written += self._in_groups(eqns[number : group.first])
+            if group.apart:
+                written += filter(None, (eqns[number] for number in sorted(group.apart)))
+                eqns = [None if number in group.apart else eqn for number, eqn in enumerate(eqns)]
             body = self._written(jaxpr, eqns, group.first, group.last, groups[inside:after], last_read)
             number = group.last
             made = {var for eqn in body for var in eqn.outvars}
@@ -428,19 +437,33 @@ def _segments(eqn: Any, groups: Sequence[tuple[int, Checkpoint]]) -> list[Any]:
     return in_segments(eqn, size, checkpoint, lambda segment: _segments(segment, groups[:-1]))
 
 
-def _grouped(calls: Iterable[_Standing], size: int) -> list[tuple[Any, Interval]]:
-    """Each ``size`` calls after one another in one jaxpr as one interval with what is between them."""
-    groups: list[tuple[Any, Interval]] = []
-    count = 0
+def _grouped(calls: Sequence[_Standing], size: int, whole: bool) -> Iterator[tuple[Any, Interval, frozenset[int]]]:
+    """Each ``size`` calls after one another in one jaxpr as one interval with what is between them.
+
+    If they are ``whole`` steps of a loop of the user's, all that these do belongs to it, as in a function of so many
+    steps; what it returns is then what is read later. What the loop goes through, the last, is no part of it.
+    """
+    steps: dict[int, Steps] = {}
+    for jaxpr in {id(call.jaxpr): call.jaxpr for call in calls}.values() if whole and size > 1 else ():
+        steps[id(jaxpr)] = Steps(jaxpr, [call.interval for call in calls if call.jaxpr is jaxpr])
+    groups: list[tuple[Any, list[Interval]]] = []
     for call in calls:
         jaxpr, interval = call.jaxpr, call.interval
-        if 0 < count < size and groups[-1][0] is jaxpr and groups[-1][1].last <= interval.first:
-            groups[-1] = jaxpr, Interval(interval.callee, groups[-1][1].first, interval.last, (), interval.returned)
-            count += 1
+        before = groups[-1][1] if groups and groups[-1][0] is jaxpr else []
+        of_jaxpr = steps.get(id(jaxpr))
+        goes_on = 0 < len(before) < size and before[-1].last <= interval.first
+        if goes_on and (of_jaxpr is None or of_jaxpr.go_on(before[-1], interval)):
+            before.append(interval)
         else:
-            groups.append((jaxpr, interval))
-            count = 1
-    return groups
+            groups.append((jaxpr, [interval]))
+    for jaxpr, group in groups:
+        first, last = group[0], group[-1]
+        span = steps[id(jaxpr)].whole(first, last) if id(jaxpr) in steps else None
+        if span is not None:
+            yield jaxpr, Interval(last.callee, *span[:2]), span[2]
+        else:
+            given = first.given if len(group) == 1 else ()
+            yield jaxpr, Interval(last.callee, first.first, last.last, given, last.returned), frozenset()
 
 
 def _nested(groups: Iterable[_Group]) -> list[_Group]:

@@ -164,7 +164,7 @@ def code_of_calls(callee: Callee, policy: str = "", key: str = "") -> str:
 def code_of_group(callee: Callee, size: int, policy: str = "") -> str:
     """What to write for a checkpoint around so many calls after one another; arguments are those of ``code_of``."""
     own = "self, " if callee.module == "flax.linen" else ""
-    group = f"group({own}...): {size} of these calls, and what is between them"
+    group = f"group({own}...): {size} of these calls with what is between them, in a loop whole steps"
     return f"{_call('group', callee, policy)}  # {group}"
 
 

@@ -13,14 +13,42 @@ from typing import Any, Literal
 
 from remat_magic import _jax
 from remat_magic.parsing import parse_python
-from remat_magic.user_files import is_user_file
+from remat_magic.user_files import STAND_IN, is_user_file
 
-__all__ = ["Given", "Spelling", "called_from", "default_texts", "frames", "spellings"]
+__all__ = [
+    "Given",
+    "Loop",
+    "Spelling",
+    "called_from",
+    "default_texts",
+    "frames",
+    "loop_around",
+    "position_of",
+    "spellings",
+]
 
 Given = Literal["position", "keyword", "bound", "default", "unknown"]
 """How a call gives a parameter something: ``bound`` by a ``functools.partial`` before, ``default`` not at all."""
 
 _Position = tuple[int | None, ...]  # first and last line, first and last column in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop statement: where it begins, and where what it repeats does and ends; lines and columns in bytes."""
+
+    start: tuple[int, int]
+    body: tuple[int, int]
+    end: tuple[int, int]
+
+    def repeats(self, position: _Position) -> bool | None:
+        """Whether something is part of a step, and not of what the loop goes through; None where it is not in there."""
+        line, end_line, column, end_column = position
+        if line is None or end_line is None or column is None or end_column is None:
+            return None
+        if not (self.start <= (line, column) and (end_line, end_column) <= self.end):
+            return None
+        return self.body <= (line, column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +118,13 @@ def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | N
     is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
     if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
         outside = outside[inside.index(True) + 1 :] if True in inside else []
-    return next((frame for frame in outside if is_user_file(frame[0].co_filename)), None)
+    return _of_user(outside)
+
+
+def _of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
+    """The innermost of some frames that is of the user's code; what stands in for it while an edit is traced is not."""
+    own = (frame for frame in outside if is_user_file(frame[0].co_filename))
+    return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)
 
 
 def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -> tuple[Spelling, ...]:
@@ -104,18 +138,33 @@ def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -
     for eqn, around in equations:
         caller, by_loop = called_from(eqn, who), False
         if caller is None and around is not None:  # a body is traced apart from its caller
-            caller = next((frame for frame in frames(around) if is_user_file(frame[0].co_filename)), None)
+            caller = _of_user(frames(around))
             by_loop = _jax.is_scan(around) or _jax.is_while(around) or _jax.is_cond(around)
         if caller is None:
             continue
         code, instruction = caller
-        position: _Position = [*code.co_positions()][instruction // 2]
+        position = position_of(code, instruction)
         if (code.co_filename, position) not in calls:
             text = _Text.of(code.co_filename)
             call = text.calls.get(position)
             if call is not None:
                 calls[code.co_filename, position] = text.spelling(call, who[0].rpartition(".")[2], by_loop)
     return tuple(dict.fromkeys(calls.values()))
+
+
+@lru_cache(maxsize=256)
+def _positions(code: CodeType) -> list[_Position]:
+    return [*code.co_positions()]
+
+
+def position_of(code: CodeType, instruction: int) -> _Position:
+    """Where the source has an instruction."""
+    return _positions(code)[instruction // 2]
+
+
+def loop_around(code: CodeType, instruction: int) -> Loop | None:
+    """The innermost ``for`` or ``while`` of its function that repeats a call; None where nothing does."""
+    return _Text.of(code.co_filename).loops.get(position_of(code, instruction))
 
 
 def default_texts(who: tuple[str, str, int]) -> dict[str, str]:
@@ -125,8 +174,8 @@ def default_texts(who: tuple[str, str, int]) -> dict[str, str]:
     for node in _Text.of(file).functions.get(line, ()):
         if name.rpartition(".")[2] in (getattr(node, "name", "<lambda>"),):
             by_position = [*node.args.posonlyargs, *node.args.args]
-            pairs = [*zip(reversed(by_position), reversed(node.args.defaults), strict=False)]
-            pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            last = zip(reversed(by_position), reversed(node.args.defaults), strict=False)
+            pairs = [*last, *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
             defaults.update((parameter.arg, ast.unparse(text)) for parameter, text in pairs if text is not None)
     return defaults
 
@@ -136,9 +185,17 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Text:
-    """The calls of a text by their position, its functions by their first line, and what its variables are assigned."""
+    """A text.
+
+    Attributes:
+        calls: by their position.
+        loops: those that repeat them.
+        functions: by their first line.
+        assigned: what its variables are assigned.
+    """
 
     calls: Mapping[_Position, ast.Call]
+    loops: Mapping[_Position, Loop]
     functions: Mapping[int, list[_Function]]
     assigned: Mapping[str, list[ast.expr]]
 
@@ -166,11 +223,14 @@ class _Text:
     def _partial(self, expressions: Iterable[ast.expr], name: str) -> tuple[ast.expr, ast.Call] | None:
         """The ``functools.partial`` of a function, and the expression, part of others, that is it or its variable."""
         for node in itertools.chain.from_iterable(map(ast.walk, expressions)):
-            values = self.assigned.get(node.id, []) if isinstance(node, ast.Name) else [node]
-            for value in values:
-                is_call = isinstance(value, ast.Call) and isinstance(node, ast.expr) and value.args
-                if is_call and (_name(value.func), _name(value.args[0])) == ("partial", name):
-                    return node, value
+            if not isinstance(node, ast.expr):
+                continue
+            for value in self.assigned.get(node.id, []) if isinstance(node, ast.Name) else [node]:
+                match value:
+                    case ast.Call(func, [of, *_]) if (_name(func), _name(of)) == ("partial", name):
+                        return node, value
+                    case _:
+                        pass
         return None
 
 
@@ -185,11 +245,15 @@ def _name(expression: ast.expr) -> str:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> _Text:
-    calls, functions, assigned = dict[_Position, ast.Call](), dict[int, list[_Function]](), dict[str, list[ast.expr]]()
-    for node in _nodes(text):
+    calls, loops = dict[_Position, ast.Call](), dict[_Position, Loop]()
+    functions, assigned = dict[int, list[_Function]](), dict[str, list[ast.expr]]()
+    for node, loop in _nodes(text):
         match node:
             case ast.Call():
-                calls[node.lineno, node.end_lineno, node.col_offset, node.end_col_offset] = node
+                position = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+                calls[position] = node
+                if loop is not None:
+                    loops[position] = loop
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 decorators = getattr(node, "decorator_list", [])
                 line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -198,11 +262,29 @@ def _parsed(text: str) -> _Text:
                 assigned.setdefault(name, []).append(value)
             case _:
                 pass
-    return _Text(calls, functions, assigned)
+    return _Text(calls, loops, functions, assigned)
 
 
-def _nodes(text: str) -> Iterator[ast.AST]:
+_APART = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+_REPEATING = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+def _nodes(text: str) -> Iterator[tuple[ast.AST, Loop | None]]:
+    """All nodes of a text, each with the innermost loop of its function that repeats it."""
     try:
-        yield from ast.walk(parse_python(text))
+        todo: list[tuple[ast.AST, Loop | None]] = [(parse_python(text), None)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
+    while todo:
+        node, around = todo.pop()
+        yield node, around
+        around = None if isinstance(node, _APART | _REPEATING) else around
+        repeated: list[ast.stmt] = node.body if isinstance(node, ast.For | ast.AsyncFor | ast.While) else []
+        inner = _loop(node, repeated) if repeated else None
+        todo += [(child, inner if child in repeated else around) for child in ast.iter_child_nodes(node)]
+
+
+def _loop(statement: Any, body: Sequence[ast.stmt]) -> Loop:
+    last = body[-1]
+    end = last.end_lineno or last.lineno, last.end_col_offset or 0
+    return Loop((statement.lineno, statement.col_offset), (body[0].lineno, body[0].col_offset), end)
