@@ -78,6 +78,12 @@ LINEN = {
         "scan_in_groups(nn.remat(Block), ",
     ),
 }
+PARTITIONED = "nn.Dense(self.n, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), (None, 'model')))"
+for _name in ("a class", "along other axes, with inputs"):
+    _text = LINEN[_name][0].replace("nn.Dense(self.n)", PARTITIONED)
+    _text = _text.replace("split_rngs=", "metadata_params={nn.PARTITION_NAME: 'layers'}, split_rngs=")
+    # Arrays keep the names of their axes; within a group the axis that is scanned over is there twice.
+    LINEN[f"{_name}, with names of axes"] = _text, "return nn.meta.add_axis(nn.meta.add_axis(tree, 0, metadata_params)"
 
 
 @pytest.mark.parametrize("size", [3, 5])

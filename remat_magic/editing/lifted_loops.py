@@ -26,7 +26,7 @@ __all__ = ["LiftedLoop", "lifted_helper", "lifted_loops"]
 
 _WIDTH = 88
 _OF_NNX = {"in_axes", "out_axes", "length", "reverse", "unroll"}  # what a scan within a scan takes as it is
-_NOT_OF_LINEN = {"methods", "data_transform", "metadata_params"}
+_NOT_OF_LINEN = {"methods", "data_transform"}
 _RENEWED = ("variable_axes", "in_axes", "out_axes", "length")  # what is another for groups
 
 
@@ -226,20 +226,44 @@ def _of_linen(loop: LiftedLoop, size: int, rest: int, nn: str, jax: str) -> tupl
     whole = [each if each == "target" else f"{each}={each}" for each in parameters]
     body = _scan_of(f"{nn}.scan", ["target", *options], counted)
 
-    def of_trees(name: str, tree: str, arguments: str, change: str, rows_first: bool = True) -> list[str]:
-        """A function of each array in a tree that is scanned over along an axis."""
-        lines = [f"def {name}(axis, {tree}):"]
+    named = "metadata_params" in parameters  # of arrays that hold the names of their axes
+
+    def axes(function: str, tree: str, axis: str = "0") -> str:
+        """The tree with the name of the axis that is scanned over added or removed."""
+        return f"{nn}.meta.{function}_axis({tree}, {axis}, metadata_params)"
+
+    def of_trees(name: str, arguments: Sequence[str], change: str, rows: int) -> list[str]:
+        """A function of each array in a tree that is scanned over along an axis.
+
+        Args:
+            name: the function's.
+            arguments: the trees, of a group and of what is left over, by the variables for their arrays.
+            change: what becomes of the arrays.
+            rows: how many axes are scanned over in what it returns; 0: in what it is given there are more.
+        """
+        trees = ["tree", "last"][: len(arguments)]
+        lines = [f"def {name}(axis, {', '.join(trees)}):"]
         lines += [f"    if axis is {nn}.broadcast:", "        return tree"] if into or out else []
-        lines += [f"    tree = {jax}.tree.map(lambda x: {jax}.numpy.moveaxis(x, axis, 0), tree)"] if rows_first else []
-        return [*lines, f"    return {jax}.tree.map(lambda {arguments}: {change}, {tree})", ""]
+        if rows:
+            lines += [f"    tree = {axes('remove', 'tree', 'axis')}"] * named
+            lines += [f"    tree = {jax}.tree.map(lambda x: {jax}.numpy.moveaxis(x, axis, 0), tree)"]
+        elif named:
+            lines += [f"    tree = {axes('remove', axes('remove', 'tree'))}"]
+            lines += [f"    last = {axes('remove', 'last')}"] * (len(trees) > 1)
+        result = f"{jax}.tree.map(lambda {', '.join(arguments)}: {change}, {', '.join(trees)})"
+        if named:
+            lines += [f"    tree = {result}"]
+            result = "tree" if rows else axes("add", "tree", "axis")
+            for _ in range(rows):
+                result = axes("add", result)
+        return [*lines, f"    return {result}", ""]
 
     part, joined = f"x[:-{rest}]" if rest else "x", "x.reshape(-1, *x.shape[2:])"
-    body += of_trees("apart", "tree", "x", f"{part}.reshape(-1, {size}, *x.shape[1:])")
+    body += of_trees("apart", ["x"], f"{part}.reshape(-1, {size}, *x.shape[1:])", 2)
     if rest:
-        body += of_trees("left_over", "tree", "x", f"x[-{rest}:]")
+        body += of_trees("left_over", ["x"], f"x[-{rest}:]", 1)
         joined = f"{jax}.numpy.concatenate([{joined}, y])"
-    pair = ("tree, last", "x, y") if rest else ("tree", "x")
-    body += of_trees("together", *pair, f"{jax}.numpy.moveaxis({joined}, 0, axis)", rows_first=False)
+    body += of_trees("together", ["x", "y"] if rest else ["x"], f"{jax}.numpy.moveaxis({joined}, 0, axis)", 0)
     if variables:
         change = "change" if rest else "apart"
         arguments = ["target", "collection", f"lambda tree, axis=axis: {change}(axis, tree)"]
