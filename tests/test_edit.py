@@ -1878,10 +1878,10 @@ LAYERS_OF_LINEN = """
         {}
 
     def made():
-        return Net().init(jax.random.key(0), jnp.ones((2, 4)))
+        return Net().init({{"params": jax.random.key(0), "dropout": jax.random.key(1)}}, jnp.ones((2, 4)))
 
     def f(weights, x):
-        return Net().apply(weights, x)
+        return Net().apply(weights, x, rngs={{"dropout": jax.random.key(1)}})
 """
 # What calls the layers, in a method of linen or without it.
 LOOPS_OF_LINEN = {
@@ -1890,7 +1890,7 @@ LOOPS_OF_LINEN = {
             x = nn.Dense(4)(x)
             for _ in range(5):
                 x = Block()(nn.LayerNorm()(x))
-                x = nn.Dense(4)(x)
+                x = nn.Dropout(0.5, deterministic=False)(nn.Dense(4)(x))
             return nn.Dense(4)(x).sum()
     """,
     "under names": """@nn.compact

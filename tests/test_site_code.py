@@ -346,3 +346,32 @@ def test_what_to_write_for_arguments_of_modules_that_are_no_arrays(module, name)
     if change:
         with pytest.raises(Exception, match=r"static_argnums|boolean|multiple values|TracerBool|_state|argument"):
             traced(text, **{there: expression})
+
+
+def test_what_to_write_for_groups_of_calls_in_loops_of_either_kind(module):  # noqa: F811
+    """In a Python loop a function of several steps, in a scan one over chunks; where there are both, both."""
+    text = """
+        def block(x, w):
+            return jnp.tanh(jnp.sin(x) @ w), None
+
+        def f(ws, x):
+            for w in ws:
+                x, _ = block(x, w)
+            return SCANNED.sum()
+    """
+    group = "jax.checkpoint(group, policy=jax.checkpoint_policies.nothing_saveable)"
+    scan = "jax.lax.scan(jax.checkpoint("
+    said = "group(...): 2 of these calls"
+    for scanned, both in (("x", False), ("jax.lax.scan(block, x, jnp.stack(ws))[0]", True)):
+        made = module(text.replace("SCANNED", scanned))
+        trace = rm.trace(made.f, [f32(4, 4)] * 8, f32(2, 4))
+        code = trace.report("nothing_saveable", "block/2").code
+        expression, _, comment = code.partition("  #")
+        assert (scan in expression, group in expression, said in comment) == (both, True, True), code
+        if both:
+            assert "chunks: xs reshaped to (4, 2, ...)" in comment
+            (site,) = trace.groups
+            assert scan in site.code
+            assert "; jax.checkpoint(group)  #" in site.code
+    alone = module(text.replace("for w in ws:", "for w in ():").replace("SCANNED", scanned))
+    assert "group" not in rm.trace(alone.f, [f32(4, 4)] * 8, f32(2, 4)).report("nothing_saveable", "block/2").code

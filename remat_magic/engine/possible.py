@@ -60,6 +60,7 @@ class PossibleSites:
         callees: the functions by their keys.
         decorated: those that have a checkpoint, by the keys of their sites.
         loops: by key of either kind the loop that makes one call in each step, the longest of several.
+        besides: the keys of either kind of which there are calls that no such loop makes.
         groups: steps of these loops that are worth a checkpoint around them, as sites.
     """
 
@@ -67,6 +68,7 @@ class PossibleSites:
     callees: Mapping[str, Callee]
     decorated: Mapping[str, Callee]
     loops: Mapping[str, Loop]
+    besides: frozenset[str]
     groups: tuple[Site, ...]
 
     def where(self, key: str) -> Where | None:
@@ -100,9 +102,9 @@ class PossibleSites:
         """What to write for a checkpoint at a place; arguments are those of ``where`` and ``code_of``."""
         where = self.where(key)
         assert where is not None
-        loop = self.loops.get(_KEY.fullmatch(key)["name"])  # pyright: ignore[reportOptionalSubscript] - `where` matched
         if where.group > 1:
-            return code_of_group(where.callee, where.group, policy) if loop is None else loop.code(where.group, policy)
+            name = _KEY.fullmatch(key)["name"]  # pyright: ignore[reportOptionalSubscript] - `where` matched
+            return code_of_group(where.callee, where.group, self.loops.get(name), name in self.besides, policy)
         return code_of(where.callee, policy) if key in self.callees else code_of_calls(where.callee, policy, key)
 
     def put(self, closed: Any, calls: Calls, policies: Iterable[tuple[str, Any]]) -> Any:
@@ -199,15 +201,20 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
     callees: dict[Identity, Callee] = {}
     loops: dict[tuple[Identity, bool], Loop] = {}
     widest: dict[tuple[Identity, bool], tuple[Loop, int]] = {}
+    besides: set[tuple[Identity, bool]] = set()
     # Of functions that are given what is no array an equation of each call, with that around it.
     called: dict[Identity, list[tuple[Any, Any]]] = {}
 
     for scope in scopes(closed, _is_walked):
         jaxpr, runs, around = scope.jaxpr, scope.times, scope.eqn
-        if around is not None and _jax.is_scan(around):
-            of_step = [(one, True) for one in places.decorated(jaxpr)] + [(one, False) for one in places.of(jaxpr)]
-            once = Counter((one.callee.who, decorated) for one, decorated in of_step)
-            alone = [(one, decorated) for one, decorated in of_step if once[one.callee.who, decorated] == 1]
+        standing = [(one, True) for one in places.decorated(jaxpr)]
+        standing += [(one, False) for one in places.of(jaxpr, around)]
+        once = Counter((one.callee.who, decorated) for one, decorated in standing)
+        if around is None or not _jax.is_scan(around):
+            besides.update(once)
+        else:
+            besides.update(place for place, count in once.items() if count > 1)
+            alone = [(one, decorated) for one, decorated in standing if once[one.callee.who, decorated] == 1]
             for one, decorated in alone:
                 place = one.callee.who, decorated
                 loops[place] = max(Loop.of(around, one.callee), loops.get(place, Loop()), key=lambda loop: loop.length)
@@ -260,7 +267,7 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
                 "",
                 definition((who[0].rpartition(".")[2], *who[1:])),
                 possible=True,
-                code=loop.code(size),
+                code=code_of_group(callees.get(who, Callee(who)), size, loop, (who, decorated) in besides),
             )
         )
     return PossibleSites(
@@ -268,6 +275,7 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
         {keys[who]: callees[who] for who in times},
         {key: Callee(who) for who, key in table.keys.items()},
         {key_of[place]: loop for place, loop in loops.items() if place in key_of},
+        frozenset(key_of[place] for place in besides if place in key_of),
         tuple(groups),
     )
 

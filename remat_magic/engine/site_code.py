@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,11 @@ class Loop:
             _jax.scan_unroll(eqn),
         )
 
-    def code(self, size: int, policy: str = "") -> str:
-        """What to write for a checkpoint around so many steps; ``policy`` as for ``code_of``."""
+    def code(self, size: int, policy: str = "") -> tuple[str, list[str]]:
+        """What to write for a checkpoint around so many steps, and what is to be said of it.
+
+        ``policy`` is as for ``code_of``.
+        """
         size = max(1, min(size, self.length))  # a loop may have no step at all
         count, rest = divmod(self.length, size)
         options = f", policy={policy}" if policy else ""
@@ -83,7 +86,7 @@ class Loop:
             code = f"jax.lax.scan(jax.checkpoint({step}{options}), carry, {chunks}{reverse})"
         if rest:
             comments.append(f"and the last {rest} under a checkpoint of their own")
-        return f"{code}  # {'; '.join(comments)}" if comments else code
+        return code, comments
 
 
 def code_of(callee: Callee, policy: str = "") -> str:
@@ -157,15 +160,32 @@ def code_of_calls(callee: Callee, policy: str = "", key: str = "") -> str:
     for call in callee.calls or (Spelling(""),):
         code, comment = _at_call(callee, policy, call)
         codes[code], comments[comment] = None, None
-    said = [*filter(None, comments), *([f"for {key}"] if key else [])]
-    return "; ".join(codes) + (f"  # {'; '.join(said)}" if said else "")
+    return _commented(codes, [*comments, f"for {key}" if key else ""])
 
 
-def code_of_group(callee: Callee, size: int, policy: str = "") -> str:
-    """What to write for a checkpoint around so many calls after one another; arguments are those of ``code_of``."""
-    own = "self, " if callee.module == "flax.linen" else ""
-    group = f"group({own}...): {size} of these calls with what is between them, in a loop whole steps"
-    return f"{_call('group', callee, policy)}  # {group}"
+def code_of_group(callee: Callee, size: int, loop: Loop | None, is_called_besides: bool, policy: str = "") -> str:
+    """What to write for a checkpoint around so many calls after one another.
+
+    Args:
+        callee: the function.
+        size: how many.
+        loop: one of JAX's that makes a call in each step.
+        is_called_besides: whether there are calls that no such loop makes.
+        policy: as for ``code_of``.
+    """
+    code, comments = ("", []) if loop is None else loop.code(size, policy)
+    codes = [code] if code else []
+    if loop is None or is_called_besides:
+        own = "self, " if callee.module == "flax.linen" else ""
+        codes.append(_call("group", callee, policy))
+        comments.append(f"group({own}...): {size} of these calls with what is between them, in a loop whole steps")
+    return _commented(codes, comments)
+
+
+def _commented(codes: Iterable[str], comments: Iterable[str]) -> str:
+    """What to write at one place or another, and what is to be said of it."""
+    said = "; ".join(filter(None, comments))
+    return "; ".join(codes) + (f"  # {said}" if said else "")
 
 
 def _at_call(callee: Callee, policy: str, call: Spelling) -> tuple[str, str]:
