@@ -135,10 +135,10 @@ class Trace:
         """The places where the function applies ``jax.checkpoint``, and then those where it could.
 
         Those that are ``possible`` are functions called without a checkpoint: helpers, bodies of loops, methods of
-        modules, jitted functions. ``code`` is what to write there. Every ``at`` takes their keys too, and
-        ``"block[::2]"`` for every second call of ``block``, ``"block[:8]"`` for the first eight, ``"block/3"`` for one
-        checkpoint around each three calls after one another: three steps of a loop that makes one in each step. Each
-        kind is in the order of the first call.
+        modules, jitted functions. ``code`` is what to write there, with a comment where calls must change for it. Every
+        ``at`` takes their keys too, and ``"block[::2]"`` for every second call of ``block``, ``"block[:8]"`` for the
+        first eight, ``"block/3"`` for one checkpoint around each three calls after one another: three steps of a loop
+        that makes one in each step. Each kind is in the order of the first call.
         """
         return (*self.engine.sites, *self.engine.possible_sites)
 

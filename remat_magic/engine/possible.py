@@ -135,6 +135,7 @@ class Intervals:
         self._calls = calls
         self._spans = Spans()
         self._of: dict[int, tuple[Any, list[Interval]]] = {}
+        self._decorated: dict[int, tuple[Any, list[Interval]]] = {}
 
     def of(self, jaxpr: Any, around: Any = None) -> list[Interval]:
         """Those of a jaxpr, outer ones first.
@@ -162,11 +163,15 @@ class Intervals:
 
     def decorated(self, jaxpr: Any) -> list[Interval]:
         """The calls in a jaxpr that have a checkpoint already, each of one equation."""
-        return [
-            Interval(Callee(identity(eqn, self._spans)), number, number + 1)
-            for number, eqn in enumerate(jaxpr.eqns)
-            if _jax.is_checkpoint(eqn)
-        ]
+        cached = self._decorated.get(id(jaxpr))
+        if cached is None:
+            calls = [
+                Interval(Callee(identity(eqn, self._spans)), number, number + 1)
+                for number, eqn in enumerate(jaxpr.eqns)
+                if _jax.is_checkpoint(eqn)
+            ]
+            cached = self._decorated[id(jaxpr)] = jaxpr, calls
+        return cached[1]
 
     def _jitted(self, eqn: Any) -> Callee | None:
         """The function of the user's own that an equation is the jitted call of."""
