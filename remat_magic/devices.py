@@ -13,14 +13,13 @@ import importlib.util
 import os
 import platform
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 from remat_magic.errors import RematError
 from remat_magic.targets import Target, split_name
+from remat_magic.this_machine import time_this_machine
 
 __all__ = [
     "THIS_CPU",
@@ -432,44 +431,20 @@ def default() -> Device | None:
     return of_kind(jax.devices()[0].device_kind)
 
 
-# ------------------------------------------------------------------------------------------------------- this machine
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    """The shortest of several runs: what the machine can do when nothing else wants it."""
-    run()
-    times = list[float]()
-    for _ in range(5):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 @cache
 def this_cpu() -> Device:
-    """This machine's processor: a matmul, a copy and a polynomial, timed once (well under a second)."""
-    import jax
-    import jax.numpy as jnp
-
-    cpu = jax.local_devices(backend="cpu")[0]
-    size, length, terms = 768, 2**24, 64
-
-    def horner(x: jax.Array) -> jax.Array:
-        y = x
-        for _ in range(terms):
-            y = y * x + x
-        return y
-
-    with jax.default_device(cpu), jax.enable_x64(False):
-        square, long, short = (jnp.ones(shape, "float32") for shape in ((size, size), length, 2**16))
-        matmul, copy, polynomial = jax.jit(jnp.matmul), jax.jit(jnp.negative), jax.jit(horner)
-        product = 2 * size**3 / _seconds(lambda: matmul(square, square).block_until_ready())
-        moved = 2 * long.nbytes / _seconds(lambda: copy(long).block_until_ready())
-        vector = 2 * terms * short.size / _seconds(lambda: polynomial(short).block_until_ready())
+    """This machine's processor, timed once."""
+    speed = time_this_machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     # Other dtypes are left to the vector units: how well a CPU multiplies matrices of them differs widely.
-    source = (
-        f"measured on this machine: a {size}x{size} float32 matmul, a copy of {long.nbytes >> 20} MiB, a polynomial"
+    return Device(
+        THIS_CPU,
+        {"f32": speed.matmul_flops},
+        speed.vector_flops,
+        speed.memory_bandwidth,
+        memory,
+        speed.memory_bandwidth,
+        f"measured on this machine: {speed.how}",
+        measured=True,
+        kinds=("cpu",),
     )
-    return Device(THIS_CPU, {"f32": product}, vector, moved, memory, moved, source, measured=True, kinds=("cpu",))

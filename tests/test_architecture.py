@@ -24,8 +24,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "user_files": (set(), {"jax"}),
     "records": (LEAVES, set()),
     "targets": ({"errors"}, set()),
-    # jax to measure the machine itself, when it is asked for, and to tell what is here
-    "devices": ({"errors", "targets", "_jax"}, {"jax"}),
+    "this_machine": (set(), {"jax"}),  # jax to run what is timed, when that is asked for
+    "devices": ({"errors", "targets", "this_machine", "_jax"}, {"jax"}),  # jax to tell what is here
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
     "meshes": ({"errors", "_jax"}, {"jax"}),
     "libraries": ({"_jax"}, {"jax"}),
