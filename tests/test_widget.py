@@ -783,6 +783,30 @@ def test_prefetching_happens_between_cells_only(monkeypatch):
     asyncio.run(session())
 
 
+def test_a_widget_that_fails_ahead_is_logged_and_makes_way_for_the_others(monkeypatch, caplog):
+    monkeypatch.setattr(idle_module, "_DELAY", 0.0)
+    shell = FakeShell()
+
+    class Failing(Prefetching):
+        def prefetch(self):
+            raise TypeError("of no use")
+
+    async def session():
+        idle, other, failing = IdleTime(shell), Prefetching(2), Failing(1)
+        shell.before("one")
+        for widget in (other, failing):  # the last comes first
+            idle.keep(widget, "one")
+        for _ in range(2):
+            shell.after()
+            await asyncio.sleep(0.05)
+            idle._worker.join()
+        assert other.left == 0
+        idle.stop()
+
+    asyncio.run(session())
+    assert "of no use" in caplog.text
+
+
 def test_an_action_from_another_thread_runs_on_the_main_loop():
     shell, ran = FakeShell(), []
 

@@ -167,10 +167,13 @@ class IdleTime:
                 first = None if self._busy else next(iter(self._prefetching), None)
             if first is None:
                 return
-            widget = first()
-            if widget is None or not widget.prefetch():
-                with self._lock:
-                    self._prefetching = [other for other in self._prefetching if other is not first]
+            widget, goes_on = first(), False
+            try:
+                goes_on = widget is not None and widget.prefetch()
+            finally:  # one that fails makes way for the others
+                if not goes_on:
+                    with self._lock:
+                        self._prefetching = [other for other in self._prefetching if other is not first]
             del widget  # or it lives as long as the pause
             time.sleep(_PAUSE)
 
