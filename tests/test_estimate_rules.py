@@ -13,8 +13,8 @@ from remat_magic.facts.device_memory import DeviceMemory
 from remat_magic.facts.memory import both_halves
 from remat_magic.facts.registers import fused_operands
 from remat_magic.facts.results import over_donated, within_results
-from remat_magic.facts.straight_line import StraightLines
 from remat_magic.facts.vector_memory import Wish, placed
+from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.named_models import shape
 from tests.test_memory import halves
 

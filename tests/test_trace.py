@@ -22,7 +22,7 @@ from jax.experimental import io_callback
 
 import remat_magic as rm
 from remat_magic.facts import cost, program_text
-from remat_magic.facts.straight_line import StraightLines
+from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.models import transformer
 from tests.programs import CHECKPOINTED, PROGRAMS, f32
 

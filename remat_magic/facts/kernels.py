@@ -28,8 +28,8 @@ from remat_magic._jax.contractions import CONTRACTIONS
 from remat_magic._jax.formulas import BYTES, FLOPS, moved_bytes
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS, SLICES
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.facts.straight_line import LITERAL, Line, Operation, StraightLines
 from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.straight_line import LITERAL, Line, Operation, StraightLines
 from remat_magic.records import Kernel, Unit
 
 __all__ = ["kernels_of", "shares"]

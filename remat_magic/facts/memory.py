@@ -33,9 +33,9 @@ from remat_magic import _jax
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.schedule import Schedule
-from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.straight_line import StraightLines
 from remat_magic.records import Moment
 
 __all__ = ["Peak", "both_halves", "live_lines", "peak", "timeline"]

@@ -8,7 +8,7 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic._jax.primitives import TRANSPOSE
 from remat_magic.facts.step_order import ScheduledStep
-from remat_magic.facts.straight_line import Operation, StraightLines
+from remat_magic.jaxprs.straight_line import Operation, StraightLines
 
 __all__ = ["read_by_matmuls"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, REDUCTIONS
 from remat_magic.facts.kernels import in_registers
-from remat_magic.facts.straight_line import LITERAL, Line, StraightLines
+from remat_magic.jaxprs.straight_line import LITERAL, Line, StraightLines
 
 __all__ = ["fused_operands", "fuses", "unheld"]
 

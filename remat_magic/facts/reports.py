@@ -19,11 +19,11 @@ from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Arguments, Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.schedule import Schedule
-from remat_magic.facts.straight_line import StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.straight_line import StraightLines
 from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
     ArgumentRole,

@@ -15,9 +15,9 @@ from remat_magic.facts.registers import fused_operands, fuses, unheld
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
-from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.facts.vector_memory import Wish, placed
 from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.records import Half, Moment, Phase
 
 __all__ = ["Schedule"]

@@ -12,9 +12,9 @@ from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held
 from remat_magic.facts.memory import live_lines
 from remat_magic.facts.schedule import Schedule
-from remat_magic.facts.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
+from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Phase
