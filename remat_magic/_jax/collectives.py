@@ -69,10 +69,10 @@ def communication(eqn: Any, of_one: Any = None) -> Communication | None:
         eqn: the equation, whose types have the mesh.
         of_one: the same on the types that one device holds, where it is spread over other axes as well.
     """
-    found = _COLLECTIVES.get(eqn.primitive.name)
-    if found is None:
+    kind_and_sent = _COLLECTIVES.get(eqn.primitive.name)
+    if kind_and_sent is None:
         return None
-    (kind, sent), over = found, _axes(eqn.params)
+    (kind, sent), over = kind_and_sent, _axes(eqn.params)
     devices = _devices(eqn, over)
     if devices == 1:
         return None

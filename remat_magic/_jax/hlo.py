@@ -82,7 +82,7 @@ class Computation:
 
     def calling(self, opcode: bytes) -> list[Instruction]:
         """The instructions of an opcode that calls other computations."""
-        return [each for each in self.instructions.values() if each.opcode == opcode]
+        return [instruction for instruction in self.instructions.values() if instruction.opcode == opcode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Module:
         """Look for the calls once: a long program has many loops."""
         calls: dict[int, list[tuple[int, int]]] = {}
         for caller, within in self.computations.items():
-            for number, each in within.instructions.items():
-                if each.opcode == b"call":
-                    calls.setdefault(each.called[0], []).append((caller, number))
+            for number, instruction in within.instructions.items():
+                if instruction.opcode == b"call":
+                    calls.setdefault(instruction.called[0], []).append((caller, number))
         object.__setattr__(self, "calls", calls)
 
     def trips(self, loop: Instruction, within: int) -> int | None:
@@ -117,7 +117,7 @@ class Module:
         """
         if noted := _TRIPS.search(loop.config):
             return int(noted[1])
-        body, condition = (self.computations[each] for each in loop.called)
+        body, condition = (self.computations[called] for called in loop.called)
         before = _Value(self, self.computations[within], loop.operands[0], self._call_of(within)).seen
         after = _Value(self, body, body.root).seen
         test = _Value(self, condition, condition.root).seen
@@ -139,7 +139,7 @@ class Module:
         if added.opcode != b"add":
             return None
         both = [added.operand(0), added.operand(1)]
-        steps = [each for each in both if each.carried != number]
+        steps = [operand for operand in both if operand.carried != number]
         if len(steps) != 1:
             return None
         start, step = before.part(number).instruction.value, constant(steps[0])
@@ -227,10 +227,10 @@ def told(module: Module) -> Counter[Told] | None:
     def of(number: int) -> Counter[Told] | None:
         """Of one run of a computation."""
         total, within = Counter[Told](), module.computations[number]
-        for each, instruction in within.instructions.items():
+        for place, instruction in within.instructions.items():
             opcode = instruction.opcode
             if opcode.removesuffix(_START) in _COLLECTIVES:
-                total[_told(module, within, each)] += 1
+                total[_told(module, within, place)] += 1
                 continue
             times = module.trips(instruction, number) if opcode == b"while" else 1
             for called in () if opcode in _AGAIN else instruction.called:
@@ -238,8 +238,8 @@ def told(module: Module) -> Counter[Told] | None:
                 # Which branch runs is not known, and of some loops not how often.
                 if inside is None or (inside and (times is None or opcode == b"conditional")):
                     return None
-                for one, runs in inside.items():
-                    total[one] += (times or 0) * runs
+                for collective, runs in inside.items():
+                    total[collective] += (times or 0) * runs
         return total
 
     return of(module.entry)
@@ -252,12 +252,12 @@ def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
         For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
         bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
     """
-    found = told(module)
-    if found is None:
+    counts = told(module)
+    if counts is None:
         return None
     total = dict[str, tuple[int, int]]()
-    for one, runs in found.items():
-        add(total, {one.kind: (1, one.nbytes)}, runs)
+    for collective, runs in counts.items():
+        add(total, {collective.kind: (1, collective.nbytes)}, runs)
     return total
 
 
@@ -284,17 +284,17 @@ def _is_cut(module: Module, within: Computation, number: int) -> bool:
     """Whether all that is done with a value is to cut a part out whose place is computed, as each device its own."""
     if number == within.root:
         return False
-    users = [(each, user) for each, user in within.instructions.items() if number in user.operands]
-    for each, user in users:
+    users = [(place, user) for place, user in within.instructions.items() if number in user.operands]
+    for place, user in users:
         if user.opcode in _PASSED_ON:
-            cut = _is_cut(module, within, each)
+            cut = _is_cut(module, within, place)
         elif user.opcode in (b"fusion", b"call"):
             called = module.computations[user.called[0]]
-            places = [place for place, operand in enumerate(user.operands) if operand == number]
+            passed = [index for index, operand in enumerate(user.operands) if operand == number]
             cut = all(
                 _is_cut(module, called, inner)
                 for inner, parameter in called.instructions.items()
-                if parameter.opcode == b"parameter" and parameter.index in places
+                if parameter.opcode == b"parameter" and parameter.index in passed
             )
         else:
             cut = user.opcode == b"dynamic-slice" and user.operands[0] == number
@@ -374,7 +374,7 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
 def _devices(parts: Mapping[int, Any]) -> int | None:
     """How many devices of a group tell each other; None where it does not say."""
     if groups := parts.get(_GROUPS):
-        return max(_count(each) for name, each, _ in fields(groups) if name == 1)
+        return max(_count(group) for name, group, _ in fields(groups) if name == 1)
     if ranges := parts.get(_RANGES):
         return next((value for name, value, _ in fields(ranges) if name == 2), None)
     if not (axes := parts.get(_AXES)):
@@ -384,7 +384,7 @@ def _devices(parts: Mapping[int, Any]) -> int | None:
         if name == 1:  # the mesh, and its axes
             sizes = [_number(axis, 2) for inner, axis, _ in fields(value) if inner == 1]
         elif name == 2:  # an axis, or a part of one
-            part = next((inner for each, inner, _ in fields(value) if each == 2), None)
+            part = next((inner for key, inner, _ in fields(value) if key == 2), None)
             devices *= sizes[_number(value, 1)] if part is None else _number(part, 2)
     return devices
 
@@ -395,12 +395,13 @@ def _count(group: bytes) -> int:
 
 def _number(proto: bytes, name: int) -> int:
     """A field that is a number; 0 is not written."""
-    return next((value for each, value, _ in fields(proto) if each == name), 0)
+    return next((value for key, value, _ in fields(proto) if key == name), 0)
 
 
 def _integer(literal: bytes) -> int | None:
     """The value of a single integer."""
     for name, value, _ in fields(literal):
-        if name in (*_SIGNED, *_UNSIGNED) and len(found := numbers(value)) == 1:
-            return found[0] - 2**64 if name in _SIGNED and found[0] >= 2**63 else found[0]
+        if name in (*_SIGNED, *_UNSIGNED) and len(integers := numbers(value)) == 1:
+            (integer,) = integers
+            return integer - 2**64 if name in _SIGNED and integer >= 2**63 else integer
     return None

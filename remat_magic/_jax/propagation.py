@@ -53,8 +53,8 @@ def propagated(
         Exception: whatever JAX or XLA raises where it cannot be compiled.
     """
     meshes = meshes_of(shardings)
-    shardings = [with_devices(each, meshes) for each in shardings]
-    results = None if results is None else [with_devices(each, meshes) for each in results]
+    shardings = [with_devices(sharding, meshes) for sharding in shardings]
+    results = None if results is None else [with_devices(result, meshes) for result in results]
     watch = _Watch(meshes)
     inputs = list(zip((var.aval for var in open_jaxpr(closed).invars), shardings, strict=True))
     types = [
@@ -92,18 +92,18 @@ class _Watch:
     def evaluate(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
         """The results of a jaxpr, open or closed."""
         body = open_jaxpr(jaxpr)
-        known = dict(zip((*body.constvars, *body.invars), (*consts_of(jaxpr), *values), strict=True))
+        value_of = dict(zip((*body.constvars, *body.invars), (*consts_of(jaxpr), *values), strict=True))
         for var in body.invars:
-            self._inspect(var, known[var])
+            self._inspect(var, value_of[var])
 
         def read(atom: Any) -> Any:
-            return atom.val if is_literal(atom) else known[atom]
+            return atom.val if is_literal(atom) else value_of[atom]
 
         for eqn in body.eqns:
             with eqn.ctx.manager:
                 results = self._apply(eqn, [read(atom) for atom in eqn.invars])
             for var, value in zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True):
-                known[var] = value
+                value_of[var] = value
                 self._inspect(var, value)
         return [read(atom) for atom in body.outvars]
 

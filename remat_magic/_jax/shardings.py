@@ -177,7 +177,7 @@ def called_whole(closed: Any) -> tuple[Any, list[Any], list[Any]] | None:
     if [*eqn.invars] != [*body.invars] or [*eqn.outvars] != [*body.outvars]:
         return None
     asked = (eqn.params.get(name, ()) for name in ("in_shardings", "out_shardings"))
-    ins, outs = ([each if isinstance(each, NamedSharding) else None for each in of] for of in asked)
+    ins, outs = ([spec if isinstance(spec, NamedSharding) else None for spec in shardings] for shardings in asked)
     return eqn.params["jaxpr"], ins, outs
 
 

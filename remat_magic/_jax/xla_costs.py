@@ -48,16 +48,16 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
     Returns:
         The counts of one run; None where XLA does not say, or does not know how often a loop runs.
     """
-    each = [_of_module(module) for module in modules]
-    if not each:
+    counts = [_of_module(module) for module in modules]
+    if not counts:
         return XlaCounts(None, None, {})
     talked = dict[str, tuple[int, int]]()
-    for one in each:
-        add(talked, one.collectives or {})
+    for of_module in counts:
+        add(talked, of_module.collectives or {})
     return XlaCounts(
-        _sum(one.flops for one in each),
-        _sum(one.bytes_accessed for one in each),
-        None if any(one.collectives is None for one in each) else talked,
+        _sum(of_module.flops for of_module in counts),
+        _sum(of_module.bytes_accessed for of_module in counts),
+        None if any(of_module.collectives is None for of_module in counts) else talked,
     )
 
 
@@ -69,10 +69,10 @@ def xla_communicated(modules: Iterable[Any]) -> Counter[Told] | None:
     total = Counter[Told]()
     with contextlib.suppress(Exception):  # as in _of_module
         for module in modules:
-            found = told(read_module(module.as_serialized_hlo_module_proto()))
-            if found is None:
+            of_module = told(read_module(module.as_serialized_hlo_module_proto()))
+            if of_module is None:
                 return None
-            total += found
+            total += of_module
         return total
     return None
 
@@ -118,15 +118,15 @@ def _counts(module: Any, proto: bytes, read: Module) -> tuple[int, int] | None:
     @functools.cache
     def has_loops(name: int) -> bool:
         computation = read.computations[name]
-        called = [each for opcode in (b"call", b"conditional") for each in computation.calling(opcode)]
-        return bool(computation.calling(b"while")) or any(has_loops(part) for each in called for part in each.called)
+        calls = [*computation.calling(b"call"), *computation.calling(b"conditional")]
+        return bool(computation.calling(b"while")) or any(has_loops(part) for call in calls for part in call.called)
 
     @functools.cache
     def whole(name: int) -> tuple[int, int] | None:
         """Of a computation, with the bodies of its loops as often as they run."""
         total, computation = once(name), read.computations[name]
-        branches = computation.calling(b"conditional")
-        if any(has_loops(branch) for each in branches for branch in each.called):
+        conditionals = computation.calling(b"conditional")
+        if any(has_loops(branch) for conditional in conditionals for branch in conditional.called):
             return None  # XLA counts the dearest branch, with the bodies in it once
         parts = [(loop.called[0], read.trips(loop, name)) for loop in computation.calling(b"while")]
         parts += [(part, 1) for call in computation.calling(b"call") for part in call.called]

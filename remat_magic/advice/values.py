@@ -233,11 +233,11 @@ def _not_offloading(case: Case, ground: Ground, groups: Sequence[Group], device:
 def gathered_again(case: Case) -> Iterator[Advice]:
     """Sharded arguments that the backward pass gathers once more, since what was gathered is not kept."""
     report, taken = case.report, list(case.facts.engine.names)
-    found: dict[tuple[SourceSpan | None, tuple[str, ...]], list[Equation]] = {}
+    by_place: dict[tuple[SourceSpan | None, tuple[str, ...]], list[Equation]] = {}
     for equation in dearest(report.recomputed):
         if equation.repeated and equation.of_argument:
-            found.setdefault((equation.source, equation.over), []).append(equation)
-    for (source, over), gathers in found.items():
+            by_place.setdefault((equation.source, equation.over), []).append(equation)
+    for (source, over), gathers in by_place.items():
         size = sum(gather.communicated_bytes for gather in gathers)
         if size < _PART * report.repeated_communicated_bytes:
             continue

@@ -221,7 +221,7 @@ class Engine:
             other: Engine = self._copy()
             given = self._given.asked_however_long()
         other._given = given
-        other._gradients = tuple(InnerGradient(each.call, each.function, given) for each in self._gradients)
+        other._gradients = tuple(InnerGradient(inner.call, inner.function, given) for inner in self._gradients)
         with other.lock, given.tracing():
             other._begin(ITSELF if self._gradient is None else self._gradient.call.key, False)
             other.plans = dict(self.plans)
@@ -554,8 +554,8 @@ class Engine:
                 return (results[:outputs], results[outputs:]) if primal.auxiliary else results
 
             types = tuple(leaf.value for leaf in primal.signature.arrays)
-            made = Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF)
-        return made.of_one_device() if self._given.however_long else made
+            engine = Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF)
+        return engine.of_one_device() if self._given.however_long else engine
 
     @property
     def traced(self) -> Any:
@@ -586,8 +586,8 @@ class Engine:
         wrt = differentiated if self._gradient is None else None
         gradient = ITSELF if self._gradient is None else self._gradient.call.key
         with given.tracing():
-            made = Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
-        return made.of_one_device() if given.however_long else made
+            engine = Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
+        return engine.of_one_device() if given.however_long else engine
 
     def close(self) -> None:
         """Drop every retrace."""

@@ -59,10 +59,10 @@ def _refresh(file: str, code: CodeType) -> None:
 
     Whoever shows a traceback has linecache drop the text of a file that has changed: it is kept here too.
     """
-    known = [entry for entry in (linecache.cache.get(file), _last_texts.get(file)) if entry and len(entry) > 1]
+    entries = [entry for entry in (linecache.cache.get(file), _last_texts.get(file)) if entry and len(entry) > 1]
     linecache.checkcache(file)
     lines = linecache.getlines(file)
-    others = [entry for entry in known if entry[2] != lines]
+    others = [entry for entry in entries if entry[2] != lines]
     if others and code not in codes_of(file, lines):
         entry = next((entry for entry in others if code in codes_of(file, entry[2])), None)
         if entry is not None:

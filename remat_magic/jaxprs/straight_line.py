@@ -180,7 +180,7 @@ class StraightLines:
             called = self(body.jaxpr)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
             if self._merges and _jax.is_checkpoint(eqn):
-                flat.apart.update(here[made] for line in called.lines for made in line.makes)
+                flat.apart.update(here[value] for line in called.lines for value in line.makes)
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 numbers[var] = here[called.outputs[result or 0]]
             return

@@ -115,8 +115,8 @@ def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, bool, tuple[str, ...
         match statement:
             case ast.FunctionDef(name) | ast.Assign([ast.Name(name)], ast.Lambda() | ast.Call()):
                 used = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
-                made = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
-                yield name, not made, tuple(dict.fromkeys(used))
+                is_result = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
+                yield name, not is_result, tuple(dict.fromkeys(used))
             case _:
                 pass
 

@@ -118,7 +118,8 @@ class ComparisonRow(Labelled):
             measured_flops=result.flops,
             measured_communicated_bytes=result.communicated_bytes,
             measured_collectives=", ".join(
-                f"{each.runs:,} {each.kind}: {each.bytes:,} bytes" for each in result.collectives or ()
+                f"{collective.runs:,} {collective.kind}: {collective.bytes:,} bytes"
+                for collective in result.collectives or ()
             ),
             measured_device=result.device,
             simulated_devices=result.devices if result.simulated else 0,

@@ -48,9 +48,11 @@ class Places(Comparison):
         Once these are known, the rows that could still be on the front: which fit, and which nothing that adds no more
         undercuts, if they need as little of their estimate as the lowest of those compiled, or three quarters.
         """
-        known = {(row.policy, row.at) for row in self._compiled}
+        compiled = {(row.policy, row.at) for row in self._compiled}
         left = [
-            row for row in self._ranked("estimate") if row.peak_bytes is not None and (row.policy, row.at) not in known
+            row
+            for row in self._ranked("estimate")
+            if row.peak_bytes is not None and (row.policy, row.at) not in compiled
         ]
         first = [row for row in left if row.pareto or _is_without(row)]
         return tuple(first or filter(self._could_be_best, left))
