@@ -1,11 +1,13 @@
 """Each rule of the estimated peak on a device: by programs counted by hand, and beside what XLA needs there."""
 
+import functools
 import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import devices
@@ -128,6 +130,12 @@ def test_on_a_cpu_it_is_held_as_it_is_written():
     assert peak(normed(norm_twice), SQUARE, WIDE, device=None) > peak(normed(norm_once), SQUARE, WIDE, device=None)
 
 
+def counts(fun, *names):
+    """How many operations of these names are left once what does the same is one."""
+    lines = StraightLines(merges=True)(jax.make_jaxpr(fun)(WIDE)).lines
+    return [sum(line.operation.name == name for line in lines) for name in names]
+
+
 def test_literals_and_parameters_tell_operations_apart():
     def different(x):
         return jnp.sin(x + 1.0) * jnp.sin(x + 2.0) * jnp.cumsum(x, 0) * jnp.cumsum(x, 1)
@@ -135,7 +143,8 @@ def test_literals_and_parameters_tell_operations_apart():
     def equal(x):
         return jnp.sin(x + 1.0) * jnp.sin(x + 1.0) * jnp.cumsum(x, 0) * jnp.cumsum(x, 0)
 
-    assert peak(lambda x: different(x).sum(), WIDE) > peak(lambda x: equal(x).sum(), WIDE)
+    assert counts(different, "sin", "cumsum") == [2, 2]
+    assert counts(equal, "sin", "cumsum") == [1, 1]
 
 
 def test_a_checkpoint_keeps_apart_what_is_equal():
@@ -145,12 +154,49 @@ def test_a_checkpoint_keeps_apart_what_is_equal():
 
         return (jax.checkpoint(layer)(x) * jax.checkpoint(layer)(x)).sum()
 
-    def counts(fun):
-        lines = StraightLines(merges=True)(jax.make_jaxpr(fun)(WIDE)).lines
-        return [sum(line.operation.name == name for line in lines) for name in ("cos", "sin")]
+    assert counts(twice, "cos", "sin") == [2, 2]
+    assert counts(lambda x: jnp.sin(jnp.cos(x) * x) * jnp.sin(jnp.cos(x) * x), "cos", "sin") == [1, 1]
 
-    assert counts(twice) == [2, 2]
-    assert counts(lambda x: jnp.sin(jnp.cos(x) * x) * jnp.sin(jnp.cos(x) * x)) == [1, 1]
+
+# ----------------------------------------------------------------------------------- cheap residuals are made again
+
+
+def swish(ws, x, around=lambda fun: fun):
+    """Gates: of each the derivative reads what goes in and the logistic function of it."""
+    for w in ws:
+        x = around(lambda x, w: (h := checkpoint_name(x @ w, "in")) * checkpoint_name(jax.nn.sigmoid(h), "gate"))(x, w)
+    return x.sum()
+
+
+def logits(w, x):
+    """A softmax in float32 of bfloat16: what it is made of is half as big."""
+    return jax.nn.logsumexp((x @ w).astype(jnp.float32), axis=-1).sum()
+
+
+GATES = [SQUARE] * 3, shape(65536, 1024)  # of so many rows that nothing is in the vector memory
+HALF = shape(1024, 8192, dtype=jnp.bfloat16), shape(16384, 1024, dtype=jnp.bfloat16)
+
+
+def residuals(fun, *args, device):
+    lives = rm.trace(fun, *args).timeline("none", "function", device=device).lives
+    return {life.value.primitive for life in lives if life.value.kind == "residual" and life.value.nbytes > 2**20}
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_what_elementwise_operations_make_of_what_is_held_is_no_residual(device):
+    saved = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("in", "gate"))
+    assert "logistic" not in residuals(swish, *GATES, device=device)
+    assert "logistic" in residuals(swish, *GATES, device=None)
+    # A checkpoint's barriers keep its kernels apart from those that made what it saved.
+    assert "logistic" in residuals(functools.partial(swish, around=saved), *GATES, device=device)
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_what_is_made_of_less_is_no_residual(device):
+    assert residuals(logits, *HALF, device=None) == {"exp"}
+    assert residuals(logits, *HALF, device=device) == set()
+    # Of float32 what it is made of is as big: what the program saves is held.
+    assert residuals(logits, *(shape(*leaf.shape) for leaf in HALF), device=device) == {"exp"}
 
 
 # ---------------------------------------------------------------------------------------------------- the vector memory
@@ -242,6 +288,17 @@ def test_xla_gives_each_result_memory_of_its_own(device, donated):
     measured, timeline = compiled(trace, device=device), trace.timeline(device=device)
     given = measured.argument_bytes + measured.output_bytes - measured.alias_bytes
     assert timeline.moments[-1].bytes == pytest.approx(given, abs=4096)  # of a GPU with a table of addresses
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("device", [TPU, GPU])
+@pytest.mark.parametrize(("fun", "args"), [(swish, GATES), (logits, HALF)])
+def test_xla_makes_cheap_residuals_again(fun, args, device):
+    alive = compiled(rm.trace(fun, *args), "none", "function", device=device).timeline.alive
+    big = [value for value in alive if value.nbytes > 2**25 and value.role == "saved"]
+    assert not [
+        value for value in big if value.op_name.endswith(("logistic", "exp")) or value.type.startswith("f32[16384")
+    ]
 
 
 @pytest.mark.usefixtures("cache")

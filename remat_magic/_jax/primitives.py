@@ -86,6 +86,9 @@ SLICES = names("slice dynamic_slice")
 TRANSPOSE = "transpose"
 """To XLA for accelerators another layout of its operand, if that is in memory."""
 
+BARRIER = "optimization_barrier"
+"""XLA moves nothing across it, and fuses nothing."""
+
 FUSIBLE = (
     ELEMENTWISE
     | FEW_TERMS

@@ -23,6 +23,8 @@ class DeviceMemory:
         shares: until a result is written, what is gone by then lies in its memory.
         fuses: what only the kernel reads that makes it stays in registers; a loop's kernels write what they stack in
             place; a transpose is another layout of its operand, and no value of its own.
+        remakes: a residual of elementwise operations is not held where kernels can make it again of what is held, or of
+            less: see ``remade.made_again``.
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
             the channels, but for arguments and results.
         narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
@@ -36,6 +38,7 @@ class DeviceMemory:
     reserves: bool = False
     shares: bool = False
     fuses: bool = False
+    remakes: bool = False
     tiled: bool = False
     narrows: bool = False
     vector_memory: int = 0
@@ -65,7 +68,13 @@ def memory_of(device: Device | None) -> DeviceMemory:
     if device is None or not device.holds_otherwise:
         return PLAIN
     if device.vector_memory is None:
-        return DeviceMemory(merges=True, reserves=True, shares=True)
+        return DeviceMemory(merges=True, reserves=True, shares=True, remakes=True)
     return DeviceMemory(
-        merges=True, reserves=True, fuses=True, tiled=True, narrows=True, vector_memory=device.vector_memory
+        merges=True,
+        reserves=True,
+        fuses=True,
+        remakes=True,
+        tiled=True,
+        narrows=True,
+        vector_memory=device.vector_memory,
     )

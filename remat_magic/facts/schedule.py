@@ -12,6 +12,7 @@ from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.narrowing import read_by_matmuls
 from remat_magic.facts.registers import fused_operands, fuses, unheld
+from remat_magic.facts.remade import made_again
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
@@ -69,6 +70,8 @@ class Schedule:
         self._narrowed: dict[int, Any] = {}  # the types of what is held in bfloat16 instead of float32
         self._lanes: dict[tuple[int, ...], tuple[int, int]] = {}  # of the shapes that convolutions take and make
         self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
+        self._checkpoints: dict[int, tuple[int, int]] = {}  # of what checkpoints make, which of them
+        self._barred: set[int] = set()
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
@@ -156,6 +159,7 @@ class Schedule:
                 for atom, lanes in _jax.lanes_of_convolution(operation.eqn):
                     self._lanes[_jax.local_shape(self.type_of(atom))] = lanes
         never, again = unheld(jaxpr, lines) if self.on.fuses else (set[int](), set[int]())
+        start = len(self.steps)  # tells this run from others
         in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [_NOTHING] * len(flat.types)  # by the number of the value
         for number, buffer in zip(flat.inputs, inputs, strict=True):
@@ -177,12 +181,15 @@ class Schedule:
                     continue
                 for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
                     buffers[number] = result
+                    if number in flat.apart:
+                        self._checkpoints[result] = start, flat.apart[number]
                     if number in again:
                         in_kernels[number] = result = self.buffer(None)
                     if number in never or number in again:
                         self._sizes[result] = 0
                         self._instead[result] = self._read_for(operands)
             begin = end
+        self._barred.update(buffers[number] for number in flat.barred)
         return [buffers[number] for number in flat.outputs]
 
     def add(
@@ -341,6 +348,8 @@ class Schedule:
                 if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
                     for number in step.makes:
                         self._sizes[number] *= number in read
+            if self.on.remakes:
+                self._make_again()
             if self.on.narrows:
                 self._narrow()
             delayed = put_off(self.steps, self.kept | self.gradients)
@@ -350,6 +359,20 @@ class Schedule:
             if self.on.vector_memory:
                 self._place_in_vector_memory()
         return self._order
+
+    def _make_again(self) -> None:
+        """Let kernels that read certain residuals make them again, and read what these are made of."""
+        lasting = self.kept | self._permanent
+        again = made_again(self.steps, self.saved - lasting, lasting, self._barred, self._checkpoints, self._sizes)
+        for number in again:
+            self._sizes[number] = 0
+        for index, step in enumerate(self.steps):
+            if not again.keys().isdisjoint(step.reads):
+                reads, over = (
+                    (*numbers, *{read for number in numbers for read in again.get(number, ())}.difference(numbers))
+                    for numbers in (step.reads, step.over)
+                )
+                self.steps[index] = step._replace(reads=reads, over=over)
 
     def _place_results(self) -> None:
         """Let results lie where donated arguments do, and what is gone before they are written where they do."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic._jax.formulas import is_operation
-from remat_magic._jax.primitives import VIEWS
+from remat_magic._jax.primitives import BARRIER, VIEWS
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 
 __all__ = ["LITERAL", "Line", "Operation", "StraightLine", "StraightLines"]
@@ -42,8 +42,9 @@ class StraightLine:
 
     The ``inputs`` are the first after ``LITERAL``. ``types`` has the type of every value, ``constants`` what makes each
     constant one with another, and ``free`` the values that take no operation: literals that a call is given, and what
-    dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr. ``apart`` are the
-    values that a checkpoint makes, which its barriers keep apart from equal ones.
+    dead code would have made. ``ends`` counts the lines up to the end of each equation of the jaxpr. ``apart`` has the
+    values that a checkpoint makes, which its barriers keep apart from equal ones, with the first of that checkpoint;
+    ``barred`` go through a barrier of the program's own.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -53,7 +54,8 @@ class StraightLine:
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     ends: list[int] = field(default_factory=list)
-    apart: set[int] = field(default_factory=set)
+    apart: dict[int, int] = field(default_factory=dict)
+    barred: set[int] = field(default_factory=set)
 
     def value(self, aval: Any) -> int:
         """A new value of a type."""
@@ -81,7 +83,8 @@ class StraightLine:
         for key, number in call.constants.items():
             here[number] = self.constants.setdefault(key, here[number])
         self.free.update(here[number] for number in call.free)
-        self.apart.update(here[number] for number in call.apart)
+        self.apart.update((here[number], here[first]) for number, first in call.apart.items())
+        self.barred.update(here[number] for number in call.barred)
         renumber = here.__getitem__
         self.lines += [
             Line(operation, tuple(map(renumber, reads)), tuple(map(renumber, makes)))
@@ -98,7 +101,7 @@ class StraightLine:
         for operation, reads, makes in self.lines:
             line = Line(operation, tuple([instead.get(number, number) for number in reads]), makes)
             equal: Line | None = None
-            if not operation.bodies and not operation.eqn.effects and self.apart.isdisjoint(makes):
+            if not operation.bodies and not operation.eqn.effects and self.apart.keys().isdisjoint(makes):
                 alike = before.setdefault((operation.name, line.reads), [])
                 equal = next((other for other in alike if _jax.do_the_same(operation.eqn, other.operation.eqn)), None)
                 if equal is None:
@@ -110,6 +113,7 @@ class StraightLine:
             left.append(len(lines))
         self.lines, self.ends = lines, [left[end] for end in self.ends]
         self.outputs = tuple(instead.get(number, number) for number in self.outputs)
+        self.barred = {instead.get(number, number) for number in self.barred}
 
 
 class StraightLines:
@@ -171,6 +175,8 @@ class StraightLines:
         name = _jax.primitive_name(eqn)
         if name in VIEWS:
             paired = len(eqn.invars) == len(eqn.outvars)
+            if name == BARRIER:
+                flat.barred.update(map(number, eqn.invars))
             for index, var in enumerate(eqn.outvars):
                 numbers[var] = number(eqn.invars[index if paired else 0] if eqn.invars else var)
             return
@@ -180,7 +186,8 @@ class StraightLines:
             called = self(body.jaxpr)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
             if self._merges and _jax.is_checkpoint(eqn):
-                flat.apart.update(here[value] for line in called.lines for value in line.makes)
+                made = [here[value] for line in called.lines for value in line.makes]
+                flat.apart.update((value, made[0]) for value in made if value not in flat.apart)
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 numbers[var] = here[called.outputs[result or 0]]
             return
