@@ -64,6 +64,7 @@ class Facts:
         self.memo: dict[Any, Any] = {}
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
+        self._saved: dict[tuple[Any, ...], int] = {}
 
     @property
     def is_plain(self) -> bool:
@@ -110,14 +111,15 @@ class Facts:
         with self.lock:
             engine = self.engine
             selection = engine.select(policy, at, namespace)
-            report = self._reports.get(selection.report_key)
-            if report is None and self._plain is not self:
-                report = self._plain.report(policy, at, namespace)
-                if report.peak_bytes is not None:
-                    peak, parts = reports.peak(self._schedule(selection), self._roles())
-                    report = self._with_remark(replace(report, peak_bytes=peak, peak_by_kind=parts))
-                self._reports[selection.report_key] = report
-            if report is None:
+            key = selection.report_key
+            if key in self._reports:
+                return self._reports[key]
+            stores = (facts.made for facts in self._by_memory.values())
+            report = next((made[key] for made in stores if key in made), None)  # on all alike, but for the peak
+            if report is not None and report.peak_bytes is not None:
+                peak, parts = reports.peak(self._schedule(selection), self._roles())
+                report = self._with_remark(replace(report, peak_bytes=peak, peak_by_kind=parts))
+            elif report is None:
                 first = self.preview(policy, at, namespace)
                 half = engine.half(selection)
                 try:
@@ -127,13 +129,13 @@ class Facts:
                         raise
                     report = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    schedule = None if engine.step is None else self._schedule(selection)
+                    schedule = None if engine.step is None and self.is_plain else self._schedule(selection)
                     arguments = engine.argument_names
                     report = self._with_remark(
                         reports.full(first, half, backward, engine.provenances, arguments, schedule, self._roles())
                     )
-                self._reports[selection.report_key] = report
-                self._previews.pop(selection.report_key, None)
+                self._previews.pop(key, None)
+            self._reports[key] = report
             return report
 
     def remark_again(self) -> None:
@@ -167,15 +169,19 @@ class Facts:
             selection = engine.select(policy, at)
             if selection.report_key in self._reports:
                 return self._reports[selection.report_key].saved_bytes
+            if selection.report_key in self._saved:
+                return self._saved[selection.report_key]
             first, half = self.preview(policy, at), engine.half(selection)
             try:
                 live = LiveEquations(_jax.open_jaxpr(engine.backward_of(selection)))
             except RematError as error:
                 if is_passing(error):
                     raise
-                return first.saved_bytes
-            saved = saved_values(half.closed, half.outputs)
-            return replace(first, residuals=reports.read(first, saved, live)).saved_bytes
+            else:
+                saved = saved_values(half.closed, half.outputs)
+                first = replace(first, residuals=reports.read(first, saved, live))
+            self._saved[selection.report_key] = first.saved_bytes
+            return first.saved_bytes
 
     def recomputed(self, policy: Any = "as_written", at: Any = None) -> tuple[Equation, ...]:
         """What a policy recomputes, as in its report, without the rest of one: no text is laid out, no peak found.
@@ -199,6 +205,11 @@ class Facts:
         with self.lock:
             engine = self.engine
             return self._reports.get(engine.select(policy, at, namespace).report_key)
+
+    @property
+    def made(self) -> Mapping[tuple[Any, ...], Report]:
+        """The full reports so far, by their selections' keys."""
+        return self._reports
 
     def timeline(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
@@ -273,5 +284,5 @@ class Facts:
 
     def clear(self) -> None:
         """Drop every report of these facts."""
-        for store in (self._reports, self._previews, self.memo):
+        for store in (self._reports, self._previews, self._saved, self.memo):
             store.clear()
