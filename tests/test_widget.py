@@ -902,5 +902,9 @@ def test_no_widget_is_forgotten_when_several_choose_at_once():
     left = [iter(some) for some in widgets]
     at_once(*(lambda some=some: idle.resume(next(some)) if some.__length_hint__() else None for some in left))
     waiting = {id(reference()) for reference in idle._prefetching}
-    assert waiting == {id(widget) for some in widgets for widget in some}
+    # On a loaded machine the time is over before all have chosen.
+    begun = [some[: len(some) - rest.__length_hint__()] for some, rest in zip(widgets, left, strict=True)]
+    chosen = [widget for some in begun for widget in some]
+    assert waiting == {id(widget) for widget in chosen}
+    assert len(chosen) > 3
     idle.stop()
