@@ -360,12 +360,10 @@ def test_in_a_wide_window_pictures_use_what_their_tables_leave(widget: Widget) -
 def beside_one_another(widget: Widget, *selectors: str) -> None:
     """Wait until a picture is drawn for its room, which is all that its table leaves."""
     body = widget.root.locator(".remat-body")
-    laid = body.evaluate(BESIDE, selectors)
-    for _ in range(50):
-        if laid["drawn"] and abs(laid["drawn"] - laid["room"]) <= 8:
-            break
+    waits = 100
+    while (laid := body.evaluate(BESIDE, selectors))["drawn"] != pytest.approx(laid["room"], abs=8) and waits:
+        waits -= 1
         widget.notebook.page.wait_for_timeout(200)
-        laid = body.evaluate(BESIDE, selectors)
     assert laid["drawn"] == pytest.approx(laid["room"], abs=8)
     assert laid["drawn"] > 700
     assert 0 < laid["apart"] < 40
