@@ -541,8 +541,9 @@ class Trace:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
                 share of what there is without a checkpoint there. Default: ``saved`` or ``peak`` is it.
             at: one place: ``"function"``, ``"sites"`` or the key of a site. Default: the plan chooses it. For a budget
-                of the peak it is the best of ``default_at`` and the places where ``places`` adds least within it; for
-                one of saved bytes it is ``default_at``, unless no plan fits there, or its peak is hardly lower than
+                of the peak it is the best of ``default_at`` and the places where ``places`` adds least within it, and
+                no policy at a place of that search, nor what was reported or planned before, costs less; for one of
+                saved bytes it is ``default_at``, unless no plan fits there, or its peak is hardly lower than
                 without a checkpoint and elsewhere it is, or ``places`` was asked for and knows one that recomputes
                 clearly less. ``Plan.status`` tells of another place.
             saved: a budget of saved bytes, as ``budget``. Default: none.

@@ -18,7 +18,7 @@ from remat_magic.engine.gradients import under_policy
 from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.possible import possible_sites
 from remat_magic.engine.primal import Primal
-from remat_magic.engine.selection import Selection, Selector
+from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity, PolicyWriter, find_sites
 from remat_magic.jaxprs.spans import Spans
@@ -134,6 +134,13 @@ def _differentiating(
         return step()
 
 
+def _selected(selector: Selector, plan: Plan) -> Selection:
+    """The policy of a plan without values at its place, or those at its places."""
+    if plan.policy != policies.MIXED:
+        return selector.select(policies.resolve(plan.policy), plan.at)
+    return selector.select_each({key: policies.resolve(policy) for key, policy in policy_of_each(plan.at).items()})
+
+
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     """A function like ``fun``, under a plan: what ``trace.function(plan)`` is, without a trace.
 
@@ -155,7 +162,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
             plan_values = PlanValues(closed, calls, table, possible, selector, spans, name, rules=rules)
             selection = plan_values.select(plan, _jax.remat3())
         else:
-            selection = selector.select(policies.resolve(plan.policy), plan.at)
+            selection = _selected(selector, plan)
         closed = possible.put(closed, calls, selection.at_sites)
         if selection.naming is not None:
             closed = selection.naming.closed

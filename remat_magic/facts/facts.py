@@ -211,6 +211,21 @@ class Facts:
         """The full reports so far, by their selections' keys."""
         return self._reports
 
+    def known(self) -> list[tuple[str, str]]:
+        """Of which policies, at which places, there are full reports, as on any device; what no key tells is left out.
+
+        That is a plan that no key stands for, and a policy of the user's own.
+        """
+        with self.lock:
+            keys = dict.fromkeys(key for facts in self._by_memory.values() for key in facts.made)
+            return [(policy, at) for policy, at, identity in keys if self._identity(policy, at) == identity]
+
+    def _identity(self, policy: str, at: str) -> Any:
+        try:
+            return self.engine.select(policy, at).identity
+        except RematError:
+            return None
+
     def timeline(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None
     ) -> Timeline:

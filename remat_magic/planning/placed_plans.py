@@ -8,6 +8,7 @@ lowest estimated peaks, and plans for peaks at which the compiled bytes so far, 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
+from remat_magic.planning.choices import Choice, built_in, known_choices
 from remat_magic.planning.places import CLEARLY_LOWER, POLICIES, known, lower_elsewhere, promising, searched
 from remat_magic.planning.plan import limit_of, order, plan_at, plan_of
 from remat_magic.planning.planner import INSIDE, Objective, objective
@@ -25,6 +27,8 @@ __all__ = ["plan", "plan_that_fits"]
 
 _PLACES = 3  # that are planned for
 _CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
+
+_KNOWN = "The cheapest of the choices that are known whose estimated peak fits; no other is ruled out."
 
 _PlanAt = Callable[..., Plan]
 
@@ -69,7 +73,7 @@ def plan(
     if at is not None:
         best = there(at, limit, of)
     elif of == "peak":
-        best = _within_peak(facts, limit, least, there, seconds)
+        best = _within_peak(facts, limit, least, there, seconds, together)
     else:
         best = _within_saved(facts, limit, least, there)
     said = [best.status]
@@ -144,8 +148,13 @@ def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
     return _spares(other, best) and peak <= usual_peak
 
 
-def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _PlanAt, seconds: float) -> Plan:
+def _within_peak(
+    facts: Facts, budget: float | str, least: Objective, there: _PlanAt, seconds: float, together: bool
+) -> Plan:
     """The cheapest of plans for a peak at several places: the usual one, and those where least is added within it.
+
+    No choice whose figures are known, a policy of JAX's at a place of the search or what was asked for before, fits and
+    costs less; and where none fits, none has a lower peak than what is said to be the least.
 
     Args:
         facts: of the traced function.
@@ -153,42 +162,48 @@ def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _Pl
         least: what is to be least.
         there: makes a plan at a place.
         seconds: the time limit, of which half goes into the search for places where none was made before.
+        together: as for ``Trace.plan``.
 
     Raises:
         RematError: none fits at the usual place, nor elsewhere.
     """
-    usual = facts.engine.default_at
+    usual, end = facts.engine.default_at, time.perf_counter() + seconds
     limit = limit_of(facts, usual, budget, "peak")
     places = searched(facts, seconds / 2)
-    fitting = _fitting(places.reports.values(), lambda report: report.peak_bytes, limit, least)
+    at_one_place = [report for report in places.reports.values() if report.policy not in (MIXED, "as_written")]
+
+    def fitting() -> list[Choice]:
+        return [choice for choice in known_choices(facts, least, together=together) if choice.peak <= limit]
+
+    cheapest = fitting()[:1]
+    for choice in built_in(facts, dict.fromkeys(report.at for report in at_one_place), least):
+        if time.perf_counter() > end or (cheapest and not least.of(cheapest[0].report)):
+            break
+        if choice.peak <= limit:
+            cheapest = [min((*cheapest, choice), key=lambda choice: choice.order(least))]
     plans: list[Plan] = []
-    comparable = [report for report in fitting if report.policy in (*POLICIES, "none")]
-    tried = (report.at for report in fitting if report.policy not in (MIXED, "none", "as_written"))
+    tried = (report.at for report in _fitting(at_one_place, lambda report: report.peak_bytes, limit, least))
     for at in [*dict.fromkeys((usual, *tried))][:_PLACES]:
         try:
-            cost = min((order(plan)[0] for plan in plans), default=None)
-            beat = cost if cost is not None or not comparable else least.of(comparable[0])
+            beat = min((order(plan)[0] for plan in plans), default=None)
+            beat = least.of(cheapest[0].report) if beat is None and cheapest else beat
             plans.append(there(at, limit, "peak", seconds=seconds / 2, beat=beat))
         except RematError:
             continue
-    if comparable and least.of(comparable[0]) < min((order(plan)[0] for plan in plans), default=float("inf")):
-        plans.append(plan_of(facts, comparable[0], limit, least, "peak"))
-    for report in fitting[:1]:  # policies at several places at once, which no plan is of, or a plan that was found
-        if report.policy == MIXED or report.policy in facts.engine.plans:
-            best = plan_of(facts, report, limit, least, "peak")
-            bound = next((plan.bound for plan in plans if plan.at == best.at), 0)
-            plans.append(replace(best, bound=min(bound, best.recomputed_flops)))
-    if not plans:
-        peaks = [report for report in places.reports.values() if report.peak_bytes is not None]
-        lowest = min(peaks, key=lambda report: report.peak_bytes or 0, default=None)
-        if lowest is None:
-            return there(usual, limit, "peak", seconds=seconds)
-        few, least_peak = units.apart(limit, lowest.peak_bytes or 0)
-        raise RematError(
-            f"No plan keeps the estimated peak of {facts.engine.function_name} within {few}, wherever it is: the least "
-            f"found is {least_peak} ({lowest.label} at {lowest.at}); raise the budget, or use smaller batches."
-        )
-    return min(plans, key=order)
+    if best := fitting()[:1]:
+        bound = next((plan.bound for plan in plans if plan.at == best[0].report.at), 0)
+        plan = plan_of(facts, best[0], limit, least, "peak")
+        plans.append(replace(plan, bound=min(bound, plan.recomputed_flops), status=_KNOWN))
+    if plans:
+        return min(plans, key=order)
+    lowest = min(known_choices(facts, least), key=lambda choice: choice.peak, default=None)
+    if lowest is None:
+        return there(usual, limit, "peak", seconds=seconds)
+    few, least_peak = units.apart(limit, lowest.peak)
+    raise RematError(
+        f"No plan keeps the estimated peak of {facts.engine.function_name} within {few}, wherever it is: the least "
+        f"found is {least_peak} ({lowest.text}); raise the budget, or use smaller batches."
+    )
 
 
 def _fitting(
@@ -401,7 +416,8 @@ class _Fitting:
         return [compiled for compiled in self._tried.values() if compiled is not None]
 
     def _of_report(self, report: Report) -> Plan:
-        return plan_of(self._facts, report, self._limit, self._least, "peak")
+        choice = Choice(report, self._facts.engine.plans.get(report.policy))
+        return plan_of(self._facts, choice, self._limit, self._least, "peak")
 
     @staticmethod
     def _key(choice: Plan) -> tuple[Any, ...]:

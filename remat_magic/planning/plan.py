@@ -16,19 +16,13 @@ from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import communicating, offloading
+from remat_magic.planning.choices import BUILT_IN, Choice, known_choices, remember
 from remat_magic.planning.planner import Objective, Planner, budget_bytes, objective, planner
 from remat_magic.planning.problem import Problem, Solution
 from remat_magic.records import Kernel, Plan, PlannedValue, RematError, Report
 
 __all__ = ["best_of_groups", "limit_of", "order", "plan_at", "plan_of"]
 
-_BUILT_IN = (
-    "none",
-    "everything_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "nothing_saveable",
-)
 _BEYOND_NAMES = ("none", "everything_saveable")  # these keep what no name reaches
 _ATTEMPTS = 4
 _TRIED = 4  # names, whose subsets are tried where a policy reaches further by them
@@ -68,7 +62,7 @@ def plan_at(
     least = objective(cost, device, offload)
     choices = planner(facts, at, separately, together)
     limit = limit_of(facts, choices.at, budget, of)
-    request = _Request(*_key_and_label(choices, limit, least, of), limit, least, of)
+    request = _Request(*_key_and_label(facts, choices, limit, least, of), limit, least, of)
     if of == "peak":
         best = _within_peak(choices, request, seconds, gap, beat)
     else:
@@ -79,6 +73,8 @@ def plan_at(
             f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
             "already; raise the budget, or plan for at='function'."
         )
+    if best.names:
+        remember(facts, best)
     if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
         best = replace(best, status=f"{best.status} {_OFFLOADED}")
     if least.device is not None and (unweighed := _unweighed(facts, best, least.device)):
@@ -133,14 +129,17 @@ def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
     return budget_bytes(budget, most)
 
 
-def plan_of(facts: Facts, report: Report, limit: int, least: Objective, of: str) -> Plan:
-    """What a report is of as a plan within so many bytes; of a plan that a search has made with its values."""
+def plan_of(facts: Facts, choice: Choice, limit: int, least: Objective, of: str) -> Plan:
+    """A choice as a plan within so many bytes, by which it is called unless it stands in a table by its own key."""
+    report, plan = choice.report, choice.plan
     plain = _of_report(report, _Request(report.policy, report.label, limit, least, of))
-    plan = facts.engine.plans.get(report.policy)
     if plan is None:
         return plain
-    values = {name: getattr(plan, name) for name in ("names", "fingerprint", "separately", "together", "unreached")}
-    return replace(plain, **values)
+    if report.policy not in facts.engine.plans:
+        policy, label = _key_and_label(facts, plan, limit, least, of)
+        plain = replace(plain, policy=policy, label=label)
+    same = ("names", "fingerprint", "separately", "together", "unreached", "predicted_bytes", "predicted_flops")
+    return replace(plain, **{name: getattr(plan, name) for name in same})
 
 
 def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan | None:
@@ -160,9 +159,9 @@ def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan |
     return best if best is not None and best.names else None
 
 
-def _key_and_label(choices: Planner, limit: int, least: Objective, of: str) -> tuple[str, str]:
+def _key_and_label(facts: Facts, choices: Planner | Plan, limit: int, least: Objective, of: str) -> tuple[str, str]:
     """The key of a plan, and its label: its budget, and what else was asked for where that is not usual."""
-    place = "" if choices.at == choices.facts.engine.default_at else f" at {choices.at}"
+    place = "" if choices.at == facts.engine.default_at else f" at {choices.at}"
     apart = ", one by one" if choices.separately else ", equal layers together" if choices.together else ""
     more = f"{place}{apart}{least.text}"
     if of == "peak":
@@ -231,7 +230,7 @@ def _built_in(choices: Planner, limit: int, problem: Problem) -> tuple[list[Solu
     as_names: list[Solution] = []
     others: list[str] = []
     own_names = _own_names(choices)
-    for key in (*_BUILT_IN, *own_names):
+    for key in (*BUILT_IN, *own_names):
         try:
             saved = choices.facts.saved_bytes(key, choices.at)
         except RematError:  # complex values, which this JAX cannot save
@@ -314,12 +313,13 @@ def _better(choices: Planner, key: str, request: _Request, best: Plan | None, bo
     better = replace(_of_report(report, request), status=text, solve_seconds=spent)
     if better.seconds is None:
         return replace(better, bound=min(int(bound), report.recomputed_flops))
-    return replace(better, bound_seconds=min(bound, better.seconds), predicted_seconds=better.seconds)
+    return replace(better, bound_seconds=min(bound, better.seconds))
 
 
 def _of_report(report: Report, request: _Request) -> Plan:
     """A report as a plan, without its values and with nothing said of a bound."""
     least = request.objective
+    seconds = None if least.device is None else least.of(report)
     return Plan(
         report.function,
         report.at,
@@ -337,7 +337,8 @@ def _of_report(report: Report, request: _Request) -> Plan:
         device="" if least.device is None else least.device.name,
         host_bandwidth=least.link,
         offloaded_bytes=report.offloaded_bytes,
-        seconds=None if least.device is None else least.of(report),
+        seconds=seconds,
+        predicted_seconds=seconds,
         label=report.label,
         of_devices=report.of_devices,
     )
@@ -377,13 +378,15 @@ def _within_peak(choices: Planner, request: _Request, seconds: float, gap: float
     """The cheapest plan found whose report has an estimated peak of at most ``request.budget`` bytes.
 
     Where peaks rise with the bytes saved, the largest budget that fits is between one that does and the next that does
-    not. They need not: JAX's own policies and a few evenly spaced budgets are tried first, those that cost least before
-    the others. Each candidate is judged by the report that JAX gives for it; those that cannot win are not traced.
+    not. They need not: what is known already, JAX's own policies and a few evenly spaced budgets are tried first, those
+    that cost least before the others. Each candidate is judged by the report that JAX gives for it; those that cannot
+    win are not traced.
 
     Raises:
         RematError: none fits; says what the least peak is that was found.
     """
     search = _PeakSearch(choices, request, seconds, gap, beat)
+    search.known()
     least, most = choices.graph.predict(())[0], choices.most
     everything, _ = choices.graph.predict(choices.problem().names)  # more than autodiff saves by itself, as a rule
     budgets = sorted({everything, *(least + max(0, most - least) * i // _GRID for i in range(_GRID + 1))})
@@ -423,9 +426,15 @@ class _PeakSearch:
         """Whether a plan was found that fits."""
         return self._best is not None
 
+    def known(self) -> None:
+        """Try what JAX has given figures of at this place before, for whatever budget."""
+        facts, least = self._choices.facts, self._request.objective
+        for choice in known_choices(facts, least, at=self._choices.at, together=self._choices.together):
+            self._take(plan_of(facts, choice, self._request.budget, least, "peak"))
+
     def first_pass(self, budgets: Sequence[int]) -> int | None:
         """Try JAX's policies and budgets of saved bytes, in rising order; the least one above the last that fits."""
-        for key in _BUILT_IN:
+        for key in BUILT_IN:
             self.policy(key)
         for number in reversed(range(len(budgets))):
             if self.budget(budgets[number]):
@@ -501,6 +510,8 @@ class _PeakSearch:
         if candidate.peak_bytes is None:
             return False
         self._tried += 1
+        if candidate.names:
+            remember(self._choices.facts, candidate)
         if self._lowest is None or candidate.peak_bytes < (self._lowest.peak_bytes or 0):
             self._lowest = candidate
         fits = candidate.peak_bytes <= self._request.budget
@@ -515,9 +526,10 @@ class _PeakSearch:
             if self._lowest is None:
                 raise RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
             budget, least = units.apart(limit, self._lowest.peak_bytes or 0)
+            what = "values that were chosen" if self._lowest.names else self._lowest.label
             raise RematError(
                 f"No plan at {self._choices.at!r} keeps the estimated peak of {name} within {budget}: the least "
-                f"found is {least} ({self._lowest.label}); raise the budget, use smaller batches, "
+                f"found is {least} ({what}); raise the budget, use smaller batches, "
                 "or checkpoint inside the function."
             )
         # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more. But for a

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 from remat_magic import units
 from remat_magic.errors import RematError
 
-__all__ = ["VERSION", "from_json", "read", "read_file", "to_json"]
+__all__ = ["VERSION", "from_json", "is_policy", "read", "read_file", "to_json"]
 
 VERSION = 1
 _FORMAT = "remat_magic plan"
@@ -30,6 +30,11 @@ _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 _POLICY = re.compile(r"[^\W\d]\w*(\('[^'\\]*'(, '[^'\\]*')*\))?")
 
 _T = TypeVar("_T")
+
+
+def is_policy(key: str) -> bool:
+    """Whether a plan can have a policy of this key: one of JAX's, or one that saves some of the program's own names."""
+    return bool(_POLICY.fullmatch(key))
 
 
 class Written(Protocol):
@@ -114,7 +119,7 @@ def read(record: type[_T], data: Any) -> _T:
     keys = [value.key for value in plan.names]
     if len(set(keys)) < len(keys):
         raise RematError("the plan names a value twice: save it anew.")
-    if not keys and not _POLICY.fullmatch(plan.policy):
+    if not keys and not is_policy(plan.policy):
         raise RematError(f"the plan saves no value, and {_shown(plan.policy)} is no policy of JAX's: save it anew.")
     for value in plan.names:
         if value.occurrence >= value.occurrences:

@@ -1,0 +1,244 @@
+"""A plan for a peak is no worse than any choice that is known: each policy at each place, and what was made before."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from jax.ad_checkpoint import checkpoint_name
+
+import remat_magic as rm
+from remat_magic import units
+from remat_magic.facts import reports as reports_module
+from remat_magic.records import RematError
+from remat_magic.units import parse_bytes
+from tests.benchmarks import named_models
+from tests.generated import programs
+from tests.plan_helpers import BUILT_IN
+from tests.programs import f32
+from tests.test_generated import examples, traced
+from tests.test_steps import step_of_value_and_grad
+
+
+def block(x, w):
+    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def scanned(params, x):
+    return (jax.lax.scan(lambda x, w: (block(x, w), None), x, params)[0] ** 2).sum()
+
+
+def inner(x, w):
+    return jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+@jax.checkpoint
+def around(x, w):
+    return inner(inner(x, w), w)
+
+
+def nested(w, x):
+    for _ in range(3):
+        x = around(x, w)
+    return (inner(x, w) ** 2).sum()
+
+
+UNHURRIED = 600.0  # so that no search is cut short
+
+MODELS = {
+    "scanned MLP": (scanned, ({"up": f32(6, 16, 64), "down": f32(6, 64, 16)}, f32(64, 16))),
+    "transformer": named_models.transformer(4, 32, 16, 2, scanned=False),
+    "training step": (step_of_value_and_grad, ([f32(16, 16)] * 4, f32(32, 16), f32(32, 16))),
+    "checkpoints": (nested, (f32(16, 16), f32(32, 16))),
+}
+
+
+def new(model):
+    fun, args = MODELS[model]
+    return rm.trace(fun, *args)
+
+
+def every_choice(trace, places, device=None):
+    """JAX's own answer for each policy at each place."""
+    for at, policy in itertools.product(places, BUILT_IN):
+        try:
+            report = trace.report(policy, at, device=device)
+        except RematError as error:
+            assert "complex" in str(error)
+            continue
+        if not report.backward_error and report.peak_bytes is not None:
+            yield report
+
+
+def places_of(trace):
+    sites = ["sites"] if any(not site.possible for site in trace.sites) else []
+    return ["function", *sites, *(site.key for site in trace.sites)]
+
+
+@functools.cache
+def choices_of(model, device):
+    trace = new(model)
+    return tuple(every_choice(trace, places_of(trace), device))
+
+
+def holds(trace, choices, **options):
+    """Each choice's peak, as a budget, has a plan that does no more work."""
+    for budget in sorted({report.peak_bytes for report in choices}):
+        least = min(report.recomputed_flops for report in choices if report.peak_bytes <= budget)
+        plan = trace.plan(seconds=UNHURRIED, peak=budget, **options)
+        assert plan.peak_bytes <= budget == plan.budget_bytes
+        assert plan.recomputed_flops <= least, (budget, plan.label)
+        report = trace.report(plan, device=options.get("device"))
+        assert (report.peak_bytes, report.recomputed_flops) == (plan.peak_bytes, plan.recomputed_flops)
+
+
+_LARGE_IS_VOLUME = [
+    model if model != "transformer" else pytest.param(model, marks=pytest.mark.volume) for model in MODELS
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "device"),
+    [*((model, None) for model in MODELS), ("scanned MLP", "TPU v5e"), ("training step", "TPU v5e")],
+)
+def test_every_policy_at_every_place_is_found(model, device):
+    holds(new(model), choices_of(model, device), device=device, cost="flops")
+
+
+@pytest.mark.parametrize("model", _LARGE_IS_VOLUME)
+def test_also_when_nothing_was_asked_before(model):
+    choices = choices_of(model, None)
+    peaks = sorted({report.peak_bytes for report in choices})
+    for budget in (peaks[0], peaks[len(peaks) // 2]):
+        holds(new(model), [report for report in choices if report.peak_bytes == budget])
+
+
+@pytest.mark.parametrize("model", _LARGE_IS_VOLUME)
+def test_a_place_that_is_given_is_no_worse(model):
+    trace = new(model)
+    for at in places_of(trace)[:3]:
+        holds(trace, [report for report in choices_of(model, None) if report.at == at], at=at)
+
+
+@pytest.mark.parametrize("model", ["scanned MLP", "training step"])
+def test_seconds_are_no_more_than_of_any_choice(model):
+    trace, device = new(model), "H100 SXM"
+    places = trace.places(device=device, seconds=600)
+    for row in places:
+        plan = trace.plan(seconds=UNHURRIED, peak=row.peak_bytes, cost="seconds", device=device)
+        assert plan.peak_bytes <= row.peak_bytes
+        assert plan.seconds <= row.times.extra * (1 + 1e-9)
+
+
+@examples(2)
+@given(program=programs(depth=2, without=("grad", "callback")))
+def test_programs_by_chance(remat3, program):
+    trace = traced(program)
+    searched = {row.at for row in trace.places(seconds=600).rows if not row.error}
+    other = traced(program)
+    choices = [*every_choice(other, [at for at in places_of(other) if at in searched])]
+    if choices:
+        peaks = sorted({report.peak_bytes for report in choices})
+        chosen = {peaks[0], peaks[len(peaks) // 2], peaks[-1]}
+        least = {budget: min(r.recomputed_flops for r in choices if r.peak_bytes <= budget) for budget in chosen}
+        for budget in chosen:
+            plan = trace.plan(seconds=UNHURRIED, peak=budget)
+            assert plan.peak_bytes <= budget
+            assert plan.recomputed_flops <= least[budget], plan.label
+        is_refused(trace, peaks[0])
+
+
+def is_refused(trace, least):
+    """Below the least of all there is no plan, and that least is told; values that are chosen may have less."""
+    error = None
+    while error is None:
+        try:
+            least = trace.plan(seconds=UNHURRIED, peak=least - 1).peak_bytes
+        except RematError as refusal:
+            error = refusal
+    assert f"the least found is {units.apart(least - 1, least)[1]} (" in str(error)
+    assert trace.plan(seconds=UNHURRIED, peak=least).peak_bytes == least
+
+
+@pytest.mark.parametrize("model", _LARGE_IS_VOLUME)
+def test_what_is_refused_is_less_than_any_choice(model):
+    least = min(report.peak_bytes for report in choices_of(model, None))
+    is_refused(new(model), least)
+    with pytest.raises(RematError) as refusal:
+        new(model).plan(seconds=UNHURRIED, peak=1)
+    number, unit = re.search(r"the least found is (\S+) (\w+) \(", str(refusal.value)).groups()
+    assert parse_bytes(f"{number} {unit}") <= parse_bytes(units.nbytes(least))  # as it is rounded
+
+
+def test_a_refusal_works_out_little_more_than_a_plan(monkeypatch):
+    made = []
+    full = reports_module.full
+    monkeypatch.setattr(reports_module, "full", lambda *args: made.append(args) or full(*args))
+    for model in ("scanned MLP", "training step", "checkpoints"):
+        peaks = sorted({report.peak_bytes for report in choices_of(model, None)})
+        made.clear()
+        new(model).plan(seconds=UNHURRIED, peak=peaks[len(peaks) // 2])
+        plan = len(made)
+        made.clear()
+        with pytest.raises(RematError):
+            new(model).plan(seconds=UNHURRIED, peak=1)
+        assert len(made) <= 3 * plan, model
+
+
+# --------------------------------------------------------------------------------------------- what was made before
+
+
+def test_a_plan_that_was_made_before_is_found():
+    trace = new("transformer")
+    earlier = [trace.plan(saved=share, at=at) for share in ("20%", "60%") for at in ("function", "sites")]
+    for plan in earlier:
+        other = trace.plan(seconds=UNHURRIED, peak=plan.peak_bytes)
+        assert other.peak_bytes <= plan.peak_bytes
+        assert other.recomputed_flops <= plan.recomputed_flops
+        there = trace.plan(seconds=UNHURRIED, peak=plan.peak_bytes, at=plan.at)
+        assert there.recomputed_flops <= plan.recomputed_flops
+        assert there.label.startswith(f"plan within {units.nbytes(plan.peak_bytes)} of peak")
+    apart = trace.plan(saved="40%", at="sites", separately=True)
+    together = trace.plan(seconds=UNHURRIED, peak=apart.peak_bytes, at="sites", together=True)
+    assert together.together
+    assert not together.separately
+
+
+def test_what_was_asked_for_in_passing_is_found():
+    """A policy by the program's own names, at a place where a plan tries few others; and policies at two places."""
+
+    def loss(w, x):
+        for _ in range(4):
+            x = checkpoint_name(jnp.tanh(checkpoint_name(x @ w, "product")), "layer")
+        return nested(w, x)
+
+    trace = rm.trace(loss, f32(16, 16), f32(64, 16))
+    asked = [trace.report(f"save_only_these_names({name!r})", "function") for name in ("product", "layer")]
+    asked.append(trace.report(at={"around": "none", "inner": "nothing_saveable"}))
+    holds(trace, asked)
+
+
+def test_policies_of_ones_own_and_offloading_are_no_choices():
+    trace = new("checkpoints")
+    own = trace.report(lambda prim, *_, **__: prim.name == "dot_general", "function")
+    moved = trace.report("offload_dot_with_no_batch_dims('device', 'pinned_host')", "sites")
+    assert moved.offloaded_bytes > 0
+    assert trace.plan(seconds=UNHURRIED, peak=own.peak_bytes).policy != own.policy
+    for at in ("sites", None):
+        with contextlib.suppress(RematError):  # it may need less than all that stays on the device
+            assert trace.plan(seconds=UNHURRIED, peak=moved.peak_bytes, at=at).offloaded_bytes == 0
+
+
+def test_a_plan_of_several_places_is_applied():
+    """Each place with its policy, as the row of the search has them."""
+    fun, args = MODELS["checkpoints"]
+    trace = rm.trace(fun, *args)
+    report = trace.report(at={"around": "none", "inner": "nothing_saveable"})
+    plan = dataclasses.replace(trace.plan(seconds=UNHURRIED, peak="95%"), policy="mixed", at=report.at, names=())
+    applied = rm.trace(plan.apply(fun), *args).report("as_written")
+    assert (applied.saved_bytes, applied.recomputed_flops) == (report.saved_bytes, report.recomputed_flops)
