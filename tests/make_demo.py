@@ -51,6 +51,7 @@ for widget in widgets:
     known = (report.signature, report.policy) in seen or any(note.kind == "gradient-of-step" for note in report.notes)
     seen.add((report.signature, report.policy))
     if len(report.forward.lines) < {_SMALL} and not known:
+        widget._idle = None  # it does not make way for this cell, which waits for it
         while widget.prefetch():
             pass
 """
