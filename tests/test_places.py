@@ -100,11 +100,12 @@ def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
     assert moved.peak_bytes == by_mapping.peak_bytes == alone.peak_bytes
     assert moved.at == by_mapping.at
 
+    # With a matmul, since a GPU makes residuals of elementwise operations alone again without a checkpoint.
     def first(x):
-        return jnp.sin(jnp.sin(x) * x)
+        return jnp.sin(jnp.sin(x @ x) * x)
 
     def second(x):
-        return jnp.tanh(jnp.exp(x) * x)
+        return jnp.tanh(jnp.exp(x @ x) * x)
 
     def fun(x):
         for _ in range(4):
@@ -125,7 +126,7 @@ def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
             x = written[1](x) @ x
         return x.sum()
 
-    report = rm.trace(by_hand, f32(8, 8)).report()
+    report = rm.trace(by_hand, f32(8, 8)).report(device=DEVICE)
     assert (row.saved_bytes, row.peak_bytes, row.recomputed_flops) == (
         report.saved_bytes, report.peak_bytes, report.recomputed_flops)  # fmt: skip
     assert "first[::2]" in [other.at for other in together] or "second[::2]" in [other.at for other in together]
@@ -139,7 +140,9 @@ def test_places_that_cannot_matter_are_left_out_and_said(remat2):
         return inner(x)
 
     def inner(x):
-        return jnp.sin(jnp.cos(x) * x)
+        for _ in range(4):
+            x = jnp.sin(jnp.cumsum(x))  # no product, and what cumsum gives is in memory
+        return x
 
     def fun(x):
         return (outer(outer(x)) * small(x)).sum()
@@ -356,14 +359,14 @@ def test_a_function_that_only_calls_another_many_times_is_another_place():
     """Both hold the same operations; around the one they come back all at once."""
 
     def layer(x):
-        return jnp.tanh(jnp.sin(x) * x)
+        return jnp.tanh(jnp.sin(x @ x) * x)
 
     def net(x):
         for _ in range(8):
             x = layer(x)
         return x
 
-    found = rm.trace(lambda x: (net(x) ** 2).sum(), f32(4000)).places(device=DEVICE)
+    found = rm.trace(lambda x: (net(x) ** 2).sum(), f32(64, 64)).places(device=DEVICE)
     assert {"layer", "net"} <= {row.at for row in found}
     lowest = min(found, key=lambda row: row.peak_bytes)
     assert lowest.at.startswith("layer")

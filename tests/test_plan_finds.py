@@ -135,7 +135,7 @@ def test_seconds_are_no_more_than_of_any_choice(model):
         assert plan.seconds <= row.times.extra * (1 + 1e-9)
 
 
-@examples(2)
+@examples(2, 10)
 @given(program=programs(depth=2, without=("grad", "callback")))
 def test_programs_by_chance(remat3, program):
     trace = traced(program)

@@ -111,8 +111,11 @@ def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]
 
 
 def written_over(step: ScheduledStep, dying: Collection[int], sizes: Sequence[int]) -> list[int]:
-    """The operands that die with the step and that a result of the same size is written over."""
-    free = sorted({*dying} & {*step.over})
+    """The operands that die with the step and that a result of the same size is written over.
+
+    What has no bytes is in no memory that could be written over.
+    """
+    free = sorted([number for number in {*dying} & {*step.over} if sizes[number]])
     if len(free) == len(step.makes) == 1:
         return free if sizes[free[0]] == sizes[step.makes[0]] else []
     reused: list[int] = []
