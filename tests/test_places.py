@@ -140,14 +140,12 @@ def test_places_that_cannot_matter_are_left_out_and_said(remat2):
         return inner(x)
 
     def inner(x):
-        for _ in range(4):
-            x = jnp.sin(jnp.cumsum(x))  # no product, and what cumsum gives is in memory
-        return x
+        return jnp.sin(jnp.cos(x) * x)
 
     def fun(x):
         return (outer(outer(x)) * small(x)).sum()
 
-    found = rm.trace(fun, f32(4000)).places(device=DEVICE)
+    found = rm.trace(fun, f32(4000)).places()  # on a GPU no checkpoint lowers the peak: all that is saved is made again
     assert "Not tried, since what it makes is less than a thousandth of all: small." in found.not_tried
     assert "Not tried, since calls of another function are the same: outer." in found.not_tried
     assert not {row.at for row in found} & {"small", "outer"}
