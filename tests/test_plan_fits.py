@@ -28,14 +28,17 @@ def loss(params, x):
 ARGS = ([{"up": f32(64, 256), "down": f32(256, 64)}] * 6, f32(512, 64))
 
 
+ON = "H100 SXM"
+
+
 class Compiler:
-    """Needs so much of the estimated peak, and remembers what it was asked for."""
+    """Needs so much of the peak that is estimated as on a GPU, and remembers what it was asked for."""
 
     def __init__(self, trace, memory, factor=1.3):
         self.trace, self.memory, self.factor, self.asked = trace, memory, factor, []
 
     def __call__(self, policy, at):
-        report = self.trace.report(policy, at)
+        report = self.trace.report(policy, at, device=ON)
         self.asked.append((report.policy, report.at))
         needed = self.needs(report)
         return Measurement(report.policy, report.at, fits=needed <= self.memory, needed_bytes=needed)
@@ -54,19 +57,20 @@ def trace():
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.3])
-@pytest.mark.parametrize("part", [0.4, 0.6, 0.9])
+@pytest.mark.parametrize("part", [0.6, 0.75, 0.9])  # the least is 0.57
 def test_the_plan_fits_and_no_policy_of_jax_that_fits_recomputes_less(trace, part, factor):
-    most = trace.report("none").peak_bytes * factor
+    most = trace.report("none", device=ON).peak_bytes * factor
     there = Compiler(trace, round(part * most), factor)
     plan = there.plan()
-    assert there.needs(trace.report(plan)) <= there.memory
-    assert plan.recomputed_flops == trace.report(plan).recomputed_flops
+    chosen = trace.report(plan, device=ON)
+    assert there.needs(chosen) <= there.memory
+    assert plan.recomputed_flops == chosen.recomputed_flops
     assert len(there.asked) == len(set(there.asked)) <= 12  # nothing is compiled twice
-    for row in trace.places().rows:
-        report = None if row.error else trace.report(row.policy, row.at)
+    for row in trace.places(device=ON).rows:
+        report = None if row.error else trace.report(row.policy, row.at, device=ON)
         if report is not None and there.needs(report) <= there.memory:
             assert plan.recomputed_flops <= report.recomputed_flops, row.label
-    assert f"it needs {units.nbytes(there.needs(trace.report(plan)))} of" in plan.status
+    assert f"it needs {units.nbytes(there.needs(chosen))} of" in plan.status
     assert plan.status.count(", ") == len(there.asked) - 1  # each with what it needs
 
 
@@ -100,7 +104,7 @@ def test_what_was_compiled_is_called_by_its_place(trace):
 
 
 def test_a_place_that_was_given_is_the_only_one(trace):
-    there = Compiler(trace, round(0.8 * 1.3 * trace.report("none").peak_bytes))
+    there = Compiler(trace, round(0.8 * 1.3 * trace.report("none", device=ON).peak_bytes))
     assert there.plan(at="block").at == "block"
     assert {at for _, at in there.asked} == {"block"}
 
