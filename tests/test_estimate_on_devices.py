@@ -12,6 +12,7 @@ from remat_magic import _jax, devices
 from remat_magic.facts.device_memory import DeviceMemory
 from remat_magic.facts.memory import both_halves
 from tests.benchmarks.named_models import shape, transformer
+from tests.programs import f32
 from tests.test_memory import halves
 
 TPU, GPU = "TPU v5e", "H100 SXM"
@@ -221,3 +222,23 @@ def test_advice_speaks_of_the_peak_on_the_device():
     assert first.kind == "no-checkpoint-there"
     assert first.figure == now.peak_bytes - then.peak_bytes
     assert first.figure != trace.report().peak_bytes - trace.report(first.policy, first.at).peak_bytes
+
+
+@pytest.mark.parametrize("policy", ["dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable"])
+def test_what_has_no_bytes_is_in_no_memory_that_is_written_over(policy):
+    """In groups of layers a sum of no bytes, since it is made again, reads what only stands for another value."""
+
+    def block(x, w):
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+    def loss(ws, x):
+        for w in ws:
+            x = block(x, w)
+        return (x**2).sum()
+
+    args = [{"up": f32(64, 256), "down": f32(256, 64)}] * 6, f32(512, 64)
+    trace = rm.trace(loss, *args)
+    timeline = trace.timeline(policy, "block/2", device=TPU)
+    # The sweep and the lives of buffers are two ways to the same bytes.
+    assert timeline.peak_bytes == trace.report(policy, "block/2", device=TPU).peak_bytes
+    assert timeline.peak_bytes == max(moment.bytes for moment in timeline.moments)
