@@ -356,18 +356,19 @@ def get(name: str | Device) -> Device:
         return name
     if not isinstance(name, str):
         raise RematError(f"A device is named by a text or given as a Device, not {type(name).__name__}: {name!r}.")
-    known = {each.casefold(): each for each in names()}
-    one, shape = name, ()
-    found = known.get(name.strip().casefold())
-    if found is None:
-        one, shape = split_name(name)
-        found = known.get(one.strip().casefold())
-    if found is None:
-        inside = [each for lower, each in known.items() if one.strip() and one.strip().casefold() in lower]
-        near = inside[:1] or [known[each] for each in difflib.get_close_matches(one.casefold(), known, 1, 0.4)]
+    by_lower_case = {offered.casefold(): offered for offered in names()}
+    single, shape = name.strip(), ()
+    offered = by_lower_case.get(single.casefold())
+    if offered is None:
+        single, shape = split_name(single)
+        offered = by_lower_case.get(single.casefold())
+    if offered is None:
+        lower = single.casefold()
+        inside = [by_lower_case[other] for other in by_lower_case if lower and lower in other]
+        near = inside[:1] or [by_lower_case[other] for other in difflib.get_close_matches(lower, by_lower_case, 1, 0.4)]
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names())}."
-        raise RematError(f"No device is called {one.strip()!r}: {hint}")
-    device = this_cpu() if found == THIS_CPU else _KNOWN[found]
+        raise RematError(f"No device is called {single!r}: {hint}")
+    device = this_cpu() if offered == THIS_CPU else _KNOWN[offered]
     return _several(device, shape) if shape else device
 
 
@@ -381,12 +382,12 @@ def _several(device: Device, shape: tuple[int, ...]) -> Device:
 
 def meshes(count: int) -> tuple[str, ...]:
     """The names of all that ``get`` knows as so many devices, connected; empty for one."""
-    found = list[str]()
+    mesh_names = list[str]()
     for device in _KNOWN.values():
         shape = device.target.shape_of(count) if device.target and count > 1 else ()
         if device.target and shape:
-            found.append(device.target.several(device.name, shape)[0])
-    return tuple(found)
+            mesh_names.append(device.target.several(device.name, shape)[0])
+    return tuple(mesh_names)
 
 
 def of_kind(kind: str) -> Device | None:

@@ -77,7 +77,7 @@ def checkpoints() -> list[Any]:
         ("haiku", "remat"),
     )
     there = (getattr(sys.modules.get(module), name, None) for module, name in (*own, *others))
-    return [thing for thing in there if thing is not None]
+    return [present for present in there if present is not None]
 
 
 # -------------------------------------------------------------------------------------------------------- gradients
@@ -189,14 +189,14 @@ def is_trial_of_linen(frame: types.FrameType | None) -> bool:
     return False
 
 
-def checkpointed_by_linen(thing: Any) -> type | None:
+def checkpointed_by_linen(cls: Any) -> type | None:
     """The class of which flax's ``nn.remat`` made this very class; None where it made it of none."""
     linen = sys.modules.get("flax.linen")
-    if linen is None or not isinstance(thing, type) or not issubclass(thing, linen.Module):
+    if linen is None or not isinstance(cls, type) or not issubclass(cls, linen.Module):
         return None
-    call, base = vars(thing).get("__call__"), thing.__bases__[0]
-    made = thing.__name__ == class_of_linen(base.__name__)
-    while made and call is not None:
+    call, base = vars(cls).get("__call__"), cls.__bases__[0]
+    is_of_linen = cls.__name__ == class_of_linen(base.__name__)
+    while is_of_linen and call is not None:
         if call.__code__.co_filename == linen.transforms.__file__:
             return base
         call = getattr(call, "__wrapped__", None)
@@ -236,10 +236,10 @@ def lifted(
 
 
 @contextlib.contextmanager
-def modules_as_they_were(things: Iterable[Any]) -> Iterator[None]:
+def modules_as_they_were(values: Iterable[Any]) -> Iterator[None]:
     """Give modules of nnx back what they lose in a trace that fails: its transformations take them apart meanwhile."""
     nnx = _nnx()
-    modules = [] if nnx is None else [thing for thing in things if isinstance(thing, nnx.Module)]
+    modules = [] if nnx is None else [value for value in values if isinstance(value, nnx.Module)]
     before = [(module, dict(vars(module))) for module in modules]
     try:
         yield

@@ -25,10 +25,10 @@ _NAME = re.compile(r"(?P<one>.*\S)\s*(?::\s*(?P<shape>\d+(?:x\d+)+)|\sx(?P<numbe
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
     """The device in the name of several: ``TPU v5e:2x4`` and ``H100 SXM x8``, with (2, 4) and (8,); () for one."""
-    found = _NAME.fullmatch(name.strip())
-    if found is None:
+    match = _NAME.fullmatch(name.strip())
+    if match is None:
         return name, ()
-    return found["one"], tuple(map(int, (found["shape"] or found["number"]).casefold().split("x")))
+    return match["one"], tuple(map(int, (match["shape"] or match["number"]).casefold().split("x")))
 
 
 @dataclass(frozen=True, slots=True)

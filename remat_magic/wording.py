@@ -33,5 +33,5 @@ def text_of(value: object, read: Callable[[object], str] = str) -> str:
         return type(value).__name__
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode()
+def _escaped(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()

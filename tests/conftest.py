@@ -138,13 +138,21 @@ def _each_once(product: list[pytest.Function]) -> set[pytest.Function]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the browser tests on one worker, so that one JupyterLab serves them all, and hand out the others singly.
 
-    ``--dist=loadgroup`` is meant for that, but xdist 3.8 renames tests in a way that pytest 9.2 no longer knows.
+    From both ends: tests of one file, which share what they trace, then mostly run on one worker, and two workers still
+    end together, wherever they meet.
+
+    ``--dist=loadgroup`` is meant for such, but xdist 3.8 renames tests in a way that pytest 9.2 no longer knows.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class BrowserTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return "browser" if nodeid.startswith("tests/browser/") else nodeid
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if self.nodes.index(node) % 2:  # the next is the last then, not the first
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
 
     return BrowserTogether(config, log) if config.getvalue("dist") == "load" else None
 

@@ -1,5 +1,7 @@
 """Comparisons and timelines made by hand: what the pictures and tables are tested on, without the engine."""
 
+from typing import NamedTuple
+
 from remat_magic.records import (
     ComparisonRow,
     Life,
@@ -14,6 +16,13 @@ from remat_magic.records import (
     XlaMemory,
 )
 from tests.views_records import DOT, EVIL, SIN, span
+
+
+class Sheet(NamedTuple):
+    """The device of a comparison."""
+
+    name: str
+    source: str
 
 
 def row(policy, peak, recomputed, *, pareto=False, **changes):

@@ -215,7 +215,7 @@ def test_places_that_are_tried_meanwhile_are_not_shown_after(browser, long, held
 def test_a_choice_of_no_use_does_not_end_the_asking(browser, long, held):  # noqa: F811
     """The worker takes it back in its time."""
     widget = RematWidget(long[0], at="function")
-    widget._selection.wish("no_such_policy", "function", 9, lambda _: None)
+    widget._wishes.wish("no_such_policy", "function", 9, lambda _: None)
     held.set()
     widget._xla_worker.join(60)
     for worker in workers_of(widget):

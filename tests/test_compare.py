@@ -282,7 +282,7 @@ def test_what_the_devices_compiler_says_ranks(blocks):
     (otherwise,) = [note for note in comparison.notes if note.startswith("By the estimated peaks")]
     assert otherwise == f"By the estimated peaks the front would be another: with {', '.join(front[1:])}."
     # Picture, table and sentences are of one thing.
-    shown = html.unescape(compare_view.comparison_html(comparison.rows, notes=comparison.notes, device=DEVICE))
+    shown = html.unescape(compare_view.comparison_html(comparison))
     assert "memory that XLA's compiler needs" in shown
     assert "none: needs 500 B (compiled)" in shown
     assert "estimated peak memory" not in shown

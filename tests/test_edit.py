@@ -1539,6 +1539,14 @@ SOME_STEPS = {
         "body[::2]",
         ["for number, (i, (w)) in enumerate(enumerate(ws)):", "_saveable) if number % 2 == 0 else body)(x, w)"],
     ),
+    # The callback is another object in each trace.
+    "calls with a callback": (
+        "def block(w, x):\n    scale = jax.pure_callback(lambda x: 2 * x, jax.ShapeDtypeStruct((), jnp.int32), 2)\n"
+        "    return jnp.sin(x @ w) * scale\n\n"
+        "def f(ws, x):\n    for w in ws:\n        x = block(w, x)\n    return x.sum()",
+        "block[::2]",
+        ["for number, w in enumerate(ws):"],
+    ),
     "the last calls": (
         f"{LAYER}def f(ws, x):\n    for w in ws:\n        x = body(x, w)[0]\n    return x.sum()",
         "body[-3:]",
@@ -1548,6 +1556,63 @@ SOME_STEPS = {
         f"{LAYER}def f(ws, x):\n    for w in ws:\n        x = body(x, w)[0]\n    return x.sum()",
         "body[2:8:3]",
         ["if number in range(2, 8, 3) else body)(x, w)[0]"],
+    ),
+    "calls of a while loop": (
+        f"{LAYER}def f(ws, x):\n    i = 0\n    while i < len(ws):\n        x = body(x, ws[i])[0]  # a layer\n"
+        "        i += 1\n    return x.sum()",
+        "body[::2]",
+        ["_saveable) if i % 2 == 0 else body)(x, ws[i])[0]  # a layer\n"],
+    ),
+    # The even ones of what the loop counts by are the odd calls, which save as much.
+    "calls of a while loop that counts from one": (
+        f"{LAYER}def f(ws, x):\n    i, ws = 1, list(ws)\n    while i <= 10:\n        x = body(x, ws[i - 1])[0]\n"
+        "        i = i + 1\n    return x.sum()",
+        "body[::2]",
+        ["    numbers = count()\n    while", "_saveable) if next(numbers) % 2 == 0 else body)"],
+    ),
+    "calls of a while loop that takes from a list": (
+        f"{LAYER}def f(ws, x):\n    todo = list(ws)\n    while todo: x = body(x, todo.pop(0))[0]\n    return x.sum()",
+        "body[:3]",
+        ["from itertools import count\n", "    numbers = count()\n    while todo: x = (jax", "next(numbers) < 3 else"],
+    ),
+    "calls that some steps of a loop make": (
+        f"{LAYER}def f(ws, x):\n    for i, w in enumerate(ws):\n        if i == 3:\n            continue\n"
+        "        x = body(x, w)[0]\n    else:\n        x = x + 1\n    return x.sum()",
+        "body[-3:]",
+        ["    numbers = count()\n    for i, w in enumerate(ws):\n", "(numbers) >= 6 else body)(x, w)[0]\n    else"],
+    ),
+    "calls of a comprehension": (
+        f"{LAYER}def f(ws, x):\n    ys = [\n        body(x * i, w)[0]  # one layer\n"
+        "        for i, w in enumerate(ws)\n    ]\n    return sum(y.sum() for y in ys)",
+        "body[:3]",
+        ["if number < 3 else body)(x * i, w)[0]  # one layer\n        for number, (i, w) in enumerate(enum"],
+    ),
+    "calls of a comprehension in another": (
+        f"{LAYER}def f(ws, x):\n    ys = [[body(x * i, w)[0] for w in list(ws)[:3]] for i in range(3)]\n"
+        "    return sum(y.sum() for row in ys for y in row)",
+        "body[::2]",
+        ["    numbers = count()\n    ys = [[(jax", "if next(numbers) % 2 == 0 else body)(x * i, w)[0] for w in list"],
+    ),
+    "calls of a generator with a condition": (
+        f"import itertools\n\n{LAYER}def f(ws, x):\n    'All.'\n"
+        "    return sum(body(x, w)[1] for i, w in enumerate(ws) if i != 2)",
+        "body[::2]",
+        ["    'All.'\n    numbers = itertools.count()\n    return sum((jax", "if next(numbers) % 2 == 0 else body)"],
+    ),
+    "calls of a dictionary's comprehension": (
+        f"{LAYER}def f(ws, x):\n    ys = {{i: body(x, w)[0] for i, w in enumerate(ws)}}\n"
+        "    return sum(ys.values()).sum()",
+        "body[2:8:3]",
+        ["{i: (jax", "if number in range(2, 8, 3) else body)(x, w)[0] for number, (i, w) in enumerate(enumerate(ws))}"],
+    ),
+    "calls of a lambda": (
+        f"import functools\n\n{LAYER}def f(ws, x):\n"
+        "    return functools.reduce(lambda x, w: body(x, w)[0], list(ws), x).sum()",
+        "body[::2]",
+        [
+            "    numbers = count()\n    return functools.reduce(lambda x, w: (jax",
+            "if next(numbers) % 2 == 0 else body)",
+        ],
     ),
     "several calls": (
         f"{LAYER}def f(ws, x):\n    steps, total = 0, 0\n    for w in ws:\n        # one layer\n"
@@ -1590,6 +1655,18 @@ SOME_STEPS = {
         "    for w in ws:\n        x = x + body(x, w)[0]\n    return x.sum()",
         "body/2",
         ["        def group(x):\n", "        def group_(x):\n"],
+    ),
+    "steps of a while loop": (
+        f"{LAYER}def f(ws, x):\n    i, ws = 0, list(ws)\n    while i < len(ws):  # all\n        h = jnp.cos(x)\n\n"
+        "        # a layer\n        x = body(\n            h, ws[i])[0] * i\n        i += 1\n"
+        "    return (x * i).sum() + h.sum()",
+        "body/4",
+        [
+            "    for first in range(i, len(ws), 4):\n",
+            "            i = first\n            while i < min(first + 4, len(ws)):  # all\n                h = jnp",
+            "                    h, ws[i])[0] * i\n                i += 1\n            return h, x\n\n",
+            "        h, x = group(x)\n    i = max(i, len(ws))\n    return (x * i)",
+        ],
     ),
     "steps of a scan": (
         f"{LAYER}def f(ws, x):\n    x, ys = jax.lax.scan(body, x, ws)\n    return x.sum() + (ys ** 2).sum()",
@@ -1908,6 +1985,18 @@ LOOPS_OF_LINEN = {
                 x = block(x)
             return x.sum()
     """,
+    "in a function in the method": """@nn.compact
+        def __call__(self, x):
+            def run(x, scale):
+                def stack(x):
+                    for number in range(5):
+                        x = nn.Dropout(0.5, deterministic=False)(Block()(x, scale))
+                    return x
+
+                return stack(nn.Dense(4)(x))
+
+            return run(x, 2.0).sum()
+    """,
 }
 WITHOUT_SUCH = {
     "flax.nnx": """
@@ -1987,19 +2076,19 @@ def test_a_checkpoint_for_some_layers_is_written(module, name, some):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_steps_of_linen_outside_of_a_method_are_left_to_the_user(module):
+def test_steps_of_linen_where_the_module_has_no_name_are_left_to_the_user(module):
     """A checkpoint of flax's must be given the module, and has it from the method."""
     library("flax.linen")
     made = module(
         LAYERS_OF_LINEN.format(
             """@nn.compact
         def __call__(self, x):
-            def run(x):
+            def run(x, self):
                 for _ in range(4):
                     x = Block()(x)
-                return x
+                return self * x
 
-            return run(x).sum()
+            return run(x, 2.0).sum()
     """
         )
     )
@@ -2025,14 +2114,17 @@ def test_what_a_step_of_a_loop_leaves(tmp_path):
 # What no function can do for the steps of a loop, and the sentence on it.
 LEFT_TO_THE_USER = {
     "for w in ws:\n        if w is None:\n            break\n        x = body(x, w)[0]": "jumps or returns",
+    "for w in ws:\n        x = body(x, w)[0]\n    else:\n        x = x + 1": "has an `else`: write what is in it",
     "d = {}\n    for w in ws:\n        x = d['x'] = body(x, w)[0]": r"assigns `d\['x'\]`",
     "for w in ws:\n        def g(x):\n            return x\n        x = g(body(x, w)[0])": "defines a function",
     "for w in ws:\n        x = body(x, w)[0] + len('''a\n    b''')": "has a string over several lines",
-    "x = sum(body(x, w)[0] for w in ws)": r"there by hand, as in `jax.checkpoint\(group, ",
+    "x = sum(body(x, w)[0] for w in ws)": r"a comprehension, whose steps .* a for loop, or .* `jax.checkpoint\(group, ",
+    "x = jax.tree.map(lambda w: body(x, w)[0], ws)[0]": "by calls of the function that it is in: group those, or write",
     "for w in ws:\n        x = body(body(x, w)[0], w)[0]": "there by hand",
     "g = lambda x, ws: jax.lax.scan(body, x, jnp.stack(ws))[0]\n    x = g(g(x, ws), ws[:7])": "there by hand",
     "x = jax.lax.scan(body, x, jnp.zeros((0, 4, 4)))[0]": "there by hand",
-    "n = 0\n    while n < 10:\n        x, n = body(x, ws[n])[0], n + 1": "write the checkpoint there by hand",
+    "n = 5\n    while n < len(ws):\n        x = body(x, ws[n])[0]\n        n += 1\n        ws = ws[:9]": "not count",
+    "n = 0\n    while n < 10:\n        x, n = body(x, ws[n])[0], n + 1": "a while loop that does not count .*:",
 }
 
 

@@ -477,7 +477,7 @@ def test_which_groups_of_steps_are_offered(remat2):
     assert rm.trace(unrolled()(0), {"w": f32(3, 8, 8)}, f32(8, 8)).groups == ()
     found = trace.places(device="A100 80GB SXM", seconds=600)
     assert {"body/3", "body=nothing_saveable, body/3=nothing_saveable"} <= {row.at for row in found}
-    report = trace.report("nothing_saveable", at="body/3")
+    report = trace.report("nothing_saveable", at="body/3", device="A100 80GB SXM")
     row = found.row("nothing_saveable", "body/3")
     assert (row.saved_bytes, row.peak_bytes, row.recomputed_flops, row.code) == (
         report.saved_bytes, report.peak_bytes, report.recomputed_flops, report.code)  # fmt: skip

@@ -11,6 +11,7 @@ from remat_magic import devices, units
 from remat_magic.devices import Device, Target
 from remat_magic.planning.placed_plans import _Compiled, plan_that_fits
 from remat_magic.records import Measurement, RematError
+from tests.benchmarks import fits
 from tests.programs import f32
 from tests.test_elsewhere import compiler
 
@@ -78,6 +79,29 @@ def test_what_fits_without_a_checkpoint_needs_none(trace):
     there = Compiler(trace, 10**9)
     plan = there.plan()
     assert (plan.policy, plan.recomputed_flops, len(there.asked)) == ("none", 0, 1)
+
+
+class Barriers(Compiler):
+    """Needs much less where a checkpoint saves everything than where there is none, as XLA may."""
+
+    def needs(self, report):
+        return super().needs(report) // (4 if report.policy == "everything_saveable" else 1)
+
+
+def test_a_checkpoint_that_saves_everything_is_tried():
+    def products(ws, x):
+        for w in ws:
+            x = block(x, w)
+        return x.sum()
+
+    def block(x, w):
+        return x @ w["up"] @ w["down"]
+
+    trace = rm.trace(products, *ARGS)
+    bare, everything = (trace.report(*choice, device=ON) for choice in (("none",), ("everything_saveable", "block")))
+    assert bare.peak_bytes == everything.peak_bytes  # by estimate it is of no use
+    there = Barriers(trace, bare.peak_bytes)
+    assert there.plan().recomputed_flops == 0
 
 
 def test_where_nothing_fits_the_nearest_is_said(trace):
@@ -153,3 +177,19 @@ def test_the_plan_has_the_peak_of_its_device(trace):
     assert plan.peak_device == "TPU v5e"
     assert plan.peak_bytes == trace.report(plan, device="TPU v5e").peak_bytes != trace.report(plan).peak_bytes
     assert trace.plan(peak="90%").peak_device == ""
+
+
+def test_what_fits_against_the_estimate_is_compiled_too(cache):
+    """Of long elementwise chains XLA keeps nothing, and their estimates are many times what it needs.
+
+    At just the bytes of JAX's own policy at the place that the search over places leaves out.
+    """
+    compiler("H100 SXM")
+    fun, args = fits.chains(4, 128, 1024)
+    trace = rm.trace(fun, *args)
+    judge = fits.Judge(trace, "H100 SXM")
+    needed = judge("dots_saveable", "function").needed_bytes
+    plan, needed_by_plan, compilations = judge.plan(needed)
+    assert needed_by_plan <= needed
+    assert plan.recomputed_flops <= trace.report("dots_saveable", "function").recomputed_flops
+    assert compilations <= 12

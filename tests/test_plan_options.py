@@ -126,7 +126,7 @@ def test_on_a_device_nothing_is_proven_of_a_plan_for_a_peak():
     fun, args = models.transformer(2)
     trace = rm.trace(fun, *args)
     for device in (None, "TPU v5e"):
-        plan = trace.plan(peak="75%", at=trace.default_at, device=device, cost="flops")
+        plan = trace.plan(peak="90%", at=trace.default_at, device=device, cost="flops")  # of a TPU 87% is the least
         assert plan.recomputed_flops > 0
         assert (plan.bound > 0) == (device is None)
 

@@ -211,3 +211,15 @@ def test_the_derivative_of_an_operation_is_no_repetition_of_it(fun, remat2):
     repeated = Counter(equation.primitive for equation in report.recomputed if equation.repeated)
     assert repeated
     assert repeated <= Counter(eqn.primitive.name for _, eqn in walk(jax.make_jaxpr(fun)(f32(4))))
+
+
+def test_what_a_scatter_makes_is_called_so():
+    """Its jaxpr says how two elements become one, and makes no array."""
+
+    def fun(x, at, w):
+        return jnp.sin(jnp.zeros((8, 4)).at[at].add(x) * w).sum()
+
+    trace = rm.trace(fun, f32(3, 4), jax.ShapeDtypeStruct((3,), "int32"), f32(8, 4))
+    primitives = {row.primitive for row in trace.report("none").residuals}
+    assert "scatter-add" in primitives
+    assert "add" not in primitives

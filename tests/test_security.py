@@ -32,6 +32,7 @@ from remat_magic.records import (
     GradientCall,
     GradientDifference,
     Measurement,
+    Places,
     Plan,
     PlannedValue,
     RematError,
@@ -45,7 +46,7 @@ from remat_magic.widget import RematWidget
 from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.panels import PANELS
 from remat_magic.wording import one_line, printable
-from tests.plot_records import rows, timeline
+from tests.plot_records import Sheet, rows, timeline
 from tests.test_architecture import PACKAGE, modules
 from tests.test_widget import browser, workers_of  # noqa: F401 - a fixture
 from tests.views_records import fragments, small
@@ -203,8 +204,9 @@ def pages(attack: str):
     yield "jaxprs", html_views.jaxprs(report)
     for name, chunks in html_views.lazy_chunks(report).items():
         yield from ((f"chunk of {name}", chunk) for chunk in chunks)
-    yield "comparison", compare.comparison_html(some, function=attack, device=attack, source=attack, notes=(attack,))
-    yield "panel", compare.comparison_panel(measured, attack, attack, attack, attack, (attack,), live=True)
+    yield "comparison", compare.comparison_html(Places(attack, some, Sheet(attack, attack), not_tried=(attack,)))
+    told = Places(attack, measured, Sheet(attack, attack), not_tried=(attack,))
+    yield "panel", compare.comparison_panel(told, attack, live=True)
     yield "front", pareto.pareto_svg(some, attack)
     over_time = infected(timeline(), attack)
     yield "timeline", timeline_views.timeline_html(over_time)
@@ -266,7 +268,7 @@ def test_terminals_get_no_escapes(name):
     console = Console(file=file, force_jupyter=False, force_terminal=True, color_system=None, width=200)
     console.print(text_views.render(report, title=attack))
     some = tuple(infected(row, attack) for row in rows())
-    console.print(compare.render(some, function=attack, device=attack, source=attack, notes=(attack,)))
+    console.print(compare.render(Places(attack, some, Sheet(attack, attack), not_tried=(attack,))))
     for shown in (file.getvalue(), text_views.plain(report, title=attack)):
         assert printable(shown) == shown
         assert "evil.example" not in shown or attack.count("evil.example")
@@ -420,8 +422,8 @@ ALLOWED = {
         "eval",
     ): "the call that the user wrote after %remat, and the statements of the user's own cell",
     ("notebook/magic.py", "compile"): "likewise",
-    ("notebook/callee.py", "eval"): "the arguments that the user wrote in --args",
-    ("notebook/callee.py", "compile"): "likewise",
+    ("notebook/defined.py", "eval"): "the arguments that the user wrote in --args",
+    ("notebook/defined.py", "compile"): "likewise",
     ("records/base.py", "open"): "the file that the user asks for: a plan, a page",
     ("records/base.py", "unlink"): "what was written of it before the disk was full",
     ("records/plan_file.py", "open"): "the plan file that the user names, read as data",

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from remat_magic.records import ComparisonRow, Times
-from remat_magic.views.compare import comparison_html, comparison_table, render
+from remat_magic.records import Comparison, ComparisonRow, Times
+from remat_magic.views.compare import comparison_html, comparison_panel, comparison_table, render
 from remat_magic.views.format import seconds
-from tests.plot_records import evil_rows, row, rows
+from tests.plot_records import Sheet, evil_rows, row, rows
 
 
 class Cells(HTMLParser):
@@ -45,7 +45,7 @@ def texts(cells):
 def shown(found, width=220):
     console = Console(width=width, force_jupyter=False)
     with console.capture() as captured:
-        console.print(render(found, "loss", "A100", "its data sheet"))
+        console.print(render(Comparison("loss", tuple(found), Sheet("A100", "its data sheet"))))
     return captured.get()
 
 
@@ -129,7 +129,8 @@ def test_the_chosen_one_is_marked():
 
 
 def test_everything_is_escaped():
-    page = comparison_html(evil_rows(), **dict.fromkeys(("function", "device", "source", "chosen"), "<img src=x>"))
+    evil = "<img src=x>"
+    page = comparison_panel(Comparison(evil, evil_rows(), Sheet(evil, evil)), evil)
     assert "<img" not in page
     assert "&lt;img" in page
     assert "<img" in shown(evil_rows(), 400)  # a terminal shows text as it is
@@ -140,12 +141,12 @@ def test_markup_in_policies_is_no_markup_in_a_terminal():
 
 
 def test_the_fragment_has_one_table_one_picture_and_no_script():
-    page = comparison_html(rows(), function="loss", device="A100", source="NVIDIA A100 Datasheet")
+    page = comparison_html(Comparison("loss", rows(), Sheet("A100", "NVIDIA A100 Datasheet")))
     assert page.startswith('<div class="remat"><style>')  # no twin of a widget
     assert page.count("<svg") == page.count("</svg>") == 1
     assert "Estimated times: A100; NVIDIA A100 Datasheet." in page
     assert "<script" not in page
-    assert comparison_html(()).count("<table") == 1
+    assert comparison_html(Comparison("loss", ())).count("<table") == 1
 
 
 @pytest.mark.parametrize("width", [60, 100, 220])

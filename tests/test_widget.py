@@ -350,7 +350,7 @@ def test_the_newest_of_two_wishes_is_shown_though_the_older_is_slow_to_arrive(br
     monkeypatch.setattr(widget._worker, "post", slow)
     older = threading.Thread(target=widget._choose, args=("none", "function"))
     older.start()
-    while widget._selection.wished.policy != "none":
+    while widget._wishes.wished.policy != "none":
         time.sleep(0.001)
     widget._choose("dots_saveable", "function")
     older.join()

@@ -119,12 +119,16 @@ class Toy(Panel):
         return {"html": f"<b>{report.policy}</b>"}
 
 
-def test_a_tab_is_registered_once(browser, tmp_path, monkeypatch):  # noqa: F811
+def toy(path):
+    """Such a tab with a script: a class of its own, since scripts are kept by class."""
+    return type("Toy", (Toy,), {"path": path})
+
+
+def test_a_tab_is_registered_once(browser, tmp_path):  # noqa: F811
     """In ``PANELS``: all that the frame, the script and the messages know of it follows."""
     path = tmp_path / "toy.js"
     path.write_text("export function panel(widget, key) {\n  return { actions: { toy: () => widget.send({}) } };\n}\n")
-    monkeypatch.setattr(Toy, "path", path, raising=False)
-    widget = RematWidget(FakeTrace(), "none", panels=(*PANELS, Toy))
+    widget = RematWidget(FakeTrace(), "none", panels=(*PANELS, toy(path)))
     for markup in ('role="tab" id="__remat__tab-toy"', 'data-panel="toy"', 'data-part="toy-answer"', ">Play</button>"):
         assert markup in widget._frame
     assert "toy: () => widget.send({})" in widget._esm
@@ -136,9 +140,8 @@ def test_a_tab_is_registered_once(browser, tmp_path, monkeypatch):  # noqa: F811
     widget.close()
 
 
-def test_a_panel_that_fails_says_so(browser, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(Toy, "path", SCRIPTS / "on_demand.js", raising=False)
-    widget = RematWidget(FakeTrace(), "none", panels=(*PANELS, Toy))
+def test_a_panel_that_fails_says_so(browser):  # noqa: F811
+    widget = RematWidget(FakeTrace(), "none", panels=(*PANELS, toy(SCRIPTS / "on_demand.js")))
     tell(widget, type="toy", policy="nonsense", at="function")
     assert messages(widget, "toy")[0]["error"] == "'nonsense' is not a policy: did you mean 'dots_saveable'?"
     widget.close()

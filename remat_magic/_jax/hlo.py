@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from remat_magic._jax.collectives import sent_bytes
 from remat_magic._jax.protobuf import fields, numbers
 
-__all__ = ["Computation", "Instruction", "Module", "Told", "collectives", "read_module", "told"]
+__all__ = ["Computation", "Instruction", "Module", "Told", "collectives", "estimated_cycles", "read_module", "told"]
 
+_CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 # Fields of HloModuleProto, HloComputationProto, HloInstructionProto and LiteralProto.
@@ -245,6 +246,34 @@ def told(module: Module) -> Counter[Told] | None:
     return of(module.entry)
 
 
+def estimated_cycles(module: Module) -> int | None:
+    """What the kernels of one run take, in cycles, as XLA for a TPU notes its own estimate at each of them.
+
+    What is copied meanwhile between the memories of a TPU is in none. None where nothing is noted (a kernel's note is
+    never zero), where nothing tells how often a loop runs that has kernels, or which branch of a conditional.
+    """
+
+    @functools.cache
+    def of(number: int) -> int | None:
+        """Of one run of a computation."""
+        total = 0
+        for instruction in module.computations[number].instructions.values():
+            if noted := _CYCLES.search(instruction.config):
+                total += int(noted[1])  # of a fusion; what it calls runs in it
+                continue
+            if instruction.opcode not in (b"while", b"call", b"conditional"):
+                continue
+            times = module.trips(instruction, number) if instruction.opcode == b"while" else 1
+            for called in instruction.called:
+                inside = of(called)
+                if inside is None or (inside and (times is None or instruction.opcode == b"conditional")):
+                    return None
+                total += (times or 0) * inside
+        return total
+
+    return of(module.entry) or None
+
+
 def collectives(module: Module) -> dict[str, tuple[int, int]] | None:
     """What devices tell each other in one run of a module.
 
@@ -344,8 +373,8 @@ def read_module(proto: bytes) -> Module:
 def _computation(proto: bytes) -> tuple[int, Computation]:
     parts = {name: value for name, value, _ in fields(proto)}
     instructions = dict(_instruction(value) for name, value, _ in fields(proto) if name == _INSTRUCTIONS)
-    computation = Computation(parts[_NAME], parts[_SHAPE], parts[_ROOT], instructions)
-    return parts[_ID], computation
+    computation = Computation(parts[_NAME], parts[_SHAPE], parts.get(_ROOT, 0), instructions)
+    return parts.get(_ID, 0), computation
 
 
 def _instruction(proto: bytes) -> tuple[int, Instruction]:
@@ -358,14 +387,14 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
             parts[name] = value
     opcode = parts[_OPCODE]
     collective = opcode.removesuffix(_START) in _COLLECTIVES
-    return parts[_INSTRUCTION_ID], Instruction(
+    return parts.get(_INSTRUCTION_ID, 0), Instruction(
         opcode,
         tuple(operands),
         tuple(called),
         parts.get(_PARAMETER if opcode == b"parameter" else _INDEX, 0),
         _integer(parts.get(_LITERAL, b"")) if opcode == b"constant" else None,
         parts.get(_DIRECTION, b""),
-        parts.get(_CONFIG, b"") if opcode == b"while" else b"",
+        parts.get(_CONFIG, b""),
         parts.get(_RESULT, b"") if collective else b"",
         _devices(parts) if collective else None,
     )

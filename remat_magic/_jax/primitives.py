@@ -6,6 +6,7 @@ parameter. Sets of names are for what is looked up by name; what is asked of one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -89,13 +90,10 @@ TRANSPOSE = "transpose"
 BARRIER = "optimization_barrier"
 """XLA moves nothing across it, and fuses nothing."""
 
-FUSIBLE = (
-    ELEMENTWISE
-    | FEW_TERMS
-    | BROADCASTS
-    | SLICES
-    | names("copy real imag complex iota transpose rev split concatenate pad")
-)
+_REARRANGES = SLICES | names("copy transpose rev split concatenate pad")
+"""Their results are made of elements of their operands, none of which is changed."""
+
+FUSIBLE = ELEMENTWISE | FEW_TERMS | BROADCASTS | _REARRANGES | names("real imag complex iota")
 """What XLA makes one kernel of with what it reads."""
 
 SCATTERS = names("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max")
@@ -227,7 +225,12 @@ def is_transparent(eqn: Any) -> bool:
 
 def is_operand_again(eqn: Any) -> bool:
     """Whether what comes out of an equation is its first operand, converted or seen otherwise."""
-    return primitive_name(eqn) in VIEWS or eqn.primitive.name == "convert_element_type"
+    return primitive_name(eqn) in VIEWS or is_conversion(eqn)
+
+
+def is_conversion(eqn: Any) -> bool:
+    """Whether an equation makes the same numbers of another type."""
+    return eqn.primitive.name == "convert_element_type"
 
 
 def is_barrier(eqn: Any) -> bool:
@@ -238,6 +241,18 @@ def is_barrier(eqn: Any) -> bool:
 def is_rounding(eqn: Any) -> bool:
     """Whether an equation is a ``reduce_precision``, which JAX puts on every residual."""
     return eqn.primitive.name == "reduce_precision"
+
+
+def rearranges(eqn: Any) -> bool:
+    """Whether an equation's results are made of elements of its operands, none of which is changed."""
+    return eqn.primitive.name in _REARRANGES
+
+
+def is_strided(eqn: Any) -> bool:
+    """Whether an equation takes every so many elements of its operand, or puts its operand's elements so far apart."""
+    if eqn.primitive.name == "slice":
+        return any(stride > 1 for stride in eqn.params["strides"] or ())
+    return eqn.primitive.name == "pad" and any(between for _, _, between in eqn.params["padding_config"])
 
 
 def is_broadcast(eqn: Any) -> bool:
@@ -269,6 +284,11 @@ def params_key(eqn: Any) -> Hashable:
     except TypeError:
         return str(eqn.params)
     return key
+
+
+def params_text(eqn: Any) -> str:
+    """The parameters of an equation as text that is the same in each trace, whatever functions are among them."""
+    return re.sub("0x[0-9a-f]+", "", str(eqn.params))
 
 
 def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:

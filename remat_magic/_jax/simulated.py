@@ -54,7 +54,7 @@ def _simulated(mesh: Any) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def with_devices(sharding: Any, meshes: Iterable[Any] = ()) -> Any:
+def with_devices(sharding: Any, meshes: Iterable[Any]) -> Any:
     """A sharding over devices, where its mesh has none; any other as it is.
 
     Args:

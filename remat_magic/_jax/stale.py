@@ -14,7 +14,7 @@ _EFFECT = "no note tells of functions that JAX still holds an older trace of"
 
 
 def stale_traces(
-    generation: Generation, top: Callable[..., Any], closed: Any, comparable: Callable[[Any], bool] = lambda _: True
+    generation: Generation, top: Callable[..., Any], closed: Any, comparable: Callable[[Any], bool]
 ) -> list[tuple[Callable[..., Any], str]]:
     """The user's functions of which JAX still holds an older trace than the one made under ``generation``.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 __all__ = [
-    "Gradient",
+    "GradWrapper",
     "asks_shardings",
     "gradient_in",
     "is_backward_pass",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class Gradient(NamedTuple):
+class GradWrapper(NamedTuple):
     """What ``jax.grad`` or its like was given."""
 
     fun: Callable[..., Any]
@@ -33,7 +33,7 @@ class Gradient(NamedTuple):
     has_aux: bool
 
 
-def gradient_in(fun: Any) -> Gradient | None:
+def gradient_in(fun: Any) -> GradWrapper | None:
     """What this very object differentiates, if ``jax.grad``, ``jax.value_and_grad`` or ``jax.jacrev`` made it."""
     inner = _inside(fun)
     code = _code(inner)
@@ -44,7 +44,7 @@ def gradient_in(fun: Any) -> Gradient | None:
     if code in _codes().value_and_grad:
         closure = _closure(inner)
         if {"fun", "argnums", "has_aux"} <= closure.keys():
-            return Gradient(closure["fun"], closure["argnums"], closure["has_aux"])
+            return GradWrapper(closure["fun"], closure["argnums"], closure["has_aux"])
     return None
 
 

@@ -1,7 +1,8 @@
 """What XLA counts of a compiled program, with the bodies of loops as often as they run.
 
 XLA's ``HloCostAnalysis`` counts the body of a loop once. So it is asked of each body alone, too: as the entry of a
-module that is otherwise the same.
+module that is otherwise the same. Of a slice that is copied while others run it counts all that the slice is taken
+from, which in a loop over a stack is many times what is read. So it is asked of a module that waits for such copies.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.hlo import Module, Told, add, collectives, read_module, told
+from remat_magic._jax.hlo import Module, Told, add, collectives, estimated_cycles, read_module, told
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.protobuf import fields, number, text
 
@@ -24,19 +25,22 @@ _cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", "what XLA coun
 
 # Fields of HloModuleProto.
 _MODULE_COMPUTATIONS, _MODULE_ENTRY_NAME, _MODULE_SHAPE, _MODULE_ENTRY = 3, 2, 4, 6
+_INSTRUCTIONS, _OPCODE, _SHAPE, _CALLED, _PARTS = 2, 2, 3, 38, 4  # of computations, instructions, and a tuple's shape
+_UNCOUNTED = (b"__cudnn$", b"__cublas$")  # how calls of NVIDIA's libraries begin, of which XLA counts nothing
 _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames; the rest speaks of the entry
 
 
 class XlaCounts(NamedTuple):
     """Of one run, each None where it is not known.
 
-    Floating point operations, the bytes that its instructions read and write, and what devices tell each other, as
-    ``hlo.collectives`` has it.
+    Floating point operations, the bytes that its instructions read and write, what devices tell each other, as
+    ``hlo.collectives`` has it, and the cycles that a TPU takes, as ``hlo.estimated_cycles`` has them.
     """
 
     flops: int | None
     bytes_accessed: int | None
     collectives: Mapping[str, tuple[int, int]] | None
+    cycles: int | None = None
 
 
 def xla_counts(modules: Iterable[Any]) -> XlaCounts:
@@ -58,6 +62,7 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
         _sum(of_module.flops for of_module in counts),
         _sum(of_module.bytes_accessed for of_module in counts),
         None if any(of_module.collectives is None for of_module in counts) else talked,
+        _sum(of_module.cycles for of_module in counts),
     )
 
 
@@ -88,15 +93,45 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _of_module(module: Any) -> XlaCounts:
-    talked, counted = None, None
+    talked, counted, cycles = None, None, None
     # Another XLA writes its modules otherwise, or raises what it likes: unknown.
     with contextlib.suppress(Exception):
         proto = module.as_serialized_hlo_module_proto()
         read = read_module(proto)
+        if b"async-start" in proto and b"async-update" not in proto:
+            proto = _waiting(proto)
+            module = type(module).from_serialized_hlo_module_proto(proto)
         talked = collectives(read)
-        counted = _counts(module, proto, read)
+        cycles = estimated_cycles(read)
+        counted = None if any(library in proto for library in _UNCOUNTED) else _counts(module, proto, read)
     flops, bytes_accessed = counted or (None, None)
-    return XlaCounts(flops, bytes_accessed, talked)
+    return XlaCounts(flops, bytes_accessed, talked, cycles)
+
+
+def _waiting(proto: bytes) -> bytes:
+    """A module in which what is begun beside other instructions is a call, and done at once."""
+
+    def instruction(of: bytes) -> bytes:
+        opcode = next(value for name, value, _ in fields(of) if name == _OPCODE)
+        if opcode not in (b"async-start", b"async-done"):
+            return of
+        kept = b""
+        for name, value, raw in fields(of):
+            if name == _OPCODE:
+                raw = text(name, b"call" if opcode == b"async-start" else b"bitcast")
+            elif name == _SHAPE and opcode == b"async-start":  # of what it reads, what it makes, and more
+                raw = text(name, [part for inner, part, _ in fields(value) if inner == _PARTS][1])
+            kept += b"" if name == _CALLED and opcode == b"async-done" else raw
+        return kept
+
+    def computation(of: bytes) -> bytes:
+        return b"".join(
+            text(name, instruction(value)) if name == _INSTRUCTIONS else raw for name, value, raw in fields(of)
+        )
+
+    return b"".join(
+        text(name, computation(value)) if name == _MODULE_COMPUTATIONS else raw for name, value, raw in fields(proto)
+    )
 
 
 def _counts(module: Any, proto: bytes, read: Module) -> tuple[int, int] | None:

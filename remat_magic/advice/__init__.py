@@ -21,11 +21,11 @@ __all__ = ["advise"]
 
 def advise(
     facts: Facts,
-    policy: Any = "as_written",
-    at: Any = None,
-    namespace: Mapping[str, Any] | None = None,
+    policy: Any,
+    at: Any,
+    namespace: Mapping[str, Any] | None,
     *,
-    device: str | devices.Device | None = None,
+    device: str | devices.Device | None,
 ) -> Listed[Advice]:
     """Advice on one policy at one place, what has most at stake first.
 
@@ -34,7 +34,7 @@ def advise(
         policy: as for ``trace.report``, and so are ``at`` and ``namespace``.
         at: where.
         namespace: of the policy's identifiers.
-        device: whose times are estimated, and as on which peaks are; by default the one that JAX runs on, if it is
+        device: whose times are estimated, and as on which peaks are; None is the one that JAX runs on, if it is
             known, and peaks as on its CPU.
 
     Raises:

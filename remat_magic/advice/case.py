@@ -125,14 +125,14 @@ def without_names(policy: Key | None, names: Iterable[str]) -> str:
     """The code of a policy that saves by name, without some names; empty for another policy."""
     if policy is None or len(policy.alternatives) > 1:  # another alternative may save them by what is computed
         return ""
-    left = policy.without(*names)
-    return "" if left == policy else f"policy={left.code}"
+    remaining = policy.without(*names)
+    return "" if remaining == policy else f"policy={remaining.code}"
 
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=(?!=)\s*(.*?)\s*(?:#.*)?")
 
 
-def name_for(value: PlannedValue | Equation, taken: Iterable[str]) -> str:
+def name_for(value: PlannedValue | Equation, used_names: Iterable[str]) -> str:
     """A checkpoint name for a value, none of those taken: of the variable that it is assigned to, or is a part of."""
     source, operation = value.source, value.primitive.removesuffix("_general") or "value"
     assigned = _ASSIGNED.fullmatch(source.text) if source else None
@@ -141,8 +141,8 @@ def name_for(value: PlannedValue | Equation, taken: Iterable[str]) -> str:
     else:
         around = assigned[1] if assigned else source.function.rpartition(".")[2] if source else ""
         base = "_".join(filter(None, [around if around.isidentifier() else "", operation]))
-    taken, name, number = frozenset(taken), base, 1
-    while name in taken:
+    used_names, name, number = frozenset(used_names), base, 1
+    while name in used_names:
         number += 1
         name = f"{base}_{number}"
     return name

@@ -126,14 +126,14 @@ def _classes(scope: Scope, exponential: Any, elements: int) -> int:
 
 def _onward(scope: Scope, eqn: Any, through: Any) -> Iterator[_Operation]:
     """What reads the results of an operation, and those of its readers, but of products, logarithms and other ends."""
-    todo, seen = [(scope, eqn)], {(id(scope), id(eqn))}
+    todo, visited = [(scope, eqn)], {(id(scope), id(eqn))}
     while todo:
         here, operation = todo.pop()
         for var in operation.outvars:
             for inner, reader in readers(here, var):
-                if (id(inner), id(reader)) in seen:
+                if (id(inner), id(reader)) in visited:
                     continue
-                seen.add((id(inner), id(reader)))
+                visited.add((id(inner), id(reader)))
                 yield inner, reader
                 if through(reader) and not _jax.is_matmul(reader) and not _jax.is_logarithm(reader):
                     todo.append((inner, reader))
@@ -164,9 +164,9 @@ def _of_that_size(scope: Scope, eqn: Any, elements: int, classes: int) -> list[_
             connected += [(maker.scope, maker.eqn) for maker in before if maker.eqn is not None]
         if _near(size, elements):
             connected += [operation for var in operation.outvars for operation in readers(here, var)]
-        for one in connected:
-            key = id(one[0]), id(one[1])
+        for inner, neighbour in connected:
+            key = id(inner), id(neighbour)
             if key not in operations:
-                operations[key] = one
-                todo.append(one)
+                operations[key] = (inner, neighbour)
+                todo.append((inner, neighbour))
     return list(operations.values())

@@ -68,20 +68,20 @@ def _bytes(maker: Maker) -> int:
 
 def named_twice(case: Case) -> Iterator[Advice]:
     """One name for values made on different lines."""
-    asked = {name for policy in case.asked.values() for name in policy.names}
+    names_in_policies = {name for policy in case.asked.values() for name in policy.names}
     for name in case.facts.engine.names:
         lines = {(g.source.file, g.source.line): g.source for g in case.names if g.name == name and g.source}
-        if name not in asked or len(lines) < 2:
+        if name not in names_in_policies or len(lines) < 2:
             continue
         places = [*lines.values()]
         lines_of = " and ".join(span.place for span in places)
-        held = [row for row in case.report.residuals if row.name == name and row.kind in ("intermediate", "offloaded")]
+        saved = [row for row in case.report.residuals if row.name == name and row.kind in ("intermediate", "offloaded")]
         yield Advice(
             "named-twice",
             f"{name!r} names different values, at {lines_of}: a policy takes all or none.",
             "Give each a name of its own.",
-            sum(row.nbytes for row in held) or None,
-            "bytes" if held else "",
+            sum(row.nbytes for row in saved) or None,
+            "bytes" if saved else "",
             places[1],
         )
 
@@ -89,11 +89,11 @@ def named_twice(case: Case) -> Iterator[Advice]:
 def saved_in_vain(case: Case) -> Iterator[Advice]:
     """A value saved by name whose operation runs again all the same."""
     in_vain = {note.about for note in case.report.notes if note.kind == "saved-in-vain"}
-    seen: set[tuple[str, str]] = set()
+    told: set[tuple[str, str]] = set()
     for row in case.report.residuals:
-        if not row.name or (row.name, row.primitive) in seen or (row.name, row.primitive) not in in_vain:
+        if not row.name or (row.name, row.primitive) in told or (row.name, row.primitive) not in in_vain:
             continue
-        seen.add((row.name, row.primitive))
+        told.add((row.name, row.primitive))
         given = next((place for place in case.names if place.name == row.name), None)
         makers = [before for maker in given.makers for before in makers_of_operands(maker)] if given else []
         inputs = []

@@ -48,8 +48,8 @@ def _no_checkpoint_there(case: Case, site: Site, best: Report) -> Advice:
     peak, lower = report.peak_bytes or 0, best.peak_bytes or 0
     repeats = ""
     if report.forward_flops:
-        now, then = ((one.repeated_flops or 0) / report.forward_flops for one in (report, best))
-        repeats = f", and {then:.0%} of the forward pass is repeated (now {now:.0%})"
+        now, with_best = ((choice.repeated_flops or 0) / report.forward_flops for choice in (report, best))
+        repeats = f", and {with_best:.0%} of the forward pass is repeated (now {now:.0%})"
     code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
     return Advice(
         "no-checkpoint-there",
@@ -76,22 +76,22 @@ def _report(case: Case, policy: str, at: str) -> Report | None:
 def _bare_scans(case: Case, mended: Report | None) -> Iterator[Advice]:
     """Scans that save several values of every iteration, without a checkpoint, and do so when ``mended`` too."""
     loops = _in_scans(case.report)
-    left = {} if mended is None else _in_scans(mended)
+    mended_loops = {} if mended is None else _in_scans(mended)
     checkpointed = bool(case.facts.engine.sites) or case.built
     total = case.report.saved_bytes
     for label, rows in loops.items():
-        held = sum(row.nbytes for row in rows)
-        if checkpointed or 2 * held < total or len(rows) < 2:
+        saved_bytes = sum(row.nbytes for row in rows)
+        if checkpointed or 2 * saved_bytes < total or len(rows) < 2:
             continue
-        if mended is not None and 2 * sum(row.nbytes for row in left.get(label, ())) < held:
+        if mended is not None and 2 * sum(row.nbytes for row in mended_loops.get(label, ())) < saved_bytes:
             continue
         largest = max(rows, key=lambda row: row.nbytes)
         yield Advice(
             "bare-scan",
-            f"{units.nbytes(held)} of the {units.nbytes(total)} saved are {len(rows)} values of every iteration of "
-            f"{label}, the largest{at_line(largest.source)}.",
+            f"{units.nbytes(saved_bytes)} of the {units.nbytes(total)} saved are {len(rows)} values of every "
+            f"iteration of {label}, the largest{at_line(largest.source)}.",
             "Put jax.checkpoint(..., prevent_cse=False) around the scan's body: it then saves its carry alone.",
-            held,
+            saved_bytes,
             "bytes",
             largest.source,
         )

@@ -170,21 +170,21 @@ def _resolves(policy: Key, names: Sequence[str]) -> bool:
 
 def _by_name(case: Case, groups: list[Group]) -> str:
     """The equivalent by names of a policy that saves some values."""
-    taken, calls = list(case.facts.engine.names), list[str]()
+    used_names, calls = list(case.facts.engine.names), list[str]()
     names = [group.name for group in groups if group.name]
     for group in groups:
         source = group.first.source
         if group.name or source is None:
             continue
-        taken.append(name_for(group.first, taken))
-        names.append(taken[-1])
+        used_names.append(name_for(group.first, used_names))
+        names.append(used_names[-1])
         where = source.expression if source.end_line == source.line else f"... # {source.place}"
-        calls.append(f"`checkpoint_name({where}, {taken[-1]!r})`")
+        calls.append(f"`checkpoint_name({where}, {used_names[-1]!r})`")
     if not calls:
         return "Name the values that it should save, and use save_only_these_names."
-    more = f" (and {len(calls) - _LISTED} more)" if len(calls) > _LISTED else ""
+    not_listed = f" (and {len(calls) - _LISTED} more)" if len(calls) > _LISTED else ""
     policy = f"policy=jax.checkpoint_policies.save_only_these_names({', '.join(map(repr, names))})"
-    return f"By name it works with both: {', '.join(calls[:_LISTED])}{more}, and {policy}."
+    return f"By name it works with both: {', '.join(calls[:_LISTED])}{not_listed}, and {policy}."
 
 
 def keeps_inner_checkpoints(case: Case) -> Iterator[Advice]:

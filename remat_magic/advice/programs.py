@@ -106,7 +106,7 @@ def too_wide(case: Case) -> Iterator[Advice]:
 
 def prevent_cse(case: Case) -> Iterator[Advice]:
     """Barriers inside a scan."""
-    seen: set[str] = set()
+    keys: set[str] = set()
 
     for scope, eqn in walk(case.facts.engine.provenances.closed):
         around = next((outer for outer in scope.around() if _jax.is_scan(outer) or _jax.is_checkpoint(outer)), None)
@@ -114,9 +114,9 @@ def prevent_cse(case: Case) -> Iterator[Advice]:
         if not (in_scan and _jax.is_checkpoint(eqn) and _jax.prevents_cse(eqn)):
             continue
         key = case.facts.engine.site_of(eqn)
-        if key in seen:
+        if key in keys:
             continue
-        seen.add(key)
+        keys.add(key)
         source = next((site.source for site in case.facts.engine.sites if site.key == key), None)
         yield Advice(
             "prevent-cse",

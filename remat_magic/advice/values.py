@@ -39,19 +39,19 @@ def cheap_to_keep(case: Case) -> Iterator[Advice]:
 
     def worth(before: Outcome, after: Outcome) -> float:
         """FLOPs spared for each byte, 0 where that is not clear."""
-        spared, taken = before.recomputed_flops - after.recomputed_flops, after.saved_bytes - before.saved_bytes
-        price = spared / max(taken, 1)
+        spared, added_bytes = before.recomputed_flops - after.recomputed_flops, after.saved_bytes - before.saved_bytes
+        price = spared / max(added_bytes, 1)
         return price if spared >= _PART * work and price >= max(_DEAR, _BETTER * usual) else 0.0
 
     groups = ground.nameable(ground.outcomes.recomputed)
     tried = sorted(groups, key=lambda group: (group.first.primitive not in _jax.MATMULS, -group.nbytes))[:_TRIED]
     sampled = f" (of {len(groups)} expressions {len(tried)} were tried)" if len(tried) < len(groups) else ""
-    taken = list(case.facts.engine.names)
+    used_names = list(case.facts.engine.names)
     for chosen, after in _best(ground, tried, worth):
         spared, takes = base.recomputed_flops - after.recomputed_flops, after.saved_bytes - base.saved_bytes
         value = chosen.first
-        name = chosen.name or name_for(value, taken)
-        taken.append(name)
+        name = chosen.name or name_for(value, used_names)
+        used_names.append(name)
         size = f"{units.nbytes(takes)} more" if takes > 0 else "no more bytes"
         code = with_name(case.policy_in_force, name)
         yield Advice(
@@ -83,9 +83,9 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     def worth(before: Outcome, after: Outcome) -> float:
         """Bytes freed for each FLOP, 0 where that is not clear."""
         freed, again = before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops
-        freed_of_report, more = saved - after.saved_bytes, after.recomputed_flops - work
+        freed_of_report, again_of_report = saved - after.saved_bytes, after.recomputed_flops - work
         least = min(freed, freed if exact else freed_of_report)
-        most = max(again, again if exact else more)
+        most = max(again, again if exact else again_of_report)
         clear = least >= _PART * saved and most <= min(_CHEAP, usual / _BETTER) * least
         return least / max(most, 1) if clear else 0.0
 
@@ -115,11 +115,11 @@ def _best(
     """The few groups that are worth most, each also where those before it are decided the other way already."""
     base = ground.outcomes.base
     alone = {group: ground.change([group]) for group in groups}
-    left = sorted((g for g in groups if worth(base, alone[g])), key=lambda g: -worth(base, alone[g]))
+    candidates = sorted((g for g in groups if worth(base, alone[g])), key=lambda g: -worth(base, alone[g]))
     chosen: list[Group] = []
     before = base
-    while left and len(chosen) < _MOST:
-        group = left.pop(0)
+    while candidates and len(chosen) < _MOST:
+        group = candidates.pop(0)
         after = ground.change([*chosen, group])
         if worth(before, after):
             chosen.append(group)
@@ -193,10 +193,10 @@ def dearer_than_recomputing(case: Case) -> Iterator[Advice]:
         before = [group for group, *_ in lost]
         moved = _offloaded(ground, before) - _offloaded(ground, [*before, group])
         # There and back, as Times.offload has it.
-        transfer, then = 2 * moved / device.host_bandwidth, ground.seconds([*before, group], device)
-        if transfer > _LONGER * (then - so_far):
-            lost.append((group, moved, transfer, then - so_far))
-            so_far = then
+        transfer, recomputing = 2 * moved / device.host_bandwidth, ground.seconds([*before, group], device)
+        if transfer > _LONGER * (recomputing - so_far):
+            lost.append((group, moved, transfer, recomputing - so_far))
+            so_far = recomputing
     mend, code = _not_offloading(case, ground, [group for group, *_ in lost], device.name)
     for group, moved, transfer, again in sorted(lost, key=lambda loss: loss[3] - loss[2])[:_MOST]:
         yield Advice(
@@ -232,7 +232,7 @@ def _not_offloading(case: Case, ground: Ground, groups: Sequence[Group], device:
 
 def gathered_again(case: Case) -> Iterator[Advice]:
     """Sharded arguments that the backward pass gathers once more, since what was gathered is not kept."""
-    report, taken = case.report, list(case.facts.engine.names)
+    report, used_names = case.report, list(case.facts.engine.names)
     by_place: dict[tuple[SourceSpan | None, tuple[str, ...]], list[Equation]] = {}
     for equation in dearest(report.recomputed):
         if equation.repeated and equation.of_argument:
@@ -242,15 +242,16 @@ def gathered_again(case: Case) -> Iterator[Advice]:
         if size < _PART * report.repeated_communicated_bytes:
             continue
         arguments = [*dict.fromkeys(gather.of_argument for gather in gathers)]
-        more = f" and {len(arguments) - 1} more" if len(arguments) > 1 else ""
-        name = gathers[0].name or name_for(gathers[0], taken)
-        taken.append(name)
+        other_arguments = f" and {len(arguments) - 1} more" if len(arguments) > 1 else ""
+        name = gathers[0].name or name_for(gathers[0], used_names)
+        used_names.append(name)
         code = with_name(case.policy_in_force, name)
         yield Advice(
             "gathered-again",
-            f"{gathers[0].primitive}{at_line(source)} gathers {arguments[0]}{more} over {' and '.join(over)} again in "
-            f"the backward pass, {units.nbytes(size)} on each device{_on_links(case, gathers)}: to keep what was "
-            "gathered, or to gather it twice, is the choice that FSDP leaves.",
+            f"{gathers[0].primitive}{at_line(source)} gathers {arguments[0]}{other_arguments} over "
+            f"{' and '.join(over)} again in the backward pass, {units.nbytes(size)} on each "
+            f"device{_on_links(case, gathers)}: to keep what was gathered, or to gather it twice, is the choice that "
+            "FSDP leaves.",
             f"Where memory allows {units.nbytes(size)} more, {_named(source, gathers[0].name, name)}{code}.",
             size,
             "bytes",

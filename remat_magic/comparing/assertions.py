@@ -107,8 +107,8 @@ def _sentence(report: Report, wrong: list[str], saved: list[Residual]) -> str:
     largest = sorted(saved, key=lambda residual: -residual.nbytes)[:_NAMED]
     if largest:
         rest = len(saved) - len(largest)
-        more = f", and {rest:,} more" if rest else ""
-        text += f" The largest residuals are {'; '.join(map(_described, largest))}{more}."
+        unnamed = f", and {rest:,} more" if rest else ""
+        text += f" The largest residuals are {'; '.join(map(_described, largest))}{unnamed}."
     return text
 
 

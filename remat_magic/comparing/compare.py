@@ -46,7 +46,7 @@ def compare(
     everything = [*_offered(facts, namespace or {}), *besides] if policies is None else [*policies, *besides]
     rows: list[ComparisonRow] = []
     reports: list[Report | None] = []
-    seen: dict[Any, int] = {}
+    representatives: dict[Any, int] = {}
     plans: dict[str, Plan] = {}
     for policy in everything:
         if isinstance(policy, Plan) and policy.names:
@@ -57,7 +57,7 @@ def compare(
             rows.append(ComparisonRow(_text(policy), "" if at is None else _text(at), error=str(error)))
             reports.append(None)
             continue
-        same = seen.setdefault(_essence(report), len(rows)) if policies is None else len(rows)
+        same = representatives.setdefault(_essence(report), len(rows)) if policies is None else len(rows)
         if same < len(rows):
             if report.policy not in (rows[same].policy, *rows[same].same_as):
                 row = rows[same]
@@ -93,10 +93,10 @@ def _offered(facts: Facts, namespace: Mapping[str, Any]) -> list[str]:
     return [choice.key for choice in facts.engine.choices() if choice.meaning != OWN or choice.key in namespace]
 
 
-def _text(asked: Any) -> str:
-    if isinstance(asked, Plan):
-        return asked.policy
-    return asked if isinstance(asked, str) else getattr(asked, "__name__", None) or repr(asked)
+def _text(policy: Any) -> str:
+    if isinstance(policy, Plan):
+        return policy.policy
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", None) or repr(policy)
 
 
 def _essence(report: Report) -> Any:

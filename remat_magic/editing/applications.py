@@ -128,12 +128,12 @@ class Application:
             if any(isinstance(arg, ast.Name) and arg.id == function.__name__ for arg in node.args)
         ]
         used = [referent(maker.func if isinstance(maker, ast.Call) else maker, scope) for maker in makers]
-        return any(code.number_of(each) == self.text.functions.index(helper) for each in used)
+        return any(code.number_of(referred) == self.text.functions.index(helper) for referred in used)
 
 
 def applications(code: UserCode) -> list[Application]:
     """All of them in the texts of what ran."""
-    return [each for text in code.texts.values() for each in _in_text(text, code.scope(text.file))]
+    return [application for text in code.texts.values() for application in _in_text(text, code.scope(text.file))]
 
 
 def _in_text(text: ParsedText, scope: Mapping[str, Any]) -> Iterator[Application]:

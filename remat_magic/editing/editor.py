@@ -26,8 +26,9 @@ from remat_magic.editing.names import (
     name_options,
 )
 from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
+from remat_magic.editing.same_program import Values
 from remat_magic.editing.user_code import Executed, UserCode, executed_codes
-from remat_magic.editing.ways import Way, library_caller, ways_at, ways_of_function
+from remat_magic.editing.ways import Way, library_caller, ungrouped, ways_at, ways_of_function
 from remat_magic.editing.writing import EditedTexts
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
@@ -151,21 +152,21 @@ class _Editor:
     def _why_no_name(self, row: Residual, at: str) -> str:
         """Why a residual cannot be kept by a name, whatever the source is."""
         if row.kind not in ("intermediate", "offloaded"):
-            what = f"{row.type}, {row.argument}," if row.argument else row.type
-            return f"{what} is kept without a name: it is {'an' if row.kind == 'argument' else 'a'} {row.kind}."
-        what = f"{row.type}, {row.primitive or 'a value'}{f', {row.source.place}' if row.source else ''},"
+            value_text = f"{row.type}, {row.argument}," if row.argument else row.type
+            return f"{value_text} is kept without a name: it is {'an' if row.kind == 'argument' else 'a'} {row.kind}."
+        value_text = f"{row.type}, {row.primitive or 'a value'}{f', {row.source.place}' if row.source else ''},"
         if self._keys_of(row, self._naming("function")):
-            return f"{what} is made outside of what the policy at {at!r} is for."
+            return f"{value_text} is made outside of what the policy at {at!r} is for."
         provenances = self._engine.provenances
         places = ((_jax.primitive_name(eqn), provenances.of(eqn)) for _, eqn in walk(provenances.closed))
         operations = {(primitive, place.source) for primitive, place in places if place is not None}
         if not any((origin.primitive, origin.source) in operations for origin in row.origins):
-            return f"{what} is made only by the derivative: no expression that the function itself runs has it."
+            return f"{value_text} is made only by the derivative: no expression that the function itself runs has it."
         if row.dtype.startswith("c"):
-            return f"{what} is complex, and JAX cannot save complex values by name."
+            return f"{value_text} is complex, and JAX cannot save complex values by name."
         return (
-            f"{what} is made in a branch of lax.cond, a loop of unknown length or a function with a derivative rule of "
-            "its own, where no plan chooses among values."
+            f"{value_text} is made in a branch of lax.cond, a loop of unknown length or a function with a derivative "
+            "rule of its own, where no plan chooses among values."
         )
 
     # ------------------------------------------------------------------------------------------------------ the program
@@ -203,10 +204,10 @@ class _Editor:
                 facts = Facts(self._engine.retraced(self._engine.traced))
                 return facts, facts.report("as_written")
             except Exception as error:
-                what = str(error).partition("\n")[0].rstrip(".")
+                message = str(error).partition("\n")[0].rstrip(".")
                 raise RematError(
                     f"{self._engine.function_name} raises when it is executed apart from your session, to see what an "
-                    f"edit does: {type(error).__name__}: {what}."
+                    f"edit does: {type(error).__name__}: {message}."
                 ) from error
 
     def _applied(self, sites: Sequence[Site]) -> dict[str, list[Application]]:
@@ -291,7 +292,7 @@ class _Editor:
         places = self._applied([site for part in parts for site in self._sites(part.at)])
         ways = list[tuple[Plan, Way]]()
         for number, part in enumerate(parts[:-1], 1):
-            so_far = replace(plan, at=", ".join(f"{each.at}={each.policy}" for each in parts[:number]))
+            so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
             ways.append((part, self._first_verified(part, ways, so_far, chosen, unnamed, places)[1]))
         return self._first_verified(parts[-1], ways, plan, chosen, unnamed, places)[0]
 
@@ -313,8 +314,9 @@ class _Editor:
                 errors.append(error)
             if edits and edits[-1][0].verified:
                 return edits[-1]
+        edits = [edit for edit in edits if not isinstance(edit[1].counter, ast.FunctionDef)]  # a last resort
         if not edits:
-            raise errors[0]
+            raise (errors or [self._no_way(part)])[0]
         return next((edit for edit in edits if edit[0].saved_bytes is not None), edits[0])
 
     def _ways(self, plan: Plan) -> list[Way]:
@@ -332,11 +334,16 @@ class _Editor:
                 f"at={caller!r}, or put a checkpoint around what your source calls."
             )
         if not ways:
-            raise RematError(
-                f"where {plan.at!r} is called cannot be told in source text of yours, or not for all of these calls "
-                f"alone: write the checkpoint there by hand{f', as in `{plan.code}`' if plan.code else ''}."
-            )
+            raise self._no_way(plan)
         return ways
+
+    def _no_way(self, plan: Plan) -> RematError:
+        by_hand = f"write the checkpoint there by hand{f', as in `{plan.code}`' if plan.code else ''}."
+        return RematError(
+            ungrouped(self._code, self._engine, plan.at, by_hand)
+            or f"where {plan.at!r} is called cannot be told in source text of yours, or not for all of these calls "
+            f"alone: {by_hand}"
+        )
 
     def _written_in(
         self,
@@ -372,12 +379,12 @@ class _Editor:
         except RematError as error:
             return replace(edited, differences=(str(error),))
         differences = _differences(expected, traced)
-        if (
-            any(way.calls or way.loops for _, way in parts)
-            and not differences
-            and expected.recomputed_flops != traced.recomputed_flops
-        ):
-            differences = ["the edited text saves what is asked for, and recomputes something else."]  # at other calls
+        if any(way.calls or way.loops for _, way in parts) and not differences:
+            differences = self._differences_besides(parts, there) or (
+                ["the edited text saves what is asked for, and recomputes something else."]
+                if expected.recomputed_flops != traced.recomputed_flops
+                else []
+            )
         if differences:
             keys = [site.key for part, _ in parts for site in self._sites(part.at)]
             differences = [*applied_for_others(keys, places), *differences]
@@ -389,6 +396,21 @@ class _Editor:
             peak_bytes=peak_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
         )
+
+    def _differences_besides(self, parts: Sequence[tuple[Plan, Way]], edited: Facts) -> list[str]:
+        """What differs besides what is saved, where checkpoints were put at calls or around steps of a Python loop."""
+        values = Values()
+        _, own = values.of(self._engine.provenances.closed)
+        outputs, checkpoints = values.of(edited.engine.provenances.closed)
+        for part, way in parts:
+            if not way.calls and not any(isinstance(loop, tuple) for loop in way.loops):
+                continue
+            of_plan, asked = values.of(self._engine.placed(part.at))
+            if of_plan != outputs:
+                return ["the edited text computes something else."]
+            if asked - own - checkpoints:
+                return [f"the edited text has checkpoints around other operations than those of {part.at!r}."]
+        return []
 
     # ------------------------------------------------------------------------------------------------------------- why
 
@@ -408,25 +430,25 @@ class _Editor:
     ) -> str:
         """Why a value of a plan cannot be named."""
         types = dict.fromkeys(program.types[named] for named in program.names.get(value.key, {}))
-        what = f"{value.primitive or 'carried value'} {', '.join(types)}"
+        value_text = f"{value.primitive or 'carried value'} {', '.join(types)}"
         where = value.source
         if where is None:
-            return f"{what} is made by no line of your source."
+            return f"{value_text} is made by no line of your source."
         if self._code.around(where, as_before) is not None:
             return (
-                f"{what} is made in {where.function}, {where.place}, which no edit reaches: what holds it cannot be "
-                "made again, such as an object of a library or a rule for derivatives."
+                f"{value_text} is made in {where.function}, {where.place}, which no edit reaches: what holds it cannot "
+                "be made again, such as an object of a library or a rule for derivatives."
             )
         text = self._code.texts[where.file]
         if not value.primitive:
             if isinstance(self._code.around(where, self._code.codes), ast.Lambda):
                 return (
-                    f"{what} is carried into the loop at {where.place} by a lambda, whose parameters can only be named "
-                    "where they are used just once: make it a function with def."
+                    f"{value_text} is carried into the loop at {where.place} by a lambda, whose parameters can only be "
+                    "named where they are used just once: make it a function with def."
                 )
-            return f"{what} is carried into the loop at {where.place}, where no variable of its own holds it."
+            return f"{value_text} is carried into the loop at {where.place}, where no variable of its own holds it."
         if text.is_formatted(where):
-            return f"{what} is made inside a formatted string, {where.place}: assign it to a variable before."
+            return f"{value_text} is made inside a formatted string, {where.place}: assign it to a variable before."
         start, end = (where.line, where.column), (where.end_line, where.end_column)
         there = any(
             place.text is text and (text.start(place.node), text.end(place.node)) == (start, end) and not place.variable
@@ -434,7 +456,7 @@ class _Editor:
             if place is not None
         )
         another = "which gives another value, and " if there else ""
-        place = f"{what} is made inside `{where.expression}`, {where.place}"
+        place = f"{value_text} is made inside `{where.expression}`, {where.place}"
         return f"{place}, {another}no expression that can be named has it."
 
 
@@ -478,11 +500,11 @@ def _times(number: int) -> str:
 def _besides(chosen: ChosenNames, names: Sequence[EditedName]) -> list[str]:
     sentences: list[str] = []
     for option, name in zip(chosen.options, names, strict=True):
-        if more := len(chosen.besides.get(option, ())):
+        if others := len(chosen.besides.get(option, ())):
             expression = f"`{name.expression}`" if name.expression else "a name of your own"
             where = f", {name.source.place}" if name.source else ""
             sentences.append(
-                f"{name.name!r} stands at {expression}{where}, which is executed for {more} other "
-                f"{'value' if more == 1 else 'values'} besides: they have the same name."
+                f"{name.name!r} stands at {expression}{where}, which is executed for {others} other "
+                f"{'value' if others == 1 else 'values'} besides: they have the same name."
             )
     return sentences

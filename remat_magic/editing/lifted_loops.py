@@ -78,9 +78,9 @@ def lifted_loops(code: UserCode, eqn: Any, frames: Sequence[CodeType]) -> list[L
         frames: the code that made it, innermost first.
     """
     library = scan_in(*(frame.co_filename for frame in frames))
-    found = [*_in_texts(code, library, eqn)] if library else []
+    loops = [*_in_texts(code, library, eqn)] if library else []
     caller = next((frame for frame in frames if frame.co_filename in code.texts), None)
-    return sorted(found, key=lambda loop: caller is None or not _is_in(loop, caller))
+    return sorted(loops, key=lambda loop: caller is None or not _is_in(loop, caller))
 
 
 def _is_in(loop: LiftedLoop, caller: CodeType) -> bool:
@@ -217,13 +217,13 @@ def _of_linen(loop: LiftedLoop, size: int, rest: int, nn: str, jax: str) -> tupl
     """The parameters and the body of such a function for linen."""
     parameters = [*dict.fromkeys(("target", *loop.given))]
     counted, variables = "length" in parameters, "variable_axes" in parameters
-    options = [f"{each}={each}" for each in parameters if each not in ("target", *_RENEWED)]
+    options = [f"{parameter}={parameter}" for parameter in parameters if parameter not in ("target", *_RENEWED)]
     options += ["variable_axes=dict.fromkeys(variable_axes, 0)"] * variables
     into, out = ("in_axes" in parameters, "out_axes" in parameters)
-    for each in ("in_axes", "out_axes"):
-        firsts = f"{jax}.tree.map(lambda axis: axis if axis is {nn}.broadcast else 0, {each})"
-        options += [f"{each}={firsts}"] * (each in parameters)
-    whole = [each if each == "target" else f"{each}={each}" for each in parameters]
+    for parameter in ("in_axes", "out_axes"):
+        firsts = f"{jax}.tree.map(lambda axis: axis if axis is {nn}.broadcast else 0, {parameter})"
+        options += [f"{parameter}={firsts}"] * (parameter in parameters)
+    whole = [parameter if parameter == "target" else f"{parameter}={parameter}" for parameter in parameters]
     body = _scan_of(f"{nn}.scan", ["target", *options], counted)
 
     named = "metadata_params" in parameters  # of arrays that hold the names of their axes
@@ -311,14 +311,14 @@ def _scan_of(scan: str, arguments: Sequence[str], counted: bool) -> list[str]:
     """The lines that define ``scan``, of which there is one within another."""
     length = ["length"] if counted else []
     own = ", ".join([arguments[0], *length])
-    calls = _call(f"return {scan}", [*arguments, *(f"{each}={each}" for each in length)])
+    calls = _call(f"return {scan}", [*arguments, *(f"{argument}={argument}" for argument in length)])
     return [f"def scan({own}):", *(f"    {line}" for line in calls), ""]
 
 
 def _call(function: str, arguments: Sequence[str]) -> list[str]:
     """A call, with a line for each argument where it is long."""
     line = f"{function}({', '.join(arguments)})"
-    return [line] if len(line) <= _WIDTH else [f"{function}(", *(f"    {each}," for each in arguments), ")"]
+    return [line] if len(line) <= _WIDTH else [f"{function}(", *(f"    {argument}," for argument in arguments), ")"]
 
 
 def _lengths(size: int, rest: int) -> tuple[str, str, str]:
@@ -330,7 +330,7 @@ def _of_nnx(loop: LiftedLoop, size: int, rest: int, nnx: str, jax: str) -> tuple
     """The parameters and the body of such a function for nnx."""
     options = list(loop.given[loop.positional :])
     counted = "length" in options
-    given = [f"{each}={each}" for each in options if each != "length"]
+    given = [f"{option}={option}" for option in options if option != "length"]
     body = _scan_of(f"{nnx}.scan", ["f", *given], counted)
     part = f"x[:-{rest}]" if rest else "x"
     body += [

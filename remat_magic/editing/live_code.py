@@ -172,8 +172,8 @@ class _Edited:
         text = wrapper.text
         scope = {**self._code.scope(text.file), **self._namespace(self._code.namespaces[text.file], text.file)}
         try:
-            made = compile(ast.Expression(wrapper.maker), text.file, "eval", flags=text.flags, dont_inherit=True)
-            return eval(made, scope)(inner)  # noqa: S307 - what the user, or the edit, wrote
+            compiled = compile(ast.Expression(wrapper.maker), text.file, "eval", flags=text.flags, dont_inherit=True)
+            return eval(compiled, scope)(inner)  # noqa: S307 - what the user, or the edit, wrote
         except Exception as error:
             raise RematError(
                 f"what the edit puts around {function_name(inner)} cannot be executed apart from your session: "
@@ -221,9 +221,9 @@ def _dispatcher(function: FunctionType, new: Callable[..., Any], thread: Sequenc
     def choose() -> Callable[..., Any]:
         return new if threading.get_ident() in thread else own
 
-    made = _stand_in.__code__
-    return made.replace(
-        co_consts=tuple(choose if constant == STAND_IN else constant for constant in made.co_consts),
+    template = _stand_in.__code__
+    return template.replace(
+        co_consts=tuple(choose if constant == STAND_IN else constant for constant in template.co_consts),
         co_freevars=code.co_freevars,
         co_filename=code.co_filename,
         co_firstlineno=code.co_firstlineno,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +11,21 @@ from typing import Literal
 from remat_magic.editing.parsed_text import Function, ParsedText
 from remat_magic.records import RematError
 
-__all__ = ["JaxLoop", "LoopKind", "carried_by", "for_loop_around", "helper", "own_parameter", "statement_of"]
+__all__ = [
+    "JaxLoop",
+    "LoopKind",
+    "PythonLoop",
+    "carried_by",
+    "end_of_count",
+    "helper",
+    "loop_around",
+    "own_counter",
+    "own_parameter",
+    "statement_of",
+]
 
 LoopKind = Literal["scan", "map", "fori_loop"]
+PythonLoop = ast.For | ast.While | ast.comprehension
 
 # Their parameters, in their order, under the names that JAX gives them.
 _PARAMETERS: dict[LoopKind, tuple[str, ...]] = {
@@ -73,23 +86,23 @@ def helper(loop: JaxLoop, size: int, name: str, jax: str, decorator: str) -> lis
         RematError: the call has other arguments than these loops usually have.
     """
     parameters = _parameters(loop)
-    options = "".join(f", {each}={each}" for each in ("reverse", "unroll") if each in parameters)
+    options = "".join(f", {option}={option}" for option in ("reverse", "unroll") if option in parameters)
     reverse = ", reverse=reverse" if "reverse" in parameters else ""
     size = min(size, loop.length)
     rest = loop.length % size
     steps, of_rest = ("steps", "steps") if loop.has_inputs else (f"steps({size})", f"steps({rest})")
-    taken, left_over = ("xs", "rest") if loop.has_inputs else ("_", "None")
+    step_input, left_over = ("xs", "rest") if loop.has_inputs else ("_", "None")
     body: list[str] = []
     if loop.kind == "map":
-        made, inner = "", f"def several(xs):\n    return {jax}.lax.map(f, xs)"
+        returned_carry, inner = "", f"def several(xs):\n    return {jax}.lax.map(f, xs)"
         whole, last = f"ys = {jax}.lax.map({steps}, groups)", f"last = {of_rest}({left_over})"
     else:
-        made, function, init, length = "carry, ", "f", "init", "length"
+        returned_carry, function, init, length = "carry, ", "f", "init", "length"
         if loop.kind == "fori_loop":
             body += ["def step(carry, _):", "    i, x = carry", "    return (i + 1, body_fun(i, x)), None", ""]
             function, init, length = "step", "(lower, init_val)", "(upper - lower)"
         xs, groups = ("xs", "groups") if loop.has_inputs else ("None, count", f"None, {length} // {size}")
-        inner = f"def several(carry, {taken}):\n    return {jax}.lax.scan({function}, carry, {xs}{options})"
+        inner = f"def several(carry, {step_input}):\n    return {jax}.lax.scan({function}, carry, {xs}{options})"
         first, second = ("carry", init) if loop.is_reversed and rest else (init, "carry")
         whole = f"carry, ys = {jax}.lax.scan({steps}, {first}, {groups}{reverse})"
         last = f"carry, last = {of_rest}({second}, {left_over})"
@@ -106,9 +119,9 @@ def helper(loop: JaxLoop, size: int, name: str, jax: str, decorator: str) -> lis
     if rest and loop.kind != "fori_loop":
         body.append(f"ys = {ys}")
         ys = f"{jax}.tree.map(lambda y, z: {jax}.numpy.concatenate([y, z]), ys, last)"
-    body.append("return carry[1]" if loop.kind == "fori_loop" else f"return {made}{ys}")
+    body.append("return carry[1]" if loop.kind == "fori_loop" else f"return {returned_carry}{ys}")
     head = [
-        f"def {name}({', '.join(each + _DEFAULTS.get(each, '') for each in parameters)}):",
+        f"def {name}({', '.join(parameter + _DEFAULTS.get(parameter, '') for parameter in parameters)}):",
         f'    """Like jax.lax.{loop.kind}, with one checkpoint around each {size} steps."""',
         "",
     ]
@@ -117,54 +130,88 @@ def helper(loop: JaxLoop, size: int, name: str, jax: str, decorator: str) -> lis
 
 def _parameters(loop: JaxLoop) -> list[str]:
     """Those of the loop's parameters that its call gives an argument to."""
-    known = _PARAMETERS[loop.kind]
+    all_parameters = _PARAMETERS[loop.kind]
     keywords = [keyword.arg for keyword in loop.call.keywords]
     if (
         any(isinstance(argument, ast.Starred) for argument in loop.call.args)
-        or len(loop.call.args) > len(known)
-        or not {*keywords} <= {*known}
+        or len(loop.call.args) > len(all_parameters)
+        or not {*keywords} <= {*all_parameters}
     ):
         raise RematError(
             f"the call of jax.lax.{loop.kind} at line {loop.call.lineno} of {loop.text.place} has arguments that no "
             "edit passes on: write the checkpoint there by hand."
         )
-    given = {*known[: len(loop.call.args)], *keywords}
-    last = max((number for number, each in enumerate(known) if each in known[: len(loop.call.args)]), default=-1)
-    return [each for number, each in enumerate(known) if number <= last or each in given]
+    given = {*all_parameters[: len(loop.call.args)], *keywords}
+    return [parameter for parameter in all_parameters if parameter in given]
 
 
-# ------------------------------------------------------------------------------------------------------------ for loops
+# --------------------------------------------------------------------------------------------------------- Python loops
 
 
-def for_loop_around(text: ParsedText, node: ast.AST) -> ast.For | None:
-    """The innermost ``for`` loop of its function that a node is repeated by; None where something else repeats it."""
+def loop_around(text: ParsedText, node: ast.AST) -> PythonLoop | None:
+    """The innermost loop of its function that a node is repeated by, a comprehension's last one where that does it."""
     below, above = node, text.parents.get(id(node))
     while above is not None and not isinstance(above, Function):
-        if isinstance(above, ast.For) and below in above.body:
+        if isinstance(above, ast.For | ast.While) and below in above.body:
             return above
-        if isinstance(above, ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            return None
+        if isinstance(above, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            if not isinstance(below, ast.comprehension):
+                return above.generators[-1]
+            if below is not above.generators[0] or node not in ast.walk(below.iter):
+                return None
         below, above = above, text.parents.get(id(above))
     return None
 
 
-def own_parameter(text: ParsedText, loop: ast.For) -> str:
-    """What the object is called in the method that a loop stands in.
+def own_counter(loop: ast.While) -> str:
+    """The variable that counts the steps of a loop one by one and is compared to end it; empty where none does."""
+    compared = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+    stores = Counter(
+        node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
+    for statement in loop.body:
+        match statement:
+            case ast.AugAssign(ast.Name(name), ast.Add(), ast.Constant(1)):
+                pass
+            case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(other), ast.Add(), ast.Constant(1))) if name == other:
+                pass
+            case _:
+                continue
+        if name in compared and stores[name] == 1:
+            return name
+    return ""
+
+
+def end_of_count(loop: ast.While) -> ast.expr | None:
+    """What the counter of a loop is less than in each step, which no step changes; None where that is not seen."""
+    match loop.test:
+        case ast.Compare(ast.Name(name), [ast.Lt()], [end]) if name == own_counter(loop):
+            return end if _stored(loop.body).isdisjoint(_loaded([end])) else None
+        case _:
+            return None
+
+
+def own_parameter(text: ParsedText, loop: ast.stmt) -> str:
+    """What the object is called in the method that a loop stands in, or a function within it.
 
     Raises:
-        RematError: it stands in no method.
+        RematError: it stands in no method, or the object has no such name there.
     """
-    method = text.enclosing(loop)
-    if isinstance(method, ast.FunctionDef) and isinstance(text.parents.get(id(method)), ast.ClassDef):
-        for parameter in (*method.args.posonlyargs, *method.args.args):
-            return parameter.arg
+    function, inner = text.enclosing(loop), set[str]()
+    while function is not None:
+        arguments, is_method = function.args, isinstance(text.parents.get(id(function)), ast.ClassDef)
+        if is_method and (given := [*arguments.posonlyargs, *arguments.args]) and given[0].arg not in inner:
+            return given[0].arg
+        inner |= {node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)}
+        inner |= _stored([function] if isinstance(function, ast.Lambda) else function.body)
+        function = None if is_method else text.enclosing(function)
     raise RematError(
         f"the loop at line {loop.lineno} of {text.place} is not in a method of the module itself: write the checkpoint "
         "around some of its steps there by hand."
     )
 
 
-def carried_by(text: ParsedText, loop: ast.For) -> tuple[list[str], list[str]]:
+def carried_by(text: ParsedText, loop: ast.For | ast.While) -> tuple[list[str], list[str]]:
     """The variables that the steps of a loop take from those before, and those that they leave to what comes after.
 
     Raises:
@@ -176,7 +223,9 @@ def carried_by(text: ParsedText, loop: ast.For) -> tuple[list[str], list[str]]:
     if any(isinstance(node, Function | ast.ClassDef) and not isinstance(node, ast.Lambda) for node in inside):
         raise RematError(f"{where} defines a function in its steps: write the checkpoint around some of them by hand.")
     loops_own = {id(node) for inner in inside if isinstance(inner, ast.For | ast.While) for node in ast.walk(inner)}
-    if loop.orelse or any(
+    if loop.orelse:
+        raise RematError(f"{where} has an `else`: write what is in it after the loop, and ask again.")
+    if any(
         isinstance(node, jumps) and not (isinstance(node, ast.Break | ast.Continue) and id(node) in loops_own)
         for node in inside
     ):
@@ -187,7 +236,7 @@ def carried_by(text: ParsedText, loop: ast.For) -> tuple[list[str], list[str]]:
             f"{where} assigns `{text.segment(stores[0])}`, which a checkpoint around its steps would hide: write it by "
             "hand."
         )
-    targets = _stored([loop.target])
+    targets = _stored([loop.target]) if isinstance(loop, ast.For) else {own_counter(loop)}
     first_read, written = _reads(loop.body, targets)
     stored = _stored(loop.body) | targets
     later, _ = _reads(_after(text, loop), set())
@@ -218,8 +267,8 @@ def _stored(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _loaded(nodes: Iterable[ast.AST]) -> set[str]:
-    inside = (each for node in nodes for each in ast.walk(node))
-    return {each.id for each in inside if isinstance(each, ast.Name) and _is_load(each)}
+    inside = (inner for node in nodes for inner in ast.walk(node))
+    return {node.id for node in inside if isinstance(node, ast.Name) and _is_load(node)}
 
 
 def _reads(statements: Sequence[ast.stmt], written: set[str]) -> tuple[set[str], set[str]]:

@@ -201,7 +201,7 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
         RematError: there is no text, or it is no longer that of the functions that were traced.
     """
     cell = cell_number(file)
-    what = f"In[{cell}]" if cell is not None else file
+    source_name = f"In[{cell}]" if cell is not None else file
     written = _file_text(file) if cell is None and os.path.isfile(file) else None
     if written is None:
         # Since Python 3.13 the text of ``python -c`` stands under this name, whatever else was compiled under it.
@@ -209,8 +209,8 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
         if not lines:
             name = next(iter(codes)).co_name
             raise RematError(
-                f"the source of {name} is not available ({what}): define it in a file or a notebook cell to have it "
-                "edited."
+                f"the source of {name} is not available ({source_name}): define it in a file or a notebook cell to "
+                "have it edited."
             )
         compiled = "".join(lines)
         written, shift = _cell_text(cell, compiled)
@@ -223,13 +223,15 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
         parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
         modules = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
     except SyntaxError:
-        raise RematError(f"{what} has changed since it was run: run it again, and trace the function anew.") from None
+        raise RematError(
+            f"{source_name} has changed since it was run: run it again, and trace the function anew."
+        ) from None
     contents = {_content(code) for module in modules for code in code_objects(module)}
     for code in codes:
         if _content(code) not in contents:
             raise RematError(
-                f"{what} is no longer what {code.co_name} was compiled from: load it again, and trace the function "
-                "anew."
+                f"{source_name} is no longer what {code.co_name} was compiled from: load it again, and trace the "
+                "function anew."
             )
     text = ParsedText(file, cell, written, compiled, shift, tree)
     for code in {*codes, *(code for module in modules for code in code_objects(module))}:

@@ -201,7 +201,7 @@ class TextChanges:
         text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
         self._lines_at(self.text.end(statement)[0] + 1, text, -5)
 
-    def indent(self, statement: ast.stmt, more: str) -> None:
+    def indent(self, statement: ast.stmt, indentation: str) -> None:
         """Move a statement to the right, with what was put between its lines before.
 
         Raises:
@@ -220,12 +220,14 @@ class TextChanges:
                 continue
             inside = len(change.text) - len(change.text.lstrip()) > column
             if first < at[0] <= last:
-                self._changes[number] = replace(change, text=textwrap.indent(change.text, more))
+                self._changes[number] = replace(change, text=textwrap.indent(change.text, indentation))
             elif at[0] == last + 1 and inside:  # before what comes after the statement
-                self._changes[number] = replace(change, text=textwrap.indent(change.text, more), order=-6 - 10**9)
+                self._changes[number] = replace(
+                    change, text=textwrap.indent(change.text, indentation), order=-6 - 10**9
+                )
         for line in range(first, last + 1):
             if self.text.lines[line - 1].strip():
-                self._changes.append(_Change((line, 0), (line, 0), more, -(10**8) - 1))
+                self._changes.append(_Change((line, 0), (line, 0), indentation, -(10**8) - 1))
 
     def delete_lines(self, first: int, last: int) -> None:
         """Take whole lines out."""

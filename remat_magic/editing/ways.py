@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.editing.lifted_loops import LiftedLoop, lifted_loops
-from remat_magic.editing.loop_steps import JaxLoop, LoopKind, for_loop_around
+from remat_magic.editing.loop_steps import JaxLoop, LoopKind, end_of_count, loop_around, own_counter
 from remat_magic.editing.parsed_text import Function, ParsedText, first_line
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
@@ -23,7 +23,7 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
 from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["CHECKPOINTS", "Way", "library_caller", "ways_at", "ways_of_function"]
+__all__ = ["CHECKPOINTS", "Way", "library_caller", "ungrouped", "ways_at", "ways_of_function"]
 
 # By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
 CHECKPOINTS = {
@@ -35,7 +35,7 @@ CHECKPOINTS = {
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
 
 
-_SomeLoop = tuple[ParsedText, ast.For] | JaxLoop | LiftedLoop
+_SomeLoop = tuple[ParsedText, ast.For | ast.While] | JaxLoop | LiftedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class Way:
         options: the text of further arguments.
         bind: whether what is passed by keyword at these calls is bound before, by ``functools.partial``.
         as_argument: whether what these calls call is an argument of the checkpoint: a module, which it must see.
-        condition: which steps of the ``for`` loop around the one call get it, with ``{}`` for their number; empty: all.
+        condition: which of the times that these calls are made get it, with ``{}`` for their number; empty: all.
+        counter: what has that number: a variable of the source, else a counter in this function, which begins anew in
+            each call of it; None: the steps of the loop around the one call are numbered.
         loops: else the loops that get one around each ``size`` of their steps, with their texts.
         size: how many.
         names_kept: whether a class of flax whose checkpoint is taken off goes by the name that this gave it, by which
@@ -63,6 +65,7 @@ class Way:
     bind: bool = False
     as_argument: bool = False
     condition: str = ""
+    counter: str | ast.FunctionDef | None = None
     loops: tuple[_SomeLoop, ...] = ()
     size: int = 1
     names_kept: bool = False
@@ -102,40 +105,50 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         ways += [Way(library, definitions)] if library == "equinox" else []
     of_modules = library if library in ("flax.linen", "flax.nnx") else ""
     library = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
-    calls, condition = _chosen([*_calls(code, engine, callee.who)], engine, at)
-    if library != "flax.linen" and calls:
-        static = [] if library == "equinox" else [position - bound for position in positions]
-        numbers = [static[:count] for count in range(len(static) + 1)]
-        ways += [Way(library, calls=calls, options=_numbers(some), condition=condition) for some in numbers]
-        ways += [Way(library, calls=calls, bind=True, condition=condition)]
-    if of_modules and all(call.args for _, call in calls):
-        ways += [
-            Way(of_modules, (), calls, _numbers(positions[:count]), bind, as_argument=True, condition=condition)
-            for bind in (False, True)[: 1 + any(call.keywords for _, call in calls)]
-            for count in range(len(positions) + 1)
-            if calls
-        ]
+    for chosen in _chosen([*_calls(code, engine, callee.who)], engine, at):
+        if library != "flax.linen":
+            static = [] if library == "equinox" else [position - bound for position in positions]
+            numbers = [static[:count] for count in range(len(static) + 1)]
+            ways += [replace(chosen, library=library, options=_numbers(some)) for some in numbers]
+            ways += [replace(chosen, library=library, bind=True)]
+        if of_modules and all(call.args for _, call in chosen.calls):
+            ways += [
+                replace(chosen, library=of_modules, options=_numbers(positions[:count]), bind=bind, as_argument=True)
+                for bind in (False, True)[: 1 + any(call.keywords for _, call in chosen.calls)]
+                for count in range(len(positions) + 1)
+            ]
     return list(dict.fromkeys(ways))
 
 
-_Calls = tuple[tuple[ParsedText, ast.Call], ...]
-
-
-def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -> tuple[_Calls, str]:
-    """Those of the calls in the source that a place is, and the condition of ``Way``."""
+def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -> Iterator[Way]:
+    """How those of the calls in the source that a place is can be told from the others, as ways without options."""
     place = engine.place(at)
     assert place is not None
+    if not calls:
+        return
     if place.calls == slice(None):
-        return tuple(calls), ""
+        yield Way(calls=tuple(calls))
+        return
     times = next(site.times for site in engine.possible_sites if at.startswith(f"{site.key}["))
     chosen = range(times)[place.calls]
-    if len(calls) == 1 and for_loop_around(*calls[0]) is not None:
-        return tuple(calls), _condition(chosen, times)
-    if len(calls) != times:  # one of them in the source is several in the program
-        return (), ""
-    # As they run: what is given to one before it.
-    calls.sort(key=lambda call: (call[0].file, call[0].end(call[1])))
-    return tuple(calls[number] for number in chosen), ""
+    if len(calls) == times:
+        # As they run: what is given to one before it.
+        calls.sort(key=lambda call: (call[0].file, call[0].end(call[1])))
+        yield Way(calls=tuple(calls[number] for number in chosen))
+        return
+    some = Way(calls=tuple(calls), condition=_condition(chosen, times))
+    loop = loop_around(*calls[0]) if len(calls) == 1 else None
+    if loop is not None and not isinstance(loop, ast.While):
+        yield some
+    elif loop is not None and own_counter(loop):
+        yield replace(some, counter=own_counter(loop))
+    text, call = calls[0]
+    function = text.enclosing(call)
+    while function is not None:
+        inside = [*ast.walk(function)]
+        if isinstance(function, ast.FunctionDef) and all(call in inside for _, call in calls):
+            yield replace(some, counter=function)
+        function = text.enclosing(function)
 
 
 def _condition(chosen: range, times: int) -> str:
@@ -160,34 +173,58 @@ def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], in
         loop = _jax_loop(code, eqn)
         if loop is None or not loop.length:
             return [], 1, library
-        before = [each for each in loops if isinstance(each, JaxLoop) and each.call is loop.call]
-        if any(each.length != loop.length for each in before):
+        before = [earlier for earlier in loops if isinstance(earlier, JaxLoop) and earlier.call is loop.call]
+        if any(earlier.length != loop.length for earlier in before):
             return [], 1, library  # one text, and other groups each time
         loops += [] if before else [loop]
     if scans:
         return loops, place.group, library
-    around = [(text, for_loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
+    around = [(text, loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
     calls = Counter(around)
     calls_of_step, of_linen = {*calls.values()}, {_in_linen(code, text, loop) for text, loop in around}
     if len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
         return [], 1, library
     for text, loop in calls:
-        if loop is None:
+        if not (isinstance(loop, ast.For) or (isinstance(loop, ast.While) and end_of_count(loop) is not None)):
             return [], 1, library
         loops.append((text, loop))
     return loops, place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
 
 
+def ungrouped(code: UserCode, engine: Engine, at: str, by_hand: str) -> str:
+    """Why no edit groups the calls of a place, where it is what repeats them; else empty.
+
+    Args:
+        code: what ran.
+        engine: its engine.
+        at: the place.
+        by_hand: what else can be done.
+    """
+    place = engine.place(at)
+    calls = [] if place is None or place.group == 1 else [*_calls(code, engine, place.callee.who)]
+    if len(calls) != 1 or engine.grouped_loops(at):
+        return ""
+    text, call = calls[0]
+    loop = loop_around(text, call)
+    if isinstance(loop, ast.For):
+        return ""
+    where = f"the call at line {text.start(call)[0]} of {text.place} is repeated by"
+    if loop is None:
+        return f"{where} calls of the function that it is in: group those, or {by_hand}"
+    kind = "while loop that does not count to an end" if isinstance(loop, ast.While) else "comprehension"
+    return f"{where} a {kind}, whose steps no edit groups: make it a for loop, or {by_hand}"
+
+
 def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:
     """The uses of flax's scans that can be the loops that make the calls of a place."""
-    found: dict[int, LiftedLoop] = {}
+    loop_of_use: dict[int, LiftedLoop] = {}
     for eqn in engine.grouped_loops(at):
         loops = lifted_loops(code, eqn, [frame for frame, _ in frames(eqn)]) if _jax.scan_length(eqn) else []
         if not loops:
             return []
         for loop in loops:
-            found.setdefault(id(loop.named), loop)
-    return [*found.values()]
+            loop_of_use.setdefault(id(loop.named), loop)
+    return [*loop_of_use.values()]
 
 
 def _in_linen(code: UserCode, text: ParsedText, node: ast.AST | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType
@@ -15,7 +16,16 @@ from jax import ad_checkpoint
 from remat_magic.editing.applications import PARTIAL, Application
 from remat_magic.editing.lifted_loops import LiftedLoop, lifted_helper
 from remat_magic.editing.live_code import NewWrapper
-from remat_magic.editing.loop_steps import JaxLoop, carried_by, for_loop_around, helper, own_parameter, statement_of
+from remat_magic.editing.loop_steps import (
+    JaxLoop,
+    carried_by,
+    end_of_count,
+    helper,
+    loop_around,
+    own_counter,
+    own_parameter,
+    statement_of,
+)
 from remat_magic.editing.names import NameOption, suggested, used_names
 from remat_magic.editing.parsed_text import Function, ParsedText, mark_added
 from remat_magic.editing.probes import body_start
@@ -84,10 +94,14 @@ class _Imports:
 
     def partial(self) -> str:
         """``functools.partial``."""
-        namespace = self._namespace
-        if namespace.get("functools") is functools and namespace.get("partial") is not functools.partial:
-            return "functools.partial"
-        return self._name(functools.partial, "partial", "from functools import partial")
+        return self.of_module(functools.partial)
+
+    def of_module(self, thing: type) -> str:
+        """A class of Python's own, by its module where the text has that."""
+        module, name, namespace = thing.__module__, thing.__name__, self._namespace
+        if namespace.get(module) is sys.modules[module] and namespace.get(name) is not thing:
+            return f"{module}.{name}"
+        return self._name(thing, name, f"from {module} import {name}")
 
 
 class EditedTexts:
@@ -104,6 +118,7 @@ class EditedTexts:
         self._policies: dict[Application, tuple[str, tuple[str, ...]]] = {}  # what was written where
         self._new_names: set[str] = set()
         self._modules: dict[str, str] = {}  # the parameter of new lambdas, by file
+        self._counters: dict[ast.FunctionDef, str] = {}  # what counts calls in a function
         self.wrappers: list[NewWrapper] = []
 
     def _of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
@@ -215,7 +230,7 @@ class EditedTexts:
             elif isinstance(loop, LiftedLoop):
                 self._group_lifted_loop(loop, policy)
             else:
-                self._group_for_loop(*loop, policy)
+                self._group_python_loop(*loop, policy)
         for text, call in way.calls:
             self._checkpoint_call(text, call, policy)
         for text, definition in way.definitions:
@@ -288,10 +303,20 @@ class EditedTexts:
         return usual
 
     def _count_steps(self, text: ParsedText, call: ast.Call) -> str:
-        """Give the steps of the loop around a call numbers; the condition for those that are chosen."""
-        loop = for_loop_around(text, call)
-        assert loop is not None
-        changes, _ = self._of(text)
+        """Give the times that a call is made numbers; the condition for those that are chosen."""
+        changes, imports = self._of(text)
+        counter = self._way.counter
+        if isinstance(counter, str):
+            return self._way.condition.format(counter)
+        if counter is not None:
+            if counter not in self._counters:
+                name = self._counters[counter] = self._new_name(text, "numbers")
+                inside = (any(call in ast.walk(statement) for _, call in self._way.calls) for statement in counter.body)
+                first = [*inside].index(True)
+                changes.add_first(counter.body, first, f"{name} = {imports.of_module(itertools.count)}()")
+            return self._way.condition.format(f"next({self._counters[counter]})")
+        loop = loop_around(text, call)
+        assert isinstance(loop, ast.For | ast.comprehension)
         number = self._new_name(text, "number")
         is_tuple = isinstance(loop.target, ast.Tuple)
         changes.wrap(loop.target, f"{number}, {'(' * is_tuple}", ")" * is_tuple)
@@ -327,30 +352,46 @@ class EditedTexts:
         changes.replace(loop.named, name)
         self._added[0].add(name)
 
-    def _group_for_loop(self, text: ParsedText, loop: ast.For, policy: Any) -> None:
-        """Put the steps of a ``for`` loop into groups, each a function that is defined and called.
+    def _group_python_loop(self, text: ParsedText, loop: ast.For | ast.While, policy: Any) -> None:
+        """Put the steps of a loop into groups, each a function that is defined and called.
 
-        In a module of linen it is given the module, and has what the loop goes through from that one.
+        In a module of linen it is given the module, and has what a ``for`` loop goes through from that one.
         """
         changes, imports = self._of(text)
-        taken, left = carried_by(text, loop)
-        steps, first, group = (self._new_name(text, usual) for usual in ("steps", "first", "group"))
+        carried, left = carried_by(text, loop)
         size, step = self._way.size, "\t" if text.indent(loop.lineno).startswith("\t") else "    "
         decorator = self._decorator(changes, imports, policy, text.indent(loop.lineno) + step)
-        counted = f"list({text.segment(loop.iter)})"
-        lines = [f"{steps} = {counted}", f"for {first} in range(0, len({steps}), {size}):"]
-        if self._way.library == "flax.linen":
-            own = own_parameter(text, loop)
-            given, steps = [own, *taken], counted
-            lines = [f"for {first} in range(0, len({counted}), {size}):"]
-        else:
-            given = taken
+        of_linen, begin, after = self._way.library == "flax.linen", list[str](), list[str]()
+        given = [own_parameter(text, loop), *carried] if of_linen else carried
         changes.indent(loop, 2 * step)
-        changes.lines_before(loop, [*lines, "", f"{step}{decorator}", f"{step}def {group}({', '.join(given)}):"])
-        changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
+        if isinstance(loop, ast.For):
+            steps, first, group = (self._new_name(text, usual) for usual in ("steps", "first", "group"))
+            counted = f"list({text.segment(loop.iter)})"
+            lines = [] if of_linen else [f"{steps} = {counted}"]
+            steps = counted if of_linen else steps
+            lines.append(f"for {first} in range(0, len({steps}), {size}):")
+            changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
+        else:
+            first, group = (self._new_name(text, usual) for usual in ("first", "group"))
+            end = end_of_count(loop)
+            assert end is not None
+            counter, last = own_counter(loop), text.segment(end)
+            lines = [f"for {first} in range({counter}, {last}, {size}):"]
+            begin.append(f"{2 * step}{counter} = {first}")
+            changes.replace(end, f"min({first} + {size}, {last})")
+            if counter in left:  # which is to stay a number
+                after.append(f"{counter} = max({counter}, {last})")
+                left.remove(counter)
+        head = ["", f"{step}{decorator}", f"{step}def {group}({', '.join(given)}):", *begin]
+        changes.lines_before(loop, [*lines, *head])
         changes.lines_after(
             loop,
-            [f"{2 * step}return {', '.join(left)}", "", f"{step}{', '.join(left)} = {group}({', '.join(given)})"],
+            [
+                f"{2 * step}return {', '.join(left)}",
+                "",
+                f"{step}{', '.join(left)} = {group}({', '.join(given)})",
+                *after,
+            ],
         )
         self._added[1].add(group)
 

@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
+from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.failures import failures
 from remat_magic.engine.gradients import under_policy
 from remat_magic.engine.plan_values import PlanValues
@@ -163,7 +164,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
             selection = plan_values.select(plan, _jax.remat3())
         else:
             selection = _selected(selector, plan)
-        closed = possible.put(closed, calls, selection.at_sites)
+        closed = with_checkpoints(closed, calls, possible, selection.at_sites)
         if selection.naming is not None:
             closed = selection.naming.closed
         if selection.at_sites:
@@ -176,14 +177,14 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
         return whole
 
     earlier = Calls()
-    found: list[Identity | None] = []  # what the plan is for, of the functions that `fun` differentiates
+    inside_of_fun: list[Identity | None] = []  # what the plan is for, of the functions that `fun` differentiates
 
     @functools.wraps(fun)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        if not found:
+        if not inside_of_fun:
             gradients = Primal(fun, Signature(fun, args, kwargs, None), False).gradients
-            found.append(next((inner.who for inner in gradients if inner.who[0] == plan.function), None))
-        (inside,) = found
+            inside_of_fun.append(next((inner.who for inner in gradients if inner.who[0] == plan.function), None))
+        (inside,) = inside_of_fun
         if inside is None:
             return whole(*args, **kwargs)
         return _differentiating(inside, rewrite, tracing, plan.policy, lambda: fun(*args, **kwargs), earlier)

@@ -27,7 +27,7 @@ from remat_magic.engine.watching import watching
 from remat_magic.libraries import is_trial_of_linen, module_kind
 from remat_magic.user_files import STAND_IN, is_user_file
 
-__all__ = ["Call", "Callee", "Calls", "Interval", "recording"]
+__all__ = ["Call", "CalledFunction", "Calls", "Interval", "recording"]
 
 _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
 _numbers = itertools.count()
@@ -36,7 +36,7 @@ _SUSPENDS = 0x20 | 0x80 | 0x100 | 0x200  # generators and coroutines, which retu
 
 
 @dataclass(frozen=True, slots=True)
-class Callee:
+class CalledFunction:
     """A function that is called.
 
     Attributes:
@@ -66,7 +66,7 @@ class Call:
     given of the equations before these, and of the inputs, which are those of an equation -1.
     """
 
-    callee: Callee
+    callee: CalledFunction
     begin: int
     end: int
     given: tuple[tuple[int, int], ...]
@@ -77,7 +77,7 @@ class Call:
 class Interval:
     """One call in a jaxpr: its equations ``first`` to ``last`` (excluded) there, and the variables it took and gave."""
 
-    callee: Callee
+    callee: CalledFunction
     first: int
     last: int
     given: tuple[Any, ...] = ()
@@ -114,10 +114,10 @@ class Calls:
     def __init__(self, earlier: Calls | None = None) -> None:
         self._earlier = earlier
         self._frames: dict[int, _Frame] = {}  # by number
-        self._callees: dict[int, Callee | None] = {}  # by identity of their code; None: it can have no checkpoint
+        self._callees: dict[int, CalledFunction | None] = {}  # by identity of their code; None: can have none
         self._codes: list[CodeType] = []
         self._traces: dict[int, tuple[weakref.ref[Any], _Frame]] = {}  # by the identity of a trace
-        self._open: list[tuple[FrameType, _Frame | None, Callee, int, tuple[tuple[int, int], ...]]] = []
+        self._open: list[tuple[FrameType, _Frame | None, CalledFunction, int, tuple[tuple[int, int], ...]]] = []
         self.elsewhere: set[Identity] = set()
         """Functions that were also called where no jaxpr is written, as under ``jax.jvp``, or in a nested gradient."""
         self._positions: dict[int, dict[int, list[int]]] = {}  # by identity of a traceback: for each frame
@@ -227,7 +227,7 @@ class Calls:
             if first < after:
                 given, returned = variables(call.given), variables(call.returned)
                 intervals.append(Interval(call.callee, placed[first][1], placed[after - 1][1] + 1, given, returned))
-        return sorted(intervals, key=lambda one: (one.first, -one.last))
+        return sorted(intervals, key=lambda interval: (interval.first, -interval.last))
 
     def _find(self, jaxpr: Any) -> tuple[list[dict[int, list[int]]], int | None]:
         """For each equation of a jaxpr where it can have been made, and the number of the one jaxpr it was made as."""
@@ -252,7 +252,7 @@ def _is_layer(cls: type) -> bool:
     return not cls.__name__.startswith("_") and not cls.__module__.startswith("equinox._")
 
 
-def _arguments(frame: FrameType, callee: Callee) -> list[Any]:
+def _arguments(frame: FrameType, callee: CalledFunction) -> list[Any]:
     """What a call is given; a checkpoint on a method of a class of the user's closes over ``self``."""
     code = frame.f_code
     variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
@@ -261,7 +261,7 @@ def _arguments(frame: FrameType, callee: Callee) -> list[Any]:
     return [values.get(name) for name in names[callee.module == "class" :]]
 
 
-def _callee(frame: FrameType) -> Callee | None:
+def _callee(frame: FrameType) -> CalledFunction | None:
     """What is called, if it is a function that a checkpoint can be put on: the user's, or a library's module."""
     code = frame.f_code
     if code.co_name in _NO_FUNCTIONS or code.co_flags & _SUSPENDS or STAND_IN in code.co_varnames:
@@ -279,7 +279,7 @@ def _callee(frame: FrameType) -> Callee | None:
         return None
     static = tuple((position, name) for position, name, value in _given(frame) if _is_static(value))
     static = static[1:] if module and static[:1] == ((0, "self"),) else static
-    return Callee((name, code.co_filename, code.co_firstlineno), module, parameters, static)
+    return CalledFunction((name, code.co_filename, code.co_firstlineno), module, parameters, static)
 
 
 def _given(frame: FrameType) -> Iterator[tuple[int | None, str, Any]]:

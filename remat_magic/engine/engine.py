@@ -15,6 +15,7 @@ import jax
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
+from remat_magic.engine.checkpoint_writer import grouped_loops, with_checkpoints
 from remat_magic.engine.contents import Contents, contents
 from remat_magic.engine.failures import failures, is_passing
 from remat_magic.engine.gradients import InnerInputs
@@ -162,12 +163,13 @@ class Engine:
         """The closed jaxpr with checkpoints at a place that has none."""
         with self.lock, self._primal.tracing():
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
-            return self._primal.possible.put(self._primal.closed, self._primal.calls, selection.at_sites)
+            primal = self._primal
+            return with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
 
     def grouped_loops(self, at: str) -> list[Any]:
         """The scans of the program whose steps a place groups."""
         with self.lock, _jax.reading():
-            return self._primal.possible.grouped_loops(self._primal.closed, self._primal.calls, at)
+            return grouped_loops(self._primal.closed, self._primal.calls, self._primal.possible, at)
 
     def contents(self) -> Mapping[str, Contents]:
         """What is inside each place, those that have a checkpoint and those that could, by key; see ``Contents``."""

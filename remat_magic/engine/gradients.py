@@ -406,12 +406,12 @@ class _FirstCall:
 
     def names(self, values: Sequence[Any], paths: Sequence[Any] = ()) -> list[_Name]:
         """What the user calls each value; ``paths`` to them say where nobody calls it anything."""
-        told: list[_Name] = []
+        names: list[_Name] = []
         for number, value in enumerate(values):
             path = keystr(paths[number]) if paths else f"[{number}]"
             word = "differentiated" if paths else "closed_over"
-            told.append(self._names.get(id(value)) or (f"{word}{path}", word, None))
-        return told
+            names.append(self._names.get(id(value)) or (f"{word}{path}", word, None))
+        return names
 
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08

@@ -77,7 +77,7 @@ def forward_half(
     differentiated: Sequence[int],
     outputs: int,
     auxiliary: int,
-    vmaps: _jax.Vmaps | None = None,
+    vmaps: _jax.Vmaps | None,
 ) -> Forward:
     """Trace ``jax.vjp`` of a flat function.
 
@@ -206,7 +206,7 @@ def value_and_gradients(
     function: Callable[..., Sequence[Any]],
     differentiated: Sequence[int],
     outputs: int,
-    vmaps: _jax.Vmaps | None = None,
+    vmaps: _jax.Vmaps | None,
 ) -> Callable[..., list[Any]]:
     """A flat function that returns all that ``function`` returns and then the gradients.
 
@@ -223,7 +223,7 @@ def value_and_gradients(
     return vmaps.over(gradient) if vmaps else gradient
 
 
-def input_type(aval: Any, sharding: Any = None) -> Any:
+def input_type(aval: Any, sharding: Any) -> Any:
     """What to lower for: the type of an argument, on the devices that its sharding names, if it has one."""
     if sharding is None:
         return aval
@@ -242,8 +242,8 @@ def lower(
 
     ``donated`` are the positions of arguments to write over, ``results`` the shardings of what it gives, if any.
     """
-    asked: dict[str, Any] = {} if results is None else {"out_shardings": [*results]}
-    traced = jax.jit(function, donate_argnums=tuple(donated), **asked).trace(*types)
+    options: dict[str, Any] = {} if results is None else {"out_shardings": [*results]}
+    traced = jax.jit(function, donate_argnums=tuple(donated), **options).trace(*types)
     return _jax.open_jaxpr(traced.jaxpr), traced.lower(lowering_platforms=(platform,) if platform else None)
 
 

@@ -46,7 +46,7 @@ def of_gradients(
     """
     if not gradients:
         return
-    first, *others = [chosen, *(one for one in gradients if one is not chosen)] if chosen else gradients
+    first, *others = [chosen, *(other for other in gradients if other is not chosen)] if chosen else gradients
     place = f" ({first.place})" if first.place else ""
     if chosen is None:
         yield Note(
@@ -56,12 +56,12 @@ def of_gradients(
             (function,),
         )
         return
-    more = f", {', '.join(repr(one.key) for one in others)}" if others else ""
+    other_choices = f", {', '.join(repr(other.key) for other in others)}" if others else ""
     if bare:
         yield Note(
             "gradient-called",
             f"The gradient of {first.function}{place} is what is shown. Other choices for gradient= and --gradient: "
-            f"{ITSELF!r}, for differentiating that gradient once more{more}.",
+            f"{ITSELF!r}, for differentiating that gradient once more{other_choices}.",
             (function, first.key),
         )
         return
@@ -69,7 +69,7 @@ def of_gradients(
     yield Note(
         "gradient-of-step",
         f"{function} takes the gradient of {first.function}{place}, and that is what is shown; {peak}. "
-        f"Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{more}.",
+        f"Other choices for gradient= and --gradient: {ITSELF!r}, for {function} itself{other_choices}.",
         (function, first.key),
     )
 
@@ -173,10 +173,10 @@ def of_mesh(function: str, mesh: Mapping[str, int], devices: int, unplaced: Sequ
 def of_settings(settings: Sequence[str]) -> Iterator[Note]:
     """What is to be known of Python numbers that had to stay numbers."""
     if settings:
-        what = "are Python numbers" if len(settings) > 1 else "is a Python number"
+        predicate = "are Python numbers" if len(settings) > 1 else "is a Python number"
         yield Note(
             "number-not-differentiated",
-            f"{', '.join(settings)} {what} that the function needs as such, not differentiated: pass arrays where "
+            f"{', '.join(settings)} {predicate} that the function needs as such, not differentiated: pass arrays where "
             "derivatives are wanted.",
             tuple(settings),
         )

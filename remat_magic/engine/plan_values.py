@@ -9,6 +9,7 @@ import jax
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Calls
+from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.possible import PossibleSites
 from remat_magic.engine.selection import Selection, Selector
 from remat_magic.engine.sites import SiteTable
@@ -70,7 +71,7 @@ class PlanValues:
         program = self._programs.get((at, separately, remat3))
         if program is None:
             selection = self._selector.select(resolve("nothing_saveable"), at)
-            closed = self._possible.put(self._closed, self._calls, selection.at_sites)
+            closed = with_checkpoints(self._closed, self._calls, self._possible, selection.at_sites)
             program = self._name(selection, closed, separately, self._spans)
             self._programs[at, separately, remat3] = program
         return program
@@ -113,10 +114,10 @@ class PlanValues:
             return keys, ()
         keys_now, differ = find_again(plan, naming, Provenances(self._closed, self._function))
         if differ:
-            more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
+            not_listed = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
             raise RematError(
-                f"this plan was made for another program than {self._function} is now: {differ[0]}{more}; make it anew "
-                "with trace.plan()."
+                f"this plan was made for another program than {self._function} is now: {differ[0]}{not_listed}; make "
+                "it anew with trace.plan()."
             )
         note = Note(
             "plan-of-other-operations",
@@ -187,8 +188,8 @@ def find_again(plan: Plan, naming: NamedProgram, provenances: Provenances) -> tu
     as many such values are made there as when the plan was made; and if dtype and number of dimensions are the same.
     """
     standing = occurrences(naming, provenances)
-    keys = {(one.line, one.number): key for key, one in standing.items()}
-    counts = {one.line: one.count for one in standing.values()}
+    keys = {(occurrence.line, occurrence.number): key for key, occurrence in standing.items()}
+    counts = {occurrence.line: occurrence.count for occurrence in standing.values()}
     again: dict[str, str] = {}
     differ: dict[str, None] = {}
     for value in plan.names:
@@ -225,7 +226,7 @@ def _kind(text: str) -> tuple[str, int]:
 
 
 def _shown(value: PlannedValue) -> str:
-    what = f"the {value.primitive}" if value.primitive else "the loop's carry"
+    value_text = f"the {value.primitive}" if value.primitive else "the loop's carry"
     if value.source is None:
-        return what
-    return f"{what} of `{value.source.text.strip()[:80]}` in {value.source.function}"
+        return value_text
+    return f"{value_text} of `{value.source.text.strip()[:80]}` in {value.source.function}"

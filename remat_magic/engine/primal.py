@@ -307,8 +307,9 @@ class Primal:
     @functools.cached_property
     def unplaced(self) -> tuple[str, ...]:
         """The arguments of which nothing says how they are spread, where XLA decides about that."""
-        placed, told = _jax.placed(self.closed), self.asked.shardings if self.asked is not None else {}
-        placed |= {var for var, sharding in told.items() if any(sharding.spec)}  # by a constraint inside of a body
+        placed, spread_by_xla = _jax.placed(self.closed), self.asked.shardings if self.asked is not None else {}
+        # By a constraint inside of a body.
+        placed |= {var for var, sharding in spread_by_xla.items() if any(sharding.spec)}
         rows = zip(self.signature.arrays, self.shardings, _jax.open_jaxpr(self.closed).invars, strict=False)
         return tuple(
             leaf.name for leaf, sharding, var in rows if sharding is None and var.aval.shape and var not in placed
@@ -324,8 +325,8 @@ class Primal:
     @functools.cached_property
     def automatic_devices(self) -> int:
         """Over how many devices values are spread of whose types nothing tells it."""
-        asked = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
-        return max((*map(_jax.automatic_devices, self.shardings), *asked), default=1)
+        in_equations = (_jax.automatic_devices_in(eqn) for _, eqn in walk(self.closed, once=True))
+        return max((*map(_jax.automatic_devices, self.shardings), *in_equations), default=1)
 
     @property
     def untold_axes(self) -> tuple[str, ...]:

@@ -49,10 +49,10 @@ def _file(name: str) -> _File:
     """What a file compiles to; every trace asks for all files of the user's, which change seldom."""
     linecache.checkcache(name)
     lines = linecache.getlines(name)
-    entry, known = linecache.cache.get(name), _files.get(name)
-    if known is None or known.entry is not entry:
-        known = _files[name] = _File(entry, codes_of(name, lines))
-    return known
+    entry, compiled = linecache.cache.get(name), _files.get(name)
+    if compiled is None or compiled.entry is not entry:
+        compiled = _files[name] = _File(entry, codes_of(name, lines))
+    return compiled
 
 
 def _restore(function: FunctionType, name: str, file: _File) -> None:
@@ -71,12 +71,12 @@ def _restore(function: FunctionType, name: str, file: _File) -> None:
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """The functions and methods of a module, and those within their decorators."""
     todo: list[Any] = list(vars(module).values())
-    seen: set[int] = set()
+    visited: set[int] = set()
     while todo:
         value = todo.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, type) and value.__module__ == module.__name__:
             todo += vars(value).values()
         elif isinstance(value, property):

@@ -11,6 +11,7 @@ import jax
 from remat_magic import _jax
 from remat_magic.engine.applied import evaluation
 from remat_magic.engine.calls import Calls
+from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.failures import failures
 from remat_magic.engine.halves import (
     Forward,
@@ -96,7 +97,7 @@ class Retraces:
         Raises:
             RematError: it does other operations than the program that the plan was made for.
         """
-        closed = self._primal.possible.put(closed, calls, selection.at_sites)
+        closed = with_checkpoints(closed, calls, self._primal.possible, selection.at_sites)
         return self._plan_values.again(selection, closed)
 
     def chooser(self, selection: Selection, spans: Spans | None = None) -> Callable[[Any], Any]:
@@ -109,7 +110,7 @@ class Retraces:
         function = self._functions.get(selection.identity)
         if function is None:
             primal = self._primal
-            closed = primal.possible.put(primal.closed, primal.calls, selection.at_sites)
+            closed = with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
             closed = closed if selection.naming is None else selection.naming.closed
             function = self._with_policies(selection, closed)
             self._functions[selection.identity] = function

@@ -46,8 +46,8 @@ class Checkpoint:
             outputs: what of them it returns.
             given: what its function is given, whether they read it or not.
         """
-        made = {var for eqn in eqns for var in eqn.outvars}
-        read = (atom for eqn in eqns for atom in eqn.invars if not _jax.is_literal(atom) and atom not in made)
+        outputs_inside = {var for eqn in eqns for var in eqn.outvars}
+        read = (atom for eqn in eqns for atom in eqn.invars if not _jax.is_literal(atom) and atom not in outputs_inside)
         operands = tuple(dict.fromkeys((*given, *read)))
         part = self.shared(_jax.part(jaxpr, eqns, operands, outputs, self.function, self.use))
         return _jax.checkpoint_equation(eqns[0], part, operands, outputs, self.policy)
@@ -88,14 +88,14 @@ def in_segments(
 
     def steps(*values: Any) -> list[Any]:
         flat = [value.reshape(whole, *value.shape[2:]) for value in values[: len(ys)]]
-        return [jnp.concatenate(both) for both in zip(flat, values[len(ys) :], strict=True)] if rest else flat
+        return [jnp.concatenate(parts) for parts in zip(flat, values[len(ys) :], strict=True)] if rest else flat
 
     def segment(scan: Any) -> Any:
         return checkpoint.around(body, inner(scan), scan.outvars)
 
     rest = length - whole
-    one = alone(eqn, size)
-    step = _jax.part(body, [segment(one)], one.invars, one.outvars, checkpoint.function, "scan")
+    one_segment = alone(eqn, size)
+    step = _jax.part(body, [segment(one_segment)], one_segment.invars, one_segment.outvars, checkpoint.function, "scan")
     step = _jax.closed(checkpoint.shared(step))
 
     eqns: list[Any] = []
@@ -108,9 +108,9 @@ def in_segments(
         eqns.append(_jax.replace_scan(eqn, [*before, *first, *chunks], [*last, *stacks], count, step))
 
     def scan_rest(first: list[Any], last: list[Any]) -> None:
-        cut, left = _jax.rearranged(eqn, left_over, xs)
+        cut, remainder = _jax.rearranged(eqn, left_over, xs)
         eqns.extend(cut)
-        eqns.append(segment(_jax.replace_scan(eqn, [*before, *first, *left], [*last, *left_ys], rest)))
+        eqns.append(segment(_jax.replace_scan(eqn, [*before, *first, *remainder], [*last, *left_ys], rest)))
 
     first = eqn.invars[consts : consts + carries]
     middle = [*map(_jax.fresh_var, carry)]
@@ -133,7 +133,10 @@ def alone(eqn: Any, length: int) -> Any:
     body = _jax.open_jaxpr(_jax.scan_body(eqn))
     consts, carries, _ = _jax.scan_split(eqn)
     kept = consts + carries
-    operands = [*map(_jax.fresh_var, body.invars[:kept]), *(_jax.fresh_rows(x, length) for x in eqn.invars[kept:])]
+    operands = [
+        *map(_jax.fresh_var, body.invars[:kept]),
+        *(_jax.fresh_rows(scanned, length) for scanned in eqn.invars[kept:]),
+    ]
     ys = (_jax.fresh_rows(y, length) for y in eqn.outvars[carries:])
     return _jax.replace_scan(eqn, operands, [*map(_jax.fresh_var, body.outvars[:carries]), *ys], length)
 

@@ -117,11 +117,11 @@ class Selector:
         """
         whole, pairs, codes, notes = None, [], [], []
         for key, resolved in chosen.items():
-            one = self.select(resolved, key)
-            whole = one.whole if one.whole is not None else whole
-            pairs += one.at_sites
-            codes += [one.code] if one.code else []
-            notes += one.notes
+            selection = self.select(resolved, key)
+            whole = selection.whole if selection.whole is not None else whole
+            pairs += selection.at_sites
+            codes += [selection.code] if selection.code else []
+            notes += selection.notes
         text = ", ".join(f"{key}={resolved.key}" for key, resolved in chosen.items())
         return Selection(MIXED, text, whole, tuple(sorted(pairs, key=lambda p: p[0])), "; ".join(codes), tuple(notes))
 
@@ -194,9 +194,9 @@ def _guard(policy: Any, key: str) -> Any:
         try:
             answer = policy(prim, *args, **params)
         except Exception as error:
-            said = f" ({text})" if (text := one_line(text_of(error))) else ""
+            reason = f" ({text})" if (text := one_line(text_of(error))) else ""
             raise RematError(
-                f"the policy {key} raised {type(error).__name__} when asked about {prim}{said}; a policy is called "
+                f"the policy {key} raised {type(error).__name__} when asked about {prim}{reason}; a policy is called "
                 "as policy(primitive, *types, **parameters) and returns True to save."
             ) from error
         if isinstance(answer, _ANSWERS):

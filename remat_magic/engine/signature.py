@@ -206,9 +206,9 @@ class Signature(Inputs):
                 if not inside:
                     raise RematError(f"wrt asks for {text!r}, which has no array in this call of {self.function}.")
                 leaf = inside[0]
-                what = _jax.type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__
+                type_name = _jax.type_text(leaf.value) if leaf.is_array else type(leaf.value).__name__
                 raise RematError(
-                    f"{text!r} cannot be differentiated: it is {what}, and only floating-point arrays can; "
+                    f"{text!r} cannot be differentiated: it is {type_name}, and only floating-point arrays can; "
                     "pass floats, or leave it out of wrt."
                 )
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax, libraries
-from remat_magic.engine.calls import Callee
+from remat_magic.engine.calls import CalledFunction
 from remat_magic.engine.spellings import Given, Spelling
 from remat_magic.user_files import is_user_file
 
-__all__ = ["Loop", "code_of", "code_of_calls", "code_of_group"]
+__all__ = ["CallingLoop", "code_of", "code_of_calls", "code_of_group"]
 
 # By the module of a library: what it has for jax.checkpoint.
 _CHECKPOINTS = {
@@ -25,7 +25,7 @@ _EXAMPLE = 72  # characters of a call: longer ones are not shown
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class CallingLoop:
     """A loop that makes a call in each step."""
 
     length: int = 0
@@ -37,7 +37,7 @@ class Loop:
     unroll: int = 1
 
     @classmethod
-    def of(cls, eqn: Any, callee: Callee) -> Loop:
+    def of(cls, eqn: Any, callee: CalledFunction) -> CallingLoop:
         """That of a scan's equation."""
         name, file, _ = _jax.function_name(_jax.scan_body(eqn))
         kind = "fori_loop" if _jax.use_of(_jax.scan_body(eqn)) == "fori_loop" else "scan"
@@ -89,7 +89,7 @@ class Loop:
         return code, comments
 
 
-def code_of(callee: Callee, policy: str = "") -> str:
+def code_of(callee: CalledFunction, policy: str = "") -> str:
     """What to write for a checkpoint on a function: all that is called and saved by name goes by its name then, too.
 
     Where the calls are to be changed for it, a comment says how: a checkpoint takes what is no array by position.
@@ -110,7 +110,7 @@ def code_of(callee: Callee, policy: str = "") -> str:
     return f"{written}  # {'above other decorators ' if callee.module == 'flax.linen' else ''}on {name}{change}"
 
 
-def _by_position(callee: Callee) -> tuple[list[int], str] | None:
+def _by_position(callee: CalledFunction) -> tuple[list[int], str] | None:
     """The numbers of the static parameters of a function with a checkpoint on it, and what its calls are to give.
 
     None where not all of them can be given by position.
@@ -143,12 +143,12 @@ def _by_position(callee: Callee) -> tuple[list[int], str] | None:
     return positions, f"; its calls give {' and '.join(names)} by position then{example}"
 
 
-def _given(callee: Callee, call: Spelling, position: int | None, name: str) -> Given:
+def _given(callee: CalledFunction, call: Spelling, position: int | None, name: str) -> Given:
     own = None if position is None else position - bool(callee.module)
     return call.given(own, name, name in dict(callee.defaults))
 
 
-def code_of_calls(callee: Callee, policy: str = "", key: str = "") -> str:
+def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> str:
     """What to write in the place of a function where it is called.
 
     Args:
@@ -163,7 +163,9 @@ def code_of_calls(callee: Callee, policy: str = "", key: str = "") -> str:
     return _commented(codes, [*comments, f"for {key}" if key else ""])
 
 
-def code_of_group(callee: Callee, size: int, loop: Loop | None, is_called_besides: bool, policy: str = "") -> str:
+def code_of_group(
+    callee: CalledFunction, size: int, loop: CallingLoop | None, is_called_besides: bool, policy: str = ""
+) -> str:
     """What to write for a checkpoint around so many calls after one another.
 
     Args:
@@ -184,11 +186,11 @@ def code_of_group(callee: Callee, size: int, loop: Loop | None, is_called_beside
 
 def _commented(codes: Iterable[str], comments: Iterable[str]) -> str:
     """What to write at one place or another, and what is to be said of it."""
-    said = "; ".join(filter(None, comments))
-    return "; ".join(codes) + (f"  # {said}" if said else "")
+    comment = "; ".join(filter(None, comments))
+    return "; ".join(codes) + (f"  # {comment}" if comment else "")
 
 
-def _at_call(callee: Callee, policy: str, call: Spelling) -> tuple[str, str]:
+def _at_call(callee: CalledFunction, policy: str, call: Spelling) -> tuple[str, str]:
     """What to write in the place of a function in one of its calls, and what is to be said of that."""
     name = callee.who[0]
     cls, _, method = name.rpartition(".")
@@ -227,7 +229,7 @@ def _at_call(callee: Callee, policy: str, call: Spelling) -> tuple[str, str]:
     return _call(function, callee, policy, positions), comment
 
 
-def _call(function: str, callee: Callee, policy: str, static: Sequence[int] = ()) -> str:
+def _call(function: str, callee: CalledFunction, policy: str, static: Sequence[int] = ()) -> str:
     return f"{_CHECKPOINTS.get(callee.module, 'jax.checkpoint')}({function}{_options(policy, static)})"
 
 

@@ -17,7 +17,7 @@ from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
     "Given",
-    "Loop",
+    "SourceLoop",
     "Spelling",
     "called_from",
     "default_texts",
@@ -34,7 +34,7 @@ _Position = tuple[int | None, ...]  # first and last line, first and last column
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class SourceLoop:
     """A loop statement: where it begins, and where what it repeats does and ends; lines and columns in bytes."""
 
     start: tuple[int, int]
@@ -162,7 +162,7 @@ def position_of(code: CodeType, instruction: int) -> _Position:
     return _positions(code)[instruction // 2]
 
 
-def loop_around(code: CodeType, instruction: int) -> Loop | None:
+def loop_around(code: CodeType, instruction: int) -> SourceLoop | None:
     """The innermost ``for`` or ``while`` of its function that repeats a call; None where nothing does."""
     return _Text.of(code.co_filename).loops.get(position_of(code, instruction))
 
@@ -195,7 +195,7 @@ class _Text:
     """
 
     calls: Mapping[_Position, ast.Call]
-    loops: Mapping[_Position, Loop]
+    loops: Mapping[_Position, SourceLoop]
     functions: Mapping[int, list[_Function]]
     assigned: Mapping[str, list[ast.expr]]
 
@@ -210,13 +210,13 @@ class _Text:
         bound = [] if partial is None else partial.args[1:]
         bound_names = [] if partial is None else [keyword.arg for keyword in partial.keywords]
         args, keywords = ([], []) if by_loop else (call.args, call.keywords)
-        starred = any(isinstance(each, ast.Starred) for each in (*bound, *args))
+        starred = any(isinstance(argument, ast.Starred) for argument in (*bound, *args))
         return Spelling(
             "" if by_loop and partial is None else ast.unparse(function if by_loop else call.func),
             tuple(map(ast.unparse, args)),
             tuple((keyword.arg or "", ast.unparse(keyword.value)) for keyword in keywords),
             len(bound),
-            frozenset(each for each in bound_names if each is not None),
+            frozenset(filter(None, bound_names)),
             starred or None in (*bound_names, *(keyword.arg for keyword in keywords)),
         )
 
@@ -245,7 +245,7 @@ def _name(expression: ast.expr) -> str:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> _Text:
-    calls, loops = dict[_Position, ast.Call](), dict[_Position, Loop]()
+    calls, loops = dict[_Position, ast.Call](), dict[_Position, SourceLoop]()
     functions, assigned = dict[int, list[_Function]](), dict[str, list[ast.expr]]()
     for node, loop in _nodes(text):
         match node:
@@ -269,10 +269,10 @@ _APART = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 _REPEATING = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
-def _nodes(text: str) -> Iterator[tuple[ast.AST, Loop | None]]:
+def _nodes(text: str) -> Iterator[tuple[ast.AST, SourceLoop | None]]:
     """All nodes of a text, each with the innermost loop of its function that repeats it."""
     try:
-        todo: list[tuple[ast.AST, Loop | None]] = [(parse_python(text), None)]
+        todo: list[tuple[ast.AST, SourceLoop | None]] = [(parse_python(text), None)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     while todo:
@@ -284,7 +284,7 @@ def _nodes(text: str) -> Iterator[tuple[ast.AST, Loop | None]]:
         todo += [(child, inner if child in repeated else around) for child in ast.iter_child_nodes(node)]
 
 
-def _loop(statement: Any, body: Sequence[ast.stmt]) -> Loop:
+def _loop(statement: Any, body: Sequence[ast.stmt]) -> SourceLoop:
     last = body[-1]
     end = last.end_lineno or last.lineno, last.end_col_offset or 0
-    return Loop((statement.lineno, statement.col_offset), (body[0].lineno, body[0].col_offset), end)
+    return SourceLoop((statement.lineno, statement.col_offset), (body[0].lineno, body[0].col_offset), end)

@@ -74,9 +74,9 @@ class InnerGradient:
     def saved_bytes(self) -> int:
         """The bytes that the gradient saves as it is written, arguments left out."""
         jaxpr = _jax.open_jaxpr(self.half.closed)
-        made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+        intermediates = {var for eqn in jaxpr.eqns for var in eqn.outvars}
         saved = {var for var in jaxpr.outvars[self.half.outputs :] if not _jax.is_literal(var)}
-        return sum(_jax.nbytes(var.aval) for var in made & saved)
+        return sum(_jax.nbytes(var.aval) for var in intermediates & saved)
 
 
 def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
@@ -283,8 +283,8 @@ def lowered_step(
     # XLA makes another program of a jitted function that is called in one than of the function itself.
     called = _jax.called_whole(program)
     if called and all(None in pair or pair[0] == pair[1] for pair in zip(shardings, called[1], strict=True)):
-        program, asked, results = called
-        shardings = [own or wanted for own, wanted in zip(shardings, asked, strict=True)]
+        program, wanted_shardings, results = called
+        shardings = [own or as_wanted for own, as_wanted in zip(shardings, wanted_shardings, strict=True)]
     types = [input_type(aval, sharding) for aval, sharding in zip(whole.types, shardings, strict=True)]
     with whole.tracing(), without_gc():
         return *lower(_jax.as_function(program), types, platform, donated, results), tuple(donated)
@@ -293,17 +293,17 @@ def lowered_step(
 def _inputs_behind(scope: Scope, atoms: Iterable[Any]) -> set[int]:
     """The inputs of the whole program that values depend on; what a loop carries round is left out."""
     inputs: set[int] = set()
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     todo = [(scope, atom) for atom in atoms]
     while todo:
         here, atom = todo.pop()
-        if _jax.is_literal(atom) or (id(here), id(atom)) in seen:
+        if _jax.is_literal(atom) or (id(here), id(atom)) in visited:
             continue
-        seen.add((id(here), id(atom)))
-        made = here.makers.get(atom)
+        visited.add((id(here), id(atom)))
+        maker = here.makers.get(atom)
         index = here.inputs.get(atom)
-        if made is not None:
-            todo += [(here, operand) for operand in made[0].invars]
+        if maker is not None:
+            todo += [(here, operand) for operand in maker[0].invars]
         elif index is not None and here.parent is None:
             inputs.add(index)
         elif index is not None and here.parent is not None and here.body is not None:
@@ -325,7 +325,10 @@ def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
         return True
     returned = primal.closed.out_avals
     return [aval.shape for aval in returned] != [()] and any(
-        all(sum(_is_like(aval, one, copies) for aval in returned) >= count for one, count in wanted.items())
+        all(
+            sum(_is_like(aval, type_of_leaf, copies) for aval in returned) >= count
+            for type_of_leaf, count in wanted.items()
+        )
         for function in (gradient.function for gradient in gradients)
         if (wanted := _differentiated_types(function))
         for copies in [function.copies if any(shape for shape, _ in wanted) else 1]
@@ -343,8 +346,8 @@ def _is_like(aval: Any, kind: tuple[Any, Any], copies: int) -> bool:
     shape, dtype = kind
     if aval.dtype != dtype or aval.shape == shape:
         return aval.dtype == dtype
-    more, rest = divmod(math.prod(aval.shape), math.prod(shape) or 1)
-    return more > 1 and not rest and copies % more == 0 and len(aval.shape) >= len(shape)
+    multiple, rest = divmod(math.prod(aval.shape), math.prod(shape) or 1)
+    return multiple > 1 and not rest and copies % multiple == 0 and len(aval.shape) >= len(shape)
 
 
 def _kind(aval: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Interval
-from remat_magic.engine.spellings import Loop, called_from, frames, loop_around, position_of
+from remat_magic.engine.spellings import SourceLoop, called_from, frames, loop_around, position_of
 
 __all__ = ["Steps"]
 
@@ -18,7 +18,7 @@ class _Call(NamedTuple):
 
     code: CodeType
     instruction: int
-    loop: Loop
+    loop: SourceLoop
 
 
 class Steps:
@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, jaxpr: Any, intervals: Sequence[Interval]) -> None:
         self._eqns = jaxpr.eqns
         self._calls = {id(interval): _call(jaxpr, interval) for interval in intervals}
-        self._sites: dict[tuple[CodeType, Loop], set[int]] = {}  # the instructions that make calls, by the loop
+        self._sites: dict[tuple[CodeType, SourceLoop], set[int]] = {}  # the instructions that make calls, by the loop
         for call in filter(None, self._calls.values()):
             self._sites.setdefault((call.code, call.loop), set()).add(call.instruction)
 
@@ -62,9 +62,9 @@ class Steps:
         while stop < len(self._eqns) and (self._in_step(stop, end) or 0) > end.instruction:
             stop += 1
         apart = frozenset(number for number in range(start, stop) if self._made_by(number, begin) is False)
-        made = {var for number in {*range(start, stop)} - apart for var in self._eqns[number].outvars}
+        outputs = {var for number in {*range(start, stop)} - apart for var in self._eqns[number].outvars}
         read = (atom for number in apart for atom in self._eqns[number].invars if not _jax.is_literal(atom))
-        return (start, stop, apart) if made.isdisjoint(read) else None
+        return (start, stop, apart) if outputs.isdisjoint(read) else None
 
     def _in_step(self, number: int, call: _Call) -> int | None:
         """The instruction of a loop's steps that made an equation; None where none did."""

@@ -114,8 +114,8 @@ def _equation_cost(eqn: Any, cost_of: CostOf, type_of: TypeOf) -> Cost:
         flops = formula(eqn)
         moved = BYTES.get(name, moved_bytes)(eqn)
         talk = _jax.communication(whole, eqn)
-        told, sent = (0, 0) if talk is None else (talk.nbytes, talk.sent)
-        return Cost(flops or 0, moved, (name,) if flops is None else (), told, sent)
+        communicated, sent = (0, 0) if talk is None else (talk.nbytes, talk.sent)
+        return Cost(flops or 0, moved, (name,) if flops is None else (), communicated, sent)
     per_element = element_bodies(eqn)
     if per_element is not None:  # its jaxprs say what is done to an element; the bytes are those of the whole equation
         inside = sum((jaxpr_cost(jaxpr).scaled(times) for jaxpr, times in per_element), FREE)

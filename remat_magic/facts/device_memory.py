@@ -21,12 +21,17 @@ class DeviceMemory:
         reserves: what the program gives back has its memory from the beginning to the end, that of donated arguments
             of the same size where there are any.
         shares: until a result is written, what is gone by then lies in its memory.
-        fuses: what only the kernel reads that makes it stays in registers; a loop's kernels write what they stack in
-            place; a transpose is another layout of its operand, and no value of its own.
-        remakes: a residual of elementwise operations is not held where kernels can make it again of what is held, or of
-            less: see ``remade.made_again``.
+        fuses: what only the kernel reads that makes it stays in registers; what kernels can make again of what is held
+            anyway, or of less, is not held: see ``registers.unheld`` and ``remade.made_again``.
+        matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply.
+        views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
+            stacks in place. Else these are copies.
+        normalizes: a softmax or a norm is one kernel, and what it makes is not made again in others: see
+            ``registers.normalized``. A kernel's result is written over what its last operation reads, and over nothing
+            that the kernel reads for the others.
         tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
-            the channels, but for arguments and results.
+            the channels, but for arguments and results. What takes every so many elements, or puts them apart, is a
+            kernel of its own.
         narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
             converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
             of them.
@@ -38,7 +43,9 @@ class DeviceMemory:
     reserves: bool = False
     shares: bool = False
     fuses: bool = False
-    remakes: bool = False
+    matmuls: bool = False
+    views: bool = False
+    normalizes: bool = False
     tiled: bool = False
     narrows: bool = False
     vector_memory: int = 0
@@ -60,20 +67,17 @@ PLAIN = DeviceMemory()
 
 
 def memory_of(device: Device | None) -> DeviceMemory:
-    """How the compiler for a device holds values.
-
-    Of GPUs it is not told that they fuse. XLA does so there as well, but a kernel seldom writes over what it reads, and
-    a matmul seldom into a stack: together that comes nearer to the plain rules than to those without what is fused.
-    """
+    """How the compiler for a device holds values."""
     if device is None or not device.holds_otherwise:
         return PLAIN
     if device.vector_memory is None:
-        return DeviceMemory(merges=True, reserves=True, shares=True, remakes=True)
+        return DeviceMemory(merges=True, reserves=True, shares=True, fuses=True, normalizes=True)
     return DeviceMemory(
         merges=True,
         reserves=True,
         fuses=True,
-        remakes=True,
+        matmuls=True,
+        views=True,
         tiled=True,
         narrows=True,
         vector_memory=device.vector_memory,

@@ -114,8 +114,8 @@ class Facts:
             key = selection.report_key
             if key in self._reports:
                 return self._reports[key]
-            stores = (facts.made for facts in self._by_memory.values())
-            report = next((made[key] for made in stores if key in made), None)  # on all alike, but for the peak
+            stores = (facts.reports_by_key for facts in self._by_memory.values())
+            report = next((store[key] for store in stores if key in store), None)  # on all alike, but for the peak
             if report is not None and report.peak_bytes is not None:
                 peak, parts = reports.peak(self._schedule(selection), self._roles())
                 report = self._with_remark(replace(report, peak_bytes=peak, peak_by_kind=parts))
@@ -207,7 +207,7 @@ class Facts:
             return self._reports.get(engine.select(policy, at, namespace).report_key)
 
     @property
-    def made(self) -> Mapping[tuple[Any, ...], Report]:
+    def reports_by_key(self) -> Mapping[tuple[Any, ...], Report]:
         """The full reports so far, by their selections' keys."""
         return self._reports
 
@@ -217,7 +217,7 @@ class Facts:
         That is a plan that no key stands for, and a policy of the user's own.
         """
         with self.lock:
-            keys = dict.fromkeys(key for facts in self._by_memory.values() for key in facts.made)
+            keys = dict.fromkeys(key for facts in self._by_memory.values() for key in facts.reports_by_key)
             return [(policy, at) for policy, at, identity in keys if self._identity(policy, at) == identity]
 
     def _identity(self, policy: str, at: str) -> Any:

@@ -152,8 +152,8 @@ def _merged(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
             alike = (kernel.flops, kernel.bytes, kernel.dtype, kernel.unit, kernel.sent, kernel.times is not None)
             counts[alike] += kernel.runs
     return tuple(
-        Kernel(flops, moved, dtype, unit, runs if known else None, 1 if known else runs, sent)
-        for (flops, moved, dtype, unit, sent, known), runs in counts.items()
+        Kernel(flops, moved, dtype, unit, runs if times_known else None, 1 if times_known else runs, sent)
+        for (flops, moved, dtype, unit, sent, times_known), runs in counts.items()
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
@@ -14,27 +14,35 @@ __all__ = ["read_by_matmuls"]
 
 
 def read_by_matmuls(
-    steps: Iterable[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]
+    steps: Sequence[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]
 ) -> tuple[set[int], dict[int, list[int]]]:
     """The buffers that nothing but matmuls read, and for each the loops that read it for nothing else, as positions.
+
+    Those of which slices, or several side by side, are read so are among them.
 
     Args:
         steps: all of them.
         around: for the identity of an equation with bodies the lines that it is from, and its operation.
     """
     matmuls, others, loops = set[int](), set[int](), dict[int, list[int]]()
-    for index, step in enumerate(steps):
-        if step.eqn is not None and _jax.takes_bfloat16(step.eqn):
+    for index in reversed(range(len(steps))):  # what reads a result is met before what makes it
+        step = steps[index]
+        if step.eqn is not None and (_jax.takes_bfloat16(step.eqn) or _moves(step, matmuls, others)):
             matmuls.update(step.reads)
             continue
         inside = _inside(*around[id(step.eqn)]) if id(step.eqn) in around else []
         for number, only in zip(step.reads, [*inside, *[False] * (len(step.reads) - len(inside))], strict=True):
             if only:
                 matmuls.add(number)
-                loops.setdefault(number, []).append(index)
+                loops.setdefault(number, []).insert(0, index)
             elif only is not None:
                 others.add(number)
     return matmuls - others, loops
+
+
+def _moves(step: ScheduledStep, matmuls: set[int], others: set[int]) -> bool:
+    """Whether a step moves elements of what it reads, unchanged, to where nothing but matmuls read them."""
+    return _jax.rearranges(step.eqn) and matmuls.issuperset(step.makes) and others.isdisjoint(step.makes)
 
 
 def _inside(lines: StraightLines, operation: Operation) -> list[bool | None]:

@@ -66,8 +66,8 @@ class _Tagger:
 
     def close(self) -> None:
         """Let go of the copies: their variables hold the tagger, which only the garbage collector would free."""
-        for held in (self._copies, self._opened, self._closed, self._printed, self._named_by):
-            held.clear()
+        for table in (self._copies, self._opened, self._closed, self._printed, self._named_by):
+            table.clear()
 
     def _tell(self, var: Any, row: int, name: str, context: Any) -> None:
         self._printed.setdefault(context, {}).setdefault(name, row)
@@ -246,15 +246,15 @@ def program(
         tokens = [token for _, _, token in marks if isinstance(token, _Token)]
         # The outermost equation of a line owns it, but a whole body on one line belongs to its first equation.
         token = min(tokens, key=lambda token: token.depth, default=None)
-        text, *more = text.split(_BREAK)
+        text, *further = text.split(_BREAK)
         # The text of a parameter that is broken into lines has variables of its own.
         marked = (
             ()
-            if more
+            if further
             else tuple(dict.fromkeys((name, named[name]) for name in _VARIABLE.findall(text) if name in named))
         )
         if token is None:
-            lines += [ProgramLine(text, residuals=marked), *map(ProgramLine, more)]
+            lines += [ProgramLine(text, residuals=marked), *map(ProgramLine, further)]
             continue
         place = places.get(token.number)
         if place is None:
@@ -285,7 +285,7 @@ def program(
                 operation=place.number,
                 library=place.library,
             )
-            for line in more
+            for line in further
         ]
     tagger.close()
     return Program(tuple(lines), tagger.count)

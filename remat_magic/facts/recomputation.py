@@ -42,16 +42,16 @@ class Arguments:
         """The name of the argument whose shards an equation gathers, converted or seen otherwise; else empty."""
         atom = eqn.invars[0]
         while True:
-            found = makers(scope, atom)
-            if len(found) != 1:
+            origins = makers(scope, atom)
+            if len(origins) != 1:
                 return ""
-            (made,) = found
-            if made.eqn is not None and _jax.is_operand_again(made.eqn):
-                scope, atom = made.scope, made.eqn.invars[0]
-            elif made.argument is not None and made.scope is self._ahead:
-                return self._names[made.argument]
-            elif made.argument is not None and made.argument < len(self._residuals):
-                scope, atom = self._ahead, self._residuals[made.argument]
+            (origin,) = origins
+            if origin.eqn is not None and _jax.is_operand_again(origin.eqn):
+                scope, atom = origin.scope, origin.eqn.invars[0]
+            elif origin.argument is not None and origin.scope is self._ahead:
+                return self._names[origin.argument]
+            elif origin.argument is not None and origin.argument < len(self._residuals):
+                scope, atom = self._ahead, self._residuals[origin.argument]
             else:
                 return ""
 

@@ -103,10 +103,10 @@ def full(
     ahead_kernels, _ = kernels_of(half.closed, lines[0] if all_runs else StraightLines(type_of=half.type_of))
     back_kernels, again_kernels = kernels_of(backward, lines[1], recomputation)
     if isinstance(half.type_of, Propagated):  # XLA was asked about both halves, and has compiled them
-        told = half.type_of.communicated
-        communicated = (nbytes_of(told[0]), nbytes_of(told[1]))
-        ahead_kernels = with_inserted(ahead_kernels, told[0], ahead.communicated)
-        back_kernels = with_inserted(back_kernels, told[1], back.communicated)
+        collectives = half.type_of.communicated
+        communicated = (nbytes_of(collectives[0]), nbytes_of(collectives[1]))
+        ahead_kernels = with_inserted(ahead_kernels, collectives[0], ahead.communicated)
+        back_kernels = with_inserted(back_kernels, collectives[1], back.communicated)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
     schedule = of_step or both_halves(half.closed, backward, half.outputs, lines, half.type_of)
@@ -204,12 +204,15 @@ def _replicated(devices: int, rows: Sequence[Residual]) -> Iterator[Note]:
     total = sum(row.nbytes for row in whole)
     if total > _LARGE * sum(row.nbytes for row in kept):
         largest = max(whole, key=lambda row: row.nbytes)
-        what = f"{largest.type} of {largest.primitive}{f' (line {largest.source.line})' if largest.source else ''}"
+        values_text = (
+            f"{largest.type} of {largest.primitive}{f' (line {largest.source.line})' if largest.source else ''}"
+        )
         if len(whole) > 1:
-            what = f"{len(whole)} saved values, the largest {what}"
+            values_text = f"{len(whole)} saved values, the largest {values_text}"
         yield Note(
             "replicated",
-            f"Each of {devices} devices holds all of {what}, {units.nbytes(total)}: sharded, each would hold a part.",
+            f"Each of {devices} devices holds all of {values_text}, {units.nbytes(total)}: sharded, each would hold a "
+            "part.",
             (largest.primitive,),
         )
 
@@ -250,13 +253,13 @@ class Programs:
             return "", None, None
         scope, (ahead, residuals, provenances, arguments) = self._contexts[id(buffer.eqn)]
         first: tuple[str, str | None, SourceSpan | None] | None = None
-        for made in _makers_inside(scope, buffer):
-            if made.argument is not None and made.scope is not ahead and made.argument < len(residuals):
-                made = next(iter(makers(ahead, residuals[made.argument])))
-            if made.eqn is not None:
-                return _jax.primitive_name(made.eqn), None, locate(provenances, made.scope, made.eqn).source
-            if made.argument is not None and first is None:
-                first = "", arguments[made.argument] if made.scope is ahead else None, None
+        for origin in _makers_inside(scope, buffer):
+            if origin.argument is not None and origin.scope is not ahead and origin.argument < len(residuals):
+                origin = next(iter(makers(ahead, residuals[origin.argument])))
+            if origin.eqn is not None:
+                return _jax.primitive_name(origin.eqn), None, locate(provenances, origin.scope, origin.eqn).source
+            if origin.argument is not None and first is None:
+                first = "", arguments[origin.argument] if origin.scope is ahead else None, None
         return first or (_jax.primitive_name(buffer.eqn), None, self.source(buffer.eqn))
 
 

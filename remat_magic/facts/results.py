@@ -12,12 +12,12 @@ __all__ = ["over_donated", "within_results"]
 def over_donated(results: Collection[int], donated: Collection[int], sizes: Sequence[int]) -> list[int]:
     """The results that lie where a donated argument of the same size does."""
     free = Counter(sizes[number] for number in donated)
-    found: list[int] = []
+    placed: list[int] = []
     for number in sorted(results):
         if free[sizes[number]]:
             free[sizes[number]] -= 1
-            found.append(number)
-    return found
+            placed.append(number)
+    return placed
 
 
 def within_results(
@@ -34,17 +34,17 @@ def within_results(
         sizes: the bytes of each.
     """
     by_size = sorted((number for number in results if number in lives), key=sizes.__getitem__)
-    taken = [[lives[number]] for number in by_size]
+    occupied = [[lives[number]] for number in by_size]
     written = max((lives[number][0] for number in by_size), default=0)
     fits = [sizes[number] for number in by_size]
-    found: list[int] = []
+    placed: list[int] = []
     for number in sorted(others, key=lambda number: (-sizes[number], number)):
         first, end = lives[number]
         if end > written or not sizes[number]:
             continue
         for place in range(bisect_left(fits, sizes[number]), len(fits)):
-            if all(end <= begin or stop <= first for begin, stop in taken[place]):
-                taken[place].append((first, end))
-                found.append(number)
+            if all(end <= begin or stop <= first for begin, stop in occupied[place]):
+                occupied[place].append((first, end))
+                placed.append(number)
                 break
-    return found
+    return placed

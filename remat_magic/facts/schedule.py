@@ -11,12 +11,12 @@ from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, W
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.narrowing import read_by_matmuls
-from remat_magic.facts.registers import fused_operands, fuses, unheld
+from remat_magic.facts.registers import fused_operands, fuses, normalized, strided, unheld
 from remat_magic.facts.remade import made_again
 from remat_magic.facts.residuals import saved_values
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, written_over
-from remat_magic.facts.vector_memory import Wish, placed
+from remat_magic.facts.vector_memory import LiveBuffer, placed
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.records import Half, Moment, Phase
@@ -26,7 +26,7 @@ __all__ = ["Schedule"]
 _NOTHING = 0  # the buffer of what takes no memory: literals
 
 
-class _Held(NamedTuple):
+class _StepBytes(NamedTuple):
     """The bytes that are held during a step."""
 
     step: ScheduledStep
@@ -35,8 +35,8 @@ class _Held(NamedTuple):
     temporaries: int
 
 
-def _moment(held: _Held) -> Moment:
-    return Moment(*held.step.where, held.arguments, held.residuals, held.temporaries)
+def _moment(step_bytes: _StepBytes) -> Moment:
+    return Moment(*step_bytes.step.where, step_bytes.arguments, step_bytes.residuals, step_bytes.temporaries)
 
 
 class Schedule:
@@ -65,13 +65,13 @@ class Schedule:
         self.gradients: set[int] = set()
         self.donated: set[int] = set()
         self._sizes: list[int] = [0]
-        self._what: dict[int, Held] = {}
+        self._contents: dict[int, Held] = {}
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
         self._narrowed: dict[int, Any] = {}  # the types of what is held in bfloat16 instead of float32
         self._lanes: dict[tuple[int, ...], tuple[int, int]] = {}  # of the shapes that convolutions take and make
         self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
         self._checkpoints: dict[int, tuple[int, int]] = {}  # of what checkpoints make, which of them
-        self._barred: set[int] = set()
+        self._written: set[int] = set()  # what kernels read from memory, whatever could make it again
         self._permanent = {_NOTHING}
         self._constants: dict[int, int] = {}
         self._inner_peaks = {} if inner_peaks is None else inner_peaks
@@ -82,20 +82,20 @@ class Schedule:
 
     # ------------------------------------------------------------------------------------------------------- buffers
 
-    def buffer(self, aval: Any, what: Held | None = None) -> int:
-        """A new one for a value of that type; ``what`` it is, if it may be asked for."""
+    def buffer(self, aval: Any, content: Held | None = None) -> int:
+        """A new one for a value of that type; its ``content``, if it may be asked for."""
         self._sizes.append(self._nbytes(aval))
         number = len(self._sizes) - 1
-        if what is not None:
-            self._what[number] = what
+        if content is not None:
+            self._contents[number] = content
         return number
 
     def _nbytes(self, aval: Any) -> int:
         return self.on.nbytes(aval, self._lanes.get(_jax.local_shape(aval), ()) if self._lanes else ())
 
-    def permanent(self, aval: Any, what: Held) -> int:
+    def permanent(self, aval: Any, content: Held) -> int:
         """A new one which is there from the beginning to the end."""
-        number = self.buffer(aval, what)
+        number = self.buffer(aval, content)
         self._permanent.add(number)
         return number
 
@@ -129,24 +129,27 @@ class Schedule:
     def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:
         """The buffers of the residuals, given those of all results of the forward half, and which residuals are read.
 
-        What is saved as several values is held as several: a view of another residual, or what a broadcast shows.
+        What is saved as several values is held as several: a view of another residual, or what a broadcast shows. Where
+        XLA fuses, it does so with what reads them.
         """
         jaxpr = _jax.open_jaxpr(forward)
         buffers = [*results[outputs:]]
-        taken: set[int] = set()
+        if self.on.fuses:
+            return buffers
+        assigned: set[int] = set()
         makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         for value in saved_values(forward, outputs):
             shown = buffers[value.leaves[0]]
             if _jax.is_literal(value.atom) or value.atom not in makers or not any(read[leaf] for leaf in value.leaves):
                 continue
-            if shown in taken or self._sizes[shown] < self._nbytes(self.type_of(value.atom)):
+            if shown in assigned or self._sizes[shown] < self._nbytes(self.type_of(value.atom)):
                 own = self.buffer(
                     self.type_of(value.atom), Held(0, self.type_of(value.atom), makers[value.atom], value.atom)
                 )
                 self.steps.append(ScheduledStep(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
                 for leaf in value.leaves:
                     buffers[leaf] = own
-            taken.add(shown)
+            assigned.add(shown)
         return buffers
 
     # --------------------------------------------------------------------------------------------------------- steps
@@ -158,7 +161,7 @@ class Schedule:
             for operation, _, _ in flat.lines:
                 for atom, lanes in _jax.lanes_of_convolution(operation.eqn):
                     self._lanes[_jax.local_shape(self.type_of(atom))] = lanes
-        never, again = unheld(jaxpr, lines) if self.on.fuses else (set[int](), set[int]())
+        written, never, again = self._unheld(jaxpr, lines)
         start = len(self.steps)  # tells this run from others
         in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
         buffers = [_NOTHING] * len(flat.types)  # by the number of the value
@@ -171,12 +174,12 @@ class Schedule:
             for line in flat.lines[begin:end]:
                 operation, reads, makes = line
                 operands = [buffers[number] for number in reads]
-                if in_kernels and fuses(line):
+                if in_kernels and fuses(line, matmuls=self.on.matmuls):
                     operands = [in_kernels.get(number, buffers[number]) for number in reads]
                 if operation.name in MADE_ANEW and not operation.leaves:
                     buffers[makes[0]] = operands[0] if operands else _NOTHING
                     continue
-                if self.on.fuses and operation.name == TRANSPOSE and operands[0] not in self._instead:
+                if self.on.views and operation.name == TRANSPOSE and operands[0] not in self._instead:
                     buffers[makes[0]] = operands[0]
                     continue
                 for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
@@ -189,8 +192,18 @@ class Schedule:
                         self._sizes[result] = 0
                         self._instead[result] = self._read_for(operands)
             begin = end
-        self._barred.update(buffers[number] for number in flat.barred)
+        self._written.update(buffers[number] for number in written)
         return [buffers[number] for number in flat.outputs]
+
+    def _unheld(self, jaxpr: Any, lines: StraightLines) -> tuple[set[int], set[int], set[int]]:
+        """The values of a jaxpr that are not made again as residuals, and those of ``registers.unheld``."""
+        flat = lines(jaxpr)
+        in_memory = flat.barred | (normalized(flat) if self.on.normalizes else set())
+        apart = strided(flat)
+        alone = apart if self.on.tiled else set[int]()
+        if not self.on.fuses:
+            return in_memory, set(), set()
+        return in_memory | apart, *unheld(jaxpr, lines, in_memory | alone, alone, matmuls=self.on.matmuls)
 
     def add(
         self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
@@ -199,15 +212,16 @@ class Schedule:
         sizes, over, need = self._needs(lines, operation)
         results = range(len(self._sizes), len(self._sizes) + len(sizes))
         self._sizes += sizes
-        reads, overwritable = self._read_for(operands), self._read_for(operands[over])
-        self.steps.append(ScheduledStep(where, reads, results, overwritable, need, operation.eqn))
+        overwritable = tuple(operands[over]) if self.on.normalizes else self._read_for(operands[over])
+        self.steps.append(ScheduledStep(where, self._read_for(operands), results, overwritable, need, operation.eqn))
         return results
 
     def _read_for(self, operands: Sequence[int]) -> tuple[int, ...]:
         """What is read for operands: they, and for those in registers also what is read for these."""
         if not self._instead:
             return tuple(operands)
-        return (*operands, *(number for each in operands for number in self._instead.get(each, ())))
+        in_kernel = (number for operand in operands for number in self._instead.get(operand, ()))
+        return (*operands, *dict.fromkeys(in_kernel))  # each once: chains that part and meet would double them
 
     def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
         """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
@@ -245,11 +259,11 @@ class Schedule:
             for var in body.jaxpr.invars[slices:]
         ]
         schedule.arrive("backward", sliced)
-        if self.on.fuses:
+        if self.on.views:
             for number in fused_operands(body.jaxpr, lines) - {*range(slices)}:
                 schedule.discard(sliced[number - slices])
         outputs = schedule.run(lines, body.jaxpr, [_NOTHING] * slices + sliced, "backward")
-        if self.on.fuses and _jax.is_scan(eqn):  # what is stacked is written into the stack where it is made
+        if self.on.views and _jax.is_scan(eqn):  # what is stacked is written into the stack where it is made
             carries = _jax.carried_operands(eqn)
             outputs, stacked = outputs[: len(carries)], outputs[len(carries) :]
             schedule.written_outside({*stacked} - {*outputs, *sliced})
@@ -296,9 +310,9 @@ class Schedule:
                 if id(step.eqn) not in inside:
                     inside[id(step.eqn)] = self.held_inside(step.eqn)
                 held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
-        return tuple(map(_moment, swept)), tuple(held.step.eqn for held in swept), held
+        return tuple(map(_moment, swept)), tuple(step_bytes.step.eqn for step_bytes in swept), held
 
-    def sweep(self) -> Iterator[_Held]:
+    def sweep(self) -> Iterator[_StepBytes]:
         """Go through the steps and yield what is held during each."""
         sizes, lasting = self._sizes, self.kept | self._permanent
         steps = self._ordered()
@@ -309,7 +323,7 @@ class Schedule:
         arguments = sum(sizes[number] for number in self._permanent)
         saved = self.saved - self._permanent
         reserved = self._reserved()
-        held = sum(sizes[number] for number in reserved)
+        held_bytes = sum(sizes[number] for number in reserved)
         held_residuals = 0
         for index, step in enumerate(steps):
             for number in step.makes:
@@ -318,25 +332,25 @@ class Schedule:
                 if number in self.donated:
                     arguments += sizes[number]
                     continue
-                held += sizes[number]
+                held_bytes += sizes[number]
                 if number in saved:
                     held_residuals += sizes[number]
             dying = dying_at.get(index, ())
             reused = sum(sizes[number] for number in written_over(step, dying, sizes)) if dying and step.over else 0
             inside = self.saved_inside(step.eqn) if step.inside else 0
-            temporaries, residuals = held - held_residuals - reused + step.inside - inside, held_residuals + inside
-            yield _Held(step, arguments, residuals, temporaries)
+            temporaries = held_bytes - held_residuals - reused + step.inside - inside
+            yield _StepBytes(step, arguments, held_residuals + inside, temporaries)
             for number in dying:
                 if number in self.donated:
                     arguments -= sizes[number]
                     continue
-                held -= sizes[number]
+                held_bytes -= sizes[number]
                 if number in saved:
                     held_residuals -= sizes[number]
 
     def highest(self) -> tuple[int, int]:
         """The most bytes that are held at once, and the position of the first step that holds them."""
-        totals = [held.arguments + held.residuals + held.temporaries for held in self.sweep()]
+        totals = [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in self.sweep()]
         most = max(totals)
         return most, totals.index(most)
 
@@ -348,7 +362,7 @@ class Schedule:
                 if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
                     for number in step.makes:
                         self._sizes[number] *= number in read
-            if self.on.remakes:
+            if self.on.fuses:
                 self._make_again()
             if self.on.narrows:
                 self._narrow()
@@ -363,7 +377,15 @@ class Schedule:
     def _make_again(self) -> None:
         """Let kernels that read certain residuals make them again, and read what these are made of."""
         lasting = self.kept | self._permanent
-        again = made_again(self.steps, self.saved - lasting, lasting, self._barred, self._checkpoints, self._sizes)
+        again = made_again(
+            self.steps,
+            self.saved - lasting,
+            lasting,
+            self._written,
+            self._checkpoints,
+            self._sizes,
+            matmuls=self.on.matmuls,
+        )
         for number in again:
             self._sizes[number] = 0
         for index, step in enumerate(self.steps):
@@ -376,32 +398,34 @@ class Schedule:
 
     def _place_results(self) -> None:
         """Let results lie where donated arguments do, and what is gone before they are written where they do."""
-        made = self.kept - self._permanent - {_NOTHING}
+        results = self.kept - self._permanent - {_NOTHING}
         if self._lanes:  # what is given back is laid out as arguments are, whatever a convolution makes
             types = self._types()
-            for number in made & types.keys():
+            for number in results & types.keys():
                 self._sizes[number] = self.on.nbytes(types[number])
-        for number in over_donated(made, self.donated - self.kept, self._sizes):
+        for number in over_donated(results, self.donated - self.kept, self._sizes):
             self._sizes[number] = 0
         if self.on.shares:
             lives = self._lives(reserved=set())
             others = lives.keys() - self.kept - self._permanent
-            for number in within_results(lives, made, others, self._sizes):
+            for number in within_results(lives, results, others, self._sizes):
                 self._sizes[number] = 0
 
     def _place_in_vector_memory(self) -> None:
         """Let values lie in the vector memory where it has room; results are made there, and copied when they are."""
         steps, results, sizes = self._ordered(), self._reserved(), self._sizes
         apart = self._permanent | results
-        wishes = [Wish(*life, sizes[number], number) for number, life in self._lives().items() if number not in apart]
+        live_buffers = [
+            LiveBuffer(*life, sizes[number], number) for number, life in self._lives().items() if number not in apart
+        ]
         last = last_uses(steps)
         for index, step in enumerate(steps):
-            wishes += [
-                Wish(index, last[number] + 1, sizes[number], number) for number in step.makes if number in results
+            live_buffers += [
+                LiveBuffer(index, last[number] + 1, sizes[number], number) for number in step.makes if number in results
             ]
         used = [self._vector_inside.get(id(step.eqn), 0) if step.eqn is not None else 0 for step in steps]
-        found, self.vector_bytes = placed(wishes, used, self.on.vector_memory)
-        for number in found - results:
+        in_vector_memory, self.vector_bytes = placed(live_buffers, used, self.on.vector_memory)
+        for number in in_vector_memory - results:
             sizes[number] = 0
 
     def _reserved(self) -> set[int]:
@@ -430,7 +454,7 @@ class Schedule:
 
     def _types(self) -> dict[int, Any]:
         """The types of buffers, as far as they are known."""
-        types = {number: what.aval for number, what in self._what.items() if what.aval is not None}
+        types = {number: content.aval for number, content in self._contents.items() if content.aval is not None}
         for step in self.steps:
             if step.eqn is not None:
                 types.update(zip(step.makes, map(self.type_of, step.eqn.outvars), strict=True))
@@ -476,17 +500,17 @@ class Schedule:
             if step.eqn is not None
             for number, var in zip(step.makes, step.eqn.outvars, strict=True)
         }
-        whats = {number: self._what.get(number) or Held(0, *origins.get(number, ())) for number in numbers}
+        contents = {number: self._contents.get(number) or Held(0, *origins.get(number, ())) for number in numbers}
         return [
             replace(
-                what,
-                aval=self._narrowed.get(number, what.aval),
+                content,
+                aval=self._narrowed.get(number, content.aval),
                 bytes=self._sizes[number],
                 residual=number in saved,
                 gradient=number in self.gradients,
                 output=number in self.kept,
             )
-            for number, what in whats.items()
+            for number, content in contents.items()
         ]
 
     def held_inside(self, eqn: Any) -> list[Held]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Wish", "placed"]
+__all__ = ["LiveBuffer", "placed"]
 
 
-class Wish(NamedTuple):
-    """To be there from a step on until another one, and whose it is: a number."""
+class LiveBuffer(NamedTuple):
+    """A buffer by its number: the first step that holds it, the one that holds it no more, and its bytes."""
 
     first: int
     end: int
@@ -17,21 +17,23 @@ class Wish(NamedTuple):
     number: int
 
 
-def placed(wishes: Iterable[Wish], used: Sequence[int], capacity: int) -> tuple[set[int], int]:
-    """The numbers whose wish is granted, and the bytes that are in use then.
+def placed(buffers: Iterable[LiveBuffer], used: Sequence[int], capacity: int) -> tuple[set[int], int]:
+    """The numbers of the buffers that are there, and the bytes that are in use then.
 
     The biggest come first, since XLA goes by the bytes that are moved. Each has one place as long as it lives, the
     first gap that is wide enough.
 
     Args:
-        wishes: of each value once.
+        buffers: each once.
         used: for each step what is in use already.
         capacity: the bytes of the memory.
     """
-    found = set[int]()
+    numbers = set[int]()
     there = [(step, step + 1, 0, size) for step, size in enumerate(used) if size]  # with the first and the last byte
     highest = max(used, default=0)
-    for first, end, size, number in sorted(wishes, key=lambda wish: (-wish.size, wish.end - wish.first, wish)):
+    for first, end, size, number in sorted(
+        buffers, key=lambda buffer: (-buffer.size, buffer.end - buffer.first, buffer)
+    ):
         if not 0 < size <= capacity:
             continue
         at = 0
@@ -42,7 +44,7 @@ def placed(wishes: Iterable[Wish], used: Sequence[int], capacity: int) -> tuple[
                 break
             at = max(at, stop)
         if at + size <= capacity:
-            found.add(number)
+            numbers.add(number)
             there.append((first, end, at, at + size))
             highest = max(highest, at + size)
-    return found, highest
+    return numbers, highest

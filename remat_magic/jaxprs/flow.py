@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_magic import _jax
+from remat_magic._jax.formulas import is_operation
 from remat_magic.jaxprs.walk import Scope
 
 
@@ -66,7 +67,7 @@ def makers(scope: Scope, atom: Any) -> list[Maker]:
             todo.append((here, operand, names if name is None else (*names, name), copied))
             continue
         entered = False
-        for inner in reversed(here.inner(eqn)):
+        for inner in () if is_operation(eqn) else reversed(here.inner(eqn)):  # a scatter's jaxpr is of single elements
             body = inner.body
             assert body is not None
             result = body.results[output] if output < len(body.results) else None

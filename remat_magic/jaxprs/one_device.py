@@ -91,10 +91,12 @@ class Propagated(Spread):
         Raises:
             Exception: whatever JAX or XLA raises where it cannot be compiled.
         """
-        told, communicated = _jax.propagated(closed, shardings, results)
+        shardings_inside, communicated = _jax.propagated(closed, shardings, results)
         self.communicated.append(communicated)
-        self.shardings.update(told)
-        self.learn(closed, {var: _jax.type_in_mesh(var.aval, xla.mesh, xla.spec) for var, xla in told.items()})
+        self.shardings.update(shardings_inside)
+        self.learn(
+            closed, {var: _jax.type_in_mesh(var.aval, xla.mesh, xla.spec) for var, xla in shardings_inside.items()}
+        )
 
     def of(self, atoms: Iterable[Any]) -> list[Any]:
         """XLA's sharding of each variable; None for literals, and for what XLA does not tell."""

@@ -186,8 +186,8 @@ class StraightLines:
             called = self(body.jaxpr)
             here = flat.take_in(called, [number(eqn.invars[index]) for index in body.operands if index is not None])
             if self._merges and _jax.is_checkpoint(eqn):
-                made = [here[value] for line in called.lines for value in line.makes]
-                flat.apart.update((value, made[0]) for value in made if value not in flat.apart)
+                results_inside = [here[value] for line in called.lines for value in line.makes]
+                flat.apart.update((value, results_inside[0]) for value in results_inside if value not in flat.apart)
             for var, result in zip(eqn.outvars, body.results, strict=True):
                 numbers[var] = here[called.outputs[result or 0]]
             return

@@ -37,6 +37,6 @@ def failure(doing: str, error: BaseException) -> str:
     return f"JAX could not {doing}: {type(error).__name__}: {first[:400]}."
 
 
-def collectives_of(told: Mapping[str, tuple[int, int]] | None) -> tuple[Collective, ...] | None:
+def collectives_of(by_kind: Mapping[str, tuple[int, int]] | None) -> tuple[Collective, ...] | None:
     """What a compiled program communicates, from how often and how much of each kind; None where that is unknown."""
-    return None if told is None else tuple(Collective(kind, *counts) for kind, counts in sorted(told.items()))
+    return None if by_kind is None else tuple(Collective(kind, *counts) for kind, counts in sorted(by_kind.items()))

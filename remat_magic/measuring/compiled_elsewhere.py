@@ -61,8 +61,8 @@ def compile_elsewhere(
             )
         return replace(measured, error=str(error))
     except Exception as error:  # noqa: BLE001 - whatever a policy or the system raises is the answer to the question
-        what = f"{doing} {facts.engine.function_name} under {measured.policy} for {device.name}"
-        return replace(measured, error=failure(what, error))
+        task = f"{doing} {facts.engine.function_name} under {measured.policy} for {device.name}"
+        return replace(measured, error=failure(task, error))
     timeline = answer.get("timeline")
     measured = replace(
         measured,
@@ -74,8 +74,8 @@ def compile_elsewhere(
     if "memory" not in answer:
         needed, available = answer.get("needed"), answer.get("available")
         if needed is None:
-            what = f"compile {facts.engine.function_name} under {measured.policy} for {device.name}"
-            return replace(measured, error=failure(what, RuntimeError(answer["error"])))
+            task = f"compile {facts.engine.function_name} under {measured.policy} for {device.name}"
+            return replace(measured, error=failure(task, RuntimeError(answer["error"])))
         return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
     memory = answer["memory"]
     measured = replace(
@@ -88,6 +88,7 @@ def compile_elsewhere(
         host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
         flops=answer.get("flops"),
         bytes_accessed=answer.get("bytes_accessed"),
+        cycles=answer.get("cycles"),
         collectives=collectives_of(answer.get("collectives")),
         rematerialized=answer["rematerialized"],
     )
@@ -98,8 +99,8 @@ def compile_elsewhere(
         # For a TPU ``temp`` is more than what must fit: programs that grow are refused on the line of their peaks (on
         # both JAX lines within 5%, while the sum of sizes is 6 to 13% above). But a peak is of what is in VMEM as well,
         # which in small programs is most.
-        known = [size for size in (total, measured.peak_bytes) if size]
-        return replace(measured, fits=True, needed_bytes=min(known, default=None))
+        sizes = [size for size in (total, measured.peak_bytes) if size]
+        return replace(measured, fits=True, needed_bytes=min(sizes, default=None))
     return replace(measured, fits=total <= int(available), needed_bytes=total, available_bytes=int(available))
 
 

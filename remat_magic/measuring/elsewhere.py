@@ -26,7 +26,7 @@ from remat_magic.records import Effort, RematError
 
 __all__ = ["cache_folder", "compile_for"]
 
-_FORMAT = 5  # of what is kept
+_FORMAT = 6  # of what is kept
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _OWN_SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the user's, which go on to the compiler
 
@@ -61,7 +61,7 @@ def compile_for(
     if device.target is None or not device.compiles_here:
         raise RematError(device.why_not or f"{device.name} is this machine: leave out device=.")
     text = lowered.as_text()
-    partitions, replicas = (re.search(rf"mhlo\.num_{what} = (\d+)", text) for what in ("partitions", "replicas"))
+    partitions, replicas = (re.search(rf"mhlo\.num_{counted} = (\d+)", text) for counted in ("partitions", "replicas"))
     devices = int(partitions[1]) if partitions else 1
     if replicas and replicas[1] != "1":
         raise RematError("a program of jax.pmap is not compiled for devices that are not here: use jax.shard_map.")
@@ -119,14 +119,14 @@ def _compiled(
             **(_jax.QUICK if effort == "quick" else {}),
         }
         command = [sys.executable, "-P", "-m", "remat_magic.measuring.compiler_process", where]
-        with (folder / "said").open("wb") as said:
+        with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
                 command,
                 cwd=where,
                 env={**os.environ, **settings},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,  # an interrupt of the notebook is not the compiler's
             )
         try:
@@ -137,7 +137,7 @@ def _compiled(
                 process.wait()
         answer = folder / "answer.json"
         if process.returncode or not answer.is_file():
-            raise RematError(_death(process.returncode, (folder / "said").read_text("utf-8", "replace")))
+            raise RematError(_death(process.returncode, (folder / "output.txt").read_text("utf-8", "replace")))
         return json.loads(answer.read_text(encoding="utf-8"))
 
 
@@ -154,10 +154,10 @@ def _wait(process: subprocess.Popen[bytes], name: str, seconds: float, stop: Cal
         time.sleep(0.05)
 
 
-def _death(code: int, said: str) -> str:
-    """Why there is no answer, with the last that the process said."""
+def _death(code: int, output: str) -> str:
+    """Why there is no answer, with the last line of the output of the process."""
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     last = f": {lines[-1].strip()[:400]}" if lines else ""
     memory = ", as a machine that runs out of memory does it" if code == -signal.SIGKILL else ""
     return f"The compiler's process {how}{memory}{last}."

@@ -116,16 +116,16 @@ def _role(value: Value, allocation: Allocation, module: ScheduledModule, maker: 
         return "output"
     if own is not None and own.opcode == "parameter" and value.name in module.loops:
         return "carried"
-    made = module.instructions.get(maker)
-    if made and is_forward(made.op_name) and is_read_by_backward(value.name, value.part, module, set()):
+    producer = module.instructions.get(maker)
+    if producer and is_forward(producer.op_name) and is_read_by_backward(value.name, value.part, module, set()):
         return "saved"
     return "temporary"
 
 
 def _buffer(value: Value, nbytes: int, allocation: Allocation, module: ScheduledModule) -> XlaBuffer:
     maker = maker_of(value.name, value.part, module)
-    own, made = module.instructions.get(value.name), module.instructions.get(maker)
-    source, library = frames_of(made.frame, module) if made else (None, None)
+    own, producer = module.instructions.get(value.name), module.instructions.get(maker)
+    source, library = frames_of(producer.frame, module) if producer else (None, None)
     return XlaBuffer(
         name=f"{value.name}{{{value.part}}}" if value.part else value.name,
         nbytes=nbytes,
@@ -135,7 +135,7 @@ def _buffer(value: Value, nbytes: int, allocation: Allocation, module: Scheduled
         type=re.sub(r"\{[^{}]*\}", "", value.type),
         role=_role(value, allocation, module, maker),
         space=value.space,
-        op_name=made.op_name if made else "",
+        op_name=producer.op_name if producer else "",
         source=source,
         library=library,
     )

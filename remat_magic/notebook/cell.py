@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from IPython.core.error import UsageError
 
-from remat_magic.notebook.last_call import hooked_expression, inspecting, magic_call, shown
+from remat_magic.notebook.hooked_call import hooked_expression, magic_call, shown
+from remat_magic.notebook.last_call import inspecting
 from remat_magic.notebook.line import parse
 
 __all__ = ["CellTransformer", "mark"]

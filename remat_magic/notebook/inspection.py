@@ -59,9 +59,9 @@ def traced(
     __tracebackhide__ = True
     around = contextlib.nullcontext() if axes is None else jax.set_mesh(mesh(axes))
     fun, kwargs = callee.fun, dict(callee.kwargs)
-    taken = {name: kwargs.pop(name) for name in _TAKEN if name in kwargs}
-    if taken:
-        fun = functools.partial(fun, **taken)
+    own_keywords = {name: kwargs.pop(name) for name in _TAKEN if name in kwargs}
+    if own_keywords:
+        fun = functools.partial(fun, **own_keywords)
     positions = callee.wrt if wrt is None else _positions(callee, wrt)
     try:
         with around:
@@ -111,7 +111,7 @@ def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, .
             raise RematError(f"--wrt {number} asks for an argument that the call does not have: it has {written}.")
         return callee.bound + number % written
 
-    return tuple(one if isinstance(one, str) else position(one) for one in wrt)
+    return tuple(argument if isinstance(argument, str) else position(argument) for argument in wrt)
 
 
 def _by_name(options: Options, trace: api.Trace) -> str:

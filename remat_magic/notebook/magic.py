@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -29,8 +28,9 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from remat_magic.notebook.cell import CellTransformer, mark
 from remat_magic.notebook.completion import matcher_for
-from remat_magic.notebook.last_call import hooked_expression
+from remat_magic.notebook.hooked_call import hooked_expression
 from remat_magic.notebook.line import Options, parse
+from remat_magic.notebook.questions import Inspected, Questions
 from remat_magic.notebook.rebinding import Rebinding
 from remat_magic.notebook.session import Session
 from remat_magic.records import RematError
@@ -44,10 +44,7 @@ __all__ = ["RematMagics", "load", "unload"]
 
 @magics_class
 class RematMagics(Magics):
-    """The magic itself. What ``cell`` and ``last_call`` write into a cell calls its methods.
-
-    Where they ask about a function or a call, it is kept until the answer has been acted on, which is at once.
-    """
+    """The magic itself. What ``cell`` and ``last_call`` write into a cell calls its methods, or asks ``questions``."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -57,10 +54,7 @@ class RematMagics(Magics):
         self.parser.allow_abbrev = False
         self.transformer = CellTransformer(self.parser)
         self.matcher = matcher_for(self.parser, self.session)
-        self._functions: dict[int, Any] = {}
-        self._call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
-        self._result: Any = None
-        self._items: Iterable[Any] = ()
+        self.questions = Questions(self.session)
 
     @no_var_expand
     @needs_local_scope
@@ -163,7 +157,7 @@ class RematMagics(Magics):
             UsageError: of one sentence.
         """
         __tracebackhide__ = True
-        self._functions.clear()
+        self.questions.forget()
         self._read(line, bound)
 
     def _read(self, line: str, bound: Iterable[str] = ()) -> Options:
@@ -187,7 +181,8 @@ class RematMagics(Magics):
         with ``--text``, where all is printed), and raises UsageError of one sentence for what the user can mend.
         """
         __tracebackhide__ = True
-        from remat_magic.notebook.callee import called, makes_a_function
+        from remat_magic.notebook.callee import called
+        from remat_magic.notebook.functions import makes_a_function
 
         if makes_a_function(fun):
             return self.inspect_function(line, fun(*args, **kwargs))
@@ -197,7 +192,7 @@ class RematMagics(Magics):
     def inspect_function(self, line: str, fun: Any, remark: str = "", /) -> Any:
         """Inspect a function with the arguments that ``--args`` or the namespace gives."""
         __tracebackhide__ = True
-        from remat_magic.notebook.callee import with_arguments
+        from remat_magic.notebook.defined import with_arguments
 
         session, options = self.session, parse(self.parser, line)
         with _one_sentence():
@@ -211,7 +206,7 @@ class RematMagics(Magics):
     ) -> Any:
         """Inspect the function that the cell defines; where it is not ``required``, it may define none."""
         __tracebackhide__ = True
-        from remat_magic.notebook.callee import defined
+        from remat_magic.notebook.defined import defined
 
         with _one_sentence():
             try:
@@ -223,131 +218,13 @@ class RematMagics(Magics):
                 return None
             return self.inspect_function(line, *function)
 
-    def consumes(self, number: int, fun: Any, /) -> bool:
-        """Whether a call of this function means a call in its brackets, as ``print(f(x))`` does."""
-        from remat_magic.notebook.callee import consumes
-
-        self._functions[number] = fun
-        return consumes(fun)
-
-    def prepares(self, number: int, fun: Any, /) -> bool:
-        """The same where the result has a use: whether a call of this function is none that could be meant."""
-        from remat_magic.notebook.callee import prepares
-
-        self._functions[number] = fun
-        return prepares(fun)
-
-    def computes(self, number: int) -> bool:
-        """Whether the function that was asked about is a library's, as ``jnp.mean`` in ``jnp.mean(f(x))``."""
-        from remat_magic.notebook.callee import prepares
-
-        return prepares(self._functions[number])
-
-    def gives_result(self, number: int, fun: Any, steps: tuple[str, ...], /) -> bool:
-        """Whether what is done to the result of a call of this function is done to arrays, as in ``f(x).item()``."""
-        from remat_magic.notebook.callee import gives_result
-
-        self._functions[number] = fun
-        return gives_result(fun, steps)
-
-    def only_show(self, functions: Callable[[], tuple[Any, ...]], gradient: Callable[[], Any] | None = None) -> bool:
-        """Whether calls of these functions only show, or read off, something of what a call before them gives.
-
-        Args:
-            functions: gives them.
-            gradient: gives the function of the call before them, if that has to take a gradient.
-        """
-        from remat_magic.notebook.callee import differentiates, prepares
-
-        try:
-            return all(map(prepares, functions())) and (gradient is None or differentiates(gradient()))
-        except Exception:  # noqa: BLE001  (not known yet: what it is shows when the cell comes to it)
-            return False
-
-    def first_item(
-        self,
-        call: str,
-        function: Callable[[], Any],
-        showing: Callable[[], tuple[Any, ...]],
-        items: Iterable[Any],
-        held: Sequence[str],
-    ) -> list[Any]:
-        """The first item of a loop whose turns call a function; none where that only prepares something.
-
-        Args:
-            call: the call, as written.
-            function: gives its function.
-            showing: gives those of the rest of the turn.
-            items: what the loop runs over.
-            held: the names in what gives the items: iterators of the user's among them would lose the first.
-        """
-        __tracebackhide__ = True
-        self._items = items
-        if self.only_show(showing) and not self.only_show(lambda: (function(),)):
-            if any(isinstance(self.session.namespace.get(name), Iterator) for name in held):
-                raise UsageError(
-                    "the loop at the end takes its items from an iterator, which looking at the first would use up: "
-                    f"end the cell with the call of one turn, {call}."
-                )
-            following = iter(items)
-            first = list(itertools.islice(following, 1))
-            self._items = itertools.chain(first, following)
-            return first
-        return []
-
-    def kept_items(self) -> Iterable[Any]:
-        """All items of the loop that was asked about."""
-        items, self._items = self._items, ()
-        return items
-
-    def runs_loop(self, first: Sequence[Any]) -> bool:
-        """As ``runs``, of what became of the first turn."""
-        return self.runs(first[0] if first else None)
-
-    def kept(self, number: int) -> Any:
-        """A function that was asked about."""
-        return self._functions.pop(number)
-
-    def is_meant(self, fun: Any, /, *args: Any, **kwargs: Any) -> bool:
-        """Whether a call is to be inspected, where the plain cell has a use for its result."""
-        from remat_magic.notebook.callee import is_meant
-
-        self._call = fun, args, kwargs
-        return is_meant(fun, args, kwargs)
-
-    def run_kept(self) -> Any:
-        """Make the call that was asked about last."""
-        __tracebackhide__ = True
-        fun, args, kwargs = self._take_call()
-        return fun(*args, **kwargs)
-
     def inspect_kept(self, line: str, remark: str, targets: tuple[str, ...], skipped: str) -> Any:
         """Inspect the call that was asked about last; ``targets`` are not assigned to."""
         __tracebackhide__ = True
-        fun, args, kwargs = self._take_call()
+        fun, args, kwargs = self.questions.take_call()
         unassigned = _unassigned(targets, self.session.namespace) or ("The call did not run." if skipped else "")
         remark = " ".join(filter(None, [remark, unassigned, skipped]))
-        return _Inspected(self.inspect_call(line, remark, fun, *args, **kwargs))
-
-    def inspection(self, result: Any) -> Any:
-        """What is shown, whichever call it is of."""
-        return result.widget if isinstance(result, _Inspected) else result
-
-    def _take_call(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        call, self._call = self._call, None
-        assert call is not None, "a call is asked about before it is made"
-        return call
-
-    def runs(self, result: Any) -> bool:
-        """Whether this is a value as the plain cell has it, and not an inspection."""
-        inspected = isinstance(result, _Inspected)
-        self._result = result.widget if inspected else result
-        return not inspected
-
-    def result(self) -> Any:
-        """The value, or the widget."""
-        result, self._result = self._result, None
-        return result
+        return Inspected(self.inspect_call(line, remark, fun, *args, **kwargs))
 
     def _inspect(self, callee: Callee, options: Options) -> Any:
         """From the callee to the widget."""
@@ -413,12 +290,6 @@ class RematMagics(Magics):
         self.show(value)
 
 
-class _Inspected(NamedTuple):
-    """Told apart from a value of the user's; ``widget`` is None with ``--text``."""
-
-    widget: Any
-
-
 def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> CodeType:
     """A statement as IPython compiles it, whose compiler is typed as if it took text alone."""
     if isinstance(statement, ast.Expr):
@@ -428,11 +299,15 @@ def _code(statement: ast.stmt, name: str, compiled: Callable[..., CodeType]) -> 
 
 def _unassigned(targets: tuple[str, ...], namespace: Mapping[str, Any]) -> str:
     """What became of the names that a call would have been assigned to."""
-    old = [f"`{name}`" for name in targets if name in namespace or not name.isidentifier()]
-    new = [f"`{name}`" for name in targets if f"`{name}`" not in old]
-    kept = [f"{' and '.join(old)} {'keep their old values' if len(old) > 1 else 'keeps its old value'}"] if old else []
-    left = [f"{' and '.join(new)} {'are' if len(new) > 1 else 'is'} not assigned"] if new else []
-    return f"The call did not run: {', '.join(kept + left)}." if targets else ""
+    old_names = [f"`{name}`" for name in targets if name in namespace or not name.isidentifier()]
+    new_names = [f"`{name}`" for name in targets if f"`{name}`" not in old_names]
+    outcomes = list[str]()
+    if old_names:
+        kept = "keep their old values" if len(old_names) > 1 else "keeps its old value"
+        outcomes.append(f"{' and '.join(old_names)} {kept}")
+    if new_names:
+        outcomes.append(f"{' and '.join(new_names)} {'are' if len(new_names) > 1 else 'is'} not assigned")
+    return f"The call did not run: {', '.join(outcomes)}." if targets else ""
 
 
 @contextlib.contextmanager

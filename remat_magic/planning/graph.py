@@ -317,8 +317,8 @@ class _Copies:
         rule = self._rules.get(id(eqn)) if counting else None
         if rule is not None:  # after its own operands it has tangents, which are no values of the program
             own = read[len(read) - len(_jax.rule_inputs(eqn)) :]
-            more = [everything] * (len(rule.invars) - len(own))
-            self.visit(rule, [*own, *more], depth, counting=True)
+            tangents = [everything] * (len(rule.invars) - len(own))
+            self.visit(rule, [*own, *tangents], depth, counting=True)
         if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
             return [everything] * len(eqn.outvars)
         body = inside[0].jaxpr

@@ -1,13 +1,16 @@
 """Plans that choose their place too: which place, and which values there, is one question.
 
 And with which of them the program fits a device, as the device's own compiler says. The estimate only guides: each
-choice is judged by what XLA needs for it. As few as possible are compiled: the one without a checkpoint, those of the
-lowest estimated peaks, and plans for peaks at which the compiled bytes so far, put on a line, say that it just fits.
+choice is judged by what XLA needs for it. As few as possible are compiled: the one without a checkpoint, one of the
+lowest estimated peaks, plans for peaks at which the compiled bytes so far, put on a line, say that it just fits, and
+what adds less than the best of these and is not known to be hopeless: of some programs the estimate is several times
+what XLA needs.
 """
 
 from __future__ import annotations
 
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -76,15 +79,15 @@ def plan(
         best = _within_peak(facts, limit, least, there, seconds, together)
     else:
         best = _within_saved(facts, limit, least, there)
-    said = [best.status]
+    sentences = [best.status]
     if best.at != facts.engine.default_at and at is None:
-        said.append(f"Its place, {best.at}, was chosen with it.")
+        sentences.append(f"Its place, {best.at}, was chosen with it.")
     if gainless := _gainless(facts, best):
-        said.append(f"{gainless}{lower_elsewhere(facts, best.peak_bytes)}")
-    if inside := [what.removeprefix(INSIDE) for what in best.unreached if what.startswith(INSIDE)]:
-        said.append(f"Values inside {' or '.join(inside)} are not among the choices.")
+        sentences.append(f"{gainless}{lower_elsewhere(facts, best.peak_bytes)}")
+    if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
+        sentences.append(f"Values inside {' or '.join(inside)} are not among the choices.")
     peak_device = "" if facts is plain or device is None else devices.get(device).name
-    return replace(best, status=" ".join(filter(None, said)), peak_device=peak_device)
+    return replace(best, status=" ".join(filter(None, sentences)), peak_device=peak_device)
 
 
 def _gainless(facts: Facts, chosen: Plan) -> str:
@@ -154,7 +157,8 @@ def _within_peak(
     """The cheapest of plans for a peak at several places: the usual one, and those where least is added within it.
 
     No choice whose figures are known, a policy of JAX's at a place of the search or what was asked for before, fits and
-    costs less; and where none fits, none has a lower peak than what is said to be the least.
+    costs less, however short the time; and where none fits, none has a lower peak than what is said to be the least.
+    What the time limit cuts short is the search for what is not known yet.
 
     Args:
         facts: of the traced function.
@@ -219,7 +223,7 @@ def _fitting(
 _LOWEST = 3  # choices of the lowest estimated peaks that are compiled before nothing is said to fit
 _STEPS = 4  # plans between what fits and what does not
 _CLOSE = 0.97  # of the device's memory: what needs as much uses it
-_HOPELESS = 1.15  # of the device's memory: what is expected to need more is not compiled
+_HOPELESS = 1.5  # of the device's memory: what is expected to need more at least is not compiled
 
 
 def plan_that_fits(
@@ -252,7 +256,7 @@ def plan_that_fits(
     """
     there = facts.on(device)
     least = objective(cost, device, None)
-    best = _Fitting(there, device, compiled, at, least, separately, together, seconds, most).result()
+    best = _CompiledChoices(there, device, compiled, at, least, separately, together, seconds, most).result()
     return best if there is facts else replace(best, peak_device=device.name)
 
 
@@ -278,8 +282,13 @@ class _Compiled:
         return f"{self.name} {units.nbytes(self.needed)}"
 
 
-class _Fitting:
-    """The choices compiled so far."""
+def _effect(choice: Plan | Report) -> tuple[int | None, ...]:
+    """What is the same for choices that do the same."""
+    return choice.peak_bytes, choice.saved_bytes, choice.recomputed_flops
+
+
+class _CompiledChoices:
+    """The choices compiled so far, in search of the cheapest that fits."""
 
     def __init__(
         self,
@@ -306,10 +315,12 @@ class _Fitting:
         if bare is None:
             raise RematError(self._error)
         if bare.fits:
-            return self._said(bare, "Without any checkpoint it fits.")
+            return self._with_status(bare, "Without any checkpoint it fits.")
         reports = self._reports()
         for report in reports[:_LOWEST]:
-            self._try(self._of_report(report))
+            compiled = self._try(self._of_report(report))
+            if compiled is not None and compiled.fits:
+                break
         if not any(compiled.fits for compiled in self._all()):
             nearest = min(self._all(), key=lambda compiled: compiled.needed)
             raise RematError(
@@ -320,7 +331,7 @@ class _Fitting:
         self._between(bare)
         self._cheaper(reports, bare)
         best = min((compiled for compiled in self._all() if compiled.fits), key=lambda compiled: order(compiled.plan))
-        return self._said(best, f"Of those compiled none that fits {self._adds}.")
+        return self._with_status(best, f"Of those compiled none that fits {self._adds}.")
 
     def _between(self, bare: _Compiled) -> None:
         """Compile plans for the peak at which it should just fit, between what fits and what does not.
@@ -360,16 +371,47 @@ class _Fitting:
                 return
 
     def _cheaper(self, reports: list[Report], bare: _Compiled) -> None:
-        """Compile those of the search over places that add less than the best so far and may fit as well."""
-        for report in sorted(reports, key=self._least.of):
-            fitting = [compiled for compiled in self._all() if compiled.fits]
-            if self._least.of(report) >= min(order(compiled.plan)[0] for compiled in fitting):
+        """Compile choices that add less than the best so far and may fit as well, until none is left.
+
+        What each needs is expected from its estimated peak and from what was compiled at its place.
+        """
+        choices = self._choices(reports, bare)
+        while len(self._tried) < self._most:
+            best = min(order(compiled.plan)[0] for compiled in self._all() if compiled.fits)
+            left = [choice for choice in choices if order(choice)[0] < best and self._key(choice) not in self._tried]
+            expected = {self._key(choice): self._expected(choice, bare) for choice in left}
+            left = [choice for choice in left if expected[self._key(choice)][0] <= _HOPELESS * self._limit]
+            if not left:
                 return
-            if (report.saved_bytes, report.peak_bytes) == (bare.plan.saved_bytes, bare.plan.peak_bytes):
-                continue  # no checkpoint by another name
-            ratio = max(compiled.needed / (compiled.plan.peak_bytes or 1) for compiled in fitting)
-            if ratio * (report.peak_bytes or 0) <= _HOPELESS * self._limit:
-                self._try(self._of_report(report))
+            fitting = [choice for choice in left if expected[self._key(choice)][1] <= self._limit]
+            self._try(fitting[0] if fitting else min(left, key=lambda choice: expected[self._key(choice)][1]))
+
+    def _expected(self, choice: Plan, bare: _Compiled) -> tuple[float, float]:
+        """The bytes that a choice needs at least, by the estimates of those compiled, and by those at its place.
+
+        That without a checkpoint tells nothing of others, as above.
+        """
+        compiled = [compiled for compiled in self._all() if compiled is not bare]
+        ratios = [(other.plan.at == choice.at, other.needed / (other.plan.peak_bytes or 1)) for other in compiled]
+        there = [ratio for same, ratio in ratios if same] or [ratio for _, ratio in ratios]
+        peak = choice.peak_bytes or 0
+        return min(ratio for _, ratio in ratios) * peak, statistics.median(there) * peak
+
+    def _choices(self, reports: list[Report], bare: _Compiled) -> list[Plan]:
+        """Those of the search over places, and JAX's own and known policies at all of these, the cheapest first."""
+        places = dict.fromkeys(report.at for report in reports if report.policy not in (MIXED, "as_written"))
+        end = time.perf_counter() + self._seconds
+        for _ in built_in(self._facts, places if self._at else {**places, "function": None}, self._least):
+            if time.perf_counter() > end:
+                break
+        policies = [choice.report for choice in known_choices(self._facts, self._least, at=self._at) if not choice.plan]
+        plans = map(self._of_report, (*policies, *reports))
+        # What does the same by estimate XLA can compile otherwise: a checkpoint that saves everything has barriers.
+        distinct: dict[tuple[Any, ...], Plan] = {}
+        for plan in sorted(plans, key=order):
+            if plan.policy not in ("none", "as_written") or _effect(plan) != _effect(bare.plan):
+                distinct.setdefault((plan.at, *_effect(plan)), plan)
+        return [*distinct.values()]
 
     def _reports(self) -> list[Report]:
         """Those of the search over places, the lowest estimated peak first."""
@@ -379,9 +421,7 @@ class _Fitting:
             reports = [self._facts.report(policy, self._at) for policy in POLICIES]
         estimated = [report for report in reports if report.peak_bytes is not None and not report.backward_error]
         # Those that do the same go by one name.
-        distinct = {
-            (report.peak_bytes, report.saved_bytes, report.recomputed_flops): report for report in estimated[::-1]
-        }
+        distinct = {_effect(report): report for report in estimated[::-1]}
         return sorted(distinct.values(), key=lambda report: report.peak_bytes or 0)
 
     def _try(self, choice: Plan) -> _Compiled | None:
@@ -405,7 +445,7 @@ class _Fitting:
     def _adds(self) -> str:
         return "recomputes less" if self._least.device is None else "takes less time, by estimate"
 
-    def _said(self, best: _Compiled, sentence: str) -> Plan:
+    def _with_status(self, best: _Compiled, sentence: str) -> Plan:
         needs = f"Compiled for {self._device.name} it needs {units.nbytes(best.needed)} of {units.nbytes(self._limit)}."
         return replace(best.plan, status=f"{needs} {sentence} Compiled were: {self._texts()}.")
 

@@ -50,7 +50,7 @@ _FEWEST = 4  # calls that are worth grouping
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _Candidate:
     """A policy at a place, or policies at several; ``after`` is the choice that tells whether it is worth a try.
 
     With a ``budget`` it is the plan there that saves so many bytes at most. What is ``late`` promises less than plans.
@@ -111,7 +111,7 @@ class _Search:
 
     def run(self, default_device: bool, end: float, why: str, *, plans: bool = False) -> Iterator[Places]:
         """Try everything; what is known before each choice, and at the end."""
-        by_key: dict[tuple[str, str], _Choice] = {}
+        by_key: dict[tuple[str, str], _Candidate] = {}
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
         left, done = deque(by_key.values()), 0
@@ -140,7 +140,7 @@ class _Search:
 
     # ------------------------------------------------------------------------------------------------- what to try
 
-    def _choices(self) -> Iterator[_Choice]:
+    def _choices(self) -> Iterator[_Candidate]:
         """What to try, what promises most first."""
         engine = self._facts.engine
         inside = engine.contents()
@@ -149,9 +149,9 @@ class _Search:
         outside = self.outside(inside, places)
         free = [key for key in outside if key not in sites]
         best = engine.default_at if sites else next(iter(places), "function")
-        yield from (_Choice(policy, best) for policy in POLICIES)
-        yield _Choice("none", "sites" if sites else "function")
-        yield _Choice("as_written", engine.default_at)
+        yield from (_Candidate(policy, best) for policy in POLICIES)
+        yield _Candidate("none", "sites" if sites else "function")
+        yield _Candidate("as_written", engine.default_at)
         apart = _apart(outside, inside)
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
@@ -161,7 +161,7 @@ class _Search:
             yield from _at(key)
         yield from _at("function")
         for key in sites if len(sites) > 1 else ():
-            yield _Choice("none", key)
+            yield _Candidate("none", key)
             yield from _at(key)
         groups = (choice for key in free[:1] for choice in _groups(key, inside[key].calls))
         for group in engine.groups:
@@ -201,7 +201,7 @@ class _Search:
                 self._leave_out("calls of another function are the same", dropped)
         return sorted(same.values(), key=lambda key: (-inside[key].gain, -inside[key].nbytes))
 
-    def _moved(self, sites: list[str], free: list[str], inside: Mapping[str, Contents]) -> Iterator[_Choice]:
+    def _moved(self, sites: list[str], free: list[str], inside: Mapping[str, Contents]) -> Iterator[_Candidate]:
         """Each checkpoint taken off, and put on the nearest place around it, or on the dearest inside."""
         for site in sites:
             own = inside[site].operations if site in inside else set()
@@ -213,15 +213,15 @@ class _Search:
                 yield first
                 yield replace(_mixed({site: "none", key: _BATCHLESS}), after=(first.policy, first.at))
 
-    def _planned(self) -> Iterator[_Choice]:
+    def _planned(self) -> Iterator[_Candidate]:
         """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
         front = [row for row in self._places(Progress(0, 0)) if row.pareto and row.policy in POLICIES]
         reports = [report for reports in self._reports.values() for report in reports if report.policy in POLICIES]
         for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
             saved = sorted({report.saved_bytes for report in reports if report.at == at})
-            budgets = [*saved[1:], *((less + more) // 2 for less, more in itertools.pairwise(saved))]
+            budgets = [*saved[1:], *((lower + higher) // 2 for lower, higher in itertools.pairwise(saved))]
             for budget in budgets or [2 * size for size in saved]:
-                yield _Choice(f"plan within {units.nbytes(budget)}", at, budget=budget)
+                yield _Candidate(f"plan within {units.nbytes(budget)}", at, budget=budget)
 
     # ------------------------------------------------------------------------------------------------- what was tried
 
@@ -232,7 +232,7 @@ class _Search:
         plan = plan_at(self._facts, at, budget, seconds=_SOLVING)
         return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
 
-    def _attempt(self, choice: _Choice) -> None:
+    def _attempt(self, choice: _Candidate) -> None:
         """Let JAX say what a choice does."""
         try:
             policy = choice.policy if choice.budget is None else self._plan(choice.at, choice.budget)
@@ -246,7 +246,7 @@ class _Search:
         if choice.budget is None or not alike:
             alike.append(report)
 
-    def _in_vain(self, choice: _Choice) -> str:
+    def _in_vain(self, choice: _Candidate) -> str:
         """Why a choice is not worth a try, by what saving nothing there has come to; empty where it is."""
         if choice.after is None:
             return ""
@@ -261,8 +261,8 @@ class _Search:
             return "no matrix product is recomputed there that they could save"
         return ""
 
-    def _leave_out(self, why: str, *what: str) -> None:
-        self._left_out.setdefault(why, []).extend(what)
+    def _leave_out(self, why: str, *choices: str) -> None:
+        self._left_out.setdefault(why, []).extend(choices)
 
     def _places(self, progress: Progress) -> Places:
         """What is known by now."""
@@ -273,7 +273,7 @@ class _Search:
             tuple(rows),
             self._device,
             {(report.policy, report.at): report for reports in self._reports.values() for report in reports},
-            tuple(f"Not tried, since {why}: {', '.join(what)}." for why, what in self._left_out.items()),
+            tuple(f"Not tried, since {why}: {', '.join(choices)}." for why, choices in self._left_out.items()),
             progress,
         )
         # Of plans only those that nothing beats.
@@ -323,7 +323,7 @@ def lower_elsewhere(facts: Facts, peak: int | None) -> str:
     return f" {_label(report)} lowers it to {units.nbytes(report.peak_bytes or 0)}."
 
 
-def _label(choice: Report | _Choice) -> str:
+def _label(choice: Report | _Candidate) -> str:
     """How people call a policy at a place."""
     if choice.policy == MIXED:
         return choice.at
@@ -341,39 +341,39 @@ def _effect(report: Report) -> Any:
 
 def _apart(places: list[str], inside: Mapping[str, Contents]) -> list[str]:
     """Places that hold nothing of one another, taken in order."""
-    taken: list[str] = []
+    apart: list[str] = []
     for key in places:
-        if not any(inside[key].operations & inside[other].operations for other in taken):
-            taken.append(key)
-    return taken
+        if not any(inside[key].operations & inside[other].operations for other in apart):
+            apart.append(key)
+    return apart
 
 
-def _mixed(chosen: Mapping[str, str]) -> _Choice:
-    return _Choice(MIXED, ", ".join(f"{key}={policy}" for key, policy in chosen.items()))
+def _mixed(chosen: Mapping[str, str]) -> _Candidate:
+    return _Candidate(MIXED, ", ".join(f"{key}={policy}" for key, policy in chosen.items()))
 
 
-def _at(key: str) -> Iterator[_Choice]:
+def _at(key: str) -> Iterator[_Candidate]:
     """The policies at a place: those that save more only if saving nothing lowers the peak."""
-    yield _Choice(_NOTHING, key)
-    yield from (_Choice(policy, key, (_NOTHING, key)) for policy in (_BATCHLESS, _DOTS))
+    yield _Candidate(_NOTHING, key)
+    yield from (_Candidate(policy, key, (_NOTHING, key)) for policy in (_BATCHLESS, _DOTS))
 
 
-def _groups(key: str, calls: int) -> Iterator[_Choice]:
+def _groups(key: str, calls: int) -> Iterator[_Candidate]:
     """A checkpoint on some of the calls, or around several after one another; nothing where these are few."""
     if calls < _FEWEST:
         return
     after = (_NOTHING, key)
     sizes = dict.fromkeys((2, round(math.sqrt(calls))))
     for group in (f"{key}[::2]", f"{key}[:{calls // 2}]", *(f"{key}/{size}" for size in sizes)):
-        yield _Choice(_NOTHING, group, after)
+        yield _Candidate(_NOTHING, group, after)
 
 
-def _steps(group: str, sites: list[str]) -> Iterator[_Choice]:
+def _steps(group: str, sites: list[str]) -> Iterator[_Candidate]:
     """A checkpoint around several steps of a loop, with and without one on each step."""
     key = group.rpartition("/")[0]
     if key in sites:
-        yield _Choice(_NOTHING, group)
+        yield _Candidate(_NOTHING, group)
         yield _mixed({key: "none", group: _NOTHING})
     else:
-        yield _Choice(_NOTHING, group, (_NOTHING, key))
+        yield _Candidate(_NOTHING, group, (_NOTHING, key))
         yield replace(_mixed(dict.fromkeys((key, group), _NOTHING)), after=(_NOTHING, key))

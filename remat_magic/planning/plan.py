@@ -90,26 +90,26 @@ def _unweighed(facts: Facts, plan: Plan, device: Device) -> str:
     What XLA inserts follows from the whole program, and belongs to no value: it is told of the finished plan.
     """
     report = facts.report(plan)
-    now, before = (_inserted(each) for each in (report, facts.report("none", plan.at)))
+    now, before = (_inserted(weighed) for weighed in (report, facts.report("none", plan.at)))
     if not now and not before:
         sends = report.communicated_bytes and device.interconnect is None
         if not sends:
             return ""
         return f"How fast {device.name} reaches others is not known: what they tell each other counts as no time."
-    said = "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed"
+    sentence = "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed"
     if not all(kernel.known for kernel in (*now, *before)):
-        return f"{said}."
-    more = sum(kernel.bytes for kernel in now) - sum(kernel.bytes for kernel in before)
+        return f"{sentence}."
+    added_bytes = sum(kernel.bytes for kernel in now) - sum(kernel.bytes for kernel in before)
     took = communicating(now, device), communicating(before, device)
-    if not more:
-        return f"{said}: with this plan it is as much as without a checkpoint."
-    than = "more" if more > 0 else "less"
-    said += f": with this plan XLA gives {units.nbytes(abs(more))} {than} than without one"
+    if not added_bytes:
+        return f"{sentence}: with this plan it is as much as without a checkpoint."
+    than = "more" if added_bytes > 0 else "less"
+    sentence += f": with this plan XLA gives {units.nbytes(abs(added_bytes))} {than} than without one"
     if took[0] is None or took[1] is None:
-        return f"{said}, which takes an unknown time."
+        return f"{sentence}, which takes an unknown time."
     longer = took[0] - took[1]
     # Each time is the least that the links allow, and more bytes need not be more that is sent.
-    return f"{said}, by the links' speed {units.seconds(abs(longer))} {'longer' if longer >= 0 else 'shorter'}."
+    return f"{sentence}, by the links' speed {units.seconds(abs(longer))} {'longer' if longer >= 0 else 'shorter'}."
 
 
 def _inserted(report: Report) -> list[Kernel]:
@@ -163,10 +163,10 @@ def _key_and_label(facts: Facts, choices: Planner | Plan, limit: int, least: Obj
     """The key of a plan, and its label: its budget, and what else was asked for where that is not usual."""
     place = "" if choices.at == facts.engine.default_at else f" at {choices.at}"
     apart = ", one by one" if choices.separately else ", equal layers together" if choices.together else ""
-    more = f"{place}{apart}{least.text}"
+    suffix = f"{place}{apart}{least.text}"
     if of == "peak":
-        return f"plan(peak {limit}{more})", f"plan within {units.nbytes(limit)} of peak{more}"
-    return f"plan({limit}{more})", f"plan within {units.nbytes(limit)}{more}"
+        return f"plan(peak {limit}{suffix})", f"plan within {units.nbytes(limit)} of peak{suffix}"
+    return f"plan({limit}{suffix})", f"plan within {units.nbytes(limit)}{suffix}"
 
 
 # ---------------------------------------------------------------------------------------------- within bytes saved
@@ -307,8 +307,8 @@ def _better(choices: Planner, key: str, request: _Request, best: Plan | None, bo
     report = choices.facts.report(key, choices.at)
     if report.backward_error or (least is not None and request.objective.of(report) >= least):
         return best
-    what = "recomputes less" if request.objective.device is None else "takes less time"
-    text = f"{key} {what} within the budget than any choice of names that was found."
+    gain = "recomputes less" if request.objective.device is None else "takes less time"
+    text = f"{key} {gain} within the budget than any choice of names that was found."
     spent = 0.0 if best is None else best.solve_seconds
     better = replace(_of_report(report, request), status=text, solve_seconds=spent)
     if better.seconds is None:
@@ -358,13 +358,13 @@ def _with_bound(applied: Plan, solution: Solution | None, bound: float, spent: f
     )
     departs = "" if exact else " JAX saves or recomputes otherwise than was reckoned; the figures are JAX's."
     if best.gap == 0:
-        what = "takes less time, as reckoned" if in_seconds else "recomputes less"
+        gain = "takes less time, as reckoned" if in_seconds else "recomputes less"
         same = " that is the same in equal layers" if best.together else ""
-        return replace(best, status=f"No choice of names{same} within the budget {what}.{departs}")
+        return replace(best, status=f"No choice of names{same} within the budget {gain}.{departs}")
     why = ", where the solver's time was up" if solution is not None and not solution.proven else ""
-    what = "the time that is added, as reckoned," if in_seconds else "what is recomputed"
+    expense = "the time that is added, as reckoned," if in_seconds else "what is recomputed"
     same = " by a choice that is the same in equal layers" if best.together else ""
-    least = f"At most {max(best.gap, 0.0001):.2%} of {what} could be spared{same}"
+    least = f"At most {max(best.gap, 0.0001):.2%} of {expense} could be spared{same}"
     return replace(best, status=f"{least}{why}.{departs}")
 
 
@@ -526,10 +526,10 @@ class _PeakSearch:
             if self._lowest is None:
                 raise RematError(f"the peak of {name} is not known: give a budget of saved bytes.")
             budget, least = units.apart(limit, self._lowest.peak_bytes or 0)
-            what = "values that were chosen" if self._lowest.names else self._lowest.label
+            plan_text = "values that were chosen" if self._lowest.names else self._lowest.label
             raise RematError(
                 f"No plan at {self._choices.at!r} keeps the estimated peak of {name} within {budget}: the least "
-                f"found is {least} ({what}); raise the budget, use smaller batches, "
+                f"found is {least} ({plan_text}); raise the budget, use smaller batches, "
                 "or checkpoint inside the function."
             )
         # What is saved is held at the peak at least once, with the arguments: no choice that fits saves more. But for a

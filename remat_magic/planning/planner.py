@@ -260,7 +260,9 @@ def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
         traceback = id(_jax.traceback_of(eqn))
         if traceback not in checkpoints:
             around = [*filter(_jax.is_checkpoint, scope.around())][::-1]
-            checkpoints[traceback] = tuple((facts.engine.site_of(one), _jax.checkpoint_policy(one)) for one in around)
+            checkpoints[traceback] = tuple(
+                (facts.engine.site_of(checkpoint), _jax.checkpoint_policy(checkpoint)) for checkpoint in around
+            )
     return checkpoints
 
 

@@ -300,8 +300,8 @@ class _Columns:
             for read in reads:
                 if read in graph.gates:
                     name = graph.gates[read][0]
-                    held = tuple((columns[name], -1.0) for columns in (self.saved, self.moved) if columns)
-                    rows[((*running, (read - 1, -1.0), *held), limit)] = None
+                    kept_terms = tuple((columns[name], -1.0) for columns in (self.saved, self.moved) if columns)
+                    rows[((*running, (read - 1, -1.0), *kept_terms), limit)] = None
                 elif running:
                     rows[((*running, (read - 1, -1.0)), limit)] = None
                 else:

@@ -137,7 +137,7 @@ class _Rows:
         base, after, value = self._outcomes.base, self._outcomes.toggled(*names), self._values[names[0]]
         saving = names[0] not in self._outcomes.chosen
         sign = "+" if saving else "-"
-        what = value.name or value.primitive or "carry"
+        value_text = value.name or value.primitive or "carry"
         where = f" {value.source.place}" if value.source else ""
         many = f" x{len(names):,}" if len(names) > 1 else ""
         return WhatIf(
@@ -148,7 +148,7 @@ class _Rows:
             None if device is None else after.seconds - base.seconds + aside,
             "" if device is None else device.name,
             # Values of one line read alike: only their names tell plans apart.
-            self.plan(after, f" {sign} {names[0]}{many}", f" {sign} {what}{where}{many}"),
+            self.plan(after, f" {sign} {names[0]}{many}", f" {sign} {value_text}{where}{many}"),
             against,
             len(names),
         )
@@ -255,8 +255,8 @@ class Outcomes:
 
     def _outcome(self, reached: Any) -> Outcome:
         closed = self._closed[reached]
-        held, again = reached[closed], reached[~closed]
-        times = np.bincount(self._name[held], self._passed[held], len(self._names)).astype(np.int64)
+        gates, again = reached[closed], reached[~closed]
+        times = np.bincount(self._name[gates], self._passed[gates], len(self._names)).astype(np.int64)
         saved = int((np.minimum(times, self._copies) * self._bytes).sum() + self._leaf[reached].sum())
         flops, seconds = int(self._flops[again].sum()), int(self._picoseconds[again].sum()) * 1e-12
         changed = np.flatnonzero((times > 0) != self._used_in_base)

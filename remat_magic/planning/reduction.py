@@ -282,19 +282,19 @@ def summed(program: IntegerProgram, kinds: Sequence[Hashable]) -> Summed:
     first: dict[int, int] = {}
     for number, of in enumerate(member_of):
         first.setdefault(of, number)
-    one = list(first.values())
-    size = np.bincount(member_of, minlength=len(one))
+    representatives = list(first.values())
+    size = np.bincount(member_of, minlength=len(representatives))
     entries = [(number, of, factor) for of, member in first.items() for number, factor in shares[member].items()]
     where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())
     total = np.zeros(max(row, default=-1) + 1)
     np.add.at(total, row, program.limits)
     small = IntegerProgram(
-        program.cost[one],
-        program.amounts[one],
-        program.low[one] * size,
-        program.high[one] * size,
-        program.integral[one],
-        csr_array((factors, (where, at)), shape=(len(total), len(one))),
+        program.cost[representatives],
+        program.amounts[representatives],
+        program.low[representatives] * size,
+        program.high[representatives] * size,
+        program.integral[representatives],
+        csr_array((factors, (where, at)), shape=(len(total), len(representatives))),
         total,
     )
     return Summed(small, np.array(member_of))

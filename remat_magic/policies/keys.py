@@ -125,7 +125,11 @@ class Key:
     @property
     def names(self) -> tuple[str, ...]:
         """Every checkpoint name that it asks for, globs and ``re:`` as written, each once; memories are none."""
-        return tuple(dict.fromkeys(name for one in self.alternatives for name in (*one.names, *one.offloaded)))
+        return tuple(
+            dict.fromkeys(
+                name for alternative in self.alternatives for name in (*alternative.names, *alternative.offloaded)
+            )
+        )
 
     @property
     def identifiers(self) -> frozenset[str]:
@@ -151,36 +155,41 @@ class Key:
         if not names:
             return self
         alternatives = [
-            replace(one, names=tuple(name for name in one.names if name not in names)) if _is(one, _EXCLUDING) else one
-            for one in self.alternatives
+            replace(alternative, names=tuple(name for name in alternative.names if name not in names))
+            if _is(alternative, _EXCLUDING)
+            else alternative
+            for alternative in self.alternatives
         ]
-        if any(_is(one, _EXCLUDING, *_SAVES_ALL) for one in alternatives):
+        if any(_is(alternative, _EXCLUDING, *_SAVES_ALL) for alternative in alternatives):
             return Key(tuple(alternatives))
-        for number, one in enumerate(alternatives):
-            if _is(one, _SAVING, _OFFLOADING):
-                left = tuple(name for name in one.offloaded if name not in names)
-                saved = (*one.names, *names)
-                changed = Key.by_name(saved, left, *one.memories).alternatives
+        for number, alternative in enumerate(alternatives):
+            if _is(alternative, _SAVING, _OFFLOADING):
+                still_offloaded = tuple(name for name in alternative.offloaded if name not in names)
+                saved = (*alternative.names, *names)
+                changed = Key.by_name(saved, still_offloaded, *alternative.memories).alternatives
                 return Key((*alternatives[:number], *changed, *alternatives[number + 1 :]))
-        alternatives = [one for one in alternatives if not _is(one, *_SAVES_NONE)]
+        alternatives = [alternative for alternative in alternatives if not _is(alternative, *_SAVES_NONE)]
         combined = (*alternatives, *Key.by_name(names).alternatives)
-        check_combinable([Key((one,)) for one in combined])
+        check_combinable([Key((alternative,)) for alternative in combined])
         return Key(combined)
 
     def without(self, *names: str) -> Key:
         """The key that neither saves nor offloads some names by name."""
-        left: list[Alternative] = []
-        for one in self.alternatives:
-            if _is(one, _EXCLUDING):
-                left.append(replace(one, names=tuple(dict.fromkeys((*one.names, *names)))))
-            elif _is(one, _SAVING, _OFFLOADING) and not {*names}.isdisjoint((*one.names, *one.offloaded)):
+        remaining: list[Alternative] = []
+        for alternative in self.alternatives:
+            if _is(alternative, _EXCLUDING):
+                remaining.append(replace(alternative, names=tuple(dict.fromkeys((*alternative.names, *names)))))
+            elif _is(alternative, _SAVING, _OFFLOADING) and not {*names}.isdisjoint(
+                (*alternative.names, *alternative.offloaded)
+            ):
                 saved, offloaded = (
-                    [name for name in asked if name not in names] for asked in (one.names, one.offloaded)
+                    [name for name in asked_names if name not in names]
+                    for asked_names in (alternative.names, alternative.offloaded)
                 )
-                left += Key.by_name(saved, offloaded, *one.memories).alternatives
+                remaining += Key.by_name(saved, offloaded, *alternative.memories).alternatives
             else:
-                left.append(one)
-        some = tuple(one for one in left if not _is(one, "nothing_saveable"))
+                remaining.append(alternative)
+        some = tuple(alternative for alternative in remaining if not _is(alternative, "nothing_saveable"))
         return Key(some or (Alternative("nothing_saveable"),))
 
 
@@ -194,13 +203,13 @@ def check_combinable(keys: Sequence[Key]) -> None:
     Raises:
         RematError: one of several keys is no policy, or offloads.
     """
-    for one in (one for key in keys for one in key.alternatives if len(keys) > 1):
-        if _is(one, "as_written", "none"):
-            raise RematError(f"{one} is not a policy to combine: use two of {', '.join(PLAIN)} or names.")
-        if _is(one, *_OFFLOADS):
+    for alternative in (alternative for key in keys for alternative in key.alternatives if len(keys) > 1):
+        if _is(alternative, "as_written", "none"):
+            raise RematError(f"{alternative} is not a policy to combine: use two of {', '.join(PLAIN)} or names.")
+        if _is(alternative, *_OFFLOADS):
             raise RematError(
-                f"{_EITHER} cannot hold {one.policy}: JAX combines only policies that answer yes or no, so write a "
-                "policy function that returns Offloadable itself."
+                f"{_EITHER} cannot hold {alternative.policy}: JAX combines only policies that answer yes or no, so "
+                "write a policy function that returns Offloadable itself."
             )
 
 
@@ -257,8 +266,8 @@ class _Reader:
             raise self._not_quoted(policy) from None
         if policy == _OFFLOADING_DOTS or policy in _BY_NAME:
             saved, offloaded = _BY_NAME.get(policy, ("", ""))
-            taken = (*filter(None, (saved, offloaded)), "offload_src", "offload_dst")
-            values = _bound(policy, (*taken, "recompute") if saved else taken, arguments, keywords)
+            parameters = (*filter(None, (saved, offloaded)), "offload_src", "offload_dst")
+            values = _bound(policy, (*parameters, "recompute") if saved else parameters, arguments, keywords)
             memories = values.get("offload_src", SOURCE), values.get("offload_dst", DESTINATION)
             if not all(isinstance(memory, str) for memory in memories):
                 raise self._not_quoted(policy)
@@ -282,11 +291,11 @@ def _dotted(tree: ast.expr) -> str:
     return tree.id if isinstance(tree, ast.Name) else ""
 
 
-def _bound(policy: str, taken: Sequence[str], arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    unknown = [word for word in keywords if word not in taken]
-    if unknown or len(arguments) > len(taken):
-        raise RematError(f"{policy} takes {', '.join(taken)}; not {', '.join(unknown) or 'so many arguments'}.")
-    return {**dict(zip(taken, arguments, strict=False)), **keywords}
+def _bound(policy: str, parameters: Sequence[str], arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    unknown = [word for word in keywords if word not in parameters]
+    if unknown or len(arguments) > len(parameters):
+        raise RematError(f"{policy} takes {', '.join(parameters)}; not {', '.join(unknown) or 'so many arguments'}.")
+    return {**dict(zip(parameters, arguments, strict=False)), **keywords}
 
 
 def _names(argument: Any) -> tuple[str, ...]:

@@ -86,15 +86,15 @@ def resolve(
 
 
 def _of_alternative(
-    asked: Alternative, names: Sequence[str], namespace: Mapping[str, Any] | None, function: str
+    alternative: Alternative, names: Sequence[str], namespace: Mapping[str, Any] | None, function: str
 ) -> tuple[Key, Resolved]:
-    if asked.own:
-        return _of_own(asked, names, namespace, function)
-    save, offload = matching(asked.names, names, function), matching(asked.offloaded, names, function)
-    both = [name for name in save if name in offload]
-    if both:
-        raise RematError(f"{', '.join(map(repr, both))} cannot be saved and offloaded at once: choose one.")
-    expanded = dataclasses.replace(asked, names=save, offloaded=offload)
+    if alternative.own:
+        return _of_own(alternative, names, namespace, function)
+    save, offload = matching(alternative.names, names, function), matching(alternative.offloaded, names, function)
+    in_both = [name for name in save if name in offload]
+    if in_both:
+        raise RematError(f"{', '.join(map(repr, in_both))} cannot be saved and offloaded at once: choose one.")
+    expanded = dataclasses.replace(alternative, names=save, offloaded=offload)
     row, (source, destination) = expanded.policy, expanded.memories
     notes: tuple[Note, ...] = ()
     if row in ("as_written", "none"):
@@ -119,10 +119,10 @@ def _of_alternative(
 
 
 def _of_own(
-    asked: Alternative, names: Sequence[str], namespace: Mapping[str, Any] | None, function: str
+    alternative: Alternative, names: Sequence[str], namespace: Mapping[str, Any] | None, function: str
 ) -> tuple[Key, Resolved]:
     """What a policy that is no row of the table stands for in the user's namespace."""
-    name, called, _ = asked.policy.partition("(")
+    name, called, _ = alternative.policy.partition("(")
     first, *attributes = name.split(".")
     value = (namespace or {}).get(first)
     for attribute in attributes:
@@ -131,7 +131,7 @@ def _of_own(
     if value is None:
         raise no_such_policy(name.removeprefix(prefix), namespace)
     if called:
-        raise RematError(f"{asked.policy} cannot be called from here: give its result a name, and use that name.")
+        raise RematError(f"{alternative.policy} cannot be called from here: give its result a name, and use that name.")
     key, resolved = _of_object(value, names, function)
     if resolved.own and len(key.alternatives) == 1:
         # A policy of the user's own goes by the name that the user gave it, and that is also its code.
@@ -234,16 +234,16 @@ def _alternatives(policy: Any) -> list[tuple[Alternative, Any]]:
     if factory is None:
         name = getattr(policy, "__qualname__", None) or type(policy).__name__
         return [(Alternative(name.split("<locals>.")[-1], own=True), policy)]
-    held = _captured(policy)
+    arguments = _captured(policy)
     if factory == "save_from_both_policies":
-        return [*_alternatives(held["policy_1"]), *_alternatives(held["policy_2"])]
+        return [*_alternatives(arguments["policy_1"]), *_alternatives(arguments["policy_2"])]
     if factory == "save_anything_except_these_names":
         return [(Alternative(factory), policy)]
     if factory in ("save_only_these_names", "save_any_names_but_these"):
-        (names,) = held.values()
+        (names,) = arguments.values()
         return [(Alternative(factory, _ordered(names)), policy)]
-    saved, offloaded = held.get("names_which_can_be_saved", ()), held.get("names_which_can_be_offloaded", ())
-    memories = held["offload_src"], held["offload_dst"]
+    saved, offloaded = arguments.get("names_which_can_be_saved", ()), arguments.get("names_which_can_be_offloaded", ())
+    memories = arguments["offload_src"], arguments["offload_dst"]
     return [(Alternative(factory, _ordered(saved), _ordered(offloaded), memories), policy)]
 
 

@@ -187,8 +187,8 @@ class Comparison(Displayed):
         )
         close = [
             f"{lower} and {higher}"
-            for (less, lower), (more, higher) in itertools.pairwise(peaks)
-            if less < more and more - less < _TOO_CLOSE * more
+            for (lower_bytes, lower), (higher_bytes, higher) in itertools.pairwise(peaks)
+            if lower_bytes < higher_bytes and higher_bytes - lower_bytes < _TOO_CLOSE * higher_bytes
         ]
         sentences = list[str]()
         if close:
@@ -225,9 +225,9 @@ class Comparison(Displayed):
             sentences.append(f"None fits {name}: {nearest.label} comes nearest with {needs}.")
         pairs = list(zip(self._ranked("estimate"), self.rows, strict=True))
         gone = [row.label for estimated, row in pairs if estimated.pareto and not row.pareto]
-        new = [row.label for estimated, row in pairs if row.pareto and not estimated.pareto]
-        if gone or new:
-            otherwise = [f"with {', '.join(gone)}"] * bool(gone) + [f"without {', '.join(new)}"] * bool(new)
+        joining = [row.label for estimated, row in pairs if row.pareto and not estimated.pareto]
+        if gone or joining:
+            otherwise = [f"with {', '.join(gone)}"] * bool(gone) + [f"without {', '.join(joining)}"] * bool(joining)
             sentences.append(f"By the estimated peaks the front would be another: {' and '.join(otherwise)}.")
         by_itself = [row.label for row in compiled if row.measured_rematerialized]
         if by_itself:

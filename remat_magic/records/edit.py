@@ -92,8 +92,8 @@ class Edit(Displayed, Labelled):
     @property
     def excess_bytes(self) -> int | None:
         """How many bytes more than the plan's budget the edited text takes; None where one of the two is not known."""
-        taken = self.peak_bytes if self.of == "peak" else self.saved_bytes
-        return None if self.budget_bytes is None or taken is None else max(0, taken - self.budget_bytes)
+        edit_bytes = self.peak_bytes if self.of == "peak" else self.saved_bytes
+        return None if self.budget_bytes is None or edit_bytes is None else max(0, edit_bytes - self.budget_bytes)
 
     @property
     def best(self) -> Edit:

@@ -37,7 +37,10 @@ class Measurement:
     ``compile_seconds`` is None where it did not come to compiling, ``run_seconds`` the median of ``runs`` timed runs,
     None where it was not run.
     ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
-    program, with the bodies of loops as often as they run; None where XLA does not say, or nothing tells how often.
+    program, with the bodies of loops as often as they run; None where XLA does not say, as of convolutions by cuDNN, or
+    nothing tells how often.
+    ``cycles`` likewise are what its kernels take by the estimate of XLA for a TPU that is not here, copies between the
+    memories of the TPU left out; None for other devices.
     ``peak_bytes`` is XLA's own peak: over all memories of a TPU together, those on the chip too, so that it can be more
     than what has to fit; on a CPU it says little. ``collectives`` are what its devices tell each other, by the compiled
     program; None where nothing tells how often.
@@ -73,6 +76,7 @@ class Measurement:
     runs: int = 0
     flops: int | None = None
     bytes_accessed: int | None = None
+    cycles: int | None = None
     collectives: tuple[Collective, ...] | None = None
     error: str = ""
     findings: tuple[Note, ...] = ()
@@ -114,7 +118,7 @@ class Measurement:
     @property
     def communicated_bytes(self) -> int | None:
         """What a device has of the results of all ``collectives``, in bytes; None where they are not known."""
-        return None if self.collectives is None else sum(each.bytes for each in self.collectives)
+        return None if self.collectives is None else sum(collective.bytes for collective in self.collectives)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,13 @@ class Places(Comparison):
         undercuts, if they need as little of their estimate as the lowest of those compiled, or three quarters.
         """
         compiled = {(row.policy, row.at) for row in self._compiled}
-        left = [
+        uncompiled = [
             row
             for row in self._ranked("estimate")
             if row.peak_bytes is not None and (row.policy, row.at) not in compiled
         ]
-        first = [row for row in left if row.pareto or _is_without(row)]
-        return tuple(first or filter(self._could_be_best, left))
+        first = [row for row in uncompiled if row.pareto or _is_without(row)]
+        return tuple(first or filter(self._could_be_best, uncompiled))
 
     @property
     def _least(self) -> float:
@@ -89,13 +89,15 @@ class Places(Comparison):
     @property
     def _left_out(self) -> tuple[str, ...]:
         compiled = {(row.policy, row.at) for row in self._compiled}
-        left = [row.label for row in self.rows if row.peak_bytes is not None and (row.policy, row.at) not in compiled]
-        if not left:
+        uncompiled = [
+            row.label for row in self.rows if row.peak_bytes is not None and (row.policy, row.at) not in compiled
+        ]
+        if not uncompiled:
             return ()
         share = percent(round(100 * self._least), 100)
         return (
-            f"Not compiled, and not ranked: {', '.join(left)}. They do not fit, or others add no more and need less, "
-            f"unless they need less than {share} of the estimated peak.",
+            f"Not compiled, and not ranked: {', '.join(uncompiled)}. They do not fit, or others add no more and need "
+            f"less, unless they need less than {share} of the estimated peak.",
         )
 
 

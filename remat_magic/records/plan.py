@@ -112,11 +112,11 @@ class Plan(Displayed, Labelled):
 
         Its place is added where that tells it from the other of its key, else a number.
         """
-        more, numbers = "", itertools.count(2)
-        while not self._chooses_as(plans.setdefault(self.policy + more, self)):
+        suffix, numbers = "", itertools.count(2)
+        while not self._chooses_as(plans.setdefault(self.policy + suffix, self)):
             apart = f" at {self.at}"
-            more = apart if not more and plans[self.policy].at != self.at else f" #{next(numbers)}"
-        return dataclasses.replace(self, policy=self.policy + more, label=self.label + more) if more else self
+            suffix = apart if not suffix and plans[self.policy].at != self.at else f" #{next(numbers)}"
+        return dataclasses.replace(self, policy=self.policy + suffix, label=self.label + suffix) if suffix else self
 
     def _chooses_as(self, other: Plan) -> bool:
         return (self.names, self.at, self.separately) == (other.names, other.at, other.separately)

@@ -20,6 +20,7 @@ _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has
 _LATER = frozenset(
     {"number", "alike", "together", "label", "unreached", "of_devices"}
 )  # fields that files written before they were there do without
+_MOST_SHOWN = 40  # characters of a wrong value
 _HUGE = 2**63  # no count of bytes or FLOPs is larger
 
 # Control characters (a tab apart, which source lines have), halves of surrogate pairs, and what turns the direction of
@@ -98,14 +99,14 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _shown(value: Any, length: int = 40) -> str:
+def _shown(value: Any) -> str:
     """A given value, short and without what a terminal would obey."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested deep, or of more digits than Python writes
         return f"a {type(value).__name__}"
     text = _CONTROL.sub("?", text)
-    return text if len(text) <= length else f"{text[:length]}..."
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 # ---------------------------------------------------------------------------------------------------------- the fields

@@ -145,12 +145,12 @@ class Loop:
     error: str = ""
 
 
-def _ratio(spared: float, taken: int) -> float:
+def _ratio(spared_flops: float, saved_bytes: int) -> float:
     """Spared for each byte taken, of a change or of its reverse."""
-    if taken == 0:
-        return math.copysign(math.inf, spared) if spared else 0.0
+    if saved_bytes == 0:
+        return math.copysign(math.inf, spared_flops) if spared_flops else 0.0
     # To save it spares something and takes bytes; to recompute it is the reverse of both. What is good, or bad, in both
     # ways at once is no exchange.
-    if spared and (spared > 0) != (taken > 0):
-        return math.inf if spared > 0 else -math.inf
-    return spared / taken
+    if spared_flops and (spared_flops > 0) != (saved_bytes > 0):
+        return math.inf if spared_flops > 0 else -math.inf
+    return spared_flops / saved_bytes

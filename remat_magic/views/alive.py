@@ -61,7 +61,7 @@ def lookup(timeline: Timeline, top: int, most: int = MOMENTS) -> dict[str, Any]:
     places = [place for place, _ in shown]
     numbers: dict[LiveValue, int] = {}
     lives: list[list[int]] = []  # by the number of the value, as are the next ones
-    held, sizes = list[int](), list[int]()
+    copies_held, sizes = list[int](), list[int]()
     # At each place that is shown, the values that begin to be held and those that end.
     events: list[list[tuple[int, int]]] = [[] for _ in range(len(shown) + 1)]
     for life in timeline.lives:
@@ -71,7 +71,7 @@ def lookup(timeline: Timeline, top: int, most: int = MOMENTS) -> dict[str, Any]:
         number = numbers.setdefault(life.value, len(numbers))
         if number == len(lives):
             lives.append([])
-            held.append(0)
+            copies_held.append(0)
             sizes.append(life.value.nbytes)
         lives[number] += (first, end)
         events[first].append((number, 1))
@@ -79,14 +79,14 @@ def lookup(timeline: Timeline, top: int, most: int = MOMENTS) -> dict[str, Any]:
     counts, count, now, wanted = list[int](), 0, set[int](), set[int]()
     for happening in events[: len(shown)]:
         for number, change in happening:
-            held[number] += change
+            copies_held[number] += change
             count += change
-            (now.add if held[number] else now.discard)(number)
+            (now.add if copies_held[number] else now.discard)(number)
         counts.append(count)
         if happening:
-            wanted.update(heapq.nlargest(top, now, key=lambda number: held[number] * sizes[number]))
-    said = list(dict.fromkeys(runs(moment) for _, moment in shown))
-    place_of = {words: number for number, words in enumerate(said)}
+            wanted.update(heapq.nlargest(top, now, key=lambda number: copies_held[number] * sizes[number]))
+    sentences = list(dict.fromkeys(runs(moment) for _, moment in shown))
+    place_of = {words: number for number, words in enumerate(sentences)}
     return {
         "moments": len(timeline.moments),
         "places": None if len(shown) == len(timeline.moments) else places,
@@ -94,7 +94,7 @@ def lookup(timeline: Timeline, top: int, most: int = MOMENTS) -> dict[str, Any]:
         "top": top,
         "held": [[getattr(moment, kind) for _, moment in shown] for kind in KINDS],
         "counts": counts,
-        "said": [*map(printable, said)],
+        "said": [*map(printable, sentences)],
         "runs": [place_of[runs(moment)] for _, moment in shown],
         "values": [_value(value, lives[number]) for value, number in numbers.items() if number in wanted],
     }

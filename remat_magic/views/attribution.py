@@ -79,8 +79,8 @@ class LineRow:
 def _counted(kinds: Iterable[str]) -> str:
     counts = Counter(kinds)
     shown = [f"{kind} x{count}" if count > 1 else kind for kind, count in list(counts.items())[:_KINDS_SHOWN]]
-    more = len(counts) - len(shown)
-    return ", ".join([*shown, f"and {more} more"] if more else shown)
+    not_shown = len(counts) - len(shown)
+    return ", ".join([*shown, f"and {not_shown} more"] if not_shown else shown)
 
 
 def _kept(report: Report) -> list[Residual]:

@@ -42,10 +42,10 @@ def _repeated(row: ComparisonRow) -> str:
     if row.repeated_flops is None:
         return "unknown"
     least = "" if row.complete else "≥ "
-    told = (
+    communicated = (
         f"{fmt.nbytes(row.repeated_communicated_bytes)} communicated again" if row.repeated_communicated_bytes else ""
     )
     if not row.repeated_flops:
-        return f"{least}{told or 'nothing'}" if row.complete else told or "unknown"
+        return f"{least}{communicated or 'nothing'}" if row.complete else communicated or "unknown"
     share = f" +{fmt.percent(row.repeated_flops, row.forward_flops)}" if row.forward_flops else ""
-    return f"{least}{fmt.flops(row.repeated_flops)}{share}{told and f', {told}'}"
+    return f"{least}{fmt.flops(row.repeated_flops)}{share}{communicated and f', {communicated}'}"

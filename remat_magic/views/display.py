@@ -47,7 +47,7 @@ def html(record: Any) -> str:
         case Timeline():
             return static(timeline_html(record))
         case Comparison():
-            return compare.comparison_html(record.rows, **compare.about(record))
+            return compare.comparison_html(record)
         case [WhatIf(), *_]:
             return static(what_if_html(record, live=False))
         case [Advice(), *_]:
@@ -86,7 +86,7 @@ def renderable(record: Any) -> RenderableType:
             ]
             return Group(Text(line(record)), _table(("Size", "Type", "Kind", "What", "Source"), rows))
         case Comparison():
-            return compare.render(record.rows, **compare.about(record))
+            return compare.render(record)
         case [WhatIf(), *_]:
             return _what_if(record)
         case [Advice(), *_]:

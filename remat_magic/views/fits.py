@@ -28,18 +28,18 @@ def fits_html(measured: Measurement, memory_bytes: int | None, unfinished: bool 
         memory_bytes: what a program can have of the device's, for where its compiler does not tell.
         unfinished: it is being compiled in full.
     """
-    said = _said(measured, memory_bytes, unfinished)
-    if said is None:
+    answer = _said(measured, memory_bytes, unfinished)
+    if answer is None:
         return f'<span class="remat-fits">{escape(measured.error)}</span>' if measured.error else ""
     kind = "remat-yes" if measured.fits else "remat-no"
-    verdict = f"<b>{escape(said.verdict)}</b>"
-    return f'<span class="remat-fits {kind}">{verdict}: {said.needs} <small>{said.how}</small></span>'
+    verdict = f"<b>{escape(answer.verdict)}</b>"
+    return f'<span class="remat-fits {kind}">{verdict}: {answer.needs} <small>{answer.how}</small></span>'
 
 
 def fits_text(measured: Measurement, memory_bytes: int | None) -> str:
     """The same as text; the arguments are those of :func:`fits_html`."""
-    said = _said(measured, memory_bytes, False)
-    return measured.error if said is None else f"{said.verdict}: {said.needs} {said.how}"
+    answer = _said(measured, memory_bytes, False)
+    return measured.error if answer is None else f"{answer.verdict}: {answer.needs} {answer.how}"
 
 
 def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> _Said | None:
@@ -57,11 +57,11 @@ def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> 
     how += "; the full compile is running…" if unfinished else "."
     again = measured.rematerialized or 0
     itself = f" XLA computes {again:,} instruction{'s' * (again != 1)} again by itself." if again else ""
-    each = " on each" if measured.devices > 1 else ""
+    per_device = " on each" if measured.devices > 1 else ""
     where, idle = measured.device, ""
-    if measured.devices_there == 1 and each:
+    if measured.devices_there == 1 and per_device:
         where = f"{measured.devices} {where}"
-    elif measured.devices_there > 1 and not each:
+    elif measured.devices_there > 1 and not per_device:
         where, idle = f"one device of {where}", " The program is on no mesh, and leaves the others idle."
     verdict = f"{'fits' if measured.fits else 'does not fit'} {where}{', compiled quickly' if quickly else ''}"
-    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{each}{of}{over}.{itself}{idle}", how)
+    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{per_device}{of}{over}.{itself}{idle}", how)

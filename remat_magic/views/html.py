@@ -50,18 +50,17 @@ def _script() -> str:
     return "\n".join(line.strip() for line in lines if not line.lstrip().startswith("//"))
 
 
-def totals_html(report: Report, compare: Report | None = None) -> str:
+def totals_html(report: Report) -> str:
     """The headline's numbers, readable as a sentence where no style sheet is applied."""
     whose = f'<small class="remat-label">{report.of_devices}: </small>' if report.of_devices else ""
     items = list[str]()
-    for number, total in enumerate(totals(report, compare)):
+    for number, total in enumerate(totals(report)):
         separator = '<span class="remat-hidden">; </span>' if number else ""
-        change = f" <small>({escape(total.change)})</small>" if total.change else ""
         value = "" if total.number is None else f' data-value="{total.number}"'
         items.append(
             f'<span class="remat-total" data-total="{total.key}" data-unit="{total.unit}"{value} '
             f'title="{escape(total.exact)}">{separator}'
-            f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b>{change} '
+            f'<small class="remat-label">{escape(total.label)}</small> <b>{escape(total.value)}</b> '
             f'<small class="remat-detail">{escape(total.detail)}</small></span>'
         )
     return f'{whose}<div class="remat-totals">{"".join(items)}</div>'
@@ -136,15 +135,15 @@ def residuals_html(report: Report, folded: bool = False) -> str:
     kept, alive = list[ResidualRow](), list[ResidualRow]()
     for row in residual_rows(report):
         (kept if row.kept else alive).append(row)
-    said = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
+    nothing_saved = "" if kept else '<p class="remat-empty">Nothing is saved but what is alive anyway.</p>'
     if not folded:
-        return said + _residuals(report, kept, alive)
+        return nothing_saved + _residuals(report, kept, alive)
     folds = [
         (f"the other {fmt.count(sum(row.count for row in kept[_FIRST:]), 'value')}", kept[_FIRST:]),
         *((fmt.count(sum(row.count for row in rows), noun), rows) for noun, rows in _by_noun(alive)),
     ]
     return (
-        said
+        nothing_saved
         + (_residuals(report, kept[:_FIRST], kept=kept, plain=True) if kept else "")
         + "".join(
             f"<details><summary>{what}, {fmt.nbytes(sum(row.nbytes for row in rows))}</summary>"
@@ -176,12 +175,14 @@ def _residuals(
             times = f' <span class="remat-times">x{row.count}</span>' if row.count > 1 else ""
             kind = row.kind.split()[0]
             hidden = kind == "intermediate"  # it says nothing to those who see that it is no argument
-            told = td("kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind))
+            kind_cell = td(
+                "kind", f'<span class="remat-hidden">{escape(row.kind)}</span>' if hidden else escape(row.kind)
+            )
             cells = [
                 td("num", fmt.nbytes(row.nbytes), fmt.exact(row.nbytes, "bytes")),
                 _share(row, sums.get(kind, report.constant_bytes), most),
                 td("type", f"<code>{escape(row.type)}</code>{times}{_replicated(row)}"),
-                "" if plain and one_kind else told,
+                "" if plain and one_kind else kind_cell,
                 td("what", what_html(row.label, row.name, row.also)),
                 td("source", where_html(row)),
                 td("needed", _needed(row, report.complete)),
@@ -361,20 +362,22 @@ def _others(others: Iterable[Folded], own: Folded | None) -> str:
     for other in others:
         same.setdefault((other.totals, other.body), []).append(other)
     alike = same.pop((own.totals, own.body), []) if own else []
-    said = f'<div class="remat-alike">The same as the above: {_named(alike)} {_codes(alike)}</div>' if alike else ""
-    return said + "".join(
-        f'<details class="remat-other"><summary>{_named(each)} {totals}</summary>{_codes(each)}{body}</details>'
-        for (totals, body), each in same.items()
+    as_chosen = (
+        f'<div class="remat-alike">The same as the above: {_named(alike)} {_codes(alike)}</div>' if alike else ""
+    )
+    return as_chosen + "".join(
+        f'<details class="remat-other"><summary>{_named(equal)} {totals}</summary>{_codes(equal)}{body}</details>'
+        for (totals, body), equal in same.items()
     )
 
 
 def _named(alike: Sequence[Folded]) -> str:
     kind = "equal" if len(alike) > 1 else "chosen"
-    return f'<span class="remat-{kind}">{" = ".join(one.choice for one in alike)}</span>'
+    return f'<span class="remat-{kind}">{" = ".join(report.choice for report in alike)}</span>'
 
 
 def _codes(alike: Iterable[Folded]) -> str:
-    return "".join(one.code for one in alike)
+    return "".join(report.code for report in alike)
 
 
 def unfolded(report: Report, most_lines: float = _STATIC_LINES, of_memory: tuple[str, int] | None = None) -> str:
@@ -407,9 +410,11 @@ def static(
     """
     rest = _others(others, own)
     rest = f"<h4>Other policies</h4>{rest}<script>{_script()}</script>" if rest else ""
-    said = f'<p class="remat-kept remat-empty">{escape(kept)}</p>' if kept else ""
+    remark = f'<p class="remat-empty">{escape(kept)}</p>' if kept else ""
     of = f' data-twin="{escape(twin)}"' if twin else ""
-    return f'<div class="remat remat-static"{of}><style>{style()}</style>{title_html(title)}{said}{chosen}{rest}</div>'
+    return (
+        f'<div class="remat remat-static"{of}><style>{style()}</style>{title_html(title)}{remark}{chosen}{rest}</div>'
+    )
 
 
 def lazy_chunks(report: Report) -> dict[str, list[str]]:

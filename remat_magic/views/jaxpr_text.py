@@ -158,7 +158,7 @@ def pane(title: str, jaxpr: Program, body: str) -> str:
     """One titled jaxpr; ``body`` is HTML, the chunks or nothing where a script will bring them."""
     size = fmt.count(jaxpr.equations, "equation") if jaxpr.lines else "not available"
     return (
-        f'<section class="remat-pane"><h4>{escape(title)} <small>{size}</small></h4>'
+        f"<section><h4>{escape(title)} <small>{size}</small></h4>"
         f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'
         f" {KEYS}"
         ' style="font-family: var(--jp-code-font-family, monospace); white-space: pre; overflow: auto">'

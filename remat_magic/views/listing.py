@@ -135,8 +135,8 @@ def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
 
 
 def _listed(text: SourceText) -> tuple[Listed, ...]:
-    both = zip(split_lines(text.text), words(text.text), strict=True)
-    return tuple((number, line, words_of_line) for number, (line, words_of_line) in enumerate(both, text.line))
+    tokenized = zip(split_lines(text.text), words(text.text), strict=True)
+    return tuple((number, line, words_of_line) for number, (line, words_of_line) in enumerate(tokenized, text.line))
 
 
 def _called(report: Report, attributions: _Attributions, scale: _Scale) -> list[str]:
@@ -192,7 +192,7 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Att
 def _summary(section: _Section, rows: dict[int, LineRow | None], scale: _Scale) -> str:
     costing = [row for row in rows.values() if row is not None]
     saved = sum(row.saved for row in costing)
-    again = Attribution(None, equations=[each for row in costing for each in row.attribution.equations])
+    again = Attribution(None, equations=[equation for row in costing for equation in row.attribution.equations])
     title = list[str]()
     if section.place:
         # The path of a kept notebook's file, or of a cell, tells its readers nothing.

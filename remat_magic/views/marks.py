@@ -28,7 +28,7 @@ class Mark:
 
 
 def marks_by_line(
-    lines: Sequence[Listed], attributions: Sequence[Attribution], live: bool, *, library: bool = False
+    lines: Sequence[Listed], attributions: Sequence[Attribution], live: bool, *, library: bool
 ) -> dict[int, list[Mark]]:
     """For each line the expressions on it, the outer before the inner.
 

@@ -28,8 +28,12 @@ def stretched(place: float, own: Passes, other: Passes) -> float | None:
     """
     for word, start, end in own:
         if start <= place <= end and (place < end or word == own[-1][0]):
-            there = next(((first, last) for phase, first, last in other if phase == word), None)
-            return None if there is None else there[0] + (there[1] - there[0]) * (place - start) / (end - start)
+            pass_there = next(((first, last) for phase, first, last in other if phase == word), None)
+            return (
+                None
+                if pass_there is None
+                else pass_there[0] + (pass_there[1] - pass_there[0]) * (place - start) / (end - start)
+            )
     return None
 
 

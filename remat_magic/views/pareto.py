@@ -13,6 +13,7 @@ from remat_magic.views.svg import Frame, colours, element, identifier, picture, 
 
 __all__ = ["pareto_svg", "stands_for"]
 
+_HEIGHT = 356  # pixels of the whole picture
 _LABEL = 30  # characters of a policy's key beside its point
 _HALF = 6.5  # pixels from the middle of a point to its edge
 
@@ -58,16 +59,16 @@ def stands_for(row: ComparisonRow) -> tuple[str, ...]:
 
 def _said(point: _Point, timed: bool) -> str:
     cost = fmt.seconds(point.cost) if timed else fmt.flops(round(point.cost))
-    more = "estimated for recomputation and offloading" if timed else "recomputed"
+    of_what = "estimated for recomputation and offloading" if timed else "recomputed"
     row = point.row
     front = ", on the front" if row.pareto else ", too much" if row.measured_fits is False else ""
     same = f", same as {', '.join(row.same_labels)}" if row.same_as else ""
     memory = fmt.nbytes(point.memory)
-    held = f"needs {memory} (compiled)" if row.ranked_by == "compiled" else f"peak {memory} (estimated)"
-    return f"{row.label}{same}: {held}, {cost} {more}{front}"
+    memory_needed = f"needs {memory} (compiled)" if row.ranked_by == "compiled" else f"peak {memory} (estimated)"
+    return f"{row.label}{same}: {memory_needed}, {cost} {of_what}{front}"
 
 
-def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680, height: int = 356) -> str:
+def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680) -> str:
     """Every policy by its memory and by what it adds, with the front of those that no other beats.
 
     The memory is what the rows are ranked by: what XLA's compiler needs, with a line where the device ends, or the
@@ -79,20 +80,19 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         rows: a comparison's.
         chosen: the policy to mark.
         width: in pixels.
-        height: in pixels.
     """
     timed = any(row.times for row in rows)  # all of a comparison, or none
     compiled = any(row.ranked_by == "compiled" for row in rows)
     shown = [(row, row.ranked_bytes, row.adds) for row in rows if row.ranked_bytes is not None and row.adds is not None]
     left_out = len(rows) - len(shown)
-    held = "memory that XLA's compiler needs" if compiled else "estimated peak memory"
-    title = f"{held[0].upper()}{held[1:]} against what recomputation adds"
+    memory_axis = "memory that XLA's compiler needs" if compiled else "estimated peak memory"
+    title = f"{memory_axis[0].upper()}{memory_axis[1:]} against what recomputation adds"
     if not shown:
         words = [text(12, 24, "No policy with a known peak and cost.", class_="remat-axis")]
         return picture(identifier(title, rows), width, 40, title, "Nothing to show.", words, "")
     across = ticks(max(memory for _, memory, _ in shown))
     upward = ticks(max(cost for _, _, cost in shown))
-    frame = Frame(64, 50, width - 26, height - 46, across[-1], upward[-1])
+    frame = Frame(64, 50, width - 26, _HEIGHT - 46, across[-1], upward[-1])
     points = [
         _Point(row, frame.x(memory), frame.y(cost), memory, cost, bool(chosen) and chosen in stands_for(row))
         for row, memory, cost in shown
@@ -101,7 +101,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
     capacity = _capacity_at(shown, frame) if compiled else None
     parts = [
         frame.vertical_axis(upward, unit, lambda mark: fmt.seconds(mark) if timed else fmt.flops(round(mark))),
-        frame.horizontal_axis(across, held, lambda mark: fmt.nbytes(round(mark))),
+        frame.horizontal_axis(across, memory_axis, lambda mark: fmt.nbytes(round(mark))),
         _capacity(capacity, frame) if capacity else "",
         _front_line(points, frame),
     ]
@@ -116,7 +116,7 @@ def pareto_svg(rows: Sequence[ComparisonRow], chosen: str = "", width: int = 680
         omitted = f" {left_out} policies without a known peak and cost left out."
     best = ", ".join(point.row.label for point in sorted(points, key=lambda point: point.memory) if point.row.pareto)
     description = f"{fmt.count(len(points), 'point')}. On the front, from least memory: {best}.{omitted}"
-    return picture(identifier(title, rows, chosen), width, height, title, description, parts, _PARETO_STYLE)
+    return picture(identifier(title, rows, chosen), width, _HEIGHT, title, description, parts, _PARETO_STYLE)
 
 
 def _capacity_at(shown: Sequence[tuple[ComparisonRow, int, float]], frame: Frame) -> float | None:
@@ -146,8 +146,8 @@ def _diamond(x: float, y: float, half: float) -> str:
 
 
 def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: bool) -> str:
-    said = _said(point, timed)
-    inside = element("title", escape(said))
+    description = _said(point, timed)
+    inside = element("title", escape(description))
     if label is not None:
         x, y, anchor, far = label
         if far:
@@ -170,7 +170,7 @@ def _point(point: _Point, label: tuple[float, float, str, bool] | None, timed: b
         data_policy=point.row.policy,
         data_at=point.row.at,
         data_same="\n".join(stands_for(point.row)),
-        aria_label=said,
+        aria_label=description,
         aria_pressed=str(point.chosen).lower(),
     )
 
@@ -188,20 +188,20 @@ def _placed(
 
     Greedy: the chosen policy and those on the front first, each in the nearest free place around its point.
     """
-    taken: list[_Box] = []
+    occupied: list[_Box] = []
     for p in points:
         half = _HALF + 4 if p.chosen else _HALF
-        taken.append((p.x - half, p.y - half, p.x + half, p.y + half))
-    taken += [(2, frame.y(mark) - 8, frame.left - 4, frame.y(mark) + 6) for mark in upward]
+        occupied.append((p.x - half, p.y - half, p.x + half, p.y + half))
+    occupied += [(2, frame.y(mark) - 8, frame.left - 4, frame.y(mark) + 6) for mark in upward]
     if capacity is not None:
-        taken.append((capacity - 4 - text_width(_FITS), frame.top, capacity, frame.top + 13))
-        taken.append((capacity - 1, frame.top, capacity + 1, frame.bottom))
+        occupied.append((capacity - 4 - text_width(_FITS), frame.top, capacity, frame.top + 13))
+        occupied.append((capacity - 1, frame.top, capacity + 1, frame.bottom))
     corners = sorted({(p.x, p.y) for p in points if p.row.pareto})
     if corners:
-        taken.append((corners[0][0] - 1, frame.top, corners[0][0] + 1, corners[0][1]))
-        taken.append((corners[-1][0], corners[-1][1] - 1, frame.right, corners[-1][1] + 1))
+        occupied.append((corners[0][0] - 1, frame.top, corners[0][0] + 1, corners[0][1]))
+        occupied.append((corners[-1][0], corners[-1][1] - 1, frame.right, corners[-1][1] + 1))
     for (x, y), (next_x, next_y) in itertools.pairwise(corners):
-        taken += [(x, y - 1, next_x, y + 1), (next_x - 1, y, next_x + 1, next_y)]
+        occupied += [(x, y - 1, next_x, y + 1), (next_x - 1, y, next_x + 1, next_y)]
     placed: dict[int, tuple[float, float, str, bool]] = {}
     order = sorted(range(len(points)), key=lambda i: (not points[i].chosen, not points[i].row.pareto, points[i].memory))
     for index in order:
@@ -213,8 +213,8 @@ def _placed(
             within = (
                 box[0] >= 2 and box[2] <= frame.right + 24 and frame.top - 6 <= box[1] and box[3] <= frame.bottom - 2
             )
-            if within and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
+            if within and not any(_overlap(box, other) for other in occupied):
+                occupied.append(box)
                 placed[index] = (x, y, anchor, far)
                 break
     return placed

@@ -40,8 +40,10 @@ def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int]
     bars, items = list[str](), list[str]()
     for word, role, nbytes in parts:
         size, share = fmt.nbytes(nbytes), fmt.percent(nbytes, peak)
-        told = f' title="{word} {size}, {share} of the peak"' if hover else ""
-        bars.append(f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%"{told}></i>')
+        hover_text = f' title="{word} {size}, {share} of the peak"' if hover else ""
+        bars.append(
+            f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%"{hover_text}></i>'
+        )
         # The backward pass may be over with some of it by then.
         saved = fmt.nbytes(report.saved_bytes)
         of = f" of {saved}" if role == "saved" and size != saved else ""
@@ -51,8 +53,8 @@ def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int]
     width, mark = "", ""
     if of_memory:
         name, memory = of_memory
-        width, mark, left = _left(peak, memory)
-        items.append(f"<li>{left} {escape(name)}, {fmt.nbytes(memory)}</li>")
+        width, mark, words_left = _left(peak, memory)
+        items.append(f"<li>{words_left} {escape(name)}, {fmt.nbytes(memory)}</li>")
     return (
         f'<div class="remat-peak-bar"><div class="remat-stack" aria-hidden="true">'
         f'<div class="remat-held" data-value="{peak}"{width}>{"".join(bars)}</div>{mark}</div>'

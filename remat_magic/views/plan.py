@@ -65,9 +65,9 @@ def _claims(unreached: Sequence[str]) -> tuple[str, str]:
     return f"the least of all choices of {considered}", considered
 
 
-def known_points(points: Sequence[FrontierPoint], known: Sequence[Report | Plan]) -> list[FrontierPoint]:
+def known_points(points: Sequence[FrontierPoint], choices: Sequence[Report | Plan]) -> list[FrontierPoint]:
     """The points, with what is known to do better in their place: policies of JAX's, and plans that were made."""
-    better = [(what.recomputed_flops, *_held(what)) for what in known]
+    better = [(what.recomputed_flops, *_held(what)) for what in choices]
     points = list(points)
     for number, point in enumerate(points):
         fits = [choice for choice in better if choice[1] <= point.budget_bytes]
@@ -133,11 +133,13 @@ def frontier_svg(
     if not points:
         words = [text(12, 24, "There is nothing to choose here.", class_="remat-axis")]
         return picture(identifier(title), width, 40, title, "Nothing to show.", words, "")
-    known = [*policies, *([chosen] if chosen else [])]
-    points = known_points(points, known)
-    places = sorted({(_held(what)[0], what.recomputed_flops) for what in known})
+    choices = [*policies, *([chosen] if chosen else [])]
+    points = known_points(points, choices)
+    places = sorted({(_held(what)[0], what.recomputed_flops) for what in choices})
     stairs = [(point.budget_bytes, point.recomputed_flops) for point in points]
-    stairs = sorted({*stairs, *((_held(what)[0], what.recomputed_flops) for what in known if not what.offloaded_bytes)})
+    stairs = sorted(
+        {*stairs, *((_held(what)[0], what.recomputed_flops) for what in choices if not what.offloaded_bytes)}
+    )
     most_x = max(*(point.budget_bytes for point in points), *(x for x, _ in places), 1)
     most_y = max(*(point.recomputed_flops for point in points), *(y for _, y in places), 1)
     across, upward = ticks(most_x), ticks(1.1 * most_y)  # with room for labels above
@@ -202,21 +204,21 @@ def _chosen_mark(plan: Plan, frame: Frame) -> str:
 
 def _policy_marks(policies: Sequence[Report], frame: Frame) -> list[str]:
     """A cross and a label for each policy; of those at one place only the first."""
-    parts, taken = list[str](), list[tuple[float, float]]()
+    parts, labelled = list[str](), list[tuple[float, float]]()
     for report in policies:
-        held, moved = _held(report)
-        x, y = frame.x(held), frame.y(report.recomputed_flops)
+        kept_bytes, moved = _held(report)
+        x, y = frame.x(kept_bytes), frame.y(report.recomputed_flops)
         off = f", {fmt.nbytes(moved)} moved to the host" if moved else ""
-        told = f"{fmt.nbytes(report.saved_bytes)} saved{off}, {fmt.flops(report.recomputed_flops)} again"
-        inside = element("title", escape(f"{report.label}: {told}"))
+        figures = f"{fmt.nbytes(report.saved_bytes)} saved{off}, {fmt.flops(report.recomputed_flops)} again"
+        inside = element("title", escape(f"{report.label}: {figures}"))
         cross, triangle = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8", f"M{x - 5:.1f},{y + 4:.1f}l5,-9l5,9z"
         inside += element("path", d=triangle if moved else cross, class_="remat-known", fill="none")
-        if all(abs(x - other) > 60 or abs(y - above) > 12 for other, above in taken):
+        if all(abs(x - other) > 60 or abs(y - above) > 12 for other, above in labelled):
             end = x > (frame.left + frame.right) / 2
             label = truncate(report.label, 34)
             anchor = "end" if end else "start"
             inside += text(x - 8 if end else x + 8, y - 6, label, text_anchor=anchor, class_="remat-label")
-            taken.append((x, y))
+            labelled.append((x, y))
         parts.append(element("g", inside))
     return parts
 

@@ -114,10 +114,10 @@ class RecomputedRow:
     @property
     def cost(self) -> str:
         """The FLOPs for reading, and what is communicated."""
-        told = f"{fmt.nbytes(self.communicated)} over {_axes(self.over)}" if self.communicated else ""
-        work = fmt.flops(self.flops) if self.flops or not told else ""
-        least = "at least " if (self.flops or told) and self.runs is None else ""
-        return f"{least}{', '.join(filter(None, [work, told]))}"
+        communication = f"{fmt.nbytes(self.communicated)} over {_axes(self.over)}" if self.communicated else ""
+        work = fmt.flops(self.flops) if self.flops or not communication else ""
+        least = "at least " if (self.flops or communication) and self.runs is None else ""
+        return f"{least}{', '.join(filter(None, [work, communication]))}"
 
 
 def place(path: tuple[str, ...]) -> str:
@@ -298,8 +298,8 @@ def _work_total(key: str, report: Report, compare: Report | None) -> Total:
         elif report.forward_flops:
             share = fmt.percent(number, report.forward_flops)
             detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
-        if key == "repeated" and (told := communicated_again(report)):
-            detail, exact = f"{detail}, {told}", f"{exact}; {told}"
+        if key == "repeated" and (communication := communicated_again(report)):
+            detail, exact = f"{detail}, {communication}", f"{exact}; {communication}"
         total = Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")
     if compare is None or not compare.complete or compare.backward_error:
         return total
@@ -325,7 +325,7 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
     headline.append(_bytes_total("argument", "arguments", report, compare, alive))
     if matters("constant", "literal"):
         headline.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))
-    dropped = [sum(row.dropped for row in each.residuals) for each in (report, *filter(None, [compare]))]
+    dropped = [sum(row.dropped for row in shown.residuals) for shown in (report, *filter(None, [compare]))]
     if any(dropped):
         detail = f"{fmt.count(dropped[0], 'value')}, dropped when compiled"
         headline.append(_bytes_total("unread", "unread", report, compare, detail))
@@ -345,8 +345,12 @@ def totals(report: Report, compare: Report | None = None) -> list[Total]:
 
 def _communication(report: Report, compare: Report | None) -> Total:
     number, ahead, back = (
-        each or 0
-        for each in (report.communicated_bytes, report.forward_communicated_bytes, report.backward_communicated_bytes)
+        number_of_half or 0
+        for number_of_half in (
+            report.communicated_bytes,
+            report.forward_communicated_bytes,
+            report.backward_communicated_bytes,
+        )
     )
     change = ""
     if compare is not None and compare.complete and compare.communicated_bytes is not None:

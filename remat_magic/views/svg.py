@@ -15,6 +15,7 @@ __all__ = ["Frame", "colours", "element", "identifier", "picture", "text", "text
 # Average advance of a sans-serif at this size; labels are laid out by it, since no font is at hand here.
 FONT = 11
 _ADVANCE = 0.56
+_STEPS = 5  # on an axis at most
 
 colours = {
     "fg": "var(--jp-content-font-color1,currentColor)",
@@ -65,12 +66,12 @@ def identifier(*parts: object) -> str:
     return f"remat-{zlib.crc32(repr(parts).encode()):08x}"
 
 
-def ticks(most: float, about: int = 5) -> list[float]:
+def ticks(most: float) -> list[float]:
     """Round numbers from 0 to the first at or beyond ``most``: steps of 1, 2, 2.5 or 5 times a power of ten."""
     if not (most > 0 and math.isfinite(most)):
         return [0.0, 1.0]
-    power = 10.0 ** math.floor(math.log10(most / about))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if most / (factor * power) <= about)
+    power = 10.0 ** math.floor(math.log10(most / _STEPS))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if most / (factor * power) <= _STEPS)
     return [number * step for number in range(math.ceil(most / step - 1e-9) + 1)]
 
 

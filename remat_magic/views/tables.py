@@ -56,7 +56,7 @@ def what_html(label: str, name: str, also: Iterable[str] = ()) -> str:
     return f"{code_html(label)}{named}{others}"
 
 
-def planned_cells(value: PlannedValue, times: str | None = None, numbers: str = "") -> tuple[str, str, str]:
+def planned_cells(value: PlannedValue, times: str | None, numbers: str) -> tuple[str, str, str]:
     """What makes a value, its type, and where: three cells.
 
     Args:

@@ -191,8 +191,8 @@ def _readers(row: ResidualRow, complete: bool) -> str:
     readers = row.needed_by
     if not readers:
         return unread(row, complete)
-    more = f", and {len(readers) - 2} more" if len(readers) > 2 else ""
-    return "; ".join(readers[:2]) + more
+    other_readers = f", and {len(readers) - 2} more" if len(readers) > 2 else ""
+    return "; ".join(readers[:2]) + other_readers
 
 
 def _residuals(report: Report, wide: bool) -> Table:

@@ -15,8 +15,9 @@ from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve,
 
 __all__ = ["held_rows", "timeline_html", "timeline_svg"]
 
+_TOP_ROWS = 10  # of a table
 _BARS = 360  # moments drawn at most; of several in one place the highest is
-_LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 64, 52, 14, 192, 17  # pixels: margins, the plot, a line of words
+_WIDTH, _LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 680, 64, 52, 14, 192, 17  # pixels: all, margins, plot, a line of words
 _AXIS = "estimated memory"
 _TIME = "time: moments, one after another"
 
@@ -33,9 +34,7 @@ _TIMELINE_STYLE = (
 )
 
 
-def timeline_svg(
-    timeline: Timeline, width: int = 680, compiled: Measurement | None = None, against: Timeline | None = None
-) -> str:
+def timeline_svg(timeline: Timeline, compiled: Measurement | None = None, against: Timeline | None = None) -> str:
     """What is held from the first operation of the forward pass to the last of the backward one, and the peak.
 
     Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for, and the
@@ -46,24 +45,24 @@ def timeline_svg(
     over = f"the whole of {timeline.step}" if timeline.step else "the forward and backward pass"
     title = f"Estimated memory over {over} under {timeline.policy}"
     name = identifier(title, timeline.at, timeline.function, len(moments), timeline.peak_bytes)
-    frame = _frame(timeline, width, compiled, against)
+    frame = _frame(timeline, compiled, against)
     phases = _phases(moments)
     parts = [
         _definitions(name, frame),
         frame.vertical_axis(ticks(frame.most_y), _AXIS, lambda mark: fmt.nbytes(round(mark))),
     ]
     curves = _areas(name, frame, thinned(moments, _BARS))
-    legends, y, said = list[str](), frame.bottom + 4 * _LINE, ""
+    legends, y, about_curves = list[str](), frame.bottom + 4 * _LINE, ""
     if compiled is not None and by_xla is not None:
         backward = next((start for phase, start, _ in phases if phase == "backward"), None)
         curves += xla_curve(frame, by_xla, backward, len(moments))
         legends.append(xla_legend(frame.left, y, xla_name(compiled)))
-        said = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
+        about_curves = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
         y += _LINE
     if against is not None:
         curves += overlay_curve(frame, against, _phases(against.moments), phases)
         legends.append(overlay_legend(frame.left, y, against, timeline))
-        said += f" {named(against, 'A')}; its passes are stretched to B's."
+        about_curves += f" {named(against, 'A')}; its passes are stretched to B's."
     parts.append(element("g", curves, clip_path=f"url(#{name}-clip)"))
     marks = [mark for mark in ticks(len(moments)) if mark <= len(moments)]
     parts.append(frame.horizontal_axis((), "", str))
@@ -78,14 +77,14 @@ def timeline_svg(
     description = (
         f"{lengths}. "
         f"{_peak_words(timeline)}: arguments {fmt.nbytes(peak.arguments)}, residuals {fmt.nbytes(peak.residuals)}, "
-        f"temporaries {fmt.nbytes(peak.temporaries)}.{said}"
+        f"temporaries {fmt.nbytes(peak.temporaries)}.{about_curves}"
     )
     style = _TIMELINE_STYLE + XLA_STYLE * (by_xla is not None) + OVERLAY_STYLE * (against is not None)
     height = frame.bottom + (3 + (by_xla is not None) + 2 * (against is not None)) * _LINE + 8
-    return picture(name, width, height, title, description, parts, style)
+    return picture(name, _WIDTH, height, title, description, parts, style)
 
 
-def _frame(timeline: Timeline, width: int, compiled: Measurement | None, against: Timeline | None) -> Frame:
+def _frame(timeline: Timeline, compiled: Measurement | None, against: Timeline | None) -> Frame:
     """Where the moments and bytes of all that is drawn are."""
     peaks = [timeline.peak_bytes]
     if compiled is not None and compiled.timeline is not None:
@@ -93,7 +92,7 @@ def _frame(timeline: Timeline, width: int, compiled: Measurement | None, against
     if against is not None:
         peaks.append(against.peak_bytes)
     most = max(len(timeline.moments), 1)
-    return Frame(_LEFT, _TOP, width - _RIGHT, _TOP + _HEIGHT, most, ticks(max(peaks))[-1])
+    return Frame(_LEFT, _TOP, _WIDTH - _RIGHT, _TOP + _HEIGHT, most, ticks(max(peaks))[-1])
 
 
 def _areas(name: str, frame: Frame, shown: Sequence[tuple[int, Moment]]) -> str:
@@ -116,9 +115,9 @@ def _areas(name: str, frame: Frame, shown: Sequence[tuple[int, Moment]]) -> str:
 
 def _ticks(frame: Frame, marks: Sequence[float]) -> str:
     def label(mark: float) -> str:
-        said = f"{mark:,.0f}"
-        x = min(frame.x(mark), frame.right + _RIGHT - text_width(said) / 2)  # the last one is not cut off
-        return text(x, frame.bottom + 15, said, text_anchor="middle", class_="remat-tick")
+        words = f"{mark:,.0f}"
+        x = min(frame.x(mark), frame.right + _RIGHT - text_width(words) / 2)  # the last one is not cut off
+        return text(x, frame.bottom + 15, words, text_anchor="middle", class_="remat-tick")
 
     return "".join(
         element("line", x1=frame.x(mark), x2=frame.x(mark), y1=frame.bottom, y2=frame.bottom + 4, class_="remat-base")
@@ -129,9 +128,9 @@ def _ticks(frame: Frame, marks: Sequence[float]) -> str:
 
 def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]) -> str:
     """The outline between two staircases."""
-    there = "".join(f"L{edges[i]:.1f},{y:.1f}H{edges[i + 1]:.1f}" for i, y in enumerate(above))
-    back = "".join(f"L{edges[i + 1]:.1f},{below[i]:.1f}H{edges[i]:.1f}" for i in reversed(range(len(below))))
-    return f"M{there[1:]}{back}z"
+    upper = "".join(f"L{edges[i]:.1f},{y:.1f}H{edges[i + 1]:.1f}" for i, y in enumerate(above))
+    lower = "".join(f"L{edges[i + 1]:.1f},{below[i]:.1f}H{edges[i]:.1f}" for i in reversed(range(len(below))))
+    return f"M{upper[1:]}{lower}z"
 
 
 def _definitions(name: str, frame: Frame) -> str:
@@ -241,15 +240,14 @@ def _sums(timeline: Timeline) -> str:
     return ": " + ", ".join(f"{word} {fmt.nbytes(nbytes)}" for nbytes, word in sums if nbytes)
 
 
-def held_rows(timeline: Timeline, top: int = 10) -> list[tuple[int, LiveValue, str]]:
+def held_rows(timeline: Timeline) -> list[tuple[int, LiveValue, str]]:
     """What is held at the peak, the most bytes first: the bytes of all that are alike, one of them, and what it is."""
-    return [(count * value.nbytes, value, value_words(value)) for count, value in _folded(timeline.alive)[:top]]
+    return [(count * value.nbytes, value, value_words(value)) for count, value in _folded(timeline.alive)[:_TOP_ROWS]]
 
 
 def timeline_html(
     timeline: Timeline,
-    top: int = 10,
-    width: int = 680,
+    top: int = _TOP_ROWS,
     compiled: Measurement | None = None,
     against: Timeline | None = None,
     live: bool = False,
@@ -259,7 +257,6 @@ def timeline_html(
     Args:
         timeline: the estimate.
         top: how many rows a table has.
-        width: of the picture, in pixels.
         compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
         against: another choice's, drawn over it.
         live: whether a script is at hand, which tells of other moments what it tells of the peak, and zooms.
@@ -293,26 +290,28 @@ def timeline_html(
     of_step = f" of {timeline.step}" if timeline.step else ""
     caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate{_sums(timeline)}"
     by_xla = compiled.timeline if compiled is not None else None
-    svg = timeline_svg(timeline, width, compiled, against)
+    svg = timeline_svg(timeline, compiled, against)
     by_compiler = held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ""
     table = (
-        '<table class="remat-table remat-stacks remat-alive">'
+        '<table class="remat-table remat-stacks">'
         f'<caption style="text-align:left">{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
     if not live:
         return f"{svg}{by_compiler}{table}"
-    data = lookup_attribute(_told(timeline, top, _frame(timeline, width, compiled, against), against))
+    data = lookup_attribute(_told(timeline, top, _frame(timeline, compiled, against), against))
     return f'<div class="remat-time" {data}><div class="remat-time-picture">{svg}</div>{table}</div>{by_compiler}'
 
 
 def _told(timeline: Timeline, top: int, frame: Frame, against: Timeline | None) -> dict[str, object]:
     """What the script draws anew, and looks up."""
     ends = {"left": frame.left, "right": frame.right, "above": frame.top, "bottom": frame.bottom, "most": frame.most_y}
-    told: dict[str, object] = {**lookup(timeline, top), **ends}
+    looked_up: dict[str, object] = {**lookup(timeline, top), **ends}
     if against is not None:
         own, passes = _phases(timeline.moments), _phases(against.moments)
         places = [place for place, _ in thinned(timeline.moments, MOMENTS)]
-        there = (stretched(place + 0.5, own, passes) for place in places)
-        told["against"] = [None if place is None else against.moments[int(place)].bytes for place in there]
-    return told
+        there_in_other = (stretched(place + 0.5, own, passes) for place in places)
+        looked_up["against"] = [
+            None if place is None else against.moments[int(place)].bytes for place in there_in_other
+        ]
+    return looked_up

@@ -44,14 +44,14 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
         body.append(f'<tr class="remat-row">{"".join(cells)}</tr>')
     heads = [("Instead", "kind"), ("What", "what"), ("Type", "type"), ("Saved", "num"), ("Recomputed", "num"),
              ("Estimated", "num"), ("Source", "source")]  # fmt: skip
-    more = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
+    sentences = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
     device = f", times on {rows[0].device}" if rows[0].device else ""
     together = any(row.count > 1 for row in rows)
     what = "What one expression makes, in all equal layers at once," if together else "One value alone"
     against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label
     than = f", compared with {against}{device}"
     introduction = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(than)}.</p>'
-    return introduction + table("Single values the other way", heads, body, ("stacks", "flips")) + more
+    return introduction + table("Single values the other way", heads, body, ("stacks", "flips")) + sentences
 
 
 def flip_key(row: WhatIf) -> str:
@@ -62,9 +62,9 @@ def flip_key(row: WhatIf) -> str:
 
 def left_out(rows: Sequence[WhatIf]) -> list[str]:
     """Sentences on the rows that are not shown."""
-    more = len(alike_rows(rows)) - ROWS
+    not_shown = len(alike_rows(rows)) - ROWS
     idle = sum(row.count for row in rows if not _changes(row))
-    sentences = [f"and {more:,} more."] if more > 0 else []
+    sentences = [f"and {not_shown:,} more."] if not_shown > 0 else []
     sentences += [f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else []
     little = sum(row.count for row, small in zip(rows, _small(rows), strict=True) if small)
     return sentences + ([f"To flip {fmt.count(little, 'value')} changes less than a thousandth."] if little else [])

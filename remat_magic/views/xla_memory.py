@@ -83,13 +83,13 @@ def xla_words(measured: Measurement, memory: XlaMemory) -> str:
     """One sentence: the peak, and what is allocated besides."""
     rest = ""
     if measured.needed_bytes is not None and measured.needed_bytes > memory.peak_bytes:
-        more = fmt.nbytes(measured.needed_bytes - memory.peak_bytes)
-        rest = f"; with {more} that is allocated and holds nothing then, the program needs "
+        idle = fmt.nbytes(measured.needed_bytes - memory.peak_bytes)
+        rest = f"; with {idle} that is allocated and holds nothing then, the program needs "
         rest += fmt.nbytes(measured.needed_bytes)
     unknown = f" The sizes of {fmt.count(memory.unknown, 'buffer')} are not known." if memory.unknown else ""
     quick = ", compiled quickly," if measured.effort == "quick" else ""
-    held = f"Held at the peak of XLA's program for {measured.device}{quick} {fmt.nbytes(memory.peak_bytes)}"
-    return f"{held}{rest}.{unknown}"
+    at_peak = f"Held at the peak of XLA's program for {measured.device}{quick} {fmt.nbytes(memory.peak_bytes)}"
+    return f"{at_peak}{rest}.{unknown}"
 
 
 def _what(buffer: XlaBuffer) -> str:
@@ -127,11 +127,11 @@ def _unplaced(measured: Measurement) -> str:
         return ""
     if not measured.temp_bytes:
         return " XLA's own sum has no temporaries."
-    more = f"{fmt.nbytes(abs(measured.unplaced_bytes))} {'more' if measured.unplaced_bytes > 0 else 'less'}"
-    return f" XLA's own sum of temporaries, {fmt.nbytes(measured.temp_bytes)}, is {more}."
+    difference = f"{fmt.nbytes(abs(measured.unplaced_bytes))} {'more' if measured.unplaced_bytes > 0 else 'less'}"
+    return f" XLA's own sum of temporaries, {fmt.nbytes(measured.temp_bytes)}, is {difference}."
 
 
-def held_by_xla_html(measured: Measurement, memory: XlaMemory, top: int = 10) -> str:
+def held_by_xla_html(measured: Measurement, memory: XlaMemory, top: int) -> str:
     """The table of what XLA's program holds at its peak, the biggest first; its rows add up to the peak.
 
     Args:

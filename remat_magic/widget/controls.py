@@ -78,10 +78,10 @@ def select(key: str, label: str, options: Iterable[tuple[str, str]], chosen: str
     )
 
 
-def button(action: str, text: str, **more: str) -> str:
+def button(action: str, text: str, **attributes: str) -> str:
     """A button for one action of the script, with more attributes."""
-    extra = "".join(f' {name.replace("_", "-")}="{html.escape(value)}"' for name, value in more.items())
-    extra += "" if "title" in more else taught(action)
+    extra = "".join(f' {name.replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items())
+    extra += "" if "title" in attributes else taught(action)
     return f'<button type="button" data-action="{action}"{extra} {KEYS}>{escape(text)}</button>'
 
 

@@ -41,14 +41,14 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
     places = [*_places(trace.sites, trace.function_name), *((site.key, _group(site)) for site in trace.groups)]
     at = select("at", "at", places) if len(places) > 1 else ""
     apply = button("apply", "Apply") if can_apply else ""
-    more = button("more", "More", aria_expanded="false", aria_controls=f"{ID}more", title=_MORE)
+    more_button = button("more", "More", aria_expanded="false", aria_controls=f"{ID}more", title=_MORE)
     # Of one gradient there is little to choose.
     several, itself = (_gradients(trace), "") if len(trace.gradients) > 1 else ("", _gradients(trace))
     return (
         f"{title_html(title)}{signature_html(trace.signature or trace.function_name, trace.wrt)}"
         f'<div class="remat-controls remat-choosing" '
         f'data-meanings="{html.escape(json.dumps(meanings))}">{several}'
-        f"{select('policy', 'Policy', policies)}{at}{more}</div>"
+        f"{select('policy', 'Policy', policies)}{at}{more_button}</div>"
         f'<div class="remat-controls remat-optional" id="{ID}more">{itself}<span class="remat-field">Compare</span>'
         f"{select('against', 'vs', [('', 'no comparison'), *policies])}"
         f"<span>{button('pin', 'Pin', title='Compare every choice with the one that is shown now')} "
@@ -68,7 +68,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         '<div data-part="notes"></div>'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
-        f'<button type="button" class="remat-chip" data-action="unpick" hidden{taught("unpick")} {KEYS}></button>'
+        f'<button type="button" data-action="unpick" hidden{taught("unpick")} {KEYS}></button>'
         '<span class="remat-status" role="status" aria-live="polite" data-part="status"></span>'
         f'<label class="remat-check"{taught("beside")}><input type="checkbox" data-control="beside" {KEYS}> '
         "Source beside</label></div>"

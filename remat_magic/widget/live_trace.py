@@ -57,8 +57,8 @@ class LiveTrace:
     @property
     def devices(self) -> tuple[str, ...]:
         """The accelerators to choose from: one of each, as many as the mesh has, and the one to begin with."""
-        each = (name for name in devices.names() if name != devices.THIS_CPU)
-        offered = dict.fromkeys((*each, *devices.meshes(self.trace.mesh_devices), self.device))
+        single_devices = (name for name in devices.names() if name != devices.THIS_CPU)
+        offered = dict.fromkeys((*single_devices, *devices.meshes(self.trace.mesh_devices), self.device))
         return tuple(filter(None, offered))
 
     def choose_device(self, device: str) -> bool:

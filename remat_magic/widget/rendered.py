@@ -162,9 +162,10 @@ class Rendered:
         name, memory = device.name if device else "", _memory(device)
         rendered, on, chosen, plain = self._chosen
         if rendered is not report or on != name:
-            there = self._on(report, device)
+            on_device = self._on(report, device)
             title = " ".join(filter(None, (self._title, f"Peaks are as on {name}." if name else "")))
-            chosen, plain = html.unfolded(there, of_memory=memory), text.plain(there, title=title, lay_out=False)
+            chosen = html.unfolded(on_device, of_memory=memory)
+            plain = text.plain(on_device, title=title, lay_out=False)
             self._chosen = (report, name, chosen, plain)
         with self._lock:
             every = {key: self._folded[name, *key] for key in self._reports if (name, *key) in self._folded}
@@ -176,8 +177,8 @@ class Rendered:
         """A report as on a device, if its peak is another one there."""
         if self._live is None or self._live.closed or not report.complete or not (device and device.holds_otherwise):
             return report
-        there = self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
-        return there.remarked if any(note.kind == "peak-no-lower" for note in report.notes) else there
+        on_device = self._live.trace.report(*self._live.arguments(report.policy, report.at), device=device)
+        return on_device.remarked if any(note.kind == "peak-no-lower" for note in report.notes) else on_device
 
 
 # Each replacement is the whole output anew, whose styles a browser works out with those of the whole page: fifty

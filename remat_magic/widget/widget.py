@@ -24,7 +24,7 @@ from remat_magic.widget.live_trace import Inputs, LiveTrace
 from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.panels import PANELS
 from remat_magic.widget.rendered import Kept, Rendered
-from remat_magic.widget.selection import Selection, Wish
+from remat_magic.widget.wishes import Wish, Wishes
 from remat_magic.widget.worker import Worker, sentence_of
 from remat_magic.wording import printable
 
@@ -95,7 +95,7 @@ class RematWidget(Channel):
         self._idle = idle_time(get_ipython()) if _kernel() else None
         self._esm = widget_script(panels)
         super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0}, _twin=self._kept.id)
-        self._settle(first, self._selection.wished)
+        self._settle(first, self._wishes.wished)
         self.on_msg(self._on_message)
         if self._idle is not None:
             self._idle.keep(self, cell_id)
@@ -111,7 +111,7 @@ class RematWidget(Channel):
         first = live.preview(policy, live.trace.default_at if at is None else at)
         panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
         with self._turning:
-            self._selection = Selection(Wish(first.policy, first.at))
+            self._wishes = Wishes(Wish(first.policy, first.at))
             self._good = first
             self._panels = panels
             self._answering = {kind: panel for panel in panels for group in panel.asks for kind in group}
@@ -192,13 +192,13 @@ class RematWidget(Channel):
     def _validate(self, proposal: Any) -> str:
         """Raise for a choice that fails before anything changes; the trace remembers the report."""
         value: str = proposal["value"]
-        name, wished = proposal["trait"].name, self._selection.wished
+        name, wished = proposal["trait"].name, self._wishes.wished
         # With what was asked for last, which may not be shown yet: an assignment takes back a click just before it.
-        asked = replace(wished, **{name: value})
-        unchanged = asked == wished and value == getattr(self, name)
-        if unchanged or self._selection.settling:
+        wish = replace(wished, **{name: value})
+        unchanged = wish == wished and value == getattr(self, name)
+        if unchanged or self._wishes.settling:
             return value
-        report = self._live.preview(asked.policy, asked.at)
+        report = self._live.preview(wish.policy, wish.at)
         # Before the trait changes: from here on the worker does not put an older wish in its place.
         self._choose(report.policy, report.at)
         return report.policy if name == "policy" else report.at
@@ -206,19 +206,19 @@ class RematWidget(Channel):
     @traitlets.observe("policy", "at")
     def _changed(self, change: Any) -> None:
         """Ask again where threads assign in one order and were validated in another: the traits have the last word."""
-        wished = self._selection.wished
-        asked = replace(wished, **{change.name: getattr(self, change.name)})
-        if asked != wished and not self._selection.settling:
-            self._choose(asked.policy, asked.at)
+        wished = self._wishes.wished
+        wish = replace(wished, **{change.name: getattr(self, change.name)})
+        if wish != wished and not self._wishes.settling:
+            self._choose(wish.policy, wish.at)
 
     def _choose(self, policy: str, at: str, serial: int = 0) -> None:
-        self._selection.wish(policy, at, serial, self._worker.post if self._is_seen else lambda _: None)
+        self._wishes.wish(policy, at, serial, self._worker.post if self._is_seen else lambda _: None)
         if self._idle is not None:
             self._idle.resume(self)
 
     def _choose_plan(self, plan: Plan, serial: int) -> None:
         """Show a plan like any other policy, unless something newer is wished for."""
-        if self._live.closed or serial < self._selection.serial:
+        if self._live.closed or serial < self._wishes.serial:
             return
         report = self._live.preview(plan, plan.at)
         self._choose(report.policy, report.at, serial)
@@ -229,11 +229,11 @@ class RematWidget(Channel):
         def assign() -> None:
             self.policy, self.at = report.policy, report.at
 
-        self._selection.settle(wish, report.policy, report.at, assign)
+        self._wishes.settle(wish, report.policy, report.at, assign)
 
     def _wanted(self, wish: Wish, rendered: Rendered) -> bool:
         """Whether nothing newer is wished for, and what is worked out is of the trace that is shown."""
-        return not self._live.closed and rendered is self._rendered and self._selection.is_newest(wish)
+        return not self._live.closed and rendered is self._rendered and self._wishes.is_newest(wish)
 
     def _work(self, wish: Wish) -> None:
         """On the worker's thread: the residuals first, then everything, each published if still wanted."""
@@ -251,9 +251,9 @@ class RematWidget(Channel):
                     self._publish(report, wish.serial, rendered)
             # Last, since it may have to be found out first what there is without a checkpoint.
             arguments = self._live.arguments(wish.policy, wish.at)
-            said = self._live.trace.no_gain(*arguments) if self._wanted(wish, rendered) else ""
-            if said and self._wanted(wish, rendered):
-                noted = replace(report, notes=(*report.notes, Note("peak-no-lower", said)))
+            no_gain = self._live.trace.no_gain(*arguments) if self._wanted(wish, rendered) else ""
+            if no_gain and self._wanted(wish, rendered):
+                noted = replace(report, notes=(*report.notes, Note("peak-no-lower", no_gain)))
                 self._publish(noted, wish.serial, rendered)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             if self._wanted(wish, rendered):
@@ -270,9 +270,9 @@ class RematWidget(Channel):
         instead, applying = "your source as it is", "Apply undoes an earlier Apply"
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
-        said = f"{instead}; {applying}" if self._apply else instead
+        status = f"{instead}; {applying}" if self._apply else instead
         for_now = (Note("devices-together", _ASKING),) if self._awaits_xla else ()
-        return self._rendered.view(report, meanings, said, report.policy in plans, for_now)
+        return self._rendered.view(report, meanings, status, report.policy in plans, for_now)
 
     def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
         """Show a report, unless what is rendered has come to be of another trace than it is."""
@@ -321,8 +321,8 @@ class RematWidget(Channel):
         with self._turning, self.hold_sync():
             self._frame = self._draw()
             self._view = {**self._render(first), "serial": 0}
-        self._settle(first, self._selection.wished)
-        self._worker.post(self._selection.wished)
+        self._settle(first, self._wishes.wished)
+        self._worker.post(self._wishes.wished)
         if self._idle is not None:
             self._idle.resume(self)
         self._ask_xla()
@@ -344,7 +344,7 @@ class RematWidget(Channel):
                 rendered = Rendered(self._title, self._panels, live)
                 self._awaits_xla, self._rendered = False, rendered
             self._kept.follow(rendered)
-            self._publish(self._good, self._selection.serial, rendered)
+            self._publish(self._good, self._wishes.serial, rendered)
             self.send({"type": "anew"})
             self._say(sentence_of(error), error=True)
             return
@@ -358,21 +358,21 @@ class RematWidget(Channel):
             self._awaits_xla, self._rendered = False, rendered
             self._prefetch = Prefetch()
         self._kept.follow(rendered)
-        self._publish(report, self._selection.serial, rendered)
+        self._publish(report, self._wishes.serial, rendered)
         self.send({"type": "anew"})
-        self._worker.post(self._selection.wished)
+        self._worker.post(self._wishes.wished)
         if self._idle is not None:
             self._idle.resume(self)
 
     def _newest(self, trace: Trace, live: LiveTrace) -> Report:
         """What is wished for last, of another trace of the same function; of what is no use what was shown before."""
         while True:
-            wish = self._selection.wished
+            wish = self._wishes.wished
             try:
                 report = trace.report(*live.arguments(wish.policy, wish.at))
             except RematError:  # the worker says so, and takes the wish back
                 report = trace.report(*live.arguments(self._good.policy, self._good.at))
-            if wish == self._selection.wished or live is not self._live or live.closed:
+            if wish == self._wishes.wished or live is not self._live or live.closed:
                 return report
 
     def _work_on_device(self, name: str) -> None:
@@ -381,7 +381,7 @@ class RematWidget(Channel):
             self._kept.update(get_ipython(), lambda: self._good)
 
     def _say(self, sentence: str, *, error: bool = False) -> None:
-        self.send({"type": "say", "text": sentence, "error": error, "serial": self._selection.serial})
+        self.send({"type": "say", "text": sentence, "error": error, "serial": self._wishes.serial})
 
     def _send_live(self, message: dict[str, Any]) -> None:
         if not self._live.closed:
@@ -403,7 +403,7 @@ class RematWidget(Channel):
                     self._send_view(view)
                 if not self._is_seen:  # in marimo, and whatever else shows widgets without a kernel of IPython's
                     self._is_seen = True
-                    self._worker.post(self._selection.wished)
+                    self._worker.post(self._wishes.wished)
                     self._ask_xla()
             case "choose":
                 self._choose(request.policy, request.at, request.serial)
@@ -448,17 +448,17 @@ class RematWidget(Channel):
             return False
         rendered = self._rendered
         try:
-            report, more = self._prefetch.step(self._live, self.at, rendered.complete())
+            report, goes_on = self._prefetch.step(self._live, self.at, rendered.complete())
             if report is not None:
                 self._send_rendered(report, rendered)
             is_kept = self._kept.catch_up(
-                get_ipython(), lambda: self._good, grown=report is not None, more=more, stop=self._is_disturbed
+                get_ipython(), lambda: self._good, grown=report is not None, more=goes_on, stop=self._is_disturbed
             )
         except RematError:  # closed meanwhile
             if self._live.closed:
                 return False
             raise
-        return more or not is_kept
+        return goes_on or not is_kept
 
     def _is_disturbed(self) -> bool:
         """Whether what nobody waits for is to wait itself."""
@@ -481,7 +481,7 @@ class RematWidget(Channel):
         bundle = self._repr_mimebundle_()
         if bundle is not None:
             shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
-        self._publish(self.report, self._selection.serial, self._rendered)
+        self._publish(self.report, self._wishes.serial, self._rendered)
 
 
 def _kernel() -> Any:

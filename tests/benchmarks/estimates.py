@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import remat_magic as rm
+from remat_magic.records import ComparisonRow, Measurement
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import resnet, shape, transformer
 
@@ -76,15 +77,29 @@ MODELS = {
     "ResNet": resnet,
     "LSTM": recurrent,
     "language model": language_model,
-}
-OTHERS = {
     "GRU": other_models.gated,
     "U-net": other_models.unet,
     "mixture of experts": other_models.experts,
     "tied embeddings": other_models.tied,
     "vision transformer": other_models.vision,
 }
+OTHERS = {
+    "decoder": other_models.decoder,
+    "depthwise convolutions": other_models.depthwise,
+    "graph": other_models.messages,
+    "state space": other_models.state_space,
+    "translator": other_models.translator,
+}
 """Those that no rule was made on."""
+
+
+def compiled(trace: rm.Trace, device: str, seconds: float) -> Iterator[tuple[ComparisonRow, Measurement]]:
+    """Every place and policy that is tried, plans left out, with what XLA says, for which it may take so long."""
+    rows = [row for row in trace.places(device=device, seconds=60) if not row.error and row.policy != _MIXED]
+    rows = [row for row in rows if row.peak_bytes and "plan" not in row.label]
+    job = trace.measuring([(row.policy, row.at) for row in rows], device=device, seconds=seconds)
+    job.wait()
+    yield from zip(rows, job.results, strict=True)
 
 
 def ratios(names: Iterable[str], device: str, seconds: float) -> list[tuple[str, bool, float]]:
@@ -96,12 +111,7 @@ def ratios(names: Iterable[str], device: str, seconds: float) -> list[tuple[str,
     found: list[tuple[str, bool, float]] = []
     for name in names:
         fun, args = (MODELS | OTHERS)[name]()
-        trace = rm.trace(fun, *args)
-        rows = [row for row in trace.places(device=device, seconds=60) if not row.error and row.policy != _MIXED]
-        rows = [row for row in rows if row.peak_bytes and "plan" not in row.label]
-        job = trace.measuring([(row.policy, row.at) for row in rows], device=device, seconds=seconds)
-        job.wait()
-        for row, measured in zip(rows, job.results, strict=True):
+        for row, measured in compiled(rm.trace(fun, *args), device, seconds):
             if measured.needed_bytes is None:
                 print(f"| {name} | {row.policy} | {row.at} | {measured.error} |", flush=True)
                 continue
@@ -127,6 +137,13 @@ def table(by_device: dict[str, list[tuple[str, bool, float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(text: str, path: Path, marks: tuple[str, str]) -> None:
+    """Put a text between two marks in a file."""
+    before, rest = path.read_text(encoding="utf-8").split(marks[0])
+    after = rest.split(marks[1])[1]
+    path.write_text(f"{before}{marks[0]}{text}{marks[1]}{after}", encoding="utf-8")
+
+
 def main() -> None:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -138,9 +155,7 @@ def main() -> None:
     text = table({device: ratios(options.models, device, options.seconds) for device in options.devices})
     print(f"\n{text}")
     if options.write:
-        before, rest = options.write.read_text(encoding="utf-8").split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        options.write.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
+        write(text, options.write, MARKS)
 
 
 if __name__ == "__main__":

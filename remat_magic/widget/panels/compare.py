@@ -12,7 +12,7 @@ from remat_magic import devices
 from remat_magic.api import Inputs, Policy
 from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Places, Progress
 from remat_magic.views.choices import figures
-from remat_magic.views.compare import comparison_panel, gradients_html, places_panel, unfinished_panel
+from remat_magic.views.compare import comparison_panel, gradients_html, unfinished_panel
 from remat_magic.views.fits import fits_html
 from remat_magic.views.html import notes_html, totals_html
 from remat_magic.views.peak_bar import peak_bar_html
@@ -134,35 +134,23 @@ class Compare(Panel):
         besides = self._besides(request)
         self._tell_known(request, besides)
         comparison = self._comparison(request, besides)
-        device = comparison.device
-        name, published = (device.name, device.source) if device else ("", "")
-        return comparison_panel(
-            comparison.rows,
-            comparison.function,
-            name,
-            published,
-            request.policy,
-            comparison.notes,
-            live=True,
-            width=request.width,
-        )
+        return comparison_panel(comparison, request.policy, live=True, width=request.width)
 
     def _tell_known(self, request: Request, besides: Sequence[Policy]) -> None:
         """Trace every policy; where that takes long, each is a row as soon as it is known."""
-        live, rows, told = self._live, list[ComparisonRow](), time.monotonic()
+        live, rows, sent_at = self._live, list[ComparisonRow](), time.monotonic()
         policies = [*(choice.key for choice in live.trace.choices()), *besides]
         for policy in policies[:-1]:
             if live.closed:
                 return
-            known = live.trace.compare(
+            comparison = live.trace.compare(
                 [policy], at=request.at, device=request.text("device") or None, namespace=live.namespace
             )
-            rows += known.rows
-            if time.monotonic() - told > _LONG_TO_WAIT:
-                device = known.device.name if known.device else ""
-                html = unfinished_panel(rows, len(policies), known.function, device)
+            rows += comparison.rows
+            if time.monotonic() - sent_at > _LONG_TO_WAIT:
+                html = unfinished_panel(replace(comparison, rows=tuple(rows)), len(policies))
                 self._send({**request.content, "html": html, "unfinished": True})
-                told = time.monotonic()
+                sent_at = time.monotonic()
 
     def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
         device = request.text("device")
@@ -182,10 +170,10 @@ class Compare(Panel):
     def _choices(self, request: Request) -> dict[str, Any] | None:
         """What each policy of the dropdown does, as it is found out; then which do the same, and the front of all."""
         live = self._live
-        asked = request.content.get("policies")
-        keys = [key for key in asked if isinstance(key, str)] if isinstance(asked, list) else []
+        requested = request.content.get("policies")
+        keys = [key for key in requested if isinstance(key, str)] if isinstance(requested, list) else []
         rows = list[dict[str, Any]]()
-        told = time.monotonic()
+        sent_at = time.monotonic()
         for key in keys:
             if live.closed or request is not self._listed:
                 return None
@@ -193,10 +181,10 @@ class Compare(Panel):
             row = live.trace.compare([live.policy(key)], at=request.at, device=device, namespace=live.namespace).rows[0]
             # Of one alone nothing is known of the front.
             rows.append({**figures(row), "keys": [key], "front": False})
-            if time.monotonic() - told > _TELL:
+            if time.monotonic() - sent_at > _TELL:
                 self._send({**request.content, "rows": [*rows], "done": False})
                 time.sleep(_PAUSE)
-                told = time.monotonic()
+                sent_at = time.monotonic()
         offered = {choice.key for choice in live.trace.choices()}
         besides = [live.policy(key) for key in keys if key not in offered]
         return {"rows": list(map(figures, self._comparison(request, besides).rows)), "done": True}
@@ -210,8 +198,8 @@ class Compare(Panel):
         return [self._live.policy(key) for key in chosen if key and key not in offered]
 
     def _inputs(self, request: Request) -> Inputs | None:
-        asked = request.text("inputs")
-        return self._live.inputs if asked == "given" else "random" if asked else None
+        which = request.text("inputs")
+        return self._live.inputs if which == "given" else "random" if which else None
 
     def _measure(self, request: Request) -> None:
         """The places that could be on the front, if they were tried for this device, and the policies at one place.
@@ -256,8 +244,8 @@ class Compare(Panel):
                 self._measured |= {(result.policy, result.at, device): result for result in job.results}
             for result in job.results:
                 self._live.add_compiled(result)
-            now, more = job.progress, waiting + len(self._worth_compiling(device, tried))
-            now = replace(now, done=before + now.done, total=before + now.total + more)
+            now, worth_compiling = job.progress, waiting + len(self._worth_compiling(device, tried))
+            now = replace(now, done=before + now.done, total=before + now.total + worth_compiling)
             self._send_progress(now, "measure", device)
             self._show_measured(device)
 
@@ -276,10 +264,10 @@ class Compare(Panel):
 
     def _places(self, device: str) -> Places | None:
         """What was found of places for a device, with what was compiled for it; None where these are of another one."""
-        found = self._found
-        if not device or found is None or found.device is None or found.device.name != device:
+        places = self._found
+        if not device or places is None or places.device is None or places.device.name != device:
             return None
-        return found.with_measurements(self._results(device))
+        return places.with_measurements(self._results(device))
 
     def _places_again(self, request: Request) -> dict[str, Any] | None:
         """What was found, drawn for another width."""
@@ -287,12 +275,12 @@ class Compare(Panel):
         places = self._places(device) or (self._found if self._searched == device else None)
         if places is None:
             return None
-        return {"html": places_panel(places, request.policy, request.at, live=True, width=request.width)}
+        return {"html": _picture(places, request)}
 
     def _show_places(self, device: str) -> None:
         places, shown = self._places(device), self._shown
         if places is not None:
-            html = places_panel(places, shown.policy, shown.at, live=True, width=shown.width)
+            html = _picture(places, shown)
             self._send({"type": "places", "device": device, "html": html})
 
     def _give_up_fitting(self, wished: Request | None) -> None:
@@ -370,7 +358,7 @@ class Compare(Panel):
             if len(places) > rows or now.finished:
                 rows = len(places)
                 self._live.offer(places.plans)
-                html = places_panel(places, request.policy, request.at, live=True, width=request.width)
+                html = _picture(places, request)
                 # What was found of a trace that has made way for another is of nothing that is shown.
                 if turns == self._live.turns:
                     self._found, self._searched = places, device
@@ -386,3 +374,8 @@ class Compare(Panel):
         policies = [choice.key for choice in live.trace.choices() if choice.key != "none"]
         differences = live.trace.check_gradients(policies, inputs=inputs, at=request.at, namespace=live.namespace)
         return gradients_html(differences)
+
+
+def _picture(places: Places, request: Request) -> str:
+    """Places as a request wants them drawn, with what it shows marked."""
+    return comparison_panel(places, f"{request.policy} at {request.at}", live=True, width=request.width)

@@ -115,8 +115,8 @@ class Plan(Panel):
         points = self._points.get((at, request.text("layers")))
         if points is None:
             return {}
-        known = [choice.key for choice in trace.choices() if (it := trace.cached(choice.key, at)) and it.complete]
-        reports = [trace.report(key, at, device=device) for key in known]
+        traced = [choice.key for choice in trace.choices() if (it := trace.cached(choice.key, at)) and it.complete]
+        reports = [trace.report(key, at, device=device) for key in traced]
         reports = [report for report in reports if not report.backward_error]
         forward = next((report.forward_flops for report in reports), None)
         together = request.text("layers") == "together"

@@ -172,7 +172,7 @@ export function policyList(widget) {
     list.id = id;
     list.role = "listbox";
     list.ariaLabel = "Policies";
-    const status = element("span", "remat-list-status");
+    const status = element("span", "");
     status.role = "status";
     const front = element("p", "remat-empty", "◆ on the front: none is better in both peak and time.");
     popup.append(element("div", "remat-list-search", field, status), heads, list, front);

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Selection", "Wish"]
+__all__ = ["Wish", "Wishes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Wish:
     serial: int = 0
 
 
-class Selection:
-    """The newest wish, whoever made it. From any thread."""
+class Wishes:
+    """Which wish is the newest, whoever made it. From any thread."""
 
     def __init__(self, wish: Wish) -> None:
         self._wished = wish

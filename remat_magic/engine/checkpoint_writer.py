@@ -1,0 +1,241 @@
+"""The program with checkpoints at places that have none: around calls, several of them, or steps of a loop."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.engine.calls import Calls, Interval
+from remat_magic.engine.possible import Intervals, PossibleSites, Where, is_walked
+from remat_magic.engine.segments import Checkpoint, in_segments
+from remat_magic.engine.sites import PUT_AT
+from remat_magic.engine.whole_steps import Steps
+from remat_magic.jaxprs.rewriting import Renamed, Rewriter
+from remat_magic.jaxprs.walk import walk
+from remat_magic.records import RematError
+
+__all__ = ["grouped_loops", "with_checkpoints"]
+
+
+def with_checkpoints(closed: Any, calls: Calls, possible: PossibleSites, policies: Iterable[tuple[str, Any]]) -> Any:
+    """A jaxpr of the program with checkpoints at places that have none.
+
+    Args:
+        closed: the jaxpr.
+        calls: those that were recorded when it was traced.
+        possible: its places.
+        policies: keys, those of sites too, which are left as they are, with a policy each.
+
+    Raises:
+        RematError: a key chooses no call.
+    """
+    chosen = {key: (where, policy) for key, policy in policies if (where := possible.where(key)) is not None}
+    return _Writer(closed, calls, chosen)(closed) if chosen else closed
+
+
+def grouped_loops(closed: Any, calls: Calls, possible: PossibleSites, key: str) -> list[Any]:
+    """The scans of a program whose steps a place groups; arguments as for ``with_checkpoints``."""
+    where = possible.where(key)
+    return [] if where is None else _Writer(closed, calls, {key: (where, None)}).grouped_loops()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint.
+
+    Those with the numbers ``apart`` are put before it.
+    """
+
+    first: int
+    last: int
+    checkpoint: Checkpoint
+    given: tuple[Any, ...]
+    returned: tuple[Any, ...]
+    apart: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A call where it stands: in which jaxpr, the body of which equation, and whether it has a checkpoint."""
+
+    jaxpr: Any
+    around: Any
+    interval: Interval
+    decorated: bool
+
+
+class _Writer:
+    """Writes the jaxprs of one program anew, with checkpoints around some of its calls."""
+
+    def __init__(self, closed: Any, calls: Calls, chosen: Mapping[str, tuple[Where, Any]]) -> None:
+        self._root = closed
+        self._places = Intervals(closed, calls)
+        self._groups: dict[int, list[_Group]] = {}  # by the identity of a jaxpr
+        self._steps: dict[int, list[tuple[int, Checkpoint]]] = {}  # by that of a loop's body, with how many
+        self._anew = Rewriter()
+        self._parts: dict[Any, Any] = {}  # for all calls that do the same one jaxpr, as JAX has it of one function
+        ordered = self._in_order()
+        for key, (where, policy) in chosen.items():
+            who = where.callee.who
+            of_callee = [
+                call for call in ordered if call.interval.callee.who == who and call.decorated == where.decorated
+            ]
+            selected = of_callee[where.calls]
+            if not selected:
+                raise RematError(f"at={key!r} chooses none of the {len(of_callee)} calls of {who[0]}.")
+            checkpoint = Checkpoint(policy, "{} at {}:{}".format(*who), PUT_AT + key, self._parts)
+            if where.group > 1:
+                selected = [*self._beside(selected, where.group, checkpoint, key)]
+            for jaxpr, interval, apart in _grouped(selected, where.group, where.calls == slice(None)):
+                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned, apart)
+                self._groups.setdefault(id(jaxpr), []).append(group)
+
+    def _beside(
+        self, selected: Sequence[_Standing], size: int, checkpoint: Checkpoint, key: str
+    ) -> Iterator[_Standing]:
+        """The calls that are not the only one in each step of a loop; the steps of the other loops are grouped."""
+        in_jaxpr = Counter(id(call.jaxpr) for call in selected)
+        for call in selected:
+            loop = call.around is not None and (_jax.is_scan(call.around) or _jax.is_while(call.around))
+            if not loop or in_jaxpr[id(call.jaxpr)] > 1:
+                yield call
+            elif _jax.is_while(call.around) or _jax.writes_to_inputs(call.around):
+                why = "of unknown length" if _jax.is_while(call.around) else "that writes to references"
+                raise RematError(
+                    f"at={key!r}: {call.interval.callee.who[0]} is called in a loop {why}, whose steps "
+                    "cannot be grouped."
+                )
+            else:
+                self._steps.setdefault(id(call.jaxpr), []).append((size, checkpoint))
+
+    def _in_order(self) -> list[_Standing]:
+        """Every call in program order, those of each jaxpr once."""
+        ordered: list[_Standing] = []
+        beginning: dict[int, dict[int, list[_Standing]]] = {}  # by jaxpr the calls, by the equation that they begin at
+        for scope, eqn in walk(self._root, is_walked, once=True):
+            jaxpr, around = scope.jaxpr, scope.eqn
+            if id(jaxpr) not in beginning:
+                standing = [_Standing(jaxpr, around, interval, False) for interval in self._places.of(jaxpr, around)]
+                standing += [_Standing(jaxpr, around, interval, True) for interval in self._places.decorated(jaxpr)]
+                at_equation = beginning[id(jaxpr)] = dict[int, list[_Standing]]()
+                for call in sorted(standing, key=lambda call: -call.interval.last):
+                    at_equation.setdefault(id(jaxpr.eqns[call.interval.first]), []).append(call)
+            ordered += beginning[id(jaxpr)].get(id(eqn), ())
+        return ordered
+
+    def __call__(self, jaxpr: Any) -> Any:
+        old = _jax.open_jaxpr(jaxpr)
+        new = self._anew(jaxpr, self._equations)
+        if id(old) in self._steps:
+            self._steps[id(_jax.open_jaxpr(new))] = self._steps[id(old)]
+        return new
+
+    def _equations(self, jaxpr: Any, _: Renamed) -> list[Any]:
+        eqns = [_jax.map_jaxprs(eqn, self) if is_walked(eqn) else eqn for eqn in jaxpr.eqns]
+        groups = sorted(self._groups.get(id(jaxpr), []), key=lambda group: (group.first, -group.last))
+        last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
+        for group in groups:
+            last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
+        last_read.update((atom, len(eqns)) for atom in jaxpr.outvars if not _jax.is_literal(atom))
+        return self._written(jaxpr, eqns, 0, len(eqns), _nested(groups), last_read)
+
+    def grouped_loops(self) -> list[Any]:
+        """The scans, in the program that is to be written anew, whose steps are to be grouped."""
+        return [eqn for _, eqn in walk(self._root) if self._is_grouped(eqn)]
+
+    def _is_grouped(self, eqn: Any) -> bool:
+        return _jax.is_scan(eqn) and id(_jax.open_jaxpr(_jax.scan_body(eqn))) in self._steps
+
+    def _in_groups(self, eqns: Iterable[Any]) -> Iterator[Any]:
+        """The equations, those of loops with their steps in groups: the largest outside."""
+        for eqn in filter(None, eqns):  # without those that were put before
+            if self._is_grouped(eqn):
+                groups = self._steps[id(_jax.open_jaxpr(_jax.scan_body(eqn)))]
+                yield from _segments(eqn, sorted(groups, key=lambda group: group[0]))
+            else:
+                yield eqn
+
+    def _written(
+        self,
+        jaxpr: Any,
+        eqns: Sequence[Any],
+        first: int,
+        last: int,
+        groups: Sequence[_Group],
+        last_read: Mapping[Any, int],
+    ) -> list[Any]:
+        """The equations ``first`` to ``last``, with each group of them as one checkpoint."""
+        written: list[Any] = []
+        number, following = first, 0
+        while following < len(groups):
+            group, inside = groups[following], following + 1
+            following = bisect.bisect_left(groups, group.last, inside, key=lambda other: other.first)
+            written += self._in_groups(eqns[number : group.first])
+            if group.apart:
+                written += filter(None, (eqns[number] for number in sorted(group.apart)))
+                eqns = [None if number in group.apart else eqn for number, eqn in enumerate(eqns)]
+            body = self._written(jaxpr, eqns, group.first, group.last, groups[inside:following], last_read)
+            number = group.last
+            body_outputs = {var for eqn in body for var in eqn.outvars}
+            # JAX keeps all that a function is given or returns, whether it is read or not.
+            read_later = (var for eqn in body for var in eqn.outvars if last_read.get(var, -1) >= group.last)
+            outputs = [*dict.fromkeys((*(var for var in group.returned if var in body_outputs), *read_later))]
+            if not outputs:
+                written += body
+                continue
+            written.append(group.checkpoint.around(jaxpr, body, outputs, group.given))
+        return [*written, *self._in_groups(eqns[number:last])]
+
+
+def _segments(eqn: Any, groups: Sequence[tuple[int, Checkpoint]]) -> list[Any]:
+    """A scan with its steps in segments, in segments again, from the last of some sizes to the first."""
+    if not groups:
+        return [eqn]
+    size, checkpoint = groups[-1]
+    return in_segments(eqn, size, checkpoint, lambda segment: _segments(segment, groups[:-1]))
+
+
+def _grouped(calls: Sequence[_Standing], size: int, whole: bool) -> Iterator[tuple[Any, Interval, frozenset[int]]]:
+    """Each ``size`` calls after one another in one jaxpr as one interval with what is between them.
+
+    If they are ``whole`` steps of a loop of the user's, all that these do belongs to it, as in a function of so many
+    steps; what it returns is then what is read later. What the loop goes through, the last, is no part of it.
+    """
+    steps: dict[int, Steps] = {}
+    for jaxpr in {id(call.jaxpr): call.jaxpr for call in calls}.values() if whole and size > 1 else ():
+        steps[id(jaxpr)] = Steps(jaxpr, [call.interval for call in calls if call.jaxpr is jaxpr])
+    groups: list[tuple[Any, list[Interval]]] = []
+    for call in calls:
+        jaxpr, interval = call.jaxpr, call.interval
+        open_group = groups[-1][1] if groups and groups[-1][0] is jaxpr else []
+        of_jaxpr = steps.get(id(jaxpr))
+        goes_on = 0 < len(open_group) < size and open_group[-1].last <= interval.first
+        if goes_on and (of_jaxpr is None or of_jaxpr.go_on(open_group[-1], interval)):
+            open_group.append(interval)
+        else:
+            groups.append((jaxpr, [interval]))
+    for jaxpr, group in groups:
+        first, last = group[0], group[-1]
+        span = steps[id(jaxpr)].whole(first, last) if id(jaxpr) in steps else None
+        if span is not None:
+            yield jaxpr, Interval(last.callee, *span[:2]), span[2]
+        else:
+            given = first.given if len(group) == 1 else ()
+            yield jaxpr, Interval(last.callee, first.first, last.last, given, last.returned), frozenset()
+
+
+def _nested(groups: Iterable[_Group]) -> list[_Group]:
+    """Groups that stand beside or inside one another; of two that cross, the first."""
+    nested: list[_Group] = []
+    around: list[_Group] = []
+    for group in groups:
+        while around and around[-1].last <= group.first:
+            around.pop()
+        if not around or group.last <= around[-1].last:
+            nested.append(group)
+            around.append(group)
+    return nested

@@ -1,0 +1,131 @@
+"""Which function is inspected where no call is written: one that the cell defines, with the user's variables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat_magic._jax.wrappers import is_checkpoint
+from remat_magic.notebook.callee import Callee, called
+from remat_magic.notebook.functions import layers, name_of
+from remat_magic.records import RematError
+
+__all__ = ["defined", "with_arguments"]
+
+
+def defined(
+    namespace: Mapping[str, Any], functions: Sequence[tuple[str, bool, tuple[str, ...]]]
+) -> tuple[Callable[..., Any], str]:
+    """The function of a cell that is meant, and a remark where several could be.
+
+    It is the one decorated with ``jax.checkpoint``, or rather the one that calls that; without any, the one that no
+    other of the cell's calls. Of several, the last.
+
+    Args:
+        namespace: the user's, after the cell has run.
+        functions: names to which the cell gives functions, or (False) what a call returned, each with the names used
+            in it. What a call returned counts if it is checkpointed.
+
+    Raises:
+        RematError: where there is none.
+    """
+    uses = {name: set(used) for name, _, used in functions if callable(namespace.get(name))}
+    for _ in uses:
+        for name, used in uses.items():
+            uses[name] = used.union(*(uses[other] for other in used & uses.keys()))
+    checkpointed = {name for name in uses if _is_checkpointed(namespace[name])}
+    candidates = {name: uses[name] for name, is_function, _ in functions if name in uses and is_function}
+    candidates = {name: uses[name] for name in uses if name in candidates or name in checkpointed}
+    if checkpointed:
+        candidates = {name: used for name, used in candidates.items() if checkpointed & {name, *used}}
+    inside = {other for name, used in candidates.items() for other in used if other != name}
+    *others, chosen = [name for name in candidates if name not in inside] or candidates or [None]
+    if chosen is None:
+        raise RematError(
+            "nothing to inspect: end the cell with a call, such as loss(params, x), write the call after %%remat, "
+            "or define one function in the cell."
+        )
+    if not others:
+        return namespace[chosen], ""
+    names = " and ".join(f"`{name}`" for name in (*others, chosen))
+    return namespace[chosen], (
+        f"The cell defines {names}: the last is inspected; to choose another, end the cell with its call, such as "
+        f"{others[-1]}(...)."
+    )
+
+
+def _is_checkpointed(fun: Any) -> bool:
+    return callable(fun) and any(is_checkpoint(layer) for layer in layers(fun))
+
+
+def with_arguments(fun: Any, written: str | None, namespace: Mapping[str, Any], variables: Mapping[str, Any]) -> Callee:
+    """A function with arguments that no call gives.
+
+    Args:
+        fun: the function, which may be a gradient.
+        written: the arguments as between a call's brackets; None: ``variables`` with the names of the parameters.
+        namespace: where ``written`` is evaluated.
+        variables: the namespace without what IPython itself put there.
+
+    Raises:
+        RematError: a name or a variable is missing, or the call is none that has a backward pass. What else goes wrong
+            in ``written`` is raised as it is.
+    """
+    __tracebackhide__ = True
+    if written is not None:
+        return called(fun, *_written_arguments(written, namespace))
+    args, kwargs, used = _arguments_by_name(fun, variables)
+    callee = called(fun, args, kwargs)
+    if not used:
+        return callee
+    note = f"Arguments: your variable{'s' * (len(used) > 1)} {', '.join(used)}."
+    return replace(callee, notes=(note, *callee.notes))
+
+
+def _written_arguments(written: str, namespace: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    __tracebackhide__ = True
+    code = f"(lambda *args, **kwargs: (args, kwargs))(\n{written}\n)"
+    try:
+        return eval(compile(code, "<--args>", "eval"), dict(namespace))  # noqa: S307  (the user's own Python)
+    except NameError as error:
+        if error.name is None or error.name in namespace:
+            raise
+        raise RematError(f"--args names `{error.name}`, which is not defined: assign it, or name another.") from None
+
+
+def _arguments_by_name(
+    fun: Callable[..., Any], variables: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+    """The variables with the names of the parameters, and which names were used.
+
+    Parameters with a default may lack a variable; ``*args`` and ``**kwargs`` get nothing.
+    """
+    name = name_of(fun)
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        raise RematError(f"the parameters of `{name}` cannot be read: give its arguments with --args.") from None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    missing: list[str] = []
+    positional = True
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            positional = False
+        elif parameter.name not in variables:
+            positional = False
+            if parameter.default is parameter.empty:
+                missing.append(parameter.name)
+        elif positional and parameter.kind is not parameter.KEYWORD_ONLY:
+            args.append(variables[parameter.name])
+        elif parameter.kind is not parameter.POSITIONAL_ONLY:
+            kwargs[parameter.name] = variables[parameter.name]
+    if missing:
+        raise RematError(
+            f"`{name}` needs {' and '.join(f'`{parameter}`' for parameter in missing)}, and no variable has "
+            f"{'this name' if len(missing) == 1 else 'these names'}: assign {'it' if len(missing) == 1 else 'them'}, "
+            f'or give the arguments with --args "...".'
+        )
+    return tuple(args), kwargs, [parameter.name for parameter in parameters][: len(args)] + list(kwargs)

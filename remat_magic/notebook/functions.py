@@ -1,0 +1,127 @@
+"""What a function is for: which calls are gradients, which prepare something, which only use a result.
+
+Objects are recognised, not their spelling: a gradient may be stored, jitted or made elsewhere.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import itertools
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import print_saved_residuals
+
+from remat_magic import libraries
+from remat_magic._jax.wrappers import is_backward_pass, is_jitted
+from remat_magic.user_files import is_user_file
+
+__all__ = [
+    "consumes",
+    "differentiates",
+    "gives_result",
+    "layers",
+    "lowered_by",
+    "makes_a_function",
+    "name_of",
+    "prepares",
+    "takes_the_function",
+]
+
+# Of JAX's own functions those that are called for what comes out of others.
+_CONSUMERS = (jax.block_until_ready, jax.device_get, jax.device_put, jax.debug.print)
+_CONSUMING_MODULES = sys.stdlib_module_names | {"numpy", "IPython", "matplotlib", "pandas", "rich", "tqdm"}
+
+
+def makes_a_function(fun: Any) -> bool:
+    """Whether a call of this is no call yet: ``jax.grad(f)`` alone, without the arguments of ``f``."""
+    makers = (jax.grad, jax.value_and_grad, jax.jacrev, jax.jit, jax.checkpoint, jax.vmap, functools.partial)
+    return any(fun is maker for maker in makers)
+
+
+def consumes(fun: Any) -> bool:
+    """Whether a function is called for its effect, or makes another thing of a result: ``print``, ``float``.
+
+    Where a call is in its brackets, that is meant.
+    """
+    if isinstance(fun, type | types.BuiltinFunctionType) or any(fun is consumer for consumer in _CONSUMERS):
+        return not makes_a_function(fun)
+    function = getattr(fun, "__func__", fun)
+    if not isinstance(function, types.FunctionType):
+        return False
+    module = str(function.__globals__.get("__name__"))  # functools.wraps gives __module__ to what it wraps
+    return module.partition(".")[0] in _CONSUMING_MODULES or module.endswith((".tree_util", ".tree"))
+
+
+def gives_result(fun: Any, steps: Sequence[str]) -> bool:
+    """Whether steps from what a call of this returns are steps from arrays or trees of them, as ``.mean()`` is.
+
+    Args:
+        fun: the function.
+        steps: names of attributes, ``"[]"`` and ``"()"``.
+    """
+    if takes_the_function(fun) or lowered_by(fun) is not None:
+        return True
+    if consumes(fun) or makes_a_function(fun):
+        return False
+    names = {"[]", "block_until_ready", "tolist", *dir(jax.Array), *dir(dict), *dir(tuple)}
+    calls_method = all(before != "[]" for before, step in itertools.pairwise(steps) if step == "()")
+    return calls_method and all(step in names or step == "()" for step in steps)
+
+
+def prepares(fun: Any) -> bool:
+    """Whether a function only prepares or reads something, as ``jnp.ones`` and ``optimizer.init`` do, or ``float``.
+
+    All others are gradients, or code of the user's own.
+    """
+    if consumes(fun) or makes_a_function(fun) or not callable(fun) or is_backward_pass(fun):
+        return True
+    if differentiates(fun) or lowered_by(fun) is not None:
+        return False
+    return not any(libraries.applies_a_model(layer) or _is_users(layer) for layer in layers(fun))
+
+
+def differentiates(fun: Any) -> bool:
+    """Whether a call of this takes a gradient, or makes ready to."""
+    return any(takes_the_function(layer) or libraries.is_gradient(layer) for layer in layers(fun))
+
+
+def takes_the_function(fun: Any) -> bool:
+    """Whether it is ``jax.vjp`` or its like, which are called with a function and then its arguments."""
+    takers = (jax.vjp, jax.linearize, jax.eval_shape, print_saved_residuals)
+    of_equinox = getattr(sys.modules.get("equinox"), "filter_vjp", None)
+    return fun is not None and any(fun is taker for taker in (*takers, of_equinox, libraries.vjp_of_nnx()))
+
+
+def lowered_by(fun: Any) -> Any:
+    """The jitted function that this is the ``lower``, or a similar method, of; None for anything else."""
+    owner: Any = getattr(fun, "__self__", None)
+    return owner if is_jitted(owner) and fun in (owner.lower, owner.trace, owner.eval_shape) else None
+
+
+def _is_users(fun: Any) -> bool:
+    """Whether a function, or the class of an object, is the user's own."""
+    code = getattr(getattr(fun, "__func__", fun), "__code__", None)
+    if code is not None:
+        return is_user_file(code.co_filename)
+    module = sys.modules.get(type(fun).__module__)
+    file = getattr(module, "__file__", None)
+    return module is not builtins and (not file or is_user_file(file))
+
+
+def name_of(fun: Any) -> str:
+    """The function's own name, or its type's."""
+    return str(getattr(fun, "__name__", type(fun).__name__))
+
+
+def layers(fun: Any) -> Iterator[Any]:
+    """The function and what it wraps, outermost first, as far as wrappers tell."""
+    visited: set[int] = set()
+    while fun is not None and id(fun) not in visited:
+        visited.add(id(fun))
+        yield fun
+        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)

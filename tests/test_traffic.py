@@ -1,0 +1,68 @@
+"""What XLA counts of programs that are compiled for a device: bytes of loops, and the cycles that it estimates."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import remat_magic as rm
+from remat_magic import devices
+from tests.programs import f32
+from tests.test_elsewhere import H100, V5E, compiler
+
+
+def counted(steps, device):
+    """Of a recurrent cell, which saves a stack of what each step makes."""
+
+    def cell(w, hidden, x):
+        gate, new = jnp.split(jnp.concatenate([x, hidden], -1) @ w, 2, -1)
+        hidden = jax.nn.sigmoid(gate) * hidden + jnp.tanh(new)
+        return hidden, hidden
+
+    def loss(w, x):
+        return (jax.lax.scan(lambda hidden, x: cell(w, hidden, x), jnp.zeros_like(x[0]), x)[1] ** 2).mean()
+
+    return rm.trace(loss, f32(256, 256), f32(steps, 256, 128)).measure("none", device=device)
+
+
+@pytest.mark.parametrize("device", [H100, V5E])
+def test_a_loop_of_twice_as_many_steps_moves_twice_as_many_bytes(device, cache):
+    """XLA counts of a slice that is copied beside a step the whole stack, which is four times as much in twice the
+    steps."""
+    compiler(device)
+    few, many = (counted(steps, device) for steps in (1024, 2048))
+    assert not few.error
+    assert many.bytes_accessed == pytest.approx(2 * few.bytes_accessed, rel=0.05)
+    assert many.flops == pytest.approx(2 * few.flops, rel=0.01)
+
+
+def test_cycles_are_those_of_all_steps(cache):
+    """Nothing takes fewer than the matrix units need for its FLOPs; a step alone does."""
+    compiler(V5E)
+
+    def loss(w, x):
+        return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=128)[0].sum()
+
+    measured = rm.trace(loss, f32(2048, 2048), f32(256, 2048)).measure("none", device=V5E)
+    a_cycle = devices.get(V5E).peak_flops("bf16", "matmul") / 1.5e9  # FLOPs, at its clock
+    assert 1 < measured.cycles * a_cycle / measured.flops < 10
+
+
+def test_cycles_are_told_of_a_tpu_only(cache):
+    compiler(H100)
+    assert counted(8, H100).cycles is None
+
+
+def test_what_xla_does_not_count_is_unknown(cache):
+    """Convolutions on a GPU are cuDNN's, for which XLA counts nothing; on a TPU they are its own."""
+    compiler(H100)
+    compiler(V5E)
+
+    def loss(w, x):
+        x = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return (jnp.sin(x) ** 2).mean()
+
+    trace = rm.trace(loss, f32(3, 3, 32, 32), f32(4, 32, 32, 32))
+    there, tpu = (trace.measure("none", device=device) for device in (H100, V5E))
+    assert not there.error
+    assert (there.flops, there.bytes_accessed) == (None, None)
+    assert tpu.flops > 2 * 2 * 3 * 3 * 32 * 32 * 4 * 30 * 30  # two convolutions at least, without their edges
