@@ -318,6 +318,37 @@ def test_rows_are_chosen_by_the_keyboard(widget: Widget, part: str) -> None:
     assert widget.notebook.cell_count() == cells
 
 
+def test_rows_stay_when_the_kernel_tells_them_once_more(widget: Widget) -> None:
+    """A choice that is at hand is shown at once; the kernel's answer then replaces nothing that a reader is busy with."""
+    for policy in ("dots_saveable", "as_written"):  # so that both are at hand
+        widget.policy.select_option(policy)
+        expect(widget.root).to_have_attribute("aria-busy", "false")
+    told = "widget => widget.told"
+    widget.root.evaluate("""widget => {
+      widget.told = 0;
+      const rows = widget.querySelector('[data-part="residuals"]');
+      new MutationObserver(changes => {
+        if (changes.some(({ target }) => target === rows)) widget.told += 1;
+      }).observe(rows, { childList: true });
+    }""")
+    widget.policy.select_option("dots_saveable")
+    widget.root.get_by_role("button", name="Apply").first.click()  # which the kernel answers after the choice
+    expect(widget.status).to_contain_text("dots_saveable")
+    assert widget.root.evaluate(told) == 1
+
+
+def test_the_keyboard_stays_on_a_row_that_is_written_anew(widget: Widget) -> None:
+    row = rows(widget).and_(widget.notebook.page.locator("tr[data-e]")).filter(has_text="intermediate").first
+    key = row.get_attribute("data-k")
+    widget.policy.select_option("everything_saveable")
+    expect(widget.root).to_have_attribute("aria-busy", "false")
+    same = rows(widget).and_(widget.notebook.page.locator(f"tr[data-k='{key}']"))
+    focus(same)
+    widget.notebook.page.keyboard.press("Control+z")
+    expect(widget.policy).to_have_value("as_written")
+    expect(same).to_be_focused()
+
+
 def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
     widget.root.get_by_label("Source beside").check()
     row = rows(widget).filter(has_text="tanh").filter(has_text="intermediate").first

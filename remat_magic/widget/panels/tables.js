@@ -40,7 +40,7 @@ export function panel(widget, key) {
       row.dataset.lmSuppressShortcuts = "true";
       row.title ||= "Mark its line in the source and its equations in the jaxprs (also Enter); once more takes it back";
     }
-    reach();
+    reach(choosable().find((row) => row === focused));
     // A row that is moved loses the focus.
     if (focused instanceof HTMLElement && own.contains(focused)) focused.focus({ preventScroll: true });
   }

@@ -9,6 +9,7 @@ import { choiceHistory } from "./history.js";
 import { linking } from "./linking.js";
 import { checkpointNames } from "./names.js";
 import { pinning } from "./pinning.js";
+import { placing } from "./placing.js";
 import { sweeper } from "./sweeping.js";
 import { staticTwin } from "./twin.js";
 import { keyOf } from "./types.js";
@@ -70,7 +71,8 @@ export function draw({ model, el }, makers) {
   const sweep = sweeper();
   let late = 0;
   const tabs = all('[role="tab"]').map((button) => button.dataset.tab);
-  const shared = { root, model, store, one, all, part, panel, send, ask, choose, say, status, place, copy, open, chosenAt };
+  const contents = placing(part, tabs);
+  const shared = { root, model, store, one, all, part, panel, send, ask, choose, say, status, place: contents.place, copy, open, chosenAt };
   const widget = /** @type {Widget} */ (/** @type {any} */ ({ ...shared, shown: null, tab: tabs[0], panels: {} }));
   widget.linking = linking(widget);
   widget.pinning = pinning(widget);
@@ -161,24 +163,6 @@ export function draw({ model, el }, makers) {
     );
   }
 
-  /** Replaces a part's content and leaves the keyboard where it was. @param {string} name @param {string} html */
-  function place(name, html) {
-    const target = part(name);
-    const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
-    const again = focused && ["policy", "sort"].find((key) => focused.dataset[key] !== undefined);
-    const height = target.offsetHeight;
-    if (height) target.style.minHeight = `${height}px`;
-    target.innerHTML = html;
-    target.style.minHeight = "";
-    target.classList.remove("remat-stale");
-    if (again) {
-      const same = [...target.querySelectorAll(focused.tagName.toLowerCase())].find(
-        (/** @type {any} */ other) => other.dataset[again] === focused.dataset[again],
-      );
-      /** @type {HTMLElement | undefined} */ (same)?.focus();
-    }
-  }
-
   // What is shown.
 
   /** Shows the selection in the controls. @param {View} view */
@@ -204,7 +188,7 @@ export function draw({ model, el }, makers) {
     part("code").textContent = view.code || view.unpasted;
     part("code").classList.toggle("remat-empty", !view.code);
     one('[data-action="copy"]').disabled = !view.code;
-    showParts(view);
+    contents.show(view);
     for (const panel of panels) panel.show?.(view);
     for (const [name, number] of Object.entries(view.counts)) {
       one(`[data-count="${name}"]`).textContent = number === null ? "…" : String(number);
@@ -212,25 +196,6 @@ export function draw({ model, el }, makers) {
     root.setAttribute("aria-busy", String(!view.complete));
     widget.pinning.contrast();
     if (view.complete) widget.panels[widget.tab]?.fill?.();
-  }
-
-  /** The content of the panels that comes with every view. @param {View} view */
-  function showParts(view) {
-    // All is read before anything is written: a page is laid out anew for each that is asked for in between.
-    const before = tabs.filter((name) => name in view.parts).map((name) => {
-      const { scrollTop, scrollLeft, offsetHeight } = part(name);
-      return { name, target: part(name), scrollTop, scrollLeft, offsetHeight };
-    });
-    for (const { name, target, scrollTop, scrollLeft, offsetHeight } of before) {
-      // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
-      const stale = !view.complete && target.dataset.early === undefined && target.childElementCount > 0;
-      target.classList.toggle("remat-stale", stale);
-      if (stale) continue;
-      // Never shorter than it was while it is open: what is below would jump at each toggle.
-      if (offsetHeight) target.style.minHeight = `${offsetHeight}px`;
-      target.innerHTML = view.parts[name];
-      if (scrollLeft || scrollTop) target.scrollTo(scrollLeft, scrollTop);
-    }
   }
 
   /** @param {string} name @param {boolean} [focus] */

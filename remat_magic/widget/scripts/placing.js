@@ -1,0 +1,64 @@
+// @ts-check
+/** @import { View } from "./types.js" */
+
+/**
+ * What the kernel renders, put in its places, with the keyboard and the scroll left where they were.
+ *
+ * @param {(name: string) => HTMLElement} part
+ * @param {string[]} tabs the parts that come with every view
+ */
+export function placing(part, tabs) {
+  /** What stands in each of them, as it came. @type {Map<string, string>} */
+  const placed = new Map();
+
+  /** Replaces a part's content. @param {string} name @param {string} html */
+  function place(name, html) {
+    const target = part(name);
+    const focused = /** @type {HTMLElement} */ (target.contains(document.activeElement) ? document.activeElement : null);
+    const again = focused && ["policy", "sort"].find((key) => focused.dataset[key] !== undefined);
+    const height = target.offsetHeight;
+    if (height) target.style.minHeight = `${height}px`;
+    target.innerHTML = html;
+    target.style.minHeight = "";
+    target.classList.remove("remat-stale");
+    if (again) {
+      const same = [...target.querySelectorAll(focused.tagName.toLowerCase())].find(
+        (/** @type {any} */ other) => other.dataset[again] === focused.dataset[again],
+      );
+      /** @type {HTMLElement | undefined} */ (same)?.focus();
+    }
+  }
+
+  /** Shows what comes with every view. @param {View} view */
+  function show(view) {
+    // All is read before anything is written: a page is laid out anew for each that is asked for in between.
+    const before = tabs.filter((name) => name in view.parts).map((name) => {
+      const { scrollTop, scrollLeft, offsetHeight } = part(name);
+      return { name, target: part(name), scrollTop, scrollLeft, offsetHeight };
+    });
+    for (const { name, target, scrollTop, scrollLeft, offsetHeight } of before) {
+      // Until the backward half is there, the panels that need it keep the last policy's content, dimmed.
+      const stale = !view.complete && target.dataset.early === undefined && target.childElementCount > 0;
+      target.classList.toggle("remat-stale", stale);
+      // The kernel sends what was at hand already once more: the reader may have gone on from it.
+      if (stale || placed.get(name) === view.parts[name]) continue;
+      // Never shorter than it was while it is open: what is below would jump at each toggle.
+      if (offsetHeight) target.style.minHeight = `${offsetHeight}px`;
+      const focused = target.contains(document.activeElement) ? document.activeElement?.closest("tr") : null;
+      target.innerHTML = view.parts[name];
+      placed.set(name, view.parts[name]);
+      if (scrollLeft || scrollTop) target.scrollTo(scrollLeft, scrollTop);
+      if (focused?.dataset.k !== undefined) focusRow(target, focused.dataset.k);
+    }
+  }
+
+  return { place, show };
+}
+
+/** Lets the keyboard go on from the same row. @param {HTMLElement} target @param {string} key */
+function focusRow(target, key) {
+  const row = [...target.querySelectorAll("tr")].find(({ dataset }) => dataset.k === key);
+  if (!row) return;
+  row.tabIndex = 0;
+  row.focus({ preventScroll: true });
+}
