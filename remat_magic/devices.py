@@ -22,6 +22,7 @@ from remat_magic.targets import Target, split_name
 from remat_magic.this_machine import time_this_machine
 
 __all__ = [
+    "KERNELS_OWN",
     "THIS_CPU",
     "Device",
     "Target",
@@ -37,7 +38,8 @@ __all__ = [
 
 THIS_CPU = "this CPU"
 _T = 1e12
-_KERNELS_OWN = 16 * 2**20  # of a TPU's VMEM: XLA's default limit for what a kernel allocates there
+KERNELS_OWN = 16 * 2**20
+"""Of a TPU's VMEM the bytes that no value is in: XLA's default limit for what a kernel allocates there."""
 
 
 # Who has a platform's compiler: any of these modules; the extra that installs it.
@@ -286,7 +288,7 @@ def _tpu(
         kinds=kinds,
         interconnect=links,
         target=Target("tpu", topology) if topology else None,
-        vector_memory=max(0, vmem * 2**20 - _KERNELS_OWN),
+        vector_memory=max(0, vmem * 2**20 - KERNELS_OWN),
     )
 
 
@@ -303,7 +305,7 @@ def _tpu_7x() -> Device:
         kinds=("TPU7x", "TPU 7x"),
         interconnect=600e9 / 2,
         target=Target("tpu", "tpu7x:1x1x1"),
-        vector_memory=64 * 2**20 - _KERNELS_OWN,
+        vector_memory=64 * 2**20 - KERNELS_OWN,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.devices import Device
+from remat_magic.devices import KERNELS_OWN, Device
+from remat_magic.facts.vector_memory import COPIES
 
 __all__ = ["PLAIN", "DeviceMemory", "memory_of"]
 
@@ -37,6 +39,8 @@ class DeviceMemory:
             of them.
         vector_memory: the bytes of the memory beside the compute units that values may be in instead, as long as they
             live: see ``vector_memory.placed``.
+        longest_wait: how many bytes could be moved while a value waits there to be read: see ``step_clock``.
+        flops_per_byte: what its matrix units compute while a byte is moved.
     """
 
     merges: bool = False
@@ -49,6 +53,8 @@ class DeviceMemory:
     tiled: bool = False
     narrows: bool = False
     vector_memory: int = 0
+    longest_wait: int = 0
+    flops_per_byte: float = 1.0
 
     def nbytes(self, aval: Any, lanes: Collection[int] = ()) -> int:
         """The bytes that a value takes; none where it is in another memory. ``lanes``: as for ``tiled_nbytes``."""
@@ -81,4 +87,6 @@ def memory_of(device: Device | None) -> DeviceMemory:
         tiled=True,
         narrows=True,
         vector_memory=device.vector_memory,
+        longest_wait=COPIES * (device.vector_memory + KERNELS_OWN),
+        flops_per_byte=(device.peak_flops("bf16", "matmul") or math.inf) / device.memory_bandwidth,
     )

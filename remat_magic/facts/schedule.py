@@ -7,19 +7,23 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
-from remat_magic.facts.arrangement import arranged
+from remat_magic.facts.arrangement import InTime, arranged
 from remat_magic.facts.buffers import NOTHING, Buffers
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.registers import fused_operands, fuses, normalized, strided, unheld
 from remat_magic.facts.residuals import saved_values
+from remat_magic.facts.step_clock import BodyTime
 from remat_magic.facts.step_order import ScheduledStep
 from remat_magic.facts.sweep import StepBytes, described, lives, sweep
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 from remat_magic.records import Half, Moment, Phase
 
-__all__ = ["Schedule"]
+__all__ = ["InnerPeaks", "Schedule"]
+
+InnerPeaks = dict[tuple[int, int], tuple[int, BodyTime | None]]
+"""What one run of a body needs, and the time that it takes, by its identity and the first slice of a stack."""
 
 
 class Schedule(Buffers):
@@ -27,7 +31,7 @@ class Schedule(Buffers):
 
     def __init__(
         self,
-        inner_peaks: dict[tuple[int, int], tuple[int, int]] | None = None,
+        inner_peaks: InnerPeaks | None = None,
         type_of: TypeOf = own_type,
         on: DeviceMemory = PLAIN,
     ) -> None:
@@ -35,11 +39,12 @@ class Schedule(Buffers):
         self.steps: list[ScheduledStep] = []
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
         self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
-        self._inner_peaks = {} if inner_peaks is None else inner_peaks
-        self._vector_inside: dict[int, int] = {}  # what bodies use of the vector memory, by the equation's identity
+        self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
+        self._body_times: dict[int, BodyTime] = {}  # by the identity of the equation
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
-        self._order: list[ScheduledStep] | None = None
-        self.vector_bytes = 0  # in use of the vector memory, once the order is known
+        self._arranged: InTime | None = None
+        self.slices: list[int] = []  # of a loop's body: for each operand the buffer of its slice, if it is one
+        self.stacked: list[int] = []  # for each result the buffer of what is stacked, if it is
 
     # -------------------------------------------------------------------------------------------------------- residuals
 
@@ -177,10 +182,16 @@ class Schedule(Buffers):
         key = (id(body.jaxpr), _first_slice(eqn, body))
         if key not in self._inner_peaks:
             inside = self._inside(lines, eqn, body)
-            self._inner_peaks[key] = inside.highest()[0], inside.vector_bytes
-        peak, vector = self._inner_peaks[key]
-        self._vector_inside[id(eqn)] = max(self._vector_inside.get(id(eqn), 0), vector)
+            self._inner_peaks[key] = inside.highest()[0], inside.body_time(loop=body.kind == "loop")
+        peak, body_time = self._inner_peaks[key]
+        if body_time is not None:
+            self._body_times[id(eqn)] = body_time.beside(self._body_times.get(id(eqn), BodyTime()))
         return peak
+
+    def body_time(self, *, loop: bool) -> BodyTime | None:
+        """What this, the schedule of a body, takes; None where the device has no vector memory."""
+        _, clock, vector_bytes = self._in_time()
+        return clock and clock.of_body(self.slices, self.stacked, vector_bytes, loop=loop)
 
     def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
         """One run of a body.
@@ -199,10 +210,13 @@ class Schedule(Buffers):
             for number in fused_operands(body.jaxpr, lines) - {*range(slices)}:
                 schedule.discard(sliced[number - slices])
         outputs = schedule.run(lines, body.jaxpr, [NOTHING] * slices + sliced, "backward")
-        if self.on.views and _jax.is_scan(eqn):  # what is stacked is written into the stack where it is made
-            carries = _jax.carried_operands(eqn)
-            outputs, stacked = outputs[: len(carries)], outputs[len(carries) :]
-            schedule.written_outside({*stacked} - {*outputs, *sliced})
+        if _jax.is_scan(eqn):
+            carries = len(_jax.carried_operands(eqn))
+            schedule.slices = [NOTHING] * slices + sliced
+            schedule.stacked = [NOTHING] * carries + outputs[carries:]
+            if self.on.views:  # what is stacked is written into the stack where it is made
+                outputs, stacked = outputs[:carries], outputs[carries:]
+                schedule.written_outside({*stacked} - {*outputs, *sliced})
         schedule.kept = {*outputs}
         return schedule
 
@@ -256,9 +270,12 @@ class Schedule(Buffers):
 
     def _ordered(self) -> list[ScheduledStep]:
         """The steps in the order in which they are taken to run."""
-        if self._order is None:
-            self._order, self.vector_bytes = arranged(self.steps, self, self._around, self._vector_inside)
-        return self._order
+        return self._in_time().steps
+
+    def _in_time(self) -> InTime:
+        if self._arranged is None:
+            self._arranged = arranged(self.steps, self, self._around, self._body_times)
+        return self._arranged
 
     def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
         """What is held during the step at a position of the sweep, some buffers left out."""

@@ -11,7 +11,7 @@ from remat_magic.engine.steps import Halves, Step
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held
 from remat_magic.facts.memory import live_lines
-from remat_magic.facts.schedule import Schedule
+from remat_magic.facts.schedule import InnerPeaks, Schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
@@ -80,7 +80,7 @@ class _StepSchedule(Schedule):
         self,
         halves: Mapping[int, Halves],
         lines: dict[int, _Lines],
-        inner_peaks: dict[tuple[int, int], tuple[int, int]],
+        inner_peaks: InnerPeaks,
         type_of: TypeOf,
         on: DeviceMemory,
     ) -> None:
