@@ -31,7 +31,8 @@ def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server
     assert notebook.errors() == []
     for index in expected:
         widget = notebook.cell(index).locator(".remat-widget").first
-        expect(widget).to_be_visible()
+        # Some thirty widgets ask one kernel at once, which answers between what it works out ahead.
+        expect(widget).to_be_visible(timeout=60_000)
         expect(widget.locator('[data-part="totals"]')).to_contain_text("saved")
     widget = Widget(notebook, expected[0])
     before = widget.totals.inner_text()

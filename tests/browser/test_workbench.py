@@ -319,7 +319,7 @@ def test_rows_are_chosen_by_the_keyboard(widget: Widget, part: str) -> None:
 
 
 def test_rows_stay_when_the_kernel_tells_them_once_more(widget: Widget) -> None:
-    """A choice that is at hand is shown at once; the kernel's answer then replaces nothing that a reader is busy with."""
+    """A choice that is at hand is shown at once; the kernel's answer then replaces nothing."""
     for policy in ("dots_saveable", "as_written"):  # so that both are at hand
         widget.policy.select_option(policy)
         expect(widget.root).to_have_attribute("aria-busy", "false")
