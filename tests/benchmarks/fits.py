@@ -19,7 +19,7 @@ import remat_magic as rm
 from remat_magic import devices
 from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
 from remat_magic.planning.choices import BUILT_IN
-from remat_magic.planning.placed_plans import plan_that_fits
+from remat_magic.planning.fitting_plans import plan_that_fits
 from remat_magic.records import Measurement, Plan, RematError, Report
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape
