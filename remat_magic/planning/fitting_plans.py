@@ -20,7 +20,7 @@ from remat_magic.facts.facts import Facts
 from remat_magic.planning.choices import Choice, built_in, known_choices
 from remat_magic.planning.placed_plans import plan
 from remat_magic.planning.places import POLICIES, searched
-from remat_magic.planning.plan import order, plan_of
+from remat_magic.planning.plan_records import order, plan_of
 from remat_magic.planning.planner import Objective, objective
 from remat_magic.policies import MIXED
 from remat_magic.records import Measurement, Plan, RematError, Report

@@ -12,7 +12,8 @@ from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.choices import Choice, built_in, known_choices
 from remat_magic.planning.places import CLEARLY_LOWER, known, lower_elsewhere, promising, searched
-from remat_magic.planning.plan import limit_of, order, plan_at, plan_of
+from remat_magic.planning.plan import limit_of, plan_at
+from remat_magic.planning.plan_records import order, plan_of
 from remat_magic.planning.planner import INSIDE, Objective, objective
 from remat_magic.policies import MIXED
 from remat_magic.records import Plan, RematError, Report, no_gain
