@@ -17,8 +17,8 @@ from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
 from remat_magic.engine.checkpoint_writer import grouped_loops, with_checkpoints
 from remat_magic.engine.contents import Contents, contents
+from remat_magic.engine.differentiated import InnerInputs
 from remat_magic.engine.failures import failures, is_passing
-from remat_magic.engine.gradients import InnerInputs
 from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.possible import Where
 from remat_magic.engine.primal import Primal
