@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from remat_magic import units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import communicating, offloading
-from remat_magic.planning.choices import remember
+from remat_magic.planning.choices import BUILT_IN, remember
 from remat_magic.planning.peak_plans import within_peak
 from remat_magic.planning.plan_records import Request, key_and_label
 from remat_magic.planning.planner import Objective, budget_bytes, objective, planner
@@ -35,10 +35,12 @@ def plan_at(
     seconds: float = 10.0,
     gap: float = 0.01,
     beat: float | None = None,
+    policies: Sequence[str] = BUILT_IN,
 ) -> Plan:
     """The plan at one place; all else is as for ``Trace.plan``.
 
-    With ``beat``, what another choice costs within a peak, plans that cost more are not looked for.
+    With ``beat``, what another choice costs within a peak, plans that cost more are not looked for. The ``policies`` of
+    JAX's are tried too within saved bytes.
     """
     least = objective(cost, device, offload)
     choices = planner(facts, at, separately, together)
@@ -47,7 +49,7 @@ def plan_at(
     if of == "peak":
         best = within_peak(choices, request, seconds, gap, beat)
     else:
-        best = within_saved(choices, request, limit, seconds, gap)
+        best = within_saved(choices, request, limit, seconds, gap, policies=policies)
     if best is None:
         few, keeps = units.apart(limit, facts.saved_bytes("nothing_saveable", choices.at))
         raise RematError(

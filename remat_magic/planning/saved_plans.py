@@ -7,7 +7,7 @@ policies are tried as well: they can keep what no name reaches, such as the cosi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from remat_magic.planning.choices import BUILT_IN
@@ -31,15 +31,16 @@ def within_saved(
     gap: float,
     *,
     names_only: bool = False,
+    policies: Sequence[str] = BUILT_IN,
     worth: Callable[[Solution], bool] = lambda solution: True,
 ) -> Plan | None:
     """The best plan that saves at most ``limit`` bytes, None where more is saved whatever is chosen.
 
-    With ``names_only`` it is a choice of names even where a policy of JAX's costs less. What is not ``worth`` it is not
-    traced, and None is returned.
+    With ``names_only`` it is a choice of names even where a policy of JAX's costs less; the ``policies`` are those that
+    are looked at. What is not ``worth`` it is not traced, and None is returned.
     """
     problem = choices.problem(request.objective)
-    as_names, other_keys = _built_in(choices, limit, problem)
+    as_names, other_keys = _built_in(choices, limit, problem, policies)
     best: Plan | None = None
     bound, spent, allowed = 0.0, 0.0, limit
     for attempt in range(_ATTEMPTS):
@@ -76,12 +77,14 @@ def within_saved(
     return best
 
 
-def _built_in(choices: Planner, limit: int, problem: Problem) -> tuple[list[Solution], list[str]]:
+def _built_in(
+    choices: Planner, limit: int, problem: Problem, policies: Sequence[str]
+) -> tuple[list[Solution], list[str]]:
     """Those of JAX's own policies that stay within the limit: as choices of names, and keys of the others."""
     as_names: list[Solution] = []
     others: list[str] = []
     own_names = _own_names(choices)
-    for key in (*BUILT_IN, *own_names):
+    for key in (*policies, *own_names):
         try:
             saved = choices.facts.saved_bytes(key, choices.at)
         except RematError:  # complex values, which this JAX cannot save
