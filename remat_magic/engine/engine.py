@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
@@ -17,8 +15,7 @@ from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.possible import Where
 from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
-from remat_magic.engine.signature import Signature
-from remat_magic.engine.steps import ITSELF, Halves, InnerGradient, lowered_step, why_no_step
+from remat_magic.engine.steps import Halves, InnerGradient, lowered_step, why_no_step
 from remat_magic.engine.subject import Subject
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_gradient
@@ -326,50 +323,11 @@ class Engine(Subject):
             fun, self.function_name, selection, retraces.chooser, tracing, retraces.prepared, self._primal.calls
         )
 
-    def variant(self, change: Callable[[Any], Any]) -> Engine:
-        """An engine of a changed program; ``change`` gives another of the same arguments and outputs."""
-        primal = self._primal
-        with self.lock, primal.tracing():
-            evaluate, outputs = _jax.as_function(change(primal.closed)), primal.outputs
-
-            def program(*arrays: Any) -> Any:
-                results = evaluate(*arrays)
-                return (results[:outputs], results[outputs:]) if primal.auxiliary else results
-
-            types = tuple(leaf.value for leaf in primal.signature.arrays)
-            engine = Engine(program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF)
-        return engine.of_one_device() if self._given.however_long else engine
-
-    def retraced(self, fun: Any) -> Engine:
-        """An engine of another function with arguments of the same types, under the same settings.
-
-        Raises:
-            Exception: whatever ``fun`` itself raises.
-        """
-        given, signature = self._given, self._given.signature
-        assert isinstance(signature, Signature)  # not that of a function inside
-        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
-        args, kwargs = signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
-        differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
-        wrt = differentiated if self._gradient is None else None
-        gradient = ITSELF if self._gradient is None else self._gradient.call.key
-        with given.tracing():
-            engine = Engine(fun, args, kwargs, wrt, given.has_aux, gradient)
-        return engine.of_one_device() if given.however_long else engine
-
     def close(self) -> None:
         """Drop every retrace."""
         with self.lock:
             self.plans.clear()
             self._retraces.clear()
-
-
-def _of_type(aval: Any, sharding: Any) -> Any:
-    """A stand-in for an argument of a type."""
-    if isinstance(aval, jax.ShapeDtypeStruct):
-        return aval
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
 
 
 def _names_in(closed: Any) -> tuple[str, ...]:

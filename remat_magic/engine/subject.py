@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import jax
+
 from remat_magic import _jax
 from remat_magic.engine.contents import Contents, contents
 from remat_magic.engine.differentiated import InnerInputs
@@ -197,6 +199,39 @@ class Subject:
                 raise RematError(f"XLA cannot be asked how {self.function_name} is spread over the devices: {why}.")
         return other
 
+    def variant(self, change: Callable[[Any], Any]) -> Self:
+        """One of a changed program; ``change`` gives another of the same arguments and outputs."""
+        primal = self._primal
+        with self.lock, primal.tracing():
+            evaluate, outputs = _jax.as_function(change(primal.closed)), primal.outputs
+
+            def program(*arrays: Any) -> Any:
+                results = evaluate(*arrays)
+                return (results[:outputs], results[outputs:]) if primal.auxiliary else results
+
+            types = tuple(leaf.value for leaf in primal.signature.arrays)
+            other = type(self)(
+                program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF
+            )
+        return other.of_one_device() if self._given.however_long else other
+
+    def retraced(self, fun: Any) -> Self:
+        """One of another function with arguments of the same types, under the same settings.
+
+        Raises:
+            Exception: whatever ``fun`` itself raises.
+        """
+        given, signature = self._given, self._given.signature
+        assert isinstance(signature, Signature)  # not that of a function inside
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
+        args, kwargs = signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
+        wrt = differentiated if self._gradient is None else None
+        gradient = ITSELF if self._gradient is None else self._gradient.call.key
+        with given.tracing():
+            other = type(self)(fun, args, kwargs, wrt, given.has_aux, gradient)
+        return other.of_one_device() if given.however_long else other
+
     @property
     def stale(self) -> tuple[str, ...]:
         """The functions of which JAX still holds an older trace than this one."""
@@ -258,3 +293,11 @@ def _traced(
         with contextlib.suppress(Exception):  # else it is another matter, which the first error tells
             return Primal(fun, Signature(fun, args, kwargs, wrt, numbers=False), has_aux), signature.numbers
         raise
+
+
+def _of_type(aval: Any, sharding: Any) -> Any:
+    """A stand-in for an argument of a type."""
+    if isinstance(aval, jax.ShapeDtypeStruct):
+        return aval
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
