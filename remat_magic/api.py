@@ -598,7 +598,7 @@ class Trace:
     ) -> Plan:
         from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
         from remat_magic.measuring.measure import elsewhere
-        from remat_magic.planning.placed_plans import plan_that_fits
+        from remat_magic.planning.fitting_plans import plan_that_fits
 
         device = elsewhere(fits, None)
         if device is None:

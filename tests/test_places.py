@@ -14,6 +14,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import _jax, devices, units
+from remat_magic.facts.facts import Facts
 from remat_magic.planning import places as places_module
 from remat_magic.planning.places import known, no_gain_at
 from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
@@ -78,6 +79,14 @@ def test_plans_beat_the_policies_at_their_places(options, remat2):
         for row in found
         if row.at == plan.at and row.policy not in found.plans and row.recomputed_flops is not None
     )
+
+
+def test_plans_of_a_search_retrace_no_policy_that_it_does_not_try(monkeypatch):
+    """The budgets are below what the dearest of its policies saves: to save all there would be a trace for nothing."""
+    asked, own, (fun, args) = [], Facts.saved_bytes, transformer(2)
+    monkeypatch.setattr(Facts, "saved_bytes", lambda *args: asked.append(args[1]) or own(*args))
+    assert rm.trace(fun, *args).places(device=DEVICE, seconds=600).plans
+    assert {policy for policy in asked if isinstance(policy, str)} <= {"none", *places_module.POLICIES}
 
 
 def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):

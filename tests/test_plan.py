@@ -14,7 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.planning.graph import build, kept_copies
+from remat_magic.planning.graph_building import build
+from remat_magic.planning.kept_copies import kept_copies
 from remat_magic.planning.planner import Planner, planner
 from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError

@@ -9,7 +9,7 @@ import pytest
 import remat_magic as rm
 from remat_magic import devices, units
 from remat_magic.devices import Device, Target
-from remat_magic.planning.placed_plans import _Compiled, plan_that_fits
+from remat_magic.planning.fitting_plans import _Compiled, plan_that_fits
 from remat_magic.records import Measurement, RematError
 from tests.benchmarks import fits
 from tests.programs import f32

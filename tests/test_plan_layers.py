@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import remat_magic as rm
-from remat_magic.planning.graph import equal_layers
+from remat_magic.planning.equal_layers import equal_layers
 from remat_magic.planning.planner import planner
 from remat_magic.records import Plan, RematError
 from tests.plan_helpers import BUILT_IN, MODELS, PLACES, as_reckoned, traced

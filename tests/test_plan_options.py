@@ -12,8 +12,8 @@ import pytest
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.facts.times import times
-from remat_magic.planning import plan as plan_module
-from remat_magic.planning.graph import build
+from remat_magic.planning import peak_plans, saved_plans
+from remat_magic.planning.graph_building import build
 from remat_magic.planning.planner import objective, planner
 from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
@@ -379,16 +379,16 @@ def scanned_blocks():
 def test_what_cannot_win_within_a_peak_is_not_traced(monkeypatch, share):
     def found():
         applied = []
-        own = plan_module._applied
-        monkeypatch.setattr(plan_module, "_applied", lambda *args: applied.append(args) or own(*args))
+        own = saved_plans._applied
+        monkeypatch.setattr(saved_plans, "_applied", lambda *args: applied.append(args) or own(*args))
         fun, args = models.transformer(4)
         plan = rm.trace(fun, *args).plan(peak=share, seconds=120)  # so that neither search is cut short
-        monkeypatch.setattr(plan_module, "_applied", own)
+        monkeypatch.setattr(saved_plans, "_applied", own)
         return plan, len(applied)
 
     plan, few = found()
-    monkeypatch.setattr(plan_module._PeakSearch, "_cannot_win", lambda *_: False)
-    monkeypatch.setattr(plan_module._PeakSearch, "_has_floor", False)
+    monkeypatch.setattr(peak_plans._PeakSearch, "_cannot_win", lambda *_: False)
+    monkeypatch.setattr(peak_plans._PeakSearch, "_has_floor", False)
     exhaustive, many = found()
     assert plan.peak_bytes <= plan.budget_bytes
     assert few < 0.8 * many

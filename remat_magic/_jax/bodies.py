@@ -172,10 +172,10 @@ def _calls(eqn: Any) -> tuple[Body, ...]:
     label = "" if name in _UNNAMED_CALLS else name
     calls: list[Body] = []
     for value in high_params(eqn).values():
-        if is_jaxpr(value):
+        if isinstance(value, (tuple, list)):
+            calls += [_call(eqn, item, label) for item in value if type(item) is not int and is_jaxpr(item)]
+        elif is_jaxpr(value):
             calls.append(_call(eqn, value, label))
-        elif isinstance(value, (tuple, list)):
-            calls += [_call(eqn, item, label) for item in value if is_jaxpr(item)]
     return tuple(calls)
 
 

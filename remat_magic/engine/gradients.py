@@ -8,119 +8,25 @@ put into the jaxpr.
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import FrameType
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer, eval_jaxpr
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+from jax.core import Tracer
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from remat_magic import _jax
 from remat_magic.engine.calls import Calls, recording
-from remat_magic.engine.signature import Inputs, Leaf
+from remat_magic.engine.differentiated import Differentiated, half_of, halves_as_calls
+from remat_magic.engine.first_call import FirstCall, Name
+from remat_magic.engine.signature import Leaf
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.watching import watching
 from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.jaxprs.walk import walk
-from remat_magic.records import Half, RematError
-from remat_magic.user_files import is_user_file
 
-__all__ = ["Differentiated", "InnerInputs", "find_gradients", "half_of", "is_half", "under_policy"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Differentiated:
-    """A function that is differentiated inside, as it was traced for one call.
-
-    Attributes:
-        who: name, file and line of its definition.
-        closed: its closed jaxpr; takes what is differentiated, and has what it closes over as constants.
-        constants: the indices of those constants that are values of the function around, and their leaves.
-        primals: the leaves of what is differentiated.
-        static: leaves of its arguments that are no arrays.
-        outputs: how many outputs it has.
-        auxiliary: how many auxiliary ones that are arrays, which follow.
-        depth: how many functions it stands inside of that are differentiated too.
-        vmaps: the ``jax.vmap`` calls around it; ``closed`` is of one example, the leaves have the types of them all.
-        settings: puts in force the settings that it was traced under, with the axes of ``shard_map`` around it.
-        devices: how many there are along each of these axes; ``closed`` is of one device.
-    """
-
-    who: Identity
-    closed: Any
-    constants: Mapping[int, Leaf]
-    primals: tuple[Leaf, ...]
-    static: tuple[Leaf, ...]
-    outputs: int
-    auxiliary: int
-    depth: int
-    vmaps: _jax.Vmaps
-    settings: Callable[[], contextlib.AbstractContextManager[None]]
-    devices: Mapping[str, int]
-
-    def evaluate(self, *values: Any) -> tuple[list[Any], list[Any]]:
-        """The outputs and the auxiliary outputs, from the values closed over and then those differentiated."""
-        outer = dict(zip(self.constants, values, strict=False))
-        constants = [outer.get(index, value) for index, value in enumerate(_jax.consts_of(self.closed))]
-        results = eval_jaxpr(_jax.open_jaxpr(self.closed), constants, *values[len(outer) :])
-        return results[: self.outputs], results[self.outputs :]
-
-    @property
-    def copies(self) -> int:
-        """How many examples and devices it is evaluated for at once."""
-        return math.prod([*self.vmaps.sizes, *self.devices.values()])
-
-    @property
-    def types(self) -> list[Any]:
-        """The types of what ``evaluate`` takes, of one example."""
-        constants = _jax.consts_of(self.closed)
-        return [*(jax.typeof(constants[index]) for index in self.constants), *self.closed.in_avals]
-
-    @property
-    def wrt(self) -> tuple[str, ...]:
-        """What is differentiated, in its own argument names."""
-        return InnerInputs(self).wrt
-
-
-class InnerInputs(Inputs):
-    """The inputs of a function that is differentiated inside, as those of a function that is called."""
-
-    def __init__(self, inner: Differentiated) -> None:
-        self.function = inner.who[0]
-        self.leaves = (*inner.constants.values(), *inner.primals, *inner.static)
-        self.settings, self.vmaps, self._types = inner.settings, inner.vmaps, inner.types
-
-    def text(self, outputs: str) -> str:
-        """One line: ``loss(params: 3 leaves 192 B, x f32[4]) -> f32[]``, arguments in the order of the parameters."""
-        ordered = Inputs()
-        ordered.function = self.function
-        ordered.leaves = tuple(sorted(self.leaves, key=lambda leaf: (leaf.position is None, leaf.position)))
-        return ordered.text(outputs)
-
-    def jaxpr(self, fun: Callable[..., Any], flat: Callable[[Any], Any]) -> Any:
-        """As ``Signature.jaxpr``: the equations keep the positions that they had when traced inside."""
-        return jax.make_jaxpr(lambda *arrays: flat(fun(*arrays)))(*self._types)
-
-    def arrays_of(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[Any]:
-        """As ``Signature.arrays_of``; the arguments of the function around do not tell what the gradient is given.
-
-        Raises:
-            RematError: always.
-        """
-        raise RematError(
-            f"what {self.function} is given is computed on the way: leave the inputs out, and random ones are used."
-        )
-
-    def require_differentiable(self) -> None:
-        """As ``Signature.require_differentiable``: JAX differentiates it, so there is."""
-
-
-# ---------------------------------------------------------------------------------------------------------- finding
+__all__ = ["find_gradients", "under_policy"]
 
 
 def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[Differentiated, ...]]:
@@ -203,7 +109,7 @@ class _Call:
         leaves, tree = tree_flatten(args)
         self._leaves = leaves
         self._returned = Returned()
-        watch = _FirstCall()
+        watch = FirstCall()
         named: list[Any] = []
         counts: list[int] = []
 
@@ -268,7 +174,7 @@ class _Call:
         outer = [_jax.consts_of(inner.closed)[index] for index in inner.constants]
         if not all(map(_jax.is_staged, (*outer, *self._leaves))):
             return self.instead()
-        call = _as_calls(inner, number)
+        call = halves_as_calls(inner, number)
         return self.instead(lambda *leaves: call(*outer, *leaves))
 
 
@@ -284,162 +190,5 @@ class _Instead:
         return self._call.results(self._evaluate(*tree_leaves(args)))
 
 
-def _as_calls(inner: Differentiated, number: int) -> Callable[..., Any]:
-    """A flat function of all inputs, whose halves under differentiation are calls of functions with known names."""
-    count, differentiated = len(inner.constants), [leaf.differentiated for leaf in inner.primals]
-
-    def forward(*values: Any) -> list[Any]:
-        outputs, auxiliary = inner.evaluate(*values)
-        return [*outputs, *auxiliary, jnp.zeros((), "int32")]  # the last links it with its backward half
-
-    def backward(link: Any, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        def of_primals(*primals: Any) -> list[Any]:
-            return inner.evaluate(*values[:count], *primals)[0]
-
-        _, vjp = jax.vjp(of_primals, *values[count:])
-        gradients = [gradient for gradient, yes in zip(vjp(list(cotangents)), differentiated, strict=True) if yes]
-        return [gradient + link.astype(gradient.dtype) for gradient in gradients]  # so that each half needs the other
-
-    forward.__name__, backward.__name__ = f"{_FORWARD}{number}", f"{_BACKWARD}{number}"
-    forward_call, backward_call = jax.jit(forward), jax.jit(backward)
-
-    @jax.custom_vjp
-    def call(*values: Any) -> list[Any]:
-        return forward(*values)[:-1]
-
-    def forward_rule(*values: Any) -> tuple[list[Any], Any]:
-        *results, link = forward_call(*values)
-        return results, (link, values)
-
-    def backward_rule(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        link, values = saved
-        gradients = iter(backward_call(link, values, cotangents[: inner.outputs]))
-        return (*[None] * count, *(next(gradients) if yes else None for yes in differentiated))
-
-    call.defvjp(forward_rule, backward_rule)
-    return call
-
-
-_FORWARD, _BACKWARD = "remat_magic_forward_", "remat_magic_backward_"
-
-
-def is_half(label: str) -> bool:
-    """Whether a call of that name stands for a half."""
-    return label.startswith((_FORWARD, _BACKWARD))
-
-
-def half_of(eqn: Any) -> tuple[Half, int] | None:
-    """Which half an equation is the call of, and the number of the function in the order of ``find_gradients``."""
-    if _jax.is_jit(eqn):
-        name = _jax.label_of(eqn)
-        if name.startswith(_FORWARD):
-            return "forward", int(name.removeprefix(_FORWARD))
-        if name.startswith(_BACKWARD):
-            return "backward", int(name.removeprefix(_BACKWARD))
-    return None
-
-
-_Name = tuple[str, str, int | None]  # of a leaf, of its argument, and the position of that
-
-
-def _leaf(aval: Any, name: _Name, *, differentiated: bool) -> Leaf:
+def _leaf(aval: Any, name: Name, *, differentiated: bool) -> Leaf:
     return Leaf(*name, aval, is_array=True, differentiated=differentiated and is_inexact(aval))
-
-
-class _FirstCall:
-    """Watches for the first function of the user's own that is called, which is the one that is differentiated.
-
-    It knows by what names the user calls the values that go in, whichever library called it.
-    """
-
-    def __init__(self) -> None:
-        self.who: Identity | None = None
-        self.static: tuple[Leaf, ...] = ()
-        self._names: dict[int, _Name] = {}
-        self._values: list[Any] = []  # kept alive, so that their identity stays their own
-
-    def begin(self, frame: FrameType) -> None:
-        """A function is called."""
-        code = frame.f_code
-        if self.who is not None or not is_user_file(code.co_filename) or _handles_a_container(frame):
-            return
-        self.who = (_name_of(frame), code.co_filename, code.co_firstlineno)
-        with contextlib.suppress(Exception):  # a container of the user's own that cannot be flattened has no names
-            self._take_names(frame)
-
-    def end(self, frame: FrameType, value: Any) -> None:
-        """A function has returned a value."""
-
-    def _take_names(self, frame: FrameType) -> None:
-        code, local = frame.f_code, frame.f_locals
-        count = code.co_argcount + code.co_kwonlyargcount
-        count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
-        parameters = code.co_varnames[:count]
-        static: list[Leaf] = []
-        for position, name in enumerate(parameters):
-            for leaf_name, value in _paths(name, local.get(name)):
-                if isinstance(value, (Tracer, jax.Array, np.ndarray)):
-                    self._names.setdefault(id(value), (leaf_name, name, position))
-                    self._values.append(value)
-                elif not callable(value):
-                    static.append(Leaf(leaf_name, name, position, value, is_array=False, differentiated=False))
-        self.static = tuple(static)
-        # What the function closes over, and what the functions around it call what they give it.
-        around: FrameType | None = frame
-        while around is not None:
-            if is_user_file(around.f_code.co_filename):
-                for name, container in list(around.f_locals.items()):
-                    for leaf_name, value in _paths(name, container) if name not in parameters else ():
-                        if isinstance(value, Tracer):
-                            self._names.setdefault(id(value), (leaf_name, name, None))
-                            self._values.append(value)
-            around = around.f_back
-
-    def take_from(self, inner: Differentiated, values: Sequence[Any]) -> None:
-        """Know what is known of a function in whose place another is differentiated, called with these values."""
-        self.who, self.static = inner.who, inner.static
-        constants = _jax.consts_of(inner.closed)
-        outer = [(constants[index], leaf) for index, leaf in inner.constants.items()]
-        for value, leaf in (*outer, *zip(values, inner.primals, strict=True)):
-            self._names[id(value)] = leaf.name, leaf.argument, leaf.position
-            self._values.append(value)
-
-    def names(self, values: Sequence[Any], paths: Sequence[Any] = ()) -> list[_Name]:
-        """What the user calls each value; ``paths`` to them say where nobody calls it anything."""
-        names: list[_Name] = []
-        for number, value in enumerate(values):
-            path = keystr(paths[number]) if paths else f"[{number}]"
-            word = "differentiated" if paths else "closed_over"
-            names.append(self._names.get(id(value)) or (f"{word}{path}", word, None))
-        return names
-
-
-_VARARGS, _VARKEYWORDS = 0x04, 0x08
-
-
-def _handles_a_container(frame: FrameType) -> bool:
-    """Whether a call comes from JAX, or a library, putting a container of the user's own together again.
-
-    Or comparing it, making its hash: no other special method than ``__call__`` is what somebody differentiates.
-    """
-    code = frame.f_code
-    special = code.co_name.startswith("__") and code.co_name != "__call__"
-    if special or code.co_varnames[:1] == ("_cls",):  # of a namedtuple
-        return True
-    caller = frame.f_back
-    while caller is not None and is_user_file(caller.f_code.co_filename):
-        caller = caller.f_back
-    return caller is not None and caller.f_code.co_filename.endswith(("tree_util.py", "flattree.py"))
-
-
-def _paths(name: str, container: Any) -> Iterator[tuple[str, Any]]:
-    with contextlib.suppress(Exception):
-        for path, value in tree_flatten_with_path(container)[0]:
-            yield name + keystr(path), value
-
-
-def _name_of(frame: FrameType) -> str:
-    code = frame.f_code
-    if code.co_name == "__call__":  # of a model's class: the class is what the user knows it by
-        return code.co_qualname.split(".")[-2] if "." in code.co_qualname else code.co_name
-    return code.co_name

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
-from remat_magic.engine.gradients import Differentiated, InnerInputs, find_gradients, half_of
+from remat_magic.engine.differentiated import Differentiated, InnerInputs, half_of
+from remat_magic.engine.gradients import find_gradients
 from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_compilable
 from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from remat_magic import _jax
-from remat_magic.engine.gradients import Differentiated, InnerInputs, half_of, is_half
+from remat_magic.engine.differentiated import Differentiated, InnerInputs, half_of, is_half
 from remat_magic.engine.halves import Forward, backward_half, input_type, lower, without_gc
 from remat_magic.engine.primal import Primal
 from remat_magic.engine.sites import Identity, definition, keys_of

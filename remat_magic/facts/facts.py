@@ -65,6 +65,7 @@ class Facts:
         self._reports: dict[tuple[Any, ...], Report] = {}
         self._previews: dict[tuple[Any, ...], Report] = {}
         self._saved: dict[tuple[Any, ...], int] = {}
+        self._by_program: dict[tuple[Any, ...], tuple[Selection, Report]] = {}  # one for each that was retraced
 
     @property
     def is_plain(self) -> bool:
@@ -119,6 +120,8 @@ class Facts:
             if report is not None and report.peak_bytes is not None:
                 peak, parts = reports.peak(self._schedule(selection), self._roles())
                 report = self._with_remark(replace(report, peak_bytes=peak, peak_by_kind=parts))
+            elif report is None and selection.identity in self._by_program:
+                report = self._as_selected(selection, *self._by_program[selection.identity])
             elif report is None:
                 first = self.preview(policy, at, namespace)
                 half = engine.half(selection)
@@ -129,14 +132,29 @@ class Facts:
                         raise
                     report = reports.without_backward(first, half, engine.provenances, str(error))
                 else:
-                    schedule = None if engine.step is None and self.is_plain else self._schedule(selection)
-                    arguments = engine.argument_names
-                    report = self._with_remark(
-                        reports.full(first, half, backward, engine.provenances, arguments, schedule, self._roles())
+                    schedule = None if engine.step is None else self._schedule(selection)
+                    report = reports.full(
+                        first,
+                        half,
+                        backward,
+                        engine.provenances,
+                        engine.argument_names,
+                        self._memory,
+                        schedule,
+                        self._roles(),
                     )
+                    report = self._with_remark(report)
                 self._previews.pop(key, None)
             self._reports[key] = report
+            if not report.backward_error:  # which speaks of the policy
+                self._by_program.setdefault(selection.identity, (selection, report))
             return report
+
+    def _as_selected(self, selection: Selection, other: Selection, report: Report) -> Report:
+        """The report of a selection, given that of another one which makes the same program."""
+        own, told = self._blank(selection), len(self._blank(other).notes)
+        same = {name: getattr(own, name) for name in ("policy", "at", "code", "label")}
+        return self._with_remark(replace(report, **same, notes=(*own.notes, *report.notes[told:])))
 
     def remark_again(self) -> None:
         """Let reports find their remarks out anew: more is known by now of what would lower a peak."""
@@ -299,5 +317,5 @@ class Facts:
 
     def clear(self) -> None:
         """Drop every report of these facts."""
-        for store in (self._reports, self._previews, self._saved, self.memo):
+        for store in (self._reports, self._previews, self._saved, self._by_program, self.memo):
             store.clear()

@@ -130,7 +130,7 @@ def in_registers(jaxpr: Any, lines: StraightLines) -> set[int]:
     """
     fusion = _Fusion(lines, None, inside=False)
     values = fusion.run(jaxpr)
-    fusion.kernels()
+    fusion.fuse()
     never = {
         number
         for line in lines(jaxpr).lines
@@ -180,6 +180,7 @@ class _Fusion:
         *,
         inside: bool = True,
     ) -> None:
+        # Without what is inside of loops nothing is asked about costs.
         self._lines, self._recomputing, self._with_bodies = lines, recomputing, inside
         self._nodes: list[_Node] = []
         self._inside: _Kernels = ([], [])
@@ -247,9 +248,11 @@ class _Fusion:
             if self._lines.type_of is not own_type:  # on a mesh
                 eqn = _jax.equation_of_one(eqn, self._lines.type_of)
             sizes = tuple(_jax.nbytes(var.aval) for var in eqn.outvars)
-            talk, key = _jax.communication(whole, eqn), id(whole)
-            sent = 0 if talk is None else talk.sent
-            step = _Step(eqn, key, name, name in FUSIBLE, name in REDUCTIONS, again, _flops(eqn, name), sizes, sent)
+            flops, sent = None, 0
+            if self._with_bodies:
+                talk = _jax.communication(whole, eqn)
+                flops, sent = _flops(eqn, name), 0 if talk is None else talk.sent
+            step = _Step(eqn, id(whole), name, name in FUSIBLE, name in REDUCTIONS, again, flops, sizes, sent)
             self._known.steps[id(operation.eqn)] = step
         return step
 
@@ -276,8 +279,8 @@ class _Fusion:
 
     # ---------------------------------------------------------------------------------------------------------- kernels
 
-    def kernels(self) -> _Kernels:
-        """All kernels, those of loops and branches included."""
+    def fuse(self) -> tuple[dict[int, list[_Node]], dict[int, list[tuple[_Value, int, bool]]]]:
+        """The nodes of each kernel, and what it reads from memory, which is written from now on."""
         fused: dict[int, list[_Node]] = {}
         for node in self._nodes:
             kernel = node.kernel()
@@ -287,6 +290,11 @@ class _Fusion:
         for of_kernel in reads.values():
             for value, _, _ in of_kernel:
                 value.written = True
+        return fused, reads
+
+    def kernels(self) -> _Kernels:
+        """All kernels, those of loops and branches included."""
+        fused, reads = self.fuse()
         if self._fused is not None:
             self._fused += fused.values()
         kernels, recomputed = list[Kernel](), list[Kernel]()

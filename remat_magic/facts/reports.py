@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
+from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held
 from remat_magic.facts.inserted import nbytes_of, with_inserted
 from remat_magic.facts.kernels import kernels_of
@@ -82,12 +83,14 @@ def full(
     backward: Any,
     provenances: Provenances,
     arguments: Sequence[str],
+    on: DeviceMemory = PLAIN,
     of_step: Schedule | None = None,
     roles: Sequence[ArgumentRole] = (),
 ) -> Report:
     """The report of both halves; the peak is that of the step that they are part of, if they are part of one.
 
-    ``arguments`` are the names of the function's inputs, ``roles`` are what the step's inputs are.
+    ``arguments`` are the names of the function's inputs, ``on`` is how a device holds values, ``roles`` are what the
+    step's inputs are.
     """
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
@@ -109,7 +112,8 @@ def full(
         back_kernels = with_inserted(back_kernels, collectives[1], back.communicated)
     inputs = recomputation.top.jaxpr.invars
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
-    schedule = of_step or both_halves(half.closed, backward, half.outputs, lines, half.type_of)
+    ahead_lines, back_lines = (part.merging() if on.merges else part for part in lines)
+    schedule = of_step or both_halves(half.closed, backward, half.outputs, (ahead_lines, back_lines), half.type_of, on)
     peak_bytes, parts = peak(schedule, roles)
 
     return replace(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.engine.gradients import half_of
+from remat_magic.engine.differentiated import half_of
 from remat_magic.engine.steps import Halves, Step
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held

@@ -140,6 +140,10 @@ class StraightLines:
         self._whole = whole
         self._made: dict[int, tuple[Any, StraightLine]] = {}  # by the identity of the jaxpr, which is kept along
 
+    def merging(self) -> StraightLines:
+        """Those of the same live code where operations that do the same are one."""
+        return StraightLines(self.live, self._whole, self.type_of, merges=True)
+
     def __call__(self, jaxpr: Any) -> StraightLine:
         """The straight line of a jaxpr, open or closed."""
         key = id(_jax.open_jaxpr(jaxpr))

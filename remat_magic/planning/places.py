@@ -18,6 +18,7 @@ from typing import Any
 from remat_magic import _jax, devices, units
 from remat_magic.comparing.compare import row_of
 from remat_magic.engine.contents import Contents
+from remat_magic.engine.halves import without_gc
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report, no_gain
@@ -229,9 +230,10 @@ class _Search:
         """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
         from remat_magic.planning.plan import plan_at  # its solver takes long to import, and no first front needs it
 
-        plan = plan_at(self._facts, at, budget, seconds=_SOLVING)
+        plan = plan_at(self._facts, at, budget, seconds=_SOLVING, policies=POLICIES)
         return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
 
+    @without_gc()
     def _attempt(self, choice: _Candidate) -> None:
         """Let JAX say what a choice does."""
         try:

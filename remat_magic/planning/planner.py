@@ -25,8 +25,11 @@ from remat_magic.facts.times import seconds, times
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import NamedValue
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.graph import Graph, GroupedGraph, build, equal_layers
-from remat_magic.planning.problem import Costs, Hull, Problem
+from remat_magic.planning.equal_layers import equal_layers
+from remat_magic.planning.graph import Graph, GroupedGraph
+from remat_magic.planning.graph_building import build
+from remat_magic.planning.hull import Hull
+from remat_magic.planning.problem import Costs, Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
 from remat_magic.records import Plan, PlannedValue, RematError, Report, dearest
 

@@ -19,7 +19,8 @@ from scipy.sparse.csgraph import breadth_first_order
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.graph import Graph, equal_layers
+from remat_magic.planning.equal_layers import equal_layers
+from remat_magic.planning.graph import Graph
 from remat_magic.planning.planner import Objective, Planner, budget_bytes, planner, saved_by
 from remat_magic.planning.problem import Problem, Solution
 from remat_magic.policies import resolve

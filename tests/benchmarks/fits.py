@@ -19,7 +19,7 @@ import remat_magic as rm
 from remat_magic import devices
 from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
 from remat_magic.planning.choices import BUILT_IN
-from remat_magic.planning.placed_plans import plan_that_fits
+from remat_magic.planning.fitting_plans import plan_that_fits
 from remat_magic.records import Measurement, Plan, RematError, Report
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape
@@ -138,6 +138,72 @@ def translation(layers: int = 2, width: int = 128, batch: int = 8, length: int =
     return loss, (params, tokens, tokens)
 
 
+def dropouts(layers: int = 3, width: int = 128, batch: int = 8, length: int = 128) -> _Model:
+    """An encoder, unrolled, with dropout of attention weights and of what is added to each layer's input."""
+
+    def drop(key: Any, x: Any) -> Any:
+        return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
+
+    def encode(p: Any, x: Any, key: Any) -> Any:
+        first, second, third = jax.random.split(key, 3)
+        y = _norm(x)
+        q, k, v = ((y @ p["own"][name]).reshape(*y.shape[:2], 4, -1) for name in "qkv")
+        weights = drop(first, jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k)))
+        x = x + drop(second, jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ p["own"]["o"])
+        return x + drop(third, _feed(p, _norm(x)))
+
+    def loss(params: Any, x: Any, key: Any) -> Any:
+        for number, p in enumerate(params):
+            x = encode(p, x, jax.random.fold_in(key, number))
+        return (x**2).mean()
+
+    one = {"own": _attention(width), "up": shape(width, 4 * width), "down": shape(4 * width, width)}
+    return loss, ([one] * layers, shape(batch, length, width), jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def dense(layers: int = 5, growth: int = 48, size: int = 24, batch: int = 16) -> _Model:
+    """Convolutions of all that earlier ones gave, put beside one another, as in a DenseNet."""
+
+    def layer(p: Any, beside: Any) -> Any:
+        x = jnp.concatenate(beside, -1)
+        x = jax.nn.relu((x - x.mean((1, 2), keepdims=True)) * jax.lax.rsqrt(x.var((1, 2), keepdims=True) + 1e-5))
+        return jax.lax.conv_general_dilated(x, p, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def loss(params: Any, images: Any) -> Any:
+        beside = [images]
+        for p in params:
+            beside.append(layer(p, beside))
+        return (jnp.concatenate(beside, -1).mean((1, 2)) ** 2).sum()
+
+    kernels = [shape(3, 3, 16 + growth * number, growth) for number in range(layers)]
+    return loss, (kernels, shape(batch, size, size, 16))
+
+
+def routed(layers: int = 3, width: int = 128, experts: int = 4, tokens: int = 1024) -> _Model:
+    """Each token goes to two experts of four, which take so many at most; scanned, with a norm before."""
+    room = tokens
+
+    def layer(x: Any, p: Any) -> Any:
+        y = _norm(x)
+        gates, chosen = jax.lax.top_k(jax.nn.softmax(y @ p["router"]), 2)
+        marks = jax.nn.one_hot(chosen.reshape(-1), experts, dtype=jnp.int32)
+        place = ((jnp.cumsum(marks, 0) - 1) * marks).sum(-1)
+        sent = jnp.zeros((experts, room, width)).at[chosen.reshape(-1), place].add(jnp.repeat(y, 2, 0), mode="drop")
+        done = jnp.einsum("erf,efw->erw", jax.nn.silu(jnp.einsum("erw,ewf->erf", sent, p["up"])), p["down"])
+        back = done.at[chosen.reshape(-1), place].get(mode="fill", fill_value=0.0)
+        return x + (back.reshape(tokens, 2, width) * gates[..., None]).sum(1)
+
+    def loss(params: Any, x: Any) -> Any:
+        return (jax.lax.scan(lambda x, p: (layer(x, p), None), x, params)[0] ** 2).mean()
+
+    params = {
+        "router": shape(layers, width, experts),
+        "up": shape(layers, experts, width, 2 * width),
+        "down": shape(layers, experts, 2 * width, width),
+    }
+    return loss, (params, shape(tokens, width))
+
+
 MODELS: dict[str, Callable[[], _Model]] = {
     "GRU": lambda: other_models.gated(32, 128, 128),
     "U-net": lambda: other_models.unet(4, 32, 16),
@@ -148,6 +214,9 @@ MODELS: dict[str, Callable[[], _Model]] = {
     "convolutions": convolutions,
     "decoder": decoder,
     "encoder and decoder": translation,
+    "dropout": dropouts,
+    "dense skips": dense,
+    "routed experts": routed,
 }
 
 
