@@ -125,6 +125,16 @@ class TextChanges:
         """Put text in the place of an expression."""
         self._changes.append(_Change(self.text.start(node), self.text.end(node), text))
 
+    def replace_around(self, node: ast.AST, inner: ast.AST, before: str, after: str) -> None:
+        """Put text in the place of all of an expression but another one within it."""
+        self._changes.append(_Change(self.text.start(node), self.text.start(inner), before, -(10**7)))
+        self._changes.append(_Change(self.text.end(inner), self.text.end(node), after, 10**7))
+
+    def replace_word(self, node: ast.AST, word: str, other: str) -> None:
+        """Put another keyword in the place of that which a statement begins with."""
+        line, column = self.text.start(node)
+        self._changes.append(_Change((line, column), (line, column + len(word)), other))
+
     def set_keyword(self, call: ast.Call, name: str, value: str) -> None:
         """Give a call a keyword argument, in place of the one that it has."""
         for keyword in call.keywords:

@@ -13,12 +13,15 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
+from remat_magic.editing.jax_loops import JaxLoop, LoopKind
 from remat_magic.editing.lifted_loops import LiftedLoop, lifted_loops
-from remat_magic.editing.loop_steps import JaxLoop, LoopKind, end_of_count, loop_around, own_counter
 from remat_magic.editing.parsed_text import Function, ParsedText, first_line
+from remat_magic.editing.python_loops import PythonLoop, loop_around, own_counter
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.source_loops import loop_of
 from remat_magic.engine.spellings import called_from, frames
+from remat_magic.engine.whole_steps import RepeatedCall, repeated_call
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
 from remat_magic.user_files import is_library_file, is_user_file
@@ -35,7 +38,7 @@ CHECKPOINTS = {
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
 
 
-_SomeLoop = tuple[ParsedText, ast.For | ast.While] | JaxLoop | LiftedLoop
+_SomeLoop = tuple[ParsedText, PythonLoop] | JaxLoop | LiftedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +182,38 @@ def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], in
         loops += [] if before else [loop]
     if scans:
         return loops, place.group, library
-    around = [(text, loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
-    calls = Counter(around)
-    calls_of_step, of_linen = {*calls.values()}, {_in_linen(code, text, loop) for text, loop in around}
+    around = _repeated(code, engine, place.callee.who)
+    if around is None:
+        return [], 1, library
+    of_loop = Counter(loop for loop, _ in around)
+    calls_of_step, of_linen = {*of_loop.values()}, {_in_linen(code, *loop) for loop in of_loop}
     if len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
         return [], 1, library
-    for text, loop in calls:
-        if not (isinstance(loop, ast.For) or (isinstance(loop, ast.While) and end_of_count(loop) is not None)):
-            return [], 1, library
-        loops.append((text, loop))
-    return loops, place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
+    return [*of_loop], place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
+
+
+def _repeated(
+    code: UserCode, engine: Engine, who: tuple[str, str, int]
+) -> set[tuple[tuple[ParsedText, PythonLoop], RepeatedCall]] | None:
+    """The loops that repeat the calls of a function, with each way there is to one; None where some have none."""
+    around = set[tuple[tuple[ParsedText, PythonLoop], RepeatedCall]]()
+    for scope, eqn in walk(engine.provenances.closed):
+        if called_from(eqn, who) is None:
+            continue
+        call = repeated_call(eqn, who, scope.eqn)
+        text = None if call is None else code.texts.get(call.code.co_filename)
+        if call is None or text is None:
+            return None
+        around.update(((text, node), call) for node in _loops_at(text, call))
+    return None if _library_caller(engine, who) else around
+
+
+def _loops_at(text: ParsedText, call: RepeatedCall) -> Iterator[PythonLoop]:
+    for node in ast.walk(text.tree):
+        loop = loop_of(node)
+        if loop is not None and (loop.body, loop.is_call) == (call.loop.body, call.loop.is_call):
+            assert isinstance(node, PythonLoop)
+            yield node
 
 
 def ungrouped(code: UserCode, engine: Engine, at: str, by_hand: str) -> str:
@@ -205,14 +230,10 @@ def ungrouped(code: UserCode, engine: Engine, at: str, by_hand: str) -> str:
     if len(calls) != 1 or engine.grouped_loops(at):
         return ""
     text, call = calls[0]
-    loop = loop_around(text, call)
-    if isinstance(loop, ast.For):
+    if loop_around(text, call) is not None:
         return ""
     where = f"the call at line {text.start(call)[0]} of {text.place} is repeated by"
-    if loop is None:
-        return f"{where} calls of the function that it is in: group those, or {by_hand}"
-    kind = "while loop that does not count to an end" if isinstance(loop, ast.While) else "comprehension"
-    return f"{where} a {kind}, whose steps no edit groups: make it a for loop, or {by_hand}"
+    return f"{where} calls of the function that it is in: group those, or {by_hand}"
 
 
 def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:

@@ -14,21 +14,14 @@ import jax
 from jax import ad_checkpoint
 
 from remat_magic.editing.applications import PARTIAL, Application
+from remat_magic.editing.groups_of_steps import GroupsOfSteps
+from remat_magic.editing.jax_loops import JaxLoop, helper
 from remat_magic.editing.lifted_loops import LiftedLoop, lifted_helper
 from remat_magic.editing.live_code import NewWrapper
-from remat_magic.editing.loop_steps import (
-    JaxLoop,
-    carried_by,
-    end_of_count,
-    helper,
-    loop_around,
-    own_counter,
-    own_parameter,
-    statement_of,
-)
 from remat_magic.editing.names import NameOption, suggested, used_names
 from remat_magic.editing.parsed_text import Function, ParsedText, mark_added
 from remat_magic.editing.probes import body_start
+from remat_magic.editing.python_loops import PythonLoop, loop_around, statement_of
 from remat_magic.editing.text_changes import TextChanges
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.editing.ways import CHECKPOINTS, Way
@@ -352,48 +345,23 @@ class EditedTexts:
         changes.replace(loop.named, name)
         self._added[0].add(name)
 
-    def _group_python_loop(self, text: ParsedText, loop: ast.For | ast.While, policy: Any) -> None:
-        """Put the steps of a loop into groups, each a function that is defined and called.
-
-        In a module of linen it is given the module, and has what a ``for`` loop goes through from that one.
-        """
+    def _group_python_loop(self, text: ParsedText, loop: PythonLoop, policy: Any) -> None:
+        """Put the steps of a loop of Python into groups."""
         changes, imports = self._of(text)
-        carried, left = carried_by(text, loop)
-        size, step = self._way.size, "\t" if text.indent(loop.lineno).startswith("\t") else "    "
-        decorator = self._decorator(changes, imports, policy, text.indent(loop.lineno) + step)
-        of_linen, begin, after = self._way.library == "flax.linen", list[str](), list[str]()
-        given = [own_parameter(text, loop), *carried] if of_linen else carried
-        changes.indent(loop, 2 * step)
-        if isinstance(loop, ast.For):
-            steps, first, group = (self._new_name(text, usual) for usual in ("steps", "first", "group"))
-            counted = f"list({text.segment(loop.iter)})"
-            lines = [] if of_linen else [f"{steps} = {counted}"]
-            steps = counted if of_linen else steps
-            lines.append(f"for {first} in range(0, len({steps}), {size}):")
-            changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
-        else:
-            first, group = (self._new_name(text, usual) for usual in ("first", "group"))
-            end = end_of_count(loop)
-            assert end is not None
-            counter, last = own_counter(loop), text.segment(end)
-            lines = [f"for {first} in range({counter}, {last}, {size}):"]
-            begin.append(f"{2 * step}{counter} = {first}")
-            changes.replace(end, f"min({first} + {size}, {last})")
-            if counter in left:  # which is to stay a number
-                after.append(f"{counter} = max({counter}, {last})")
-                left.remove(counter)
-        head = ["", f"{step}{decorator}", f"{step}def {group}({', '.join(given)}):", *begin]
-        changes.lines_before(loop, [*lines, *head])
-        changes.lines_after(
-            loop,
-            [
-                f"{2 * step}return {', '.join(left)}",
-                "",
-                f"{step}{', '.join(left)} = {group}({', '.join(given)})",
-                *after,
-            ],
-        )
-        self._added[1].add(group)
+
+        def checkpoint(indent: str) -> tuple[str, str]:
+            return imports.checkpoint(self._way.library), policy(changes, imports, indent, len("policy="))
+
+        GroupsOfSteps(
+            text,
+            changes,
+            self._way.size,
+            lambda indent: self._decorator(changes, imports, policy, indent),
+            checkpoint,
+            lambda usual: self._new_name(text, usual),
+            self._way.library == "flax.linen",
+            self._added,
+        ).write(loop)
 
     def _static_arguments(self) -> list[int]:
         """The numbers of the positional arguments that hold no array.

@@ -9,7 +9,7 @@ from typing import Any
 
 from remat_magic.parsing import parse_python
 
-__all__ = ["Position", "SourceLoop", "nodes_with_loops"]
+__all__ = ["Position", "SourceLoop", "loop_of", "nodes_with_loops"]
 
 Position = tuple[int | None, ...]  # first and last line, first and last column in bytes
 _Range = tuple[tuple[int, int], tuple[int, int]]
@@ -68,7 +68,7 @@ def nodes_with_loops(text: str) -> Iterator[tuple[ast.AST, SourceLoop | None]]:
         return
     while todo:
         node, taking, around = todo.pop()
-        own = _loop(node, taking)
+        own = loop_of(node, taking)
         yield node, own if own is not None and own.is_call else around
         around = None if isinstance(node, _APART) else around
         taking = taking if isinstance(node, ast.Call) and isinstance(taking, ast.Call) else node
@@ -83,8 +83,13 @@ def _position(node: Any) -> Position:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
-def _loop(node: ast.AST, taking: ast.AST) -> SourceLoop | None:
-    """The loop that a node is, with the outermost of the calls around it that are given it."""
+def loop_of(node: ast.AST, taking: ast.AST | None = None) -> SourceLoop | None:
+    """The loop that a node is.
+
+    Args:
+        node: the node.
+        taking: the outermost of the calls around it that are given it, if there are any.
+    """
     match node:
         case ast.For() | ast.AsyncFor() | ast.While():
             first, last = node.body[0], node.body[-1]
