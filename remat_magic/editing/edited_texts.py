@@ -142,12 +142,15 @@ class EditedTexts:
             changes.add_first(body, body_start(node), line)
         return EditedName(name, nameable.variable, text.span(node), len(option.values))
 
-    def new_name(self, text: ParsedText, usual: str) -> str:
-        """A name that nothing in a text has, nor what was written into one before."""
-        names = {node.id for node in ast.walk(text.tree) if isinstance(node, ast.Name)}
-        names |= {*self._code.namespaces[text.file], *self._new_names}
-        names |= {node.arg for node in ast.walk(text.tree) if isinstance(node, ast.arg)}
-        names |= {getattr(function, "name", "") for function in text.functions}
+    def new_name(self, usual: str) -> str:
+        """A name that nothing in the texts has, nor what was written into one before."""
+        names = {*self._new_names}
+        for text in self._code.texts.values():
+            nodes = [*ast.walk(text.tree)]
+            names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+            names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+            names |= {getattr(function, "name", "") for function in text.functions}
+            names |= {*self._code.namespaces[text.file]}
         while usual in names:
             usual += "_"
         self._new_names.add(usual)

@@ -87,7 +87,7 @@ class NewCheckpoints:
         start = f"{imports.checkpoint(self._way.library)}("
         end = f", policy={policy(changes, imports, text.indent(call.lineno), 40)}{self._way.options})"
         if self._way.as_argument:
-            module = self._modules.setdefault(text.file, "") or self._texts.new_name(text, "module")
+            module = self._modules.setdefault(text.file, "") or self._texts.new_name("module")
             self._modules[text.file] = module
             self._texts.added[1].add(module)
             bound = [text.segment(keyword) for keyword in call.keywords] if self._way.bind else []
@@ -116,14 +116,22 @@ class NewCheckpoints:
             return self._way.condition.format(counter)
         if counter is not None:
             if counter not in self._counters:
-                name = self._counters[counter] = self._texts.new_name(text, "numbers")
-                inside = (any(call in ast.walk(statement) for _, call in self._way.calls) for statement in counter.body)
+                name = self._counters[counter] = self._texts.new_name("numbers")
+                calls = {id(node) for _, node in (*self._way.calls, *self._way.through)}
+                inside = (any(id(node) in calls for node in ast.walk(statement)) for statement in counter.body)
                 first = [*inside].index(True)
                 changes.add_first(counter.body, first, f"{name} = {imports.of_module(itertools.count)}()")
-            return self._way.condition.format(f"next({self._counters[counter]})")
+                for other, node in self._way.through:
+                    if isinstance(node, ast.Call):
+                        self._texts.of(other)[0].set_keyword(node, name, name)
+                    else:
+                        self._texts.of(other)[0].add_parameter(node, f"{name}=None")
+            name = self._counters[counter]
+            is_given = f"{name} and " if self._way.through else ""
+            return is_given + self._way.condition.format(f"next({name})")
         loop = loop_around(text, call)
         assert isinstance(loop, ast.For | ast.comprehension)
-        number = self._texts.new_name(text, "number")
+        number = self._texts.new_name("number")
         is_tuple = isinstance(loop.target, ast.Tuple)
         changes.wrap(loop.target, f"{number}, {'(' * is_tuple}", ")" * is_tuple)
         changes.wrap(loop.iter, "enumerate(", ")")
@@ -137,7 +145,7 @@ class NewCheckpoints:
         """Call a function that does what a loop of JAX's does, in groups of steps."""
         text = loop.text
         changes, imports = self._texts.of(text)
-        name = self._texts.new_name(text, f"{loop.kind}_in_groups")
+        name = self._texts.new_name(f"{loop.kind}_in_groups")
         decorator = self._decorator(changes, imports, policy, "" if loop.has_inputs else "    ")
         lines = helper(loop, self._way.size, name, imports.jax(), decorator)
         changes.lines_before(statement_of(text, loop.call), [*lines, ""])
@@ -151,7 +159,7 @@ class NewCheckpoints:
         checkpoint = imports.checkpoint(loop.library)
         written = policy(changes, imports, " " * 8, len(f"return {checkpoint}(steps, policy="))
         before = statement_of(text, loop.named)
-        name, flax = self._texts.new_name(text, "scan_in_groups"), checkpoint.rpartition(".")[0]
+        name, flax = self._texts.new_name("scan_in_groups"), checkpoint.rpartition(".")[0]
         written = f"{checkpoint}(steps, policy={written})"
         lines = lifted_helper(loop, self._way.size, name, flax, imports.jax(), written)
         changes.lines_before(before, [*lines, ""])
@@ -171,7 +179,7 @@ class NewCheckpoints:
             self._way.size,
             lambda indent: self._decorator(changes, imports, policy, indent),
             checkpoint,
-            lambda usual: self._texts.new_name(text, usual),
+            self._texts.new_name,
             self._way.library == "flax.linen",
             self._texts.added,
         ).write(loop)

@@ -124,7 +124,7 @@ class Policies:
             else:
                 changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
         else:
-            name = self._texts.new_name(text, "function")
+            name = self._texts.new_name("function")
             self._texts.added[1].add(name)
             changes.replace(node, f"(lambda {name}: {name})")
         self._texts.wrappers.append(NewWrapper(text, None, place))

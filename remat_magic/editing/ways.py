@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ from remat_magic.editing.python_loops import PythonLoop, loop_around, own_counte
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.source_loops import loop_of
-from remat_magic.engine.spellings import called_from, frames
+from remat_magic.engine.spellings import called_from, callers, frames, position_of
 from remat_magic.engine.whole_steps import RepeatedCall, repeated_call
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
@@ -55,6 +55,7 @@ class Way:
         condition: which of the times that these calls are made get it, with ``{}`` for their number; empty: all.
         counter: what has that number: a variable of the source, else a counter in this function, which begins anew in
             each call of it; None: the steps of the loop around the one call are numbered.
+        through: the calls, of functions without that counter in sight, which give it to them, and these functions.
         loops: else the loops that get one around each ``size`` of their steps, with their texts.
         size: how many.
         names_kept: whether a class of flax whose checkpoint is taken off goes by the name that this gave it, by which
@@ -69,6 +70,7 @@ class Way:
     as_argument: bool = False
     condition: str = ""
     counter: str | ast.FunctionDef | None = None
+    through: tuple[tuple[ParsedText, ast.Call | ast.FunctionDef], ...] = ()
     loops: tuple[_SomeLoop, ...] = ()
     size: int = 1
     names_kept: bool = False
@@ -108,7 +110,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         ways += [Way(library, definitions)] if library == "equinox" else []
     of_modules = library if library in ("flax.linen", "flax.nnx") else ""
     library = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
-    for chosen in _chosen([*_calls(code, engine, callee.who)], engine, at):
+    for chosen in _chosen([*_calls(code, engine, callee.who)], code, engine, at):
         if library != "flax.linen":
             static = [] if library == "equinox" else [position - bound for position in positions]
             numbers = [static[:count] for count in range(len(static) + 1)]
@@ -123,7 +125,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
     return list(dict.fromkeys(ways))
 
 
-def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -> Iterator[Way]:
+def _chosen(calls: list[tuple[ParsedText, ast.Call]], code: UserCode, engine: Engine, at: str) -> Iterator[Way]:
     """How those of the calls in the source that a place is can be told from the others, as ways without options."""
     place = engine.place(at)
     assert place is not None
@@ -152,6 +154,49 @@ def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -
         if isinstance(function, ast.FunctionDef) and all(call in inside for _, call in calls):
             yield replace(some, counter=function)
         function = text.enclosing(function)
+    through = _through(code, engine, place.callee.who)
+    if through is not None:
+        yield replace(some, counter=through[0], through=through[1])
+
+
+def _through(
+    code: UserCode, engine: Engine, who: tuple[str, str, int]
+) -> tuple[ast.FunctionDef, tuple[tuple[ParsedText, ast.Call | ast.FunctionDef], ...]] | None:
+    """The function whose loops repeat all calls of another, and the ``through`` of a counter there; else None."""
+    loop_functions, through = set[Function](), dict[tuple[ParsedText, ast.Call | ast.FunctionDef], None]()
+    for scope, eqn in walk(engine.provenances.closed):
+        frames_around = callers(eqn, who)
+        call = repeated_call(eqn, who, scope.eqn) if frames_around else None
+        if frames_around and call is None:
+            return None
+        texts = [code.texts.get(frame.co_filename) for frame, _ in frames_around[: len(call.way) if call else 0]]
+        outer = None
+        for (frame, instruction), text in reversed([*zip(frames_around, texts, strict=False)]):
+            number = None if text is None else code.codes.get((text.file, frame))
+            if text is None or number is None:
+                return None
+            function = text.functions[number]
+            if outer is None:
+                loop_functions.add(function)
+            elif not isinstance(function, ast.FunctionDef):
+                return None
+            else:
+                through[text, function] = None
+                through.update(dict.fromkeys(_calls_at(outer[0], outer[1])))
+            outer = text, {(frame.co_filename, *position_of(frame, instruction))}
+    (function, *others) = loop_functions or [None]
+    if others or not isinstance(function, ast.FunctionDef) or not through:
+        return None
+    return function, tuple(through)
+
+
+def _calls_at(text: ParsedText, positions: Container[tuple[Any, ...]]) -> Iterator[tuple[ParsedText, ast.Call]]:
+    """The calls in a text that stand at some positions, each with its file."""
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Call) and (
+            (text.file, node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) in positions
+        ):
+            yield text, node
 
 
 def _condition(chosen: range, times: int) -> str:
@@ -303,12 +348,8 @@ def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterato
     if _library_caller(engine, who):
         return
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
-    for file, text in code.texts.items():
-        for node in ast.walk(text.tree):
-            if isinstance(node, ast.Call) and (
-                (file, node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) in positions
-            ):
-                yield text, node
+    for text in code.texts.values():
+        yield from _calls_at(text, positions)
 
 
 def library_caller(engine: Engine, at: str) -> str:
