@@ -2194,6 +2194,30 @@ def test_steps_of_linen_where_the_module_has_no_name_are_left_to_the_user(module
         rm.trace(made.f, made.made(), f32(2, 4)).edit("dots_saveable", "Block.__call__/2")
 
 
+LEFT_OF_LINEN = {
+    "pop": "todo = [*self.blocks]\n            while todo:\n                x = todo.pop(0)(x)",
+    "comprehension": "x = sum([block(x) for block in self.blocks])",
+    "reduce": "x = functools.reduce(lambda x, block: block(x), self.blocks, x)",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loop", usually(LEFT_OF_LINEN, "reduce"))
+def test_modules_of_linen_that_come_from_beside_a_group_are_left_to_the_user(module, loop):
+    """They are bound to what is outside of the checkpoint, which tracing alone does not tell."""
+    library("flax.linen")
+    method = f"""def setup(self):
+            self.blocks = [Block() for _ in range(4)]
+
+        def __call__(self, x):
+            {LEFT_OF_LINEN[loop]}
+            return x.sum()
+    """
+    made = module("    import functools\n" + LAYERS_OF_LINEN.format(method))
+    with pytest.raises(RematError, match=r"the loop at line \d+ of .* make it a for loop, and ask again"):
+        rm.trace(made.f, made.made(), f32(2, 4)).edit("dots_saveable", "Block.__call__/2")
+
+
 def test_what_a_step_of_a_loop_leaves(tmp_path):
     """Only what is read after it before it is written again, also in the loop around it."""
     path = tmp_path / "text.py"

@@ -53,6 +53,11 @@ class GroupsOfSteps:
         Raises:
             RematError: its steps do what no function can do for them.
         """
+        if self.of_linen and not isinstance(loop, ast.For) and not _counts_numbers(loop):
+            raise RematError(
+                f"the loop at line {loop.lineno} of {self.text.place} can go through modules of flax which the "
+                "checkpoint around its steps must make: make it a for loop, and ask again."
+            )
         if isinstance(loop, ast.For | ast.While):
             self._statement(loop)
         elif isinstance(loop, ast.Call):
@@ -147,6 +152,20 @@ def {name}(function, iterable, *initial):
             loop, element, f"{opening}\n{before}", f"{after}{text.indent(loop.lineno)}{closing}"
         )
         self.added[1].add(group)
+
+
+def _counts_numbers(loop: PythonLoop) -> bool:
+    """Whether each step adds to a variable of the condition, or subtracts from it."""
+    tested = (
+        {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)} if isinstance(loop, ast.While) else {}
+    )
+    for statement in loop.body if isinstance(loop, ast.While) else []:
+        match statement:
+            case ast.AugAssign(ast.Name(name)) | ast.Assign([ast.Name(name)], ast.BinOp()) if name in tested:
+                return True
+            case _:
+                pass
+    return False
 
 
 def _gone_through(text: ParsedText, loop: Comprehension) -> tuple[str, str]:
