@@ -16,8 +16,8 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import _jax, units
-from remat_magic.editing.loop_steps import carried_by
 from remat_magic.editing.parsed_text import parsed_text
+from remat_magic.editing.python_loops import carried_by
 from remat_magic.editing.text_changes import TextChanges
 from remat_magic.records import PlannedValue, RematError
 from remat_magic.views import display
@@ -1662,11 +1662,90 @@ SOME_STEPS = {
         "    return (x * i).sum() + h.sum()",
         "body/4",
         [
-            "    for first in range(i, len(ws), 4):\n",
-            "            i = first\n            while i < min(first + 4, len(ws)):  # all\n                h = jnp",
-            "                    h, ws[i])[0] * i\n                i += 1\n            return h, x\n\n",
-            "        h, x = group(x)\n    i = max(i, len(ws))\n    return (x * i)",
+            "    while i < len(ws):\n\n        @partial(",
+            "        def group(x):\n            nonlocal i\n            for _ in range(4):\n",
+            "                if i < len(ws):  # all\n                    h = jnp.cos(x)\n\n",
+            "                    # a layer\n                    x = body(\n                        h, ws[i])[0] * i\n",
+            "            return h, x\n\n        h, x = group(x)\n    return (x * i)",
         ],
+    ),
+    "steps of a while loop that takes from a list": (
+        f"{LAYER}def f(ws, x):\n    todo, k = list(ws), 0\n    while todo: x, k = body(x, todo.pop(0))[0] * k, k + 1\n"
+        "    return x.sum() * k",
+        "body/4",
+        ["                if todo: x, k = body(x, todo.pop(0))[0] * k, k + 1\n            return x\n", "nonlocal k\n"],
+    ),
+    "steps of a while loop that counts down": (
+        f"{LAYER}def f(ws, x):\n    i = len(ws)\n    while (i > 0 and\n           i < 99):\n        i -= 1\n"
+        "        x = body(x, ws[i])[0]\n    return x.sum()",
+        "body/4",
+        ["    while (i > 0 and\n", "                if (i > 0 and\n"],
+    ),
+    "steps of a while loop that takes the list apart": (
+        f"{LAYER}def f(ws, x):\n    todo = list(ws)\n    while len(todo) > 1:\n        w, v, *todo = todo\n"
+        "        x = body(x, w)[0] * v.sum()\n    return x.sum()",
+        "body/2",
+        ["            nonlocal todo\n"],
+    ),
+    "steps of a for loop that count": (
+        f"{LAYER}def f(ws, x):\n    k, e = 1, 0\n    for w in ws:\n        x, k, e = body(x, w)[0] * k, -k, 2\n"
+        "    return x.sum() * k * e",
+        "body/4",
+        ["        def group(x):\n            nonlocal e, k\n"],
+    ),
+    "steps of a comprehension": (
+        f"{LAYER}def f(ws, x):\n    ys = [\n        body(x * i, w)[0]  # one layer\n"
+        "        for i, w in enumerate(ws)\n    ]\n    return sum(y.sum() for y in ys)",
+        "body/4",
+        [
+            "        value\n        for steps in [list(enumerate(ws))]\n        for first in range(0, len(steps), 4)\n",
+            "(\n            lambda group=steps[first : first + 4]: [body(x * i, w)[0] for (i, w) in group],\n",
+            "_saveable,\n        )()\n    ]\n",
+        ],
+    ),
+    "steps of a generator with conditions": (
+        f"{LAYER}def f(ws, x):\n    return sum(\n        (body(x * i, w)[1]) * 2 for i in range(5) if i != 2\n"
+        "        for w in (ws if i else ws[:2])[:4] if len(ws) > i)",
+        "body/4",
+        ["for steps in [[(i, w) for i in range(5) if i != 2 for w in (ws if i else ws[:2])[:4] if len(ws) > i]]"],
+    ),
+    "steps of a comprehension in another": (
+        f"{LAYER}def f(ws, x):\n    ys = [[body(x * i, w)[0] for w in list(ws)[:4]] for i in range(3)]\n"
+        "    return sum(y.sum() for row in ys for y in row)",
+        "body/4",
+        ["    ys = [[\n        value\n        for steps in [list(list(ws)[:4])]"],
+    ),
+    "steps of a dictionary's comprehension": (
+        f"{LAYER}def f(ws, x):\n    ys = {{f'layer {{i}}': body(x, w)[0] for i, w in enumerate(ws)}}\n"
+        "    return sum(y * i for i, y in enumerate(ys.values())).sum()",
+        "body/4",
+        [
+            "{\n        f'layer {i}': value\n",
+            "for (i, w), value in zip(group, jax.checkpoint(\n            lambda group=group: [body(",
+        ],
+    ),
+    "steps of a reduction": (
+        f"import functools\n\n{LAYER}def f(ws, x):\n"
+        "    return functools.reduce(lambda x, w: jnp.exp(body(x, w)[0]), list(ws), x).sum()",
+        "body/4",
+        [
+            "    def reduce_in_groups(function, iterable, *initial):\n",
+            "                return functools.reduce(function, steps[first : first + 4], value)\n",
+            "    return reduce_in_groups(lambda x, w: jnp.exp(body(x, w)[0]), list(ws), x).sum()\n",
+        ],
+    ),
+    "steps of a reduction without a start": (
+        f"from functools import reduce\n\n{LAYER}def step(x, w):\n    return body(x, w)[0] * 2\n\n"
+        "def f(ws, x):\n    if True:\n        ws = [x, *ws]\n        x = reduce(step, ws)\n    return x.sum()",
+        "body/4",
+        ["        x = reduce_in_groups(step, ws)\n"],
+    ),
+    "steps of a loop that calls what calls it": (
+        f"{LAYER}def inner(x, w):\n    return jnp.exp(body(jnp.cos(x), w)[0])\n\n"
+        "def outer(x, *, w):\n    return inner(x, w) * body(x, w)[0]\n\n"
+        "def f(ws, x):\n    for w in ws:\n        x = x + outer(x, w=w)\n    return x.sum()",
+        "body/4",
+        ["            for w in steps[first : first + 2]:\n                x = x + outer(x, w=w)\n"],
     ),
     "steps of a scan": (
         f"{LAYER}def f(ws, x):\n    x, ys = jax.lax.scan(body, x, ws)\n    return x.sum() + (ys ** 2).sum()",
@@ -1719,6 +1798,16 @@ SOME_STEPS = {
 }
 
 
+MORE_STEPS = {
+    "steps of a while loop that counts down",
+    "steps of a while loop that takes the list apart",
+    "steps of a for loop that count",
+    "steps of a generator with conditions",
+    "steps of a comprehension in another",
+    "steps of a reduction without a start",
+}
+
+
 def answers(report):
     rows = sorted((row.kind, row.type) for row in report.residuals if row.kind != "literal")
     return rows, report.saved_bytes, report.repeated_flops, report.deferred_flops
@@ -1732,7 +1821,7 @@ def arguments(text):
 @pytest.mark.remat3_is_volume  # the text is written before JAX has a part in it
 @pytest.mark.each_once  # which policy is written changes one word
 @pytest.mark.parametrize("policy", ["dots_saveable", "nothing_saveable"])
-@pytest.mark.parametrize("name", SOME_STEPS)
+@pytest.mark.parametrize("name", usually(SOME_STEPS, *({*SOME_STEPS} - MORE_STEPS)))
 def test_a_checkpoint_for_some_steps_is_written(module, name, policy, remat3):
     text, at, lines = SOME_STEPS[name]
     trace = rm.trace(module(f"\n{text}\n").f, *arguments(text))
@@ -1745,13 +1834,22 @@ def test_a_checkpoint_for_some_steps_is_written(module, name, policy, remat3):
 
 
 @pytest.mark.parametrize(
-    "name", ["several calls", "steps of a scan from its end", "steps of a scan, with a rest", "a map"]
+    "name",
+    [
+        "several calls",
+        "steps of a scan from its end",
+        "steps of a scan, with a rest",
+        "a map",
+        "steps of a while loop that takes from a list",
+        "steps of a for loop that count",
+        "steps of a reduction",
+    ],
 )
 def test_a_text_with_groups_computes_the_same(module, name):
     text, at, _ = SOME_STEPS[name]
     made = module(f"\n{text}\n")
     ws = jax.random.normal(jax.random.key(0), (10, 4, 4))
-    args = list(ws) if "in ws:" in text else ws, jnp.linspace(0, 1, 8).reshape(2, 4)
+    args = list(ws) if isinstance(arguments(text)[0], list) else ws, jnp.linspace(0, 1, 8).reshape(2, 4)
     again = module(rm.trace(made.f, *args).edit("dots_saveable", at).apply_text().encode())
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
@@ -2096,6 +2194,30 @@ def test_steps_of_linen_where_the_module_has_no_name_are_left_to_the_user(module
         rm.trace(made.f, made.made(), f32(2, 4)).edit("dots_saveable", "Block.__call__/2")
 
 
+LEFT_OF_LINEN = {
+    "pop": "todo = [*self.blocks]\n            while todo:\n                x = todo.pop(0)(x)",
+    "comprehension": "x = sum([block(x) for block in self.blocks])",
+    "reduce": "x = functools.reduce(lambda x, block: block(x), self.blocks, x)",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loop", usually(LEFT_OF_LINEN, "reduce"))
+def test_modules_of_linen_that_come_from_beside_a_group_are_left_to_the_user(module, loop):
+    """They are bound to what is outside of the checkpoint, which tracing alone does not tell."""
+    library("flax.linen")
+    method = f"""def setup(self):
+            self.blocks = [Block() for _ in range(4)]
+
+        def __call__(self, x):
+            {LEFT_OF_LINEN[loop]}
+            return x.sum()
+    """
+    made = module("    import functools\n" + LAYERS_OF_LINEN.format(method))
+    with pytest.raises(RematError, match=r"the loop at line \d+ of .* make it a for loop, and ask again"):
+        rm.trace(made.f, made.made(), f32(2, 4)).edit("dots_saveable", "Block.__call__/2")
+
+
 def test_what_a_step_of_a_loop_leaves(tmp_path):
     """Only what is read after it before it is written again, also in the loop around it."""
     path = tmp_path / "text.py"
@@ -2108,7 +2230,7 @@ def test_what_a_step_of_a_loop_leaves(tmp_path):
     text = parsed_text(str(path), set())
     loop = text.tree.body[0].body[1].body[0]
     # `a` is not read later, `n` written before; `c` is written in each step, `d` is read by the next, and `e` may stay.
-    assert carried_by(text, loop) == (["x", "b", "d", "e"], ["x", "b", "c", "d", "e"])
+    assert carried_by(text, loop) == (["x", "b", "d", "e"], ["x", "b", "c", "d", "e"], [])
 
 
 # What no function can do for the steps of a loop, and the sentence on it.
@@ -2118,13 +2240,13 @@ LEFT_TO_THE_USER = {
     "d = {}\n    for w in ws:\n        x = d['x'] = body(x, w)[0]": r"assigns `d\['x'\]`",
     "for w in ws:\n        def g(x):\n            return x\n        x = g(body(x, w)[0])": "defines a function",
     "for w in ws:\n        x = body(x, w)[0] + len('''a\n    b''')": "has a string over several lines",
-    "x = sum(body(x, w)[0] for w in ws)": r"a comprehension, whose steps .* a for loop, or .* `jax.checkpoint\(group, ",
+    "x = sum([(y := body(x, w)[0]) for w in ws])": "the comprehension .* assigns a variable",
+    "n = iter(range(11))\n    while (m := next(n)) < 10:\n        x = body(x, ws[m])[0]": "a variable in its condition",
+    "import functools\n    x = functools.reduce(*[lambda x, w: body(x, w)[0], ws, x])": "there by hand",
     "x = jax.tree.map(lambda w: body(x, w)[0], ws)[0]": "by calls of the function that it is in: group those, or write",
     "for w in ws:\n        x = body(body(x, w)[0], w)[0]": "there by hand",
     "g = lambda x, ws: jax.lax.scan(body, x, jnp.stack(ws))[0]\n    x = g(g(x, ws), ws[:7])": "there by hand",
     "x = jax.lax.scan(body, x, jnp.zeros((0, 4, 4)))[0]": "there by hand",
-    "n = 5\n    while n < len(ws):\n        x = body(x, ws[n])[0]\n        n += 1\n        ws = ws[:9]": "not count",
-    "n = 0\n    while n < 10:\n        x, n = body(x, ws[n])[0], n + 1": "a while loop that does not count .*:",
 }
 
 
@@ -2135,25 +2257,56 @@ def test_steps_that_no_edit_can_group_are_left_to_the_user(module, loop):
         rm.trace(made.f, [f32(4, 4)] * 10, f32(2, 4)).edit("dots_saveable", "body/5")
 
 
-def test_some_of_the_calls_that_one_place_makes_are_left_to_the_user(module):
+IN_HELPERS = """
+    def inner(w, x):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    class Layer:
+        def run(self, w, x, scale=2.0):
+            return x + inner(w, x) * scale
+
+    def block(
+        w, *,
+        x,
+    ): return Layer().run(w, x) + jnp.cos(inner(w, x))
+
+    def f(ws, x):
+        {}
+        return x.sum()
+
+    def of_one(ws, x):
+        return block(ws[0], x=x).sum()
+"""
+
+
+@pytest.mark.parametrize("some", ["[::2]", "[:3]"])
+def test_some_of_the_calls_that_helpers_of_a_loop_make_are_written(module, some):
+    """A counter beside the loop is given to them; without it they do what they did."""
+    made = module(IN_HELPERS.format("for w in ws:\n            x = block(w, x=x)"))
+    args = [f32(4, 4)] * 4, f32(2, 4)
+    trace = rm.trace(made.f, *args)
+    edit = trace.edit("dots_saveable", f"inner{some}")
+    assert edit.verified, edit.differences
+    again = module(edit.apply_text().encode())
+    assert answers(rm.trace(again.f, *args).report()) == answers(trace.report("dots_saveable", f"inner{some}"))
+    assert answers(rm.trace(again.of_one, *args).report()) == answers(rm.trace(made.of_one, *args).report())
+    ws, x = [*jax.random.normal(jax.random.key(0), (4, 4, 4))], jnp.linspace(0, 1, 8).reshape(2, 4)
+    np.testing.assert_allclose(jax.grad(again.f, 1)(ws, x), jax.grad(made.f, 1)(ws, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "x = sum(jax.tree.map(functools.partial(block, x=x), ws))",
+        "for w in ws:\n            x = jax.jit(block)(w, x=x)",
+    ],
+)
+def test_some_of_the_calls_that_one_place_makes_are_left_to_the_user(module, loop):
     """An edit there would be of all of them."""
-    made = module("""
-        def inner(w, x):
-            return jnp.sin(jnp.tanh(x @ w) @ w)
-
-        def block(w, x):
-            return x + inner(w, x)
-
-        def f(ws, x):
-            for w in ws:
-                x = block(w, x)
-            return x.sum()
-    """)
+    made = module(f"    import functools\n{IN_HELPERS}".format(loop))
     trace = rm.trace(made.f, [f32(4, 4)] * 4, f32(2, 4))
-    for at in ("inner[::2]", "inner[:3]"):
-        with pytest.raises(RematError, match=r"or not for all of these calls alone: .*jax.checkpoint\(inner, "):
-            trace.edit("dots_saveable", at)
-    assert trace.edit("dots_saveable", "block[::2]").verified
+    with pytest.raises(RematError, match=r"or not for all of these calls alone: .*jax.checkpoint\(inner, "):
+        trace.edit("dots_saveable", "inner[:3]")
 
 
 def test_a_plan_without_a_verified_edit_says_so(module):

@@ -151,7 +151,11 @@ class _Edited:
         code = self._codes[function.__code__.co_filename][number]
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         closure = tuple(cells.get(name) or CellType() for name in code.co_freevars)
-        return _copy(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
+        new = _copy(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
+        by_keyword = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+        added = dict.fromkeys({*by_keyword} - {*function.__code__.co_varnames})  # with None
+        new.__kwdefaults__ = {**added, **(function.__kwdefaults__ or {})} or None
+        return new
 
     def _namespace(self, original: dict[str, Any], file: str) -> dict[str, Any]:
         """The copy of a file's namespace, with the imports that the edit adds."""

@@ -169,10 +169,10 @@ def functions_of(tree: ast.AST) -> list[Function]:
 def mark_added(tree: ast.AST, whole: Collection[str], outer: Collection[str]) -> None:
     """Say which functions of an edited text are new: whole, or around code that was there before.
 
-    Functions are told by their name, a lambda by that of its first parameter.
+    Functions are told by their name, a lambda by that of its last parameter.
     """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.args.args and node.args.args[0].arg in outer:
+        if isinstance(node, ast.Lambda) and node.args.args and node.args.args[-1].arg in outer:
             setattr(node, _ADDED, True)
         if isinstance(node, ast.FunctionDef) and node.name in outer:
             setattr(node, _ADDED, True)

@@ -125,6 +125,16 @@ class TextChanges:
         """Put text in the place of an expression."""
         self._changes.append(_Change(self.text.start(node), self.text.end(node), text))
 
+    def replace_around(self, node: ast.AST, inner: ast.AST, before: str, after: str) -> None:
+        """Put text in the place of all of an expression but another one within it."""
+        self._changes.append(_Change(self.text.start(node), self.text.start(inner), before, -(10**7)))
+        self._changes.append(_Change(self.text.end(inner), self.text.end(node), after, 10**7))
+
+    def replace_word(self, node: ast.AST, word: str, other: str) -> None:
+        """Put another keyword in the place of that which a statement begins with."""
+        line, column = self.text.start(node)
+        self._changes.append(_Change((line, column), (line, column + len(word)), other))
+
     def set_keyword(self, call: ast.Call, name: str, value: str) -> None:
         """Give a call a keyword argument, in place of the one that it has."""
         for keyword in call.keywords:
@@ -132,16 +142,26 @@ class TextChanges:
                 self.replace(keyword.value, value)
                 return
         end = self.text.end(call)
-        close = (end[0], end[1] - 1)
+        self._last_within((end[0], end[1] - 1), f"{name}={value}")
+
+    def add_parameter(self, function: ast.FunctionDef, text: str) -> None:
+        """Give a function another parameter, by keyword alone, after those that it has."""
+        arguments, start = function.args, self.text.start(function)
+        star = "" if arguments.vararg or arguments.kwonlyargs else "*, "
+        depth = 0
+        for token in self._tokens:
+            if token.start >= start and token.string in ("(", ")"):
+                depth += 1 if token.string == "(" else -1
+                if not depth:
+                    self._last_within(token.start, f"{star}{text}")
+                    return
+
+    def _last_within(self, close: Position, argument: str) -> None:
+        """Put an argument after the others, before a closing bracket."""
         before = [token for token in self._tokens if token.end <= close and token.type not in _INVISIBLE]
         last = before[-1]
-        if last.string == ",":
-            text = f" {name}={value}"
-        elif last.string == "(" and not call.args and not call.keywords:
-            text = f"{name}={value}"
-        else:
-            text = f", {name}={value}"
-        self._changes.append(_Change(last.end, last.end, text))
+        start = " " if last.string == "," else "" if last.string == "(" else ", "
+        self._changes.append(_Change(last.end, last.end, f"{start}{argument}"))
 
     def add_after(self, statement: ast.stmt, line: str) -> None:
         """A statement after a simple one, on a line of its own where there is room for one."""

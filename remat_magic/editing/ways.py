@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -13,12 +13,15 @@ from typing import Any
 import jax
 
 from remat_magic import _jax
+from remat_magic.editing.jax_loops import JaxLoop, LoopKind
 from remat_magic.editing.lifted_loops import LiftedLoop, lifted_loops
-from remat_magic.editing.loop_steps import JaxLoop, LoopKind, end_of_count, loop_around, own_counter
 from remat_magic.editing.parsed_text import Function, ParsedText, first_line
+from remat_magic.editing.python_loops import PythonLoop, loop_around, own_counter
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
-from remat_magic.engine.spellings import called_from, frames
+from remat_magic.engine.source_loops import loop_of
+from remat_magic.engine.spellings import called_from, callers, frames, position_of
+from remat_magic.engine.whole_steps import RepeatedCall, repeated_call
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
 from remat_magic.user_files import is_library_file, is_user_file
@@ -35,7 +38,7 @@ CHECKPOINTS = {
 _OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
 
 
-_SomeLoop = tuple[ParsedText, ast.For | ast.While] | JaxLoop | LiftedLoop
+_SomeLoop = tuple[ParsedText, PythonLoop] | JaxLoop | LiftedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Way:
         condition: which of the times that these calls are made get it, with ``{}`` for their number; empty: all.
         counter: what has that number: a variable of the source, else a counter in this function, which begins anew in
             each call of it; None: the steps of the loop around the one call are numbered.
+        through: the calls, of functions without that counter in sight, which give it to them, and these functions.
         loops: else the loops that get one around each ``size`` of their steps, with their texts.
         size: how many.
         names_kept: whether a class of flax whose checkpoint is taken off goes by the name that this gave it, by which
@@ -66,6 +70,7 @@ class Way:
     as_argument: bool = False
     condition: str = ""
     counter: str | ast.FunctionDef | None = None
+    through: tuple[tuple[ParsedText, ast.Call | ast.FunctionDef], ...] = ()
     loops: tuple[_SomeLoop, ...] = ()
     size: int = 1
     names_kept: bool = False
@@ -105,7 +110,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         ways += [Way(library, definitions)] if library == "equinox" else []
     of_modules = library if library in ("flax.linen", "flax.nnx") else ""
     library = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
-    for chosen in _chosen([*_calls(code, engine, callee.who)], engine, at):
+    for chosen in _chosen([*_calls(code, engine, callee.who)], code, engine, at):
         if library != "flax.linen":
             static = [] if library == "equinox" else [position - bound for position in positions]
             numbers = [static[:count] for count in range(len(static) + 1)]
@@ -120,7 +125,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
     return list(dict.fromkeys(ways))
 
 
-def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -> Iterator[Way]:
+def _chosen(calls: list[tuple[ParsedText, ast.Call]], code: UserCode, engine: Engine, at: str) -> Iterator[Way]:
     """How those of the calls in the source that a place is can be told from the others, as ways without options."""
     place = engine.place(at)
     assert place is not None
@@ -149,6 +154,49 @@ def _chosen(calls: list[tuple[ParsedText, ast.Call]], engine: Engine, at: str) -
         if isinstance(function, ast.FunctionDef) and all(call in inside for _, call in calls):
             yield replace(some, counter=function)
         function = text.enclosing(function)
+    through = _through(code, engine, place.callee.who)
+    if through is not None:
+        yield replace(some, counter=through[0], through=through[1])
+
+
+def _through(
+    code: UserCode, engine: Engine, who: tuple[str, str, int]
+) -> tuple[ast.FunctionDef, tuple[tuple[ParsedText, ast.Call | ast.FunctionDef], ...]] | None:
+    """The function whose loops repeat all calls of another, and the ``through`` of a counter there; else None."""
+    loop_functions, through = set[Function](), dict[tuple[ParsedText, ast.Call | ast.FunctionDef], None]()
+    for scope, eqn in walk(engine.provenances.closed):
+        frames_around = callers(eqn, who)
+        call = repeated_call(eqn, who, scope.eqn) if frames_around else None
+        if frames_around and call is None:
+            return None
+        texts = [code.texts.get(frame.co_filename) for frame, _ in frames_around[: len(call.way) if call else 0]]
+        outer = None
+        for (frame, instruction), text in reversed([*zip(frames_around, texts, strict=False)]):
+            number = None if text is None else code.codes.get((text.file, frame))
+            if text is None or number is None:
+                return None
+            function = text.functions[number]
+            if outer is None:
+                loop_functions.add(function)
+            elif not isinstance(function, ast.FunctionDef):
+                return None
+            else:
+                through[text, function] = None
+                through.update(dict.fromkeys(_calls_at(outer[0], outer[1])))
+            outer = text, {(frame.co_filename, *position_of(frame, instruction))}
+    (function, *others) = loop_functions or [None]
+    if others or not isinstance(function, ast.FunctionDef) or not through:
+        return None
+    return function, tuple(through)
+
+
+def _calls_at(text: ParsedText, positions: Container[tuple[Any, ...]]) -> Iterator[tuple[ParsedText, ast.Call]]:
+    """The calls in a text that stand at some positions, each with its file."""
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Call) and (
+            (text.file, node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) in positions
+        ):
+            yield text, node
 
 
 def _condition(chosen: range, times: int) -> str:
@@ -179,16 +227,38 @@ def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], in
         loops += [] if before else [loop]
     if scans:
         return loops, place.group, library
-    around = [(text, loop_around(text, call)) for text, call in _calls(code, engine, place.callee.who)]
-    calls = Counter(around)
-    calls_of_step, of_linen = {*calls.values()}, {_in_linen(code, text, loop) for text, loop in around}
+    around = _repeated(code, engine, place.callee.who)
+    if around is None:
+        return [], 1, library
+    of_loop = Counter(loop for loop, _ in around)
+    calls_of_step, of_linen = {*of_loop.values()}, {_in_linen(code, *loop) for loop in of_loop}
     if len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
         return [], 1, library
-    for text, loop in calls:
-        if not (isinstance(loop, ast.For) or (isinstance(loop, ast.While) and end_of_count(loop) is not None)):
-            return [], 1, library
-        loops.append((text, loop))
-    return loops, place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
+    return [*of_loop], place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
+
+
+def _repeated(
+    code: UserCode, engine: Engine, who: tuple[str, str, int]
+) -> set[tuple[tuple[ParsedText, PythonLoop], RepeatedCall]] | None:
+    """The loops that repeat the calls of a function, with each way there is to one; None where some have none."""
+    around = set[tuple[tuple[ParsedText, PythonLoop], RepeatedCall]]()
+    for scope, eqn in walk(engine.provenances.closed):
+        if called_from(eqn, who) is None:
+            continue
+        call = repeated_call(eqn, who, scope.eqn)
+        text = None if call is None else code.texts.get(call.code.co_filename)
+        if call is None or text is None:
+            return None
+        around.update(((text, node), call) for node in _loops_at(text, call))
+    return None if _library_caller(engine, who) else around
+
+
+def _loops_at(text: ParsedText, call: RepeatedCall) -> Iterator[PythonLoop]:
+    for node in ast.walk(text.tree):
+        loop = loop_of(node)
+        if loop is not None and (loop.body, loop.is_call) == (call.loop.body, call.loop.is_call):
+            assert isinstance(node, PythonLoop)
+            yield node
 
 
 def ungrouped(code: UserCode, engine: Engine, at: str, by_hand: str) -> str:
@@ -205,14 +275,10 @@ def ungrouped(code: UserCode, engine: Engine, at: str, by_hand: str) -> str:
     if len(calls) != 1 or engine.grouped_loops(at):
         return ""
     text, call = calls[0]
-    loop = loop_around(text, call)
-    if isinstance(loop, ast.For):
+    if loop_around(text, call) is not None:
         return ""
     where = f"the call at line {text.start(call)[0]} of {text.place} is repeated by"
-    if loop is None:
-        return f"{where} calls of the function that it is in: group those, or {by_hand}"
-    kind = "while loop that does not count to an end" if isinstance(loop, ast.While) else "comprehension"
-    return f"{where} a {kind}, whose steps no edit groups: make it a for loop, or {by_hand}"
+    return f"{where} calls of the function that it is in: group those, or {by_hand}"
 
 
 def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:
@@ -282,12 +348,8 @@ def _calls(code: UserCode, engine: Engine, who: tuple[str, str, int]) -> Iterato
     if _library_caller(engine, who):
         return
     positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
-    for file, text in code.texts.items():
-        for node in ast.walk(text.tree):
-            if isinstance(node, ast.Call) and (
-                (file, node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) in positions
-            ):
-                yield text, node
+    for text in code.texts.values():
+        yield from _calls_at(text, positions)
 
 
 def library_caller(engine: Engine, at: str) -> str:

@@ -13,7 +13,7 @@ from remat_magic.engine.calls import Calls, Interval
 from remat_magic.engine.possible import Intervals, PossibleSites, Where, is_walked
 from remat_magic.engine.segments import Checkpoint, in_segments
 from remat_magic.engine.sites import PUT_AT
-from remat_magic.engine.whole_steps import Steps
+from remat_magic.engine.whole_steps import Steps, WholeSteps
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
@@ -47,7 +47,7 @@ def grouped_loops(closed: Any, calls: Calls, possible: PossibleSites, key: str) 
 class _Group:
     """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint.
 
-    Those with the numbers ``apart`` are put before it.
+    Those with the numbers ``before`` are put before it, and those with the numbers ``after`` after it.
     """
 
     first: int
@@ -55,7 +55,8 @@ class _Group:
     checkpoint: Checkpoint
     given: tuple[Any, ...]
     returned: tuple[Any, ...]
-    apart: frozenset[int]
+    before: frozenset[int]
+    after: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,9 @@ class _Writer:
             checkpoint = Checkpoint(policy, "{} at {}:{}".format(*who), PUT_AT + key, self._parts)
             if where.group > 1:
                 selected = [*self._beside(selected, where.group, checkpoint, key)]
-            for jaxpr, interval, apart in _grouped(selected, where.group, where.calls == slice(None)):
-                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned, apart)
+            for jaxpr, interval, steps in _grouped(selected, where.group, where.calls == slice(None)):
+                values = interval.given, interval.returned
+                group = _Group(interval.first, interval.last, checkpoint, *values, steps.before, steps.after)
                 self._groups.setdefault(id(jaxpr), []).append(group)
 
     def _beside(
@@ -175,19 +177,23 @@ class _Writer:
             group, inside = groups[following], following + 1
             following = bisect.bisect_left(groups, group.last, inside, key=lambda other: other.first)
             written += self._in_groups(eqns[number : group.first])
-            if group.apart:
-                written += filter(None, (eqns[number] for number in sorted(group.apart)))
-                eqns = [None if number in group.apart else eqn for number, eqn in enumerate(eqns)]
+            written += filter(None, (eqns[number] for number in sorted(group.before)))
+            after = [*filter(None, (eqns[number] for number in sorted(group.after)))]
+            if group.before or group.after:
+                apart = group.before | group.after
+                eqns = [None if number in apart else eqn for number, eqn in enumerate(eqns)]
             body = self._written(jaxpr, eqns, group.first, group.last, groups[inside:following], last_read)
             number = group.last
             body_outputs = {var for eqn in body for var in eqn.outvars}
             # JAX keeps all that a function is given or returns, whether it is read or not.
-            read_later = (var for eqn in body for var in eqn.outvars if last_read.get(var, -1) >= group.last)
+            read_after = {atom for eqn in after for atom in eqn.invars if not _jax.is_literal(atom)}
+            made = [var for eqn in body for var in eqn.outvars]
+            read_later = (var for var in made if last_read.get(var, -1) >= group.last or var in read_after)
             outputs = [*dict.fromkeys((*(var for var in group.returned if var in body_outputs), *read_later))]
             if not outputs:
-                written += body
+                written += [*body, *after]
                 continue
-            written.append(group.checkpoint.around(jaxpr, body, outputs, group.given))
+            written += [group.checkpoint.around(jaxpr, body, outputs, group.given), *after]
         return [*written, *self._in_groups(eqns[number:last])]
 
 
@@ -199,22 +205,23 @@ def _segments(eqn: Any, groups: Sequence[tuple[int, Checkpoint]]) -> list[Any]:
     return in_segments(eqn, size, checkpoint, lambda segment: _segments(segment, groups[:-1]))
 
 
-def _grouped(calls: Sequence[_Standing], size: int, whole: bool) -> Iterator[tuple[Any, Interval, frozenset[int]]]:
+def _grouped(calls: Sequence[_Standing], size: int, whole: bool) -> Iterator[tuple[Any, Interval, WholeSteps]]:
     """Each ``size`` calls after one another in one jaxpr as one interval with what is between them.
 
     If they are ``whole`` steps of a loop of the user's, all that these do belongs to it, as in a function of so many
-    steps; what it returns is then what is read later. What the loop goes through, the last, is no part of it.
+    steps; what it returns is then what is read later. What else is done in between, the last, is no part of it.
     """
     steps: dict[int, Steps] = {}
     for jaxpr in {id(call.jaxpr): call.jaxpr for call in calls}.values() if whole and size > 1 else ():
-        steps[id(jaxpr)] = Steps(jaxpr, [call.interval for call in calls if call.jaxpr is jaxpr])
+        of_jaxpr = [call for call in calls if call.jaxpr is jaxpr]
+        steps[id(jaxpr)] = Steps(jaxpr, [call.interval for call in of_jaxpr], of_jaxpr[0].around)
     groups: list[tuple[Any, list[Interval]]] = []
     for call in calls:
         jaxpr, interval = call.jaxpr, call.interval
         open_group = groups[-1][1] if groups and groups[-1][0] is jaxpr else []
-        of_jaxpr = steps.get(id(jaxpr))
+        own_steps = steps.get(id(jaxpr))
         goes_on = 0 < len(open_group) < size and open_group[-1].last <= interval.first
-        if goes_on and (of_jaxpr is None or of_jaxpr.go_on(open_group[-1], interval)):
+        if goes_on and (own_steps is None or own_steps.go_on(open_group[-1], interval)):
             open_group.append(interval)
         else:
             groups.append((jaxpr, [interval]))
@@ -222,10 +229,11 @@ def _grouped(calls: Sequence[_Standing], size: int, whole: bool) -> Iterator[tup
         first, last = group[0], group[-1]
         span = steps[id(jaxpr)].whole(first, last) if id(jaxpr) in steps else None
         if span is not None:
-            yield jaxpr, Interval(last.callee, *span[:2]), span[2]
+            yield jaxpr, Interval(last.callee, span.first, span.last), span
         else:
             given = first.given if len(group) == 1 else ()
-            yield jaxpr, Interval(last.callee, first.first, last.last, given, last.returned), frozenset()
+            span = WholeSteps(first.first, last.last, frozenset(), frozenset())
+            yield jaxpr, Interval(last.callee, span.first, span.last, given, last.returned), span
 
 
 def _nested(groups: Iterable[_Group]) -> list[_Group]:

@@ -5,50 +5,33 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import Any, Literal
 
 from remat_magic import _jax
-from remat_magic.parsing import parse_python
+from remat_magic.engine import signature
+from remat_magic.engine.source_loops import Position, SourceLoop, nodes_with_loops
 from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
     "Given",
-    "SourceLoop",
     "Spelling",
     "called_from",
+    "callers",
     "default_texts",
     "frames",
     "loop_around",
+    "of_user",
+    "passes_on",
     "position_of",
     "spellings",
 ]
 
 Given = Literal["position", "keyword", "bound", "default", "unknown"]
 """How a call gives a parameter something: ``bound`` by a ``functools.partial`` before, ``default`` not at all."""
-
-_Position = tuple[int | None, ...]  # first and last line, first and last column in bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLoop:
-    """A loop statement: where it begins, and where what it repeats does and ends; lines and columns in bytes."""
-
-    start: tuple[int, int]
-    body: tuple[int, int]
-    end: tuple[int, int]
-
-    def repeats(self, position: _Position) -> bool | None:
-        """Whether something is part of a step, and not of what the loop goes through; None where it is not in there."""
-        line, end_line, column, end_column = position
-        if line is None or end_line is None or column is None or end_column is None:
-            return None
-        if not (self.start <= (line, column) and (end_line, end_column) <= self.end):
-            return None
-        return self.body <= (line, column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +95,25 @@ def frames(eqn: Any) -> list[tuple[CodeType, int]]:
 
 def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
     """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
+    return next(iter(callers(eqn, who)), None)
+
+
+def callers(eqn: Any, who: tuple[str, str, int]) -> list[tuple[CodeType, int]]:
+    """The code that ``called_from`` gives, and all of the user's around that, innermost first."""
     outside = frames(eqn)
     inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in outside]
     # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
     is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
     if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
         outside = outside[inside.index(True) + 1 :] if True in inside else []
-    return _of_user(outside)
+    return of_user(outside)
 
 
-def _of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
-    """The innermost of some frames that is of the user's code; what stands in for it while an edit is traced is not."""
-    own = (frame for frame in outside if is_user_file(frame[0].co_filename))
-    return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)
+def of_user(outside: Iterable[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
+    """Those of some frames that are of the user's code; what stands in for it while an edit is traced is not."""
+    traced = itertools.takewhile(lambda frame: frame[0].co_filename != signature.__file__, outside)
+    own = (frame for frame in traced if is_user_file(frame[0].co_filename))
+    return [frame for frame in own if STAND_IN not in frame[0].co_varnames]
 
 
 def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -> tuple[Spelling, ...]:
@@ -134,11 +123,11 @@ def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -
         who: the function.
         equations: of some of its calls one each, with that in whose body it is, or None.
     """
-    calls: dict[tuple[str, _Position], Spelling] = {}
+    calls: dict[tuple[str, Position], Spelling] = {}
     for eqn, around in equations:
         caller, by_loop = called_from(eqn, who), False
         if caller is None and around is not None:  # a body is traced apart from its caller
-            caller = _of_user(frames(around))
+            caller = next(iter(of_user(frames(around))), None)
             by_loop = _jax.is_scan(around) or _jax.is_while(around) or _jax.is_cond(around)
         if caller is None:
             continue
@@ -153,18 +142,30 @@ def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -
 
 
 @lru_cache(maxsize=256)
-def _positions(code: CodeType) -> list[_Position]:
+def _positions(code: CodeType) -> list[Position]:
     return [*code.co_positions()]
 
 
-def position_of(code: CodeType, instruction: int) -> _Position:
+def position_of(code: CodeType, instruction: int) -> Position:
     """Where the source has an instruction."""
     return _positions(code)[instruction // 2]
 
 
 def loop_around(code: CodeType, instruction: int) -> SourceLoop | None:
-    """The innermost ``for`` or ``while`` of its function that repeats a call; None where nothing does."""
+    """The innermost loop of its function that repeats a call, or that the call is; None where nothing does."""
     return _Text.of(code.co_filename).loops.get(position_of(code, instruction))
+
+
+def passes_on(code: CodeType, instruction: int, function: CodeType) -> bool:
+    """Whether a call gives a function to what it calls, which may call that several times."""
+    call = _Text.of(code.co_filename).calls.get(position_of(code, instruction))
+    given = [] if call is None else [*call.args, *call.keywords]
+    names = (
+        "<lambda>" if isinstance(node, ast.Lambda) else _name(node)
+        for node in itertools.chain.from_iterable(map(ast.walk, given))
+        if isinstance(node, ast.expr)
+    )
+    return call is None or function.co_name in names
 
 
 def default_texts(who: tuple[str, str, int]) -> dict[str, str]:
@@ -194,8 +195,8 @@ class _Text:
         assigned: what its variables are assigned.
     """
 
-    calls: Mapping[_Position, ast.Call]
-    loops: Mapping[_Position, SourceLoop]
+    calls: Mapping[Position, ast.Call]
+    loops: Mapping[Position, SourceLoop]
     functions: Mapping[int, list[_Function]]
     assigned: Mapping[str, list[ast.expr]]
 
@@ -245,9 +246,9 @@ def _name(expression: ast.expr) -> str:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> _Text:
-    calls, loops = dict[_Position, ast.Call](), dict[_Position, SourceLoop]()
+    calls, loops = dict[Position, ast.Call](), dict[Position, SourceLoop]()
     functions, assigned = dict[int, list[_Function]](), dict[str, list[ast.expr]]()
-    for node, loop in _nodes(text):
+    for node, loop in nodes_with_loops(text):
         match node:
             case ast.Call():
                 position = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
@@ -263,28 +264,3 @@ def _parsed(text: str) -> _Text:
             case _:
                 pass
     return _Text(calls, loops, functions, assigned)
-
-
-_APART = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
-_REPEATING = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-
-
-def _nodes(text: str) -> Iterator[tuple[ast.AST, SourceLoop | None]]:
-    """All nodes of a text, each with the innermost loop of its function that repeats it."""
-    try:
-        todo: list[tuple[ast.AST, SourceLoop | None]] = [(parse_python(text), None)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    while todo:
-        node, around = todo.pop()
-        yield node, around
-        around = None if isinstance(node, _APART | _REPEATING) else around
-        repeated: list[ast.stmt] = node.body if isinstance(node, ast.For | ast.AsyncFor | ast.While) else []
-        inner = _loop(node, repeated) if repeated else None
-        todo += [(child, inner if child in repeated else around) for child in ast.iter_child_nodes(node)]
-
-
-def _loop(statement: Any, body: Sequence[ast.stmt]) -> SourceLoop:
-    last = body[-1]
-    end = last.end_lineno or last.lineno, last.end_col_offset or 0
-    return SourceLoop((statement.lineno, statement.col_offset), (body[0].lineno, body[0].col_offset), end)

@@ -1,51 +1,44 @@
-"""Texts of loops with one checkpoint around each few of their steps: ``for`` loops, and calls of JAX's loops."""
+"""The loops of Python in a text: what repeats a call, and what the steps of a loop take and leave."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 from remat_magic.editing.parsed_text import Function, ParsedText
 from remat_magic.records import RematError
 
 __all__ = [
-    "JaxLoop",
-    "LoopKind",
+    "Carried",
+    "Comprehension",
     "PythonLoop",
     "carried_by",
-    "end_of_count",
-    "helper",
     "loop_around",
     "own_counter",
     "own_parameter",
     "statement_of",
+    "stored",
 ]
 
-LoopKind = Literal["scan", "map", "fori_loop"]
-PythonLoop = ast.For | ast.While | ast.comprehension
-
-# Their parameters, in their order, under the names that JAX gives them.
-_PARAMETERS: dict[LoopKind, tuple[str, ...]] = {
-    "scan": ("f", "init", "xs", "length", "reverse", "unroll"),
-    "map": ("f", "xs"),
-    "fori_loop": ("lower", "upper", "body_fun", "init_val"),
-}
-_DEFAULTS = {"xs": "=None", "length": "=None", "reverse": "=False", "unroll": "=1"}
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+PythonLoop = ast.For | ast.While | Comprehension | ast.Call
+"""A call is one of ``functools.reduce``."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JaxLoop:
-    """A call of one of JAX's loops in a text, as it was traced."""
+class Carried(NamedTuple):
+    """The variables that the steps of a loop change.
 
-    text: ParsedText
-    call: ast.Call
-    kind: LoopKind
-    length: int
-    has_inputs: bool
-    is_reversed: bool
+    Attributes:
+        taken: those that they take from the steps before.
+        left: those that they leave to what comes after.
+        counts: those that hold numbers of Python, or what ends the loop, which no checkpoint may turn into arrays.
+    """
+
+    taken: list[str]
+    left: list[str]
+    counts: list[str]
 
 
 def statement_of(text: ParsedText, node: ast.AST) -> ast.stmt:
@@ -69,86 +62,7 @@ def statement_of(text: ParsedText, node: ast.AST) -> ast.stmt:
     return below
 
 
-# ------------------------------------------------------------------------------------------------ calls of JAX's loops
-
-
-def helper(loop: JaxLoop, size: int, name: str, jax: str, decorator: str) -> list[str]:
-    """The lines of a function that does what a loop does, with one checkpoint around each so many steps.
-
-    Args:
-        loop: the loop.
-        size: how many steps.
-        name: what to call the function.
-        jax: what the module is called.
-        decorator: the checkpoint.
-
-    Raises:
-        RematError: the call has other arguments than these loops usually have.
-    """
-    parameters = _parameters(loop)
-    options = "".join(f", {option}={option}" for option in ("reverse", "unroll") if option in parameters)
-    reverse = ", reverse=reverse" if "reverse" in parameters else ""
-    size = min(size, loop.length)
-    rest = loop.length % size
-    steps, of_rest = ("steps", "steps") if loop.has_inputs else (f"steps({size})", f"steps({rest})")
-    step_input, left_over = ("xs", "rest") if loop.has_inputs else ("_", "None")
-    body: list[str] = []
-    if loop.kind == "map":
-        returned_carry, inner = "", f"def several(xs):\n    return {jax}.lax.map(f, xs)"
-        whole, last = f"ys = {jax}.lax.map({steps}, groups)", f"last = {of_rest}({left_over})"
-    else:
-        returned_carry, function, init, length = "carry, ", "f", "init", "length"
-        if loop.kind == "fori_loop":
-            body += ["def step(carry, _):", "    i, x = carry", "    return (i + 1, body_fun(i, x)), None", ""]
-            function, init, length = "step", "(lower, init_val)", "(upper - lower)"
-        xs, groups = ("xs", "groups") if loop.has_inputs else ("None, count", f"None, {length} // {size}")
-        inner = f"def several(carry, {step_input}):\n    return {jax}.lax.scan({function}, carry, {xs}{options})"
-        first, second = ("carry", init) if loop.is_reversed and rest else (init, "carry")
-        whole = f"carry, ys = {jax}.lax.scan({steps}, {first}, {groups}{reverse})"
-        last = f"carry, last = {of_rest}({second}, {left_over})"
-    inner = f"{decorator}\n{inner}"
-    if loop.has_inputs:
-        body += [*inner.replace("def several", "def steps").split("\n"), ""]
-        cut = f"x[:-{rest}]" if rest else "x"
-        body.append(f"groups = {jax}.tree.map(lambda x: {cut}.reshape(-1, {size}, *x.shape[1:]), xs)")
-        body += [f"rest = {jax}.tree.map(lambda x: x[-{rest}:], xs)"] if rest else []
-    else:
-        body += ["def steps(count):", *(f"    {line}" for line in [*inner.split("\n"), "", "return several"]), ""]
-    body += ([last, whole] if loop.is_reversed else [whole, last]) if rest else [whole]
-    ys = f"{jax}.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)"
-    if rest and loop.kind != "fori_loop":
-        body.append(f"ys = {ys}")
-        ys = f"{jax}.tree.map(lambda y, z: {jax}.numpy.concatenate([y, z]), ys, last)"
-    body.append("return carry[1]" if loop.kind == "fori_loop" else f"return {returned_carry}{ys}")
-    head = [
-        f"def {name}({', '.join(parameter + _DEFAULTS.get(parameter, '') for parameter in parameters)}):",
-        f'    """Like jax.lax.{loop.kind}, with one checkpoint around each {size} steps."""',
-        "",
-    ]
-    return [line.rstrip() for line in [*head, *(f"    {line}" for line in body)]]
-
-
-def _parameters(loop: JaxLoop) -> list[str]:
-    """Those of the loop's parameters that its call gives an argument to."""
-    all_parameters = _PARAMETERS[loop.kind]
-    keywords = [keyword.arg for keyword in loop.call.keywords]
-    if (
-        any(isinstance(argument, ast.Starred) for argument in loop.call.args)
-        or len(loop.call.args) > len(all_parameters)
-        or not {*keywords} <= {*all_parameters}
-    ):
-        raise RematError(
-            f"the call of jax.lax.{loop.kind} at line {loop.call.lineno} of {loop.text.place} has arguments that no "
-            "edit passes on: write the checkpoint there by hand."
-        )
-    given = {*all_parameters[: len(loop.call.args)], *keywords}
-    return [parameter for parameter in all_parameters if parameter in given]
-
-
-# --------------------------------------------------------------------------------------------------------- Python loops
-
-
-def loop_around(text: ParsedText, node: ast.AST) -> PythonLoop | None:
+def loop_around(text: ParsedText, node: ast.AST) -> ast.For | ast.While | ast.comprehension | None:
     """The innermost loop of its function that a node is repeated by, a comprehension's last one where that does it."""
     below, above = node, text.parents.get(id(node))
     while above is not None and not isinstance(above, Function):
@@ -182,16 +96,7 @@ def own_counter(loop: ast.While) -> str:
     return ""
 
 
-def end_of_count(loop: ast.While) -> ast.expr | None:
-    """What the counter of a loop is less than in each step, which no step changes; None where that is not seen."""
-    match loop.test:
-        case ast.Compare(ast.Name(name), [ast.Lt()], [end]) if name == own_counter(loop):
-            return end if _stored(loop.body).isdisjoint(_loaded([end])) else None
-        case _:
-            return None
-
-
-def own_parameter(text: ParsedText, loop: ast.stmt) -> str:
+def own_parameter(text: ParsedText, loop: ast.stmt | ast.expr) -> str:
     """What the object is called in the method that a loop stands in, or a function within it.
 
     Raises:
@@ -203,7 +108,7 @@ def own_parameter(text: ParsedText, loop: ast.stmt) -> str:
         if is_method and (given := [*arguments.posonlyargs, *arguments.args]) and given[0].arg not in inner:
             return given[0].arg
         inner |= {node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)}
-        inner |= _stored([function] if isinstance(function, ast.Lambda) else function.body)
+        inner |= stored([function] if isinstance(function, ast.Lambda) else function.body)
         function = None if is_method else text.enclosing(function)
     raise RematError(
         f"the loop at line {loop.lineno} of {text.place} is not in a method of the module itself: write the checkpoint "
@@ -211,8 +116,8 @@ def own_parameter(text: ParsedText, loop: ast.stmt) -> str:
     )
 
 
-def carried_by(text: ParsedText, loop: ast.For | ast.While) -> tuple[list[str], list[str]]:
-    """The variables that the steps of a loop take from those before, and those that they leave to what comes after.
+def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
+    """The variables that the steps of a loop statement change.
 
     Raises:
         RematError: its steps do what no function can do for them.
@@ -236,25 +141,85 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While) -> tuple[list[str], 
             f"{where} assigns `{text.segment(stores[0])}`, which a checkpoint around its steps would hide: write it by "
             "hand."
         )
-    targets = _stored([loop.target]) if isinstance(loop, ast.For) else {own_counter(loop)}
+    targets = stored([loop.target]) if isinstance(loop, ast.For) else set[str]()
+    own = {id(node) for node in inside}
+    nodes = [*ast.walk(text.enclosing(loop) or text.tree)]
+    counts = _counts(
+        nodes, {name for name in stored(loop.body) if any(_binds(n, name) for n in nodes if id(n) not in own)}
+    )
     first_read, written = _reads(loop.body, targets)
-    stored = _stored(loop.body) | targets
     later, _ = _reads(_after(text, loop), set())
-    carried = {name for name in stored if name in first_read}
-    left = {name for name in stored if name in carried | later}
+    counts &= first_read | later
+    if isinstance(loop, ast.While):
+        counts |= stored(loop.body) & _loaded([loop.test])
+        if any(isinstance(node, ast.NamedExpr) for node in ast.walk(loop.test)):
+            raise RematError(f"{where} assigns a variable in its condition: assign it in a step, and ask again.")
+    changed = (stored(loop.body) | targets) - counts
+    carried = {name for name in changed if name in first_read}
+    left = {name for name in changed if name in carried | later}
     carried |= {name for name in left if name not in written}  # not written in each step
     order = [node.id for node in inside if isinstance(node, ast.Name) and node.id in left]
     order = [*dict.fromkeys([*order, *sorted(left)])]
     if not left:
         raise RematError(f"{where} leaves nothing to what comes after it.")
-    return [name for name in order if name in carried], [name for name in order if name in left]
+    return Carried([name for name in order if name in carried], order, sorted(counts))
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Name(id=bound) | ast.arg(bound):
+            return bound == name and not _is_load(node)
+        case _:
+            return False
+
+
+def _counts(nodes: Sequence[ast.AST], names: set[str]) -> set[str]:
+    """Those of the variables of a function that are only ever numbers which are written in it, or come of such.
+
+    Args:
+        nodes: of the function.
+        names: the variables.
+    """
+    values: dict[str, list[ast.expr]] = {name: [] for name in names}
+    places = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not _is_load(node))
+    places.update(node.arg for node in nodes if isinstance(node, ast.arg))
+    for node in nodes:
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        match node:
+            case ast.Assign([ast.Tuple(targets)], ast.Tuple(several)) if len(targets) == len(several):
+                pairs = [*zip(targets, several, strict=True)]
+            case ast.Assign([target], value) | ast.AugAssign(target, _, value):
+                pairs = [(target, value)]
+            case _:
+                pass
+        for target, value in pairs:
+            if isinstance(target, ast.Name) and target.id in values:
+                values[target.id].append(value)
+    counts = {name for name in names if places[name] == len(values[name])}
+    while wrong := {name for name in counts if not all(_is_count(value, counts) for value in values[name])}:
+        counts -= wrong
+    return counts
+
+
+def _is_count(value: ast.expr, counts: set[str]) -> bool:
+    match value:
+        case ast.Constant(int() | float()) | ast.Call(ast.Name("len"), [_]):
+            return True
+        case ast.Name(name):
+            return name in counts
+        case ast.UnaryOp(_, operand):
+            return _is_count(operand, counts)
+        case ast.BinOp(left, _, right):
+            return _is_count(left, counts) and _is_count(right, counts)
+        case _:
+            return False
 
 
 def _is_load(node: ast.AST) -> bool:
     return isinstance(getattr(node, "ctx", None), ast.Load)
 
 
-def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+def stored(nodes: Iterable[ast.AST]) -> set[str]:
     """The variables that are written; those of comprehensions are their own."""
     names: set[str] = set()
     for node in nodes:
@@ -262,7 +227,7 @@ def _stored(nodes: Iterable[ast.AST]) -> set[str]:
             continue
         if isinstance(node, ast.Name) and not _is_load(node):
             names.add(node.id)
-        names |= _stored(ast.iter_child_nodes(node))
+        names |= stored(ast.iter_child_nodes(node))
     return names
 
 
@@ -278,7 +243,7 @@ def _reads(statements: Sequence[ast.stmt], written: set[str]) -> tuple[set[str],
     for statement in statements:
         match statement:
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Expr():
-                targets = _stored([statement])
+                targets = stored([statement])
                 read = _loaded([statement]) | (targets if isinstance(statement, ast.AugAssign) else set())
                 reads |= read - written
                 written |= targets
@@ -287,11 +252,11 @@ def _reads(statements: Sequence[ast.stmt], written: set[str]) -> tuple[set[str],
                 reads |= (_loaded([test]) - written).union(*(read for read, _ in branches))
                 written |= branches[0][1] & branches[1][1]
             case ast.For(target, iterated, body, orelse):
-                reads |= _loaded([iterated]) - written | _reads(body, written | _stored([target]))[0]
+                reads |= _loaded([iterated]) - written | _reads(body, written | stored([target]))[0]
                 reads |= _reads(orelse, written)[0]
             case ast.With(items, body):
                 reads |= _loaded(items) - written
-                inside = _reads(body, written | _stored(items))
+                inside = _reads(body, written | stored(items))
                 reads |= inside[0]
                 written |= inside[1]
             case _:

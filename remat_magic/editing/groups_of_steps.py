@@ -1,0 +1,189 @@
+"""Texts of Python's loops with one checkpoint around each few of their steps."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from remat_magic.editing.parsed_text import ParsedText
+from remat_magic.editing.python_loops import (
+    Comprehension,
+    PythonLoop,
+    carried_by,
+    own_parameter,
+    statement_of,
+    stored,
+)
+from remat_magic.editing.text_changes import TextChanges
+from remat_magic.records import RematError
+
+__all__ = ["GroupsOfSteps"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsOfSteps:
+    """Puts the steps of a loop into groups, each a function that is defined and called.
+
+    Attributes:
+        text: the text.
+        changes: that it gets.
+        size: how many steps a group has.
+        decorator: the checkpoint, as a decorator on a line that is so far indented.
+        checkpoint: what that is called, and its policy on a line that is so far indented.
+        new_name: a name that nothing in the text has, like another one.
+        of_linen: whether the loop is in a module of linen: then a group is given the module, and has from it what a
+            ``for`` loop goes through.
+        added: as for ``mark_added``, what is told of the functions.
+    """
+
+    text: ParsedText
+    changes: TextChanges
+    size: int
+    decorator: Callable[[str], str]
+    checkpoint: Callable[[str], tuple[str, str]]
+    new_name: Callable[[str], str]
+    of_linen: bool
+    added: tuple[set[str], set[str]]
+
+    def write(self, loop: PythonLoop) -> None:
+        """Group the steps of a loop.
+
+        Raises:
+            RematError: its steps do what no function can do for them.
+        """
+        if self.of_linen and not isinstance(loop, ast.For) and not _counts_numbers(loop):
+            raise RematError(
+                f"the loop at line {loop.lineno} of {self.text.place} can go through modules of flax which the "
+                "checkpoint around its steps must make: make it a for loop, and ask again."
+            )
+        if isinstance(loop, ast.For | ast.While):
+            self._statement(loop)
+        elif isinstance(loop, ast.Call):
+            self._reduce(loop)
+        else:
+            self._comprehension(loop)
+
+    def _own(self, loop: PythonLoop) -> list[str]:
+        """What a group is given before what its steps take: the module."""
+        return [own_parameter(self.text, loop)] if self.of_linen else []
+
+    def _statement(self, loop: ast.For | ast.While) -> None:
+        text, changes, size = self.text, self.changes, self.size
+        carried = carried_by(text, loop)
+        step = "\t" if text.indent(loop.lineno).startswith("\t") else "    "
+        given, left = ", ".join([*self._own(loop), *carried.taken]), ", ".join(carried.left)
+        depth, inside = 2, [f"{2 * step}nonlocal {', '.join(carried.counts)}"] if carried.counts else []
+        if isinstance(loop, ast.For):
+            changes.indent(loop, 2 * step)
+            steps, first, group = (self.new_name(usual) for usual in ("steps", "first", "group"))
+            counted = f"list({text.segment(loop.iter)})"
+            lines = [] if self.of_linen else [f"{steps} = {counted}"]
+            steps = counted if self.of_linen else steps
+            lines.append(f"for {first} in range(0, len({steps}), {size}):")
+            changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
+        else:
+            changes.indent(loop, 3 * step)
+            number, group = (self.new_name(usual) for usual in ("_", "group"))
+            test = text.segment(loop.test)
+            lines = [f"while {f'({test})' if chr(10) in test else test}:"]
+            inside.append(f"{2 * step}for {number} in range({size}):")
+            changes.replace_word(loop, "while", "if")
+        decorator = self.decorator(text.indent(loop.lineno) + step)
+        changes.lines_before(loop, [*lines, "", f"{step}{decorator}", f"{step}def {group}({given}):", *inside])
+        changes.lines_after(loop, [f"{depth * step}return {left}", "", f"{step}{left} = {group}({given})"])
+        self.added[1].add(group)
+
+    def _reduce(self, loop: ast.Call) -> None:
+        """Call a function that does what ``functools.reduce`` does."""
+        if loop.keywords or any(isinstance(argument, ast.Starred) for argument in loop.args):
+            raise RematError(
+                f"the call of functools.reduce at line {loop.lineno} of {self.text.place} has arguments that no edit "
+                "passes on: write the checkpoint there by hand."
+            )
+        name = self.new_name("reduce_in_groups")
+        given = ", ".join([*self._own(loop), "value"])
+        lines = f'''\
+def {name}(function, iterable, *initial):
+    """Like functools.reduce, with one checkpoint around each {self.size} steps."""
+    value, *steps = (*initial, *iterable)
+    for first in range(0, len(steps), {self.size}):
+
+        {self.decorator(" " * 8)}
+        def group({given}):
+            return {self.text.segment(loop.func)}(function, steps[first : first + {self.size}], value)
+
+        value = group({given})
+    return value
+'''
+        self.changes.lines_before(statement_of(self.text, loop), [*lines.splitlines(), ""])
+        self.changes.replace(loop.func, name)
+        self.added[0].add(name)
+
+    def _comprehension(self, loop: Comprehension) -> None:
+        """Take the values of each group from a comprehension that is a function, which is called."""
+        text, where = self.text, f"the comprehension at line {loop.lineno} of {self.text.place}"
+        if any(isinstance(node, ast.NamedExpr | ast.Await) for node in ast.walk(loop)):
+            raise RematError(f"{where} assigns a variable, or awaits: make it a for loop, and ask again.")
+        value, group, steps, first = (self.new_name(usual) for usual in ("value", "group", "steps", "first"))
+        targets, going_through = _gone_through(text, loop)
+        element = loop.value if isinstance(loop, ast.DictComp) else loop.elt
+        own, lines = ", ".join(self._own(loop)), [f"for {steps} in [{going_through}]"]
+        lines.append(f"for {first} in range(0, len({steps}), {self.size})")
+        taken, yielded = f"{steps}[{first} : {first} + {self.size}]", value
+        opening, closing = ("[", "]") if isinstance(loop, ast.ListComp) else ("(", ")")
+        opening, closing = ("{", "}") if isinstance(loop, ast.DictComp | ast.SetComp) else (opening, closing)
+        if isinstance(loop, ast.DictComp):  # whose keys may be no arrays
+            lines.append(f"for {group} in [{taken}]")
+            yielded, taken = f"{text.segment(loop.key)}: {value}", group
+        indent = text.indent(loop.lineno) + "    "
+        checkpoint, policy = self.checkpoint(f"{indent}    ")
+        call, end = f"{checkpoint}(", f")({own})"
+        if isinstance(loop, ast.DictComp):
+            lines.append(f"for {targets}, {value} in zip({group}, {call}")
+            end += ")"
+        else:
+            lines.append(f"for {value} in {call}")
+        lines.append(f"    lambda {f'{own}, ' if own else ''}{group}={taken}: [")
+        before = textwrap.indent("\n".join([yielded, *lines]), indent)
+        after = f" for {targets} in {group}],\n{indent}    policy={policy},\n{indent}{end}\n"
+        self.changes.replace_around(
+            loop, element, f"{opening}\n{before}", f"{after}{text.indent(loop.lineno)}{closing}"
+        )
+        self.added[1].add(group)
+
+
+def _counts_numbers(loop: PythonLoop) -> bool:
+    """Whether each step adds to a variable of the condition, or subtracts from it."""
+    tested = (
+        {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)} if isinstance(loop, ast.While) else {}
+    )
+    for statement in loop.body if isinstance(loop, ast.While) else []:
+        match statement:
+            case ast.AugAssign(ast.Name(name)) | ast.Assign([ast.Name(name)], ast.BinOp()) if name in tested:
+                return True
+            case _:
+                pass
+    return False
+
+
+def _gone_through(text: ParsedText, loop: Comprehension) -> tuple[str, str]:
+    """What a comprehension assigns in each step, and a list of what it assigns to that."""
+    (generator, *others) = loop.generators
+    if not others and not generator.ifs:
+        target = text.segment(generator.target)
+        return f"({target})" if isinstance(
+            generator.target, ast.Tuple
+        ) else target, f"list({text.segment(generator.iter)})"
+    names = sorted(stored(generator.target for generator in loop.generators))
+    targets = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    parts = [f"for {text.segment(each.target)} in {_in_brackets(text, each.iter)}" for each in loop.generators]
+    conditions = [[f"if {_in_brackets(text, test)}" for test in each.ifs] for each in loop.generators]
+    clauses = [" ".join([part, *own]) for part, own in zip(parts, conditions, strict=True)]
+    return targets, f"[{targets} {' '.join(clauses)}]"
+
+
+def _in_brackets(text: ParsedText, node: ast.expr) -> str:
+    simple = isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Compare)
+    return text.segment(node) if simple else f"({text.segment(node)})"
