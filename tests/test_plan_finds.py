@@ -186,6 +186,7 @@ def test_what_is_refused_is_less_than_any_choice(model):
     assert parse_bytes(f"{number} {unit}") <= parse_bytes(units.nbytes(least))  # as it is rounded
 
 
+@pytest.mark.volume  # of how much is worked out
 def test_a_refusal_works_out_little_more_than_a_plan(monkeypatch):
     made = []
     full = reports_module.full
