@@ -1707,7 +1707,10 @@ SOME_STEPS = {
         f"{LAYER}def f(ws, x):\n    return sum(\n        (body(x * i, w)[1]) * 2 for i in range(5) if i != 2\n"
         "        for w in (ws if i else ws[:2])[:4] if len(ws) > i)",
         "body/4",
-        ["for steps in [[(i, w) for i in range(5) if i != 2 for w in (ws if i else ws[:2])[:4] if len(ws) > i]]"],
+        [
+            "for steps in [((i, w) for i in range(5) if i != 2 for w in (ws if i else ws[:2])[:4] if len(ws) > i)]",
+            "for group in iter(lambda: [step for _, step in zip(range(4), steps)], [])",
+        ],
     ),
     "steps of a comprehension in another": (
         f"{LAYER}def f(ws, x):\n    ys = [[body(x * i, w)[0] for w in list(ws)[:4]] for i in range(3)]\n"
@@ -1856,6 +1859,131 @@ def test_a_text_with_groups_computes_the_same(module, name):
         jax.value_and_grad(again.f, (0, 1))(*args),
         jax.value_and_grad(made.f, (0, 1))(*args),
     )
+
+
+BLOCK = """
+import itertools
+import numpy as np
+
+def block(x, w):
+    return jnp.sin(jnp.tanh(x @ w) @ w)
+
+"""
+WEIGHTS = [f32(4, 4)] * 7, f32(2, 4)
+UNUSUAL = {
+    "a variable of the module": (
+        """
+        def f(ws, x):
+            global n
+            n = 1
+            for w in ws:
+                x = block(x, w) * n
+                n += 1
+            return x.sum()
+        """,
+        "block/3",
+    ),
+    "a helper with any keywords": (
+        """
+        def helper(x, *rest, **others):
+            return block(x, *rest)
+
+        def f(ws, x):
+            for w in ws:
+                x = helper(x, w)
+            return x.sum()
+        """,
+        "block[::2]",
+    ),
+    "a helper that is given a generator alone": (
+        """
+        def helper(pair):
+            return block(*pair)
+
+        def f(ws, x):
+            for w in ws:
+                x = helper(value for value in [x, w])
+            return x.sum()
+        """,
+        "block[::2]",
+    ),
+    "a condition that reads an array's shape": (
+        """
+        def f(ws, x):
+            i, y, total = 0, x, 0.0
+            while i < len(ws) and y.ndim == 2:
+                y = block(x, ws[i])
+                total = total + y.sum()
+                i += 1
+            return total
+        """,
+        "block/3",
+    ),
+}
+if sys.version_info >= (3, 12):
+    UNUSUAL["a helper of several types"] = (
+        """
+        def helper[T: (int, float)](x, w):
+            return block(x, w)
+
+        def f(ws, x):
+            for w in ws:
+                x = helper(x, w)
+            return x.sum()
+        """,
+        "block[::2]",
+    )
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_nothing_leaves_the_checkpoint_of_a_group_but_what_it_gives(module, name):
+    text, at = UNUSUAL[name]
+    trace = rm.trace(module(BLOCK + dedent(text)).f, *WEIGHTS)
+    edit = trace.edit("nothing_saveable", at)
+    assert edit.verified, edit.differences
+    again = module(edit.apply_text().encode())
+    with jax.checking_leaks():
+        assert answers(rm.trace(again.f, *WEIGHTS).report()) == answers(trace.report("nothing_saveable", at))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["for w in ws if masks.pop().max() >= 0", "for w in (w * masks.pop().sum() for w in ws)"],
+    ids=["of the loop", "of what it goes through"],
+)
+def test_masks_that_steps_take_in_another_order_are_told_apart(module, condition):
+    """A group tests its steps' conditions before it makes the first: each step then has another mask of NumPy's."""
+    made = module(f"""{BLOCK}
+def f(ws, x):
+    masks = [np.full((2, 4), float(number), "float32") for number in range(20)]
+    return sum([(block(x, w) * masks.pop()).sum() {condition}])
+""")
+    edit = rm.trace(made.f, *WEIGHTS).edit("nothing_saveable", "block/3")
+    assert not edit.verified
+    assert edit.differences == ("the edited text computes something else.",)
+
+
+def test_a_generator_without_end_is_gone_through_as_far_as_it_is_asked(module):
+    made = module(f"""{BLOCK}
+def f(ws, x):
+    values = (block(x, w) for w in itertools.cycle(ws))
+    return sum(value.sum() for value, _ in zip(values, range(9)))
+""")
+    edit = rm.trace(made.f, *WEIGHTS).edit("nothing_saveable", "block/3")
+    assert "list(" not in edit.diff()  # which would never end
+
+
+def test_what_a_step_keeps_elsewhere_is_not_hidden_by_its_group(module):
+    made = module(f"""{BLOCK}
+def f(ws, x):
+    values = []
+    for w in ws:
+        x = block(x, w)
+        values.append(x)
+    return x.sum() * len(values)
+""")
+    with pytest.raises(RematError, match=r"`values.append\(x\)`, by which a value would leave the checkpoint"):
+        rm.trace(made.f, *WEIGHTS).edit("nothing_saveable", "block/3")
 
 
 @pytest.mark.parametrize("name", ["several calls", "steps of a scan"])

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import ad_checkpoint
 
-from remat_magic.editing.live_code import NewWrapper
+from remat_magic.editing.live_code import NewWrapper, unwritable
 from remat_magic.editing.names import NameOption, suggested, used_names
 from remat_magic.editing.parsed_text import ParsedText, mark_added
 from remat_magic.editing.probes import body_start
@@ -116,8 +116,15 @@ class EditedTexts:
         return tuple(changes.file_edit() for changes, _ in self._edited.values() if changes)
 
     def trees(self) -> dict[str, ast.Module]:
-        """What Python makes of it; after ``files``."""
-        trees = {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
+        """What Python makes of it; after ``files``.
+
+        Raises:
+            RematError: it is no Python.
+        """
+        try:
+            trees = {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
+        except SyntaxError as error:
+            raise unwritable(error) from error
         for tree in trees.values():
             mark_added(tree, *self.added)
         return trees

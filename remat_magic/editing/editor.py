@@ -218,9 +218,9 @@ class _Editor:
             budget_bytes=plan.budget_bytes if plan.status else None,
             of=plan.of,
         )
-        expected = self._facts.report(plan if plan.names else plan.policy, plan.at)
+        expected, trees = self._facts.report(plan if plan.names else plan.policy, plan.at), texts.trees()
         try:
-            there, traced = self._retraces.of(texts.trees(), {}, texts.wrappers)
+            there, traced = self._retraces.of(trees, {}, texts.wrappers)
             peak_bytes = there.on(_peak_device(plan)).report("as_written").peak_bytes
         except RematError as error:
             return replace(edited, differences=(str(error),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from remat_magic.editing.parsed_text import ParsedText
@@ -74,7 +74,7 @@ class GroupsOfSteps:
         carried = carried_by(text, loop)
         step = "\t" if text.indent(loop.lineno).startswith("\t") else "    "
         given, left = ", ".join([*self._own(loop), *carried.taken]), ", ".join(carried.left)
-        depth, inside = 2, [f"{2 * step}nonlocal {', '.join(carried.counts)}"] if carried.counts else []
+        depth, inside = 2, [f"{2 * step}{line}" for line in _outer(text, loop, carried.counts)]
         if isinstance(loop, ast.For):
             changes.indent(loop, 2 * step)
             steps, first, group = (self.new_name(usual) for usual in ("steps", "first", "group"))
@@ -130,8 +130,14 @@ def {name}(function, iterable, *initial):
         targets, going_through = _gone_through(text, loop)
         element = loop.value if isinstance(loop, ast.DictComp) else loop.elt
         own, lines = ", ".join(self._own(loop)), [f"for {steps} in [{going_through}]"]
-        lines.append(f"for {first} in range(0, len({steps}), {self.size})")
-        taken, yielded = f"{steps}[{first} : {first} + {self.size}]", value
+        if isinstance(loop, ast.GeneratorExp):  # which may have no end: no more is taken than a group at a time
+            step, number = self.new_name("step"), self.new_name("_")
+            few = f"[{step} for {number}, {step} in zip(range({self.size}), {steps})]"
+            lines.append(f"for {group} in iter(lambda: {few}, [])")
+            taken, yielded = group, value
+        else:
+            lines.append(f"for {first} in range(0, len({steps}), {self.size})")
+            taken, yielded = f"{steps}[{first} : {first} + {self.size}]", value
         opening, closing = ("[", "]") if isinstance(loop, ast.ListComp) else ("(", ")")
         opening, closing = ("{", "}") if isinstance(loop, ast.DictComp | ast.SetComp) else (opening, closing)
         if isinstance(loop, ast.DictComp):  # whose keys may be no arrays
@@ -154,6 +160,14 @@ def {name}(function, iterable, *initial):
         self.added[1].add(group)
 
 
+def _outer(text: ParsedText, loop: ast.For | ast.While, names: Sequence[str]) -> list[str]:
+    """The statements that let a function in a loop assign variables of the one around it."""
+    nodes = ast.walk(text.enclosing(loop) or text.tree)
+    of_module = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    kinds = {"global": [*filter(of_module.__contains__, names)], "nonlocal": sorted({*names} - of_module)}
+    return [f"{kind} {', '.join(of_kind)}" for kind, of_kind in kinds.items() if of_kind]
+
+
 def _counts_numbers(loop: PythonLoop) -> bool:
     """Whether each step adds to a variable of the condition, or subtracts from it."""
     tested = (
@@ -169,19 +183,20 @@ def _counts_numbers(loop: PythonLoop) -> bool:
 
 
 def _gone_through(text: ParsedText, loop: Comprehension) -> tuple[str, str]:
-    """What a comprehension assigns in each step, and a list of what it assigns to that."""
+    """What a comprehension assigns in each step, and a list of what it assigns to that; of a generator, an iterator."""
     (generator, *others) = loop.generators
+    lazy = isinstance(loop, ast.GeneratorExp)
     if not others and not generator.ifs:
         target = text.segment(generator.target)
-        return f"({target})" if isinstance(
-            generator.target, ast.Tuple
-        ) else target, f"list({text.segment(generator.iter)})"
+        through = f"{'iter' if lazy else 'list'}({text.segment(generator.iter)})"
+        return f"({target})" if isinstance(generator.target, ast.Tuple) else target, through
     names = sorted(stored(generator.target for generator in loop.generators))
     targets = names[0] if len(names) == 1 else f"({', '.join(names)})"
     parts = [f"for {text.segment(each.target)} in {_in_brackets(text, each.iter)}" for each in loop.generators]
     conditions = [[f"if {_in_brackets(text, test)}" for test in each.ifs] for each in loop.generators]
     clauses = [" ".join([part, *own]) for part, own in zip(parts, conditions, strict=True)]
-    return targets, f"[{targets} {' '.join(clauses)}]"
+    through = f"{targets} {' '.join(clauses)}"
+    return targets, f"({through})" if lazy else f"[{through}]"
 
 
 def _in_brackets(text: ParsedText, node: ast.expr) -> str:

@@ -26,7 +26,7 @@ from remat_magic.libraries import modules_as_they_were
 from remat_magic.records import RematError
 from remat_magic.user_files import STAND_IN
 
-__all__ = ["NewWrapper", "as_edited"]
+__all__ = ["NewWrapper", "as_edited", "unwritable"]
 
 _one_at_a_time = threading.RLock()
 
@@ -79,6 +79,11 @@ def as_edited(
             _put_back(before)
 
 
+def unwritable(error: SyntaxError) -> RematError:
+    """What to say of an edited text that is no Python."""
+    return RematError(f"the edit that was tried is no Python there ({error.msg}): write the checkpoint by hand.")
+
+
 def _put_back(before: list[tuple[FunctionType, CodeType, bool]]) -> None:
     """Give functions the code that they had, whatever interrupts it, and take off the signatures that they had not."""
     try:
@@ -102,7 +107,10 @@ class _Edited:
         for file, text in code.texts.items():
             tree = trees.get(file, text.tree)
             flags = text.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            compiled = compile(tree, file, "exec", flags=flags, dont_inherit=True)
+            try:
+                compiled = compile(tree, file, "exec", flags=flags, dont_inherit=True)
+            except SyntaxError as error:
+                raise unwritable(error) from error
             functions = functions_of(tree)
             self._codes[file] = {number_of(functions, inner): inner for inner in code_objects(compiled)}
 

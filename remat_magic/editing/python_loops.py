@@ -141,6 +141,12 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
             f"{where} assigns `{text.segment(stores[0])}`, which a checkpoint around its steps would hide: write it by "
             "hand."
         )
+    kept = [node for node in inside if _keeps(node, stored(loop.body))]
+    if kept:
+        raise RematError(
+            f"{where} does `{text.segment(kept[0])}`, by which a value would leave the checkpoint around its steps: "
+            "write it by hand."
+        )
     targets = stored([loop.target]) if isinstance(loop, ast.For) else set[str]()
     own = {id(node) for node in inside}
     nodes = [*ast.walk(text.enclosing(loop) or text.tree)]
@@ -151,7 +157,8 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
     later, _ = _reads(_after(text, loop), set())
     counts &= first_read | later
     if isinstance(loop, ast.While):
-        counts |= stored(loop.body) & _loaded([loop.test])
+        counts |= stored(loop.body) & _tested(loop.test)
+        first_read |= _loaded([loop.test])  # each step begins with the condition
         if any(isinstance(node, ast.NamedExpr) for node in ast.walk(loop.test)):
             raise RematError(f"{where} assigns a variable in its condition: assign it in a step, and ask again.")
     changed = (stored(loop.body) | targets) - counts
@@ -163,6 +170,18 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
     if not left:
         raise RematError(f"{where} leaves nothing to what comes after it.")
     return Carried([name for name in order if name in carried], order, sorted(counts))
+
+
+def _keeps(node: ast.AST, own: set[str]) -> bool:
+    """Whether a statement puts something into a list, a set or a dictionary that is not made in the same steps."""
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(of, name))) if name in _KEEPING:
+            return not (isinstance(of, ast.Name) and of.id in own)
+        case _:
+            return False
+
+
+_KEEPING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -234,6 +253,16 @@ def stored(nodes: Iterable[ast.AST]) -> set[str]:
 def _loaded(nodes: Iterable[ast.AST]) -> set[str]:
     inside = (inner for node in nodes for inner in ast.walk(node))
     return {node.id for node in inside if isinstance(node, ast.Name) and _is_load(node)}
+
+
+def _tested(test: ast.expr) -> set[str]:
+    """The variables by which a condition decides; not those of which it asks the shape alone, which may be arrays."""
+    nodes = [*ast.walk(test)]
+    shaped = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr in _SHAPE}
+    return {node.id for node in nodes if isinstance(node, ast.Name) and _is_load(node) and id(node) not in shaped}
+
+
+_SHAPE = {"dtype", "ndim", "shape", "size"}
 
 
 def _reads(statements: Sequence[ast.stmt], written: set[str]) -> tuple[set[str], set[str]]:

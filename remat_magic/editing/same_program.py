@@ -5,11 +5,13 @@ Residuals alone do not tell: a checkpoint on each odd call of twelve equal ones 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from remat_magic import _jax
 
@@ -42,7 +44,7 @@ class Values:
             number = self._number(repr(complex(value)))
             self._scalars.add(number)
             return number
-        return self._number(("constant", _jax.type_text(aval), id(value) if isinstance(value, jax.Array) else None))
+        return self._number(("constant", _jax.type_text(aval), _identity(value)))
 
     def _add(self, jaxpr: Any, inputs: Sequence[int], made_values: list[int], checkpoints: _Checkpoints) -> list[int]:
         """The outputs of a jaxpr of such inputs; what its operations make is put after ``made_values``."""
@@ -90,3 +92,10 @@ class Values:
         return _jax.is_conversion(eqn) and (
             operands[0] in self._scalars or _jax.type_text(eqn.invars[0].aval) == _jax.type_text(eqn.outvars[0].aval)
         )
+
+
+def _identity(value: Any) -> Hashable:
+    """What tells a constant from others of its type: of one that Python made in each trace anew, what it holds."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest()
+    return id(value) if isinstance(value, jax.Array) else None

@@ -142,13 +142,24 @@ class TextChanges:
                 self.replace(keyword.value, value)
                 return
         end = self.text.end(call)
-        self._last_within((end[0], end[1] - 1), f"{name}={value}")
+        close = (end[0], end[1] - 1)
+        if call.args and self.text.end(call.args[-1]) == end:  # a generator, whose brackets are those of the call
+            start = self.text.start(call.args[-1])
+            self._changes += [_Change(start, start, "(", -(10**8)), _Change(close, close, f"), {name}={value}", 10**8)]
+        else:
+            self._last_within(close, f"{name}={value}")
 
     def add_parameter(self, function: ast.FunctionDef, text: str) -> None:
         """Give a function another parameter, by keyword alone, after those that it has."""
-        arguments, start = function.args, self.text.start(function)
+        arguments = function.args
         star = "" if arguments.vararg or arguments.kwonlyargs else "*, "
-        depth = 0
+        if arguments.kwarg:
+            name = self.text.start(arguments.kwarg)
+            stars = max(token.start for token in self._tokens if token.end <= name and token.string == "**")
+            self._changes.append(_Change(stars, stars, f"{star}{text}, "))
+            return
+        types = getattr(function, "type_params", [])  # since Python 3.12; there are brackets in these, too
+        start, depth = self.text.end(types[-1]) if types else self.text.start(function), 0
         for token in self._tokens:
             if token.start >= start and token.string in ("(", ")"):
                 depth += 1 if token.string == "(" else -1
