@@ -11,7 +11,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from remat_magic import _jax
 
@@ -96,6 +95,6 @@ class Values:
 
 def _identity(value: Any) -> Hashable:
     """What tells a constant from others of its type: of one that Python made in each trace anew, what it holds."""
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest()
-    return id(value) if isinstance(value, jax.Array) else None
+    if isinstance(value, jax.Array):
+        return id(value)
+    return hashlib.blake2b(value.tobytes()).digest() if hasattr(value, "tobytes") else None

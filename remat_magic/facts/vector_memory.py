@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 __all__ = ["COPIES", "LiveBuffer", "placed"]
 
 COPIES = 8
@@ -31,8 +33,34 @@ class LiveBuffer(NamedTuple):
     gain: int | None = None
 
 
-_Place = tuple[int, int, int, int]
-"""The first step, the one after the last, the first byte, the one after the last."""
+class _Room:
+    """The places that are taken: first step, step after the last, first byte, byte after the last.
+
+    An array, since each buffer is held against all places, of which there may be thousands.
+    """
+
+    def __init__(self, in_use: np.ndarray, most: int) -> None:
+        self._places = np.concatenate([in_use, np.zeros((most, 4), np.int64)])
+        self._count = len(in_use)
+
+    def take(self, buffer: LiveBuffer, capacity: int) -> bool:
+        """Take the first gap that is wide enough as long as a buffer lives, if there is one."""
+        places = self._places[: self._count]
+        meanwhile = places[(places[:, 0] < buffer.end) & (buffer.first < places[:, 1])]
+        meanwhile = meanwhile[np.argsort(meanwhile[:, 2])]
+        below = np.maximum.accumulate(np.concatenate([[0], meanwhile[:, 3]]))  # what is taken up to each of them
+        gaps = np.flatnonzero(meanwhile[:, 2] - below[:-1] >= buffer.size)
+        at = int(below[gaps[0]] if gaps.size else below[-1])
+        if at + buffer.size > capacity:
+            return False
+        self._places[self._count] = buffer.first, buffer.end, at, at + buffer.size
+        self._count += 1
+        return True
+
+    @property
+    def top(self) -> int:
+        """The byte after the last that is taken."""
+        return int(self._places[: self._count, 3].max(initial=0))
 
 
 def placed(buffers: Iterable[LiveBuffer], used: Sequence[int], capacity: int) -> tuple[set[int], int]:
@@ -47,45 +75,24 @@ def placed(buffers: Iterable[LiveBuffer], used: Sequence[int], capacity: int) ->
         used: for each step what is in use already.
         capacity: the bytes of the memory.
     """
-    in_use: list[_Place] = [(step, step + 1, 0, size) for step, size in enumerate(used) if size]
+    steps = [(step, step + 1, 0, size) for step, size in enumerate(used) if size]
+    in_use = np.array(steps, np.int64).reshape(-1, 4)
+    candidates = sorted([buffer for buffer in buffers if 0 < buffer.size <= capacity], key=_rank)
     chosen: list[LiveBuffer] = []
-    places, repacks = [*in_use], _REPACKS
-    for buffer in sorted([buffer for buffer in buffers if 0 < buffer.size <= capacity], key=_rank):
-        place = _place(buffer, places, capacity)
-        if place is None and repacks:
-            repacks -= 1
-            packed = _packed([*chosen, buffer], in_use, capacity)
-            if packed is not None:
-                places = packed
-                chosen.append(buffer)
-        elif place is not None:
-            places.append(place)
+    room, repacks = _Room(in_use, len(candidates)), _REPACKS
+    for buffer in candidates:
+        if room.take(buffer, capacity):
             chosen.append(buffer)
-    return {buffer.number for buffer in chosen}, max([stop for *_, stop in places], default=0)
+        elif repacks:
+            repacks -= 1
+            packed = _Room(in_use, len(candidates))
+            biggest_first = sorted([*chosen, buffer], key=lambda buffer: (-buffer.size, _rank(buffer)))
+            if all(packed.take(other, capacity) for other in biggest_first):
+                room = packed
+                chosen.append(buffer)
+    return {buffer.number for buffer in chosen}, room.top
 
 
 def _rank(buffer: LiveBuffer) -> tuple[float, int, int, int, int]:
     gain = buffer.size if buffer.gain is None else buffer.gain
     return -gain / math.sqrt(buffer.size), -buffer.size, buffer.end - buffer.first, buffer.first, buffer.number
-
-
-def _packed(buffers: Iterable[LiveBuffer], in_use: Iterable[_Place], capacity: int) -> list[_Place] | None:
-    """Places for all of these, the biggest first; None where one finds none."""
-    places = [*in_use]
-    for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, _rank(buffer))):
-        place = _place(buffer, places, capacity)
-        if place is None:
-            return None
-        places.append(place)
-    return places
-
-
-def _place(buffer: LiveBuffer, places: Iterable[_Place], capacity: int) -> _Place | None:
-    """The first gap that is wide enough as long as a buffer lives."""
-    at = 0
-    meanwhile = [(begin, stop) for first, end, begin, stop in places if first < buffer.end and buffer.first < end]
-    for begin, stop in sorted(meanwhile):
-        if begin - at >= buffer.size:
-            break
-        at = max(at, stop)
-    return (buffer.first, buffer.end, at, at + buffer.size) if at + buffer.size <= capacity else None
