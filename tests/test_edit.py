@@ -1948,7 +1948,7 @@ def test_nothing_leaves_the_checkpoint_of_a_group_but_what_it_gives(module, name
 
 @pytest.mark.parametrize(
     "condition",
-    ["for w in ws if masks.pop().max() >= 0", "for w in (w * masks.pop().sum() for w in ws)"],
+    ["for w in ws if masks.pop().max() >= 0", "for w in (w * masks.pop()[0] for w in ws)"],
     ids=["of the loop", "of what it goes through"],
 )
 def test_masks_that_steps_take_in_another_order_are_told_apart(module, condition):
