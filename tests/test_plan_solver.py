@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 import remat_magic as rm
-from remat_magic.planning import problem as problems
-from remat_magic.planning import reduction
+from remat_magic.planning import hull, reduction
 from remat_magic.planning.graph import Graph
 from remat_magic.planning.planner import planner
 from remat_magic.planning.problem import Problem
@@ -260,7 +259,7 @@ def test_a_slider_does_not_wait(monkeypatch):
 
     monkeypatch.setattr(Problem, "priced", priced)
     clocks = SimpleNamespace(thread_time=lambda: clock.now, perf_counter=time.perf_counter)
-    monkeypatch.setattr(problems, "time", clocks)
+    monkeypatch.setattr(hull, "time", clocks)
     fun, args = models.transformer(4)
     trace = rm.trace(fun, *args)
     most = planner(trace.facts, None, False).most
