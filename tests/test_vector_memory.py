@@ -1,6 +1,5 @@
 """What a TPU holds in the memory beside its compute units: how long, which values first, and where they lie."""
 
-import os
 from dataclasses import replace
 
 import jax
@@ -16,8 +15,8 @@ from remat_magic.facts.step_clock import Clock
 from remat_magic.facts.vector_memory import LiveBuffer, placed
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.named_models import shape
+from tests.test_elsewhere import compiler
 
-pytestmark = pytest.mark.compilers  # some ask XLA, and the others take no time
 TPU = "TPU v5e"
 WIDE, SQUARE = shape(4096, 1024), shape(1024, 1024)
 VALUE, WEIGHT = 4096 * 1024 * 4, 1024 * 1024 * 4
@@ -77,11 +76,9 @@ def test_what_waits_for_long_is_not_in_the_vector_memory(between):
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("between", WAITS)
 def test_xla_moves_it_out_after_as_long(between):
-    if not devices.get(TPU).compiles_here and not os.environ.get("REMAT_COMPILERS"):
-        pytest.skip(devices.get(TPU).why_not)
     fun, stays = WAITS[between]
     trace = waiting(fun)
-    measured = trace.measure(device=TPU)
+    measured = trace.measure(device=compiler(TPU))
     assert in_memory(measured.needed_bytes) == (0 if stays else 1)
     assert trace.report(device=TPU).peak_bytes == pytest.approx(measured.needed_bytes, rel=0.02)
 
@@ -107,6 +104,14 @@ def test_a_step_takes_as_long_as_it_moves_or_computes():
     assert elapsed(lambda x, w: x @ w, *halves) == pytest.approx(PRODUCT * 0.819e12, rel=1e-3)
     narrow = shape(4096, 8), shape(8, 1024)
     assert elapsed(lambda x, w: x @ w, *narrow) >= VALUE + 4096 * 8 * 4 + 8 * 1024 * 4
+
+
+def test_a_step_that_takes_a_few_rows_does_not_move_the_others():
+    def rows(x, first):
+        return lax.dynamic_slice(x, (first, 0), (8, 1024))
+
+    moved = 2 * 8 * 1024 * 4  # read and written; besides that the number of the first
+    assert moved <= elapsed(rows, WIDE, shape(dtype=jax.numpy.int32)) < moved + 64
 
 
 def test_what_stays_in_registers_takes_no_time():
