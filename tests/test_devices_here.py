@@ -13,15 +13,10 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import devices
 from remat_magic.records import RematError
-from tests.eight_devices import eight, not_on_eight, run_on_eight
+from tests.eight_devices import eight
 from tests.programs import f32
 
 H100, V5E = "NVIDIA H100 80GB HBM3", "TPU v5 lite"
-
-
-@not_on_eight
-def test_on_eight_devices():
-    run_on_eight(__file__)
 
 
 @pytest.fixture
@@ -58,6 +53,7 @@ def spread(size, kind=AxisType.Auto, abstract=False):
 
 
 @eight
+@pytest.mark.each_once
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize(("name", "called"), [("H100 SXM x8", H100), ("TPU v5e:2x4", V5E)])
 @pytest.mark.parametrize("function", [loss, step])

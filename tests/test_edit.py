@@ -2110,7 +2110,10 @@ SEVERAL = {  # a policy for each place; the decorator of `block`; what the edite
 
 
 @pytest.mark.remat3_is_volume  # the text is written before JAX has a part in it
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize(
+    "name",
+    usually(SEVERAL, "moved inward", "moved outward", "within groups of steps", "as it is written, at one of them"),
+)
 def test_policies_at_several_places_are_written(module, name, remat3):
     at, decorator, lines = SEVERAL[name]
     text = LAYERS.replace("DECORATOR", decorator)

@@ -214,6 +214,13 @@ def head(w, x, tokens):
     return -jnp.take_along_axis(logits, tokens[:, None], -1).mean()
 
 
+def deep_head(ws, w, x, tokens):
+    """The same after layers whose residuals take as much as the softmax."""
+    for each in ws:
+        x = x + jnp.tanh(x @ each[0]) @ each[1]
+    return head(w, x, tokens)
+
+
 def attention(ws, x):
     for w in ws:
         q, k, v = ((x @ w[name]).reshape(*x.shape[:2], 8, -1) for name in "qkv")
@@ -235,6 +242,7 @@ RECURRENCE = shape(256, 256), shape(64, 512, 256)
 GATED = {"gate": SQUARE, "up": SQUARE, "down": SQUARE}
 MLP = [GATED] * 2, shape(65536, 1024)
 HEAD = (*HALF, shape(16384, dtype=jnp.int32))
+DEEP_HEAD = [(shape(1024, 4096, dtype=jnp.bfloat16), shape(4096, 1024, dtype=jnp.bfloat16))] * 4, *HEAD
 ATTENTION = (
     [{name: shape(512, 512, dtype=jnp.bfloat16) for name in "qkv"}] * 2,
     shape(32, 1024, 512, dtype=jnp.bfloat16),
@@ -258,6 +266,51 @@ def test_a_softmax_is_one_kernel_of_a_gpu():
     # It is in float32, and what it is made of in bfloat16. A TPU makes it again of that, a GPU does not.
     assert "f32[16384,8192]" in kept(GPU)
     assert "f32[16384,8192]" not in kept(TPU)
+
+
+def test_what_only_a_result_needs_is_put_off_on_a_tpu():
+    """The sum of a product has a gradient that does not read the product; it is as large as an argument."""
+
+    def orders(device):
+        moments = rm.trace(lambda w, x: (x @ w).sum(), SQUARE, WIDE).timeline("none", "function", device=device).moments
+        return [moment.half for moment in moments if moment.primitive == "dot_general"]
+
+    assert orders(TPU) == ["backward", "backward", "forward"]
+    assert orders(GPU) == ["forward", "backward", "backward"]
+
+
+def test_what_takes_no_memory_is_not_put_off():
+    """Its operands would be held until then: here the greatest of all elements, of which the gradient reads none."""
+
+    def loss(w, x):
+        y = x @ w
+        return jnp.sin(y).sum() + lax.stop_gradient(y).max()
+
+    moments = rm.trace(loss, SQUARE, WIDE).timeline("none", "function", device=TPU).moments
+    backward = next(at for at, moment in enumerate(moments) if moment.half == "backward")
+    assert "reduce_max" in {moment.primitive for moment in moments[:backward]}
+
+
+def test_the_gradient_of_one_element_of_each_row_is_held_nowhere_on_a_tpu():
+    """There it is a comparison in the kernels that read it, which make the softmax again of the products too."""
+
+    def rows(device):
+        lives = rm.trace(head, *HEAD).timeline("none", "function", device=device).lives
+        backward = {"scatter-add", "convert_element_type"}
+        return {life.value.primitive for life in lives if life.value.nbytes > 2**20} & backward
+
+    assert rows(GPU) == {"scatter-add", "convert_element_type"}
+    assert rows(TPU) == set()
+
+
+def test_elements_that_several_indices_tell_are_scattered():
+    """A row may be told twice: that is no comparison."""
+
+    def loss(w, x, tokens):
+        return -jnp.take_along_axis(jax.nn.log_softmax((x @ w).astype(jnp.float32)), tokens, -1).mean()
+
+    lives = rm.trace(loss, *HALF, shape(16384, 2, dtype=jnp.int32)).timeline("none", "function", device=TPU).lives
+    assert "scatter-add" in {life.value.primitive for life in lives if life.value.nbytes > 2**20}
 
 
 def test_kernels_make_again_what_other_residuals_tell():
@@ -442,6 +495,7 @@ CASES = {
     "gates": (gates, MLP, "none", "function"),
     "attention": (attention, ATTENTION, "none", "function"),
     "head": (head, HEAD, "none", "function"),
+    "head after layers": (deep_head, DEEP_HEAD, "none", "function"),
     "associative scan": (recurrence, RECURRENCE, "none", "function"),
 }
 

@@ -1,14 +1,18 @@
 """What can be asked of a trace grows no faster than its program, counted in steps, which no busy machine changes."""
 
+import pytest
+
 import remat_magic as rm
 from tests.benchmarks import growth
+from tests.volume import usually
 
 # What is shown of few values and of many differs: groups, folds, numbers with more digits. Some of it is cached.
 _SHOWN = ("page", "widget", "text", "compare")
 
 
-def test_work_grows_with_the_length_of_a_program():
-    make, smallest = growth.LONG["everything"]  # the others are counted by the benchmark
+@pytest.mark.parametrize("smallest", usually([3, 4], 3))
+def test_work_grows_with_the_length_of_a_program(smallest):
+    make, _ = growth.LONG["everything"]  # the others are counted by the benchmark
     for question, sizes in growth.counted(make, smallest).items():
         first, second, third = (of_size.total() for of_size in sizes)
         assert third < 3 * max(first, second), question
@@ -18,9 +22,10 @@ def test_work_grows_with_the_length_of_a_program():
             assert rate < 3, f"{question}: {function}"
 
 
-def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do():
+@pytest.mark.parametrize("smallest", usually([2, 3], 2))
+def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do(smallest):
     """These grow with the square of the depth, of which the second doubling adds four times what the first did."""
-    make, smallest = growth.DEEP["scans"]
+    make, _ = growth.DEEP["scans"]
     for question, sizes in growth.counted(make, smallest).items():
         if question not in _SHOWN or question == "text":
             assert growth.growth(*(of_size.total() for of_size in sizes)) < 4.5, question

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-import textwrap
 import typing
 
 import jax
@@ -18,9 +15,12 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as Spec
 
 import remat_magic as rm
 import tests.programs
+from tests.eight_devices import eight
 from tests.programs import binary_chain, f32
 from tests.test_parity import types_of_ours
 
@@ -564,28 +564,40 @@ def test_arguments_may_be_in_host_memory(remat3):
     assert trace.report().residuals
 
 
-_SHARDED = """
-    import jax, jax.numpy as jnp, functools
-    import remat_magic as rm
-    from jax.sharding import PartitionSpec as S, NamedSharding, AxisType
-    from jax._src.ad_checkpoint import saved_residuals
-
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    x = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, S("data")))
-    w = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, S(None, "model")))
+def sharded_loss(mesh):
+    spread = NamedSharding(mesh, Spec("data"))
 
     def loss(w, x):
         y = jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x)
-        return jax.lax.with_sharding_constraint(jnp.sin(y), NamedSharding(mesh, S("data"))).sum()
+        return jax.lax.with_sharding_constraint(jnp.sin(y), spread).sum()
 
-    def mapped(w, x):
-        @functools.partial(jax.shard_map, mesh=mesh, in_specs=(S(), S("data")), out_specs=S())
-        def each(w, x):
-            return jax.lax.psum(jnp.sin(jax.checkpoint(jnp.sin)(x @ w)).sum(), "data")
+    return loss
 
-        return each(w, x)
 
-    def check(fun, w, x):
+def mapped_loss(mesh):
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(Spec(), Spec("data")), out_specs=Spec())
+    def loss(w, x):
+        return jax.lax.psum(jnp.sin(jax.checkpoint(jnp.sin)(x @ w)).sum(), "data")
+
+    return loss
+
+
+def loss_on_explicit_axes(_):
+    """Shardings are part of the types."""
+    return lambda w, x: jnp.sin(jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x)).sum()
+
+
+@eight
+@pytest.mark.parametrize("make", [sharded_loss, mapped_loss, loss_on_explicit_axes])
+def test_sharded_inputs_and_shard_map_are_reported_as_jax_lists_them(make):
+    axes = AxisType.Explicit if make is loss_on_explicit_axes else AxisType.Auto
+    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4], axis_types=(axes,) * 2)
+    w, x = jnp.ones((8, 4)), jnp.ones((4, 8))
+    fun = make(mesh)
+    if make is not mapped_loss:
+        w = jax.device_put(w, NamedSharding(mesh, Spec(None, "model")))
+        x = jax.device_put(x, NamedSharding(mesh, Spec("data")))
+    with jax.set_mesh(mesh) if make is loss_on_explicit_axes else contextlib.nullcontext():
         trace = rm.trace(fun, w, x)
         for policy in ("as_written", "nothing_saveable", "dots_saveable", "none"):
             for at in ("function", "sites"):
@@ -593,27 +605,6 @@ _SHARDED = """
                 assert not report.backward_error, report.backward_error
                 assert report.forward.text == trace.forward(policy, at).pretty_print(use_color=False)
                 assert jnp.allclose(trace.function(policy, at)(w, x), fun(w, x), rtol=1e-5), policy
-        assert len(trace.report(at="function").residuals) == len(
-            [1 for _, source in saved_residuals(fun, w, x) if source != "from a literal"]
-        )
-        return trace
-
-    assert check(loss, w, x).engine.sites
-    assert check(mapped, jnp.ones((8, 4)), jnp.ones((4, 8))).engine.sites
-
-    # Explicit axes: shardings are part of the types.
-    explicit = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(explicit):
-        x = jax.device_put(jnp.ones((4, 8)), NamedSharding(explicit, S("data")))
-        w = jax.device_put(jnp.ones((8, 4)), NamedSharding(explicit, S(None, "model")))
-        check(lambda w, x: jnp.sin(jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x)).sum(), w, x)
-    print("checked")
-"""
-
-
-def test_sharded_inputs_and_shard_map_are_reported_as_jax_lists_them():
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_SHARDED)], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "checked", done.stderr[-3000:]
+        listed = [1 for _, source in saved_residuals(fun, w, x) if source != "from a literal"]
+        assert len(trace.report(at="function").residuals) == len(listed)
+        assert trace.engine.sites

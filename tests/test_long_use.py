@@ -21,6 +21,7 @@ from remat_magic import _jax
 from remat_magic.widget import RematWidget
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import IdleTime
+from tests.volume import usually
 
 # Functions of JAX's own (jnp.where, jax.nn.gelu) live for ever, and so would what is cached of them for an inspection.
 LOSS = """
@@ -138,10 +139,10 @@ class Channels:
         return Channel()
 
 
-def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
+@pytest.mark.parametrize("many", usually([10, 50], 10))
+def test_many_widgets_and_their_cells_run_again(many, monkeypatch):
     from tests.test_widget import FakeShell  # here, since tests/benchmarks reads this file outside of pytest
 
-    many = 10 if _jax.remat3() else 50  # what jax_remat3 leaves makes every collection slower
     channels, shell = Channels(), FakeShell()
     monkeypatch.setattr(comm, "create_comm", channels.create)
     monkeypatch.setattr(widget_module, "_kernel", object)
@@ -176,7 +177,8 @@ def test_fifty_widgets_and_their_cells_run_again(monkeypatch):
     assert (traces(), len(channels.open)) == (0, 0)
 
 
-def test_a_hundred_inspections_leave_nothing():
+@pytest.mark.parametrize("times", usually([12, 100], 12))
+def test_many_inspections_leave_nothing(times):
     """Of a small function, in which each jaxpr or tracer that is kept would count the more."""
     x = jnp.ones(3)
 
@@ -186,7 +188,7 @@ def test_a_hundred_inspections_leave_nothing():
 
         rm.trace(loss, x).report("nothing_saveable", "function")
 
-    left = left_behind(inspect, 12 if _jax.remat3() else 100)
+    left = left_behind(inspect, times)
     assert left["Trace"] == left["Jaxpr"] == 0 or _jax.remat3(), left.most_common(8)
     assert sum(left.values()) < (REMAT3_SLACK if _jax.remat3() else 50), left.most_common(8)
 

@@ -23,6 +23,7 @@ from remat_magic.views.display import text
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
 from tests.eight_devices import eight
+from tests.volume import usually
 
 # ------------------------------------------------------------------------------------------------------------- models
 
@@ -523,7 +524,7 @@ def test_automatic_shardings_are_xlas_own(name, stacked):
 
 
 @eight
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", usually([False, True], True))
 def test_choices_on_an_automatic_mesh_are_of_one_device(stacked):
     loss, args = asked("both", stacked)
     trace = rm.trace(loss, *args)

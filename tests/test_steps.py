@@ -1,18 +1,20 @@
 """A training step is inspected by the gradient that it takes inside, and comes back with a policy in it."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax._src.ad_checkpoint import saved_residuals  # the list that JAX itself prints
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
+from tests.eight_devices import eight
 
 RATE = 0.1
 
@@ -122,8 +124,8 @@ def test_a_step_is_of_its_gradient_inside_and_comes_back_with_the_policy(step, j
         under = trace.function(policy)
         assert trace.report(policy).saved_bytes < report.saved_bytes
         assert str(jax.make_jaxpr(under)(params, x, y)).count("prevent_cse") == 1
-        assert agree(under(params, x, y), step(params, x, y))
         assert agree(jax.jit(under)(params, x, y), step(params, x, y))
+    assert agree(under(params, x, y), step(params, x, y))  # one operation after another, too
     assert "prevent_cse" not in str(jax.make_jaxpr(step)(params, x, y))  # the user's own is as it was
 
 
@@ -512,37 +514,36 @@ def test_a_step_that_is_not_known_says_why():
     assert agree(trace.function("nothing_saveable")(w, x), curvature(w, x))
 
 
-ON_FOUR_DEVICES = """
-import jax, jax.extend, numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
-import remat_magic as rm
-from tests.test_steps import *
+def over_four_devices(fun, **options):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    return jax.shard_map(fun, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), **options)
 
-jax.config.update("jax_cpu_enable_async_dispatch", False)  # two programs at once can wait for each other
-params, x, y = arguments(batch=16)
-per_device = lambda array: array.reshape(4, 4, 8)
-mesh = Mesh(np.array(jax.devices()), ("data",))
 
-def step(params, x, y):
-    value, gradients = jax.value_and_grad(loss)(params, x, y)
-    return updated(params, lax.pmean(gradients, "data")), lax.pmean(value, "data")
+@eight
+@pytest.mark.parametrize("how", ["shard_map", "shard_map without vma", "pmap"])
+def test_a_gradient_on_several_devices_is_of_one_of_them(how):
+    params, x, y = arguments(batch=16)
 
-specs = dict(mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P())
-copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params)
-# Each device's part is 4 of the 16 rows.
-part = x[:4], y[:4]
-expected = saved_types(lambda p: loss(p, *part), params)
-for whole, args in (
-    (jax.jit(jax.shard_map(step, **specs)), (params, x, y)),
-    (jax.jit(jax.shard_map(step, **specs, check_vma=False)), (params, x, y)),
-    (jax.pmap(step, axis_name="data"), (copies, per_device(x), per_device(y))),
-):
+    def step(params, x, y):
+        value, gradients = jax.value_and_grad(loss)(params, x, y)
+        return updated(params, lax.pmean(gradients, "data")), lax.pmean(value, "data")
+
+    if how == "pmap":
+        whole = jax.pmap(step, axis_name="data", devices=jax.devices()[:4])
+        copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params)
+        args = copies, x.reshape(4, 4, 8), y.reshape(4, 4, 8)
+    else:
+        whole = jax.jit(over_four_devices(step, check_vma=how == "shard_map"))
+        args = params, x, y
     trace = rm.trace(whole, *args)
-    assert trace.function_name == "loss", trace.function_name
+    assert trace.function_name == "loss"
     rows = [row for row in trace.report().residuals if row.kind == "intermediate" and row.primitive != "pvary"]
+    part = x[:4], y[:4]  # what each device has of 16 rows
+    expected = saved_types(lambda p: loss(p, *part), params)
     assert sorted((row.dtype, row.shape) for row in rows if row.shape) == expected
     (note,) = (note for note in trace.notes if note.kind == "gradient-per-device")
-    assert "4 along 'data'" in note and "of one device" in note
+    assert "4 along 'data'" in note
+    assert "of one device" in note
     assert trace.step.parameter_bytes == 3 * 8 * 8 * 4
     assert trace.step.batch_bytes == 2 * 4 * 8 * 4
     assert 0 < trace.step.saved_bytes <= sum(row.nbytes for row in rows)  # at the peak
@@ -550,30 +551,26 @@ for whole, args in (
     assert trace.report(policy).saved_bytes < trace.report().saved_bytes
     before, results = jax.block_until_ready(jax.jit(whole)(*args)), jax.jit(trace.function(policy))(*args)
     assert agree(results, before)
-    same = lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)
+    same = lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)  # noqa: E731
     assert jax.tree.all(jax.tree.map(same, results, before))
 
-def mapped_loss(params, x, y):
-    return jax.shard_map(lambda *args: lax.pmean(loss(*args), "data"), **specs)(params, x, y)
 
-whole = jax.jit(lambda params, x, y: updated(params, jax.grad(mapped_loss)(params, x, y)))
-trace = rm.trace(whole, params, x, y)
-assert trace.function_name == "mapped_loss"
-in_jaxpr = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(mapped_loss)(params, x, y))  # Python's scalars are literals
-assert made(trace.report()) == saved_types(lambda p: in_jaxpr(*p, x, y), params)
-assert trace.step.batch_bytes == 2 * 4 * 8 * 4  # as the bytes saved, of one device
-assert trace.report().devices == 4 and trace.report().per_device
-assert agree(trace.function("nothing_saveable")(params, x, y), whole(params, x, y))
-"""
+@eight
+def test_the_gradient_of_a_loss_that_is_mapped_over_devices_is_of_one_of_them():
+    params, x, y = arguments(batch=16)
 
+    def mapped_loss(params, x, y):
+        of_part = lambda *args: lax.pmean(loss(*args), "data")  # noqa: E731
+        return over_four_devices(of_part)(params, x, y)
 
-def test_a_gradient_on_several_devices_is_of_one_of_them():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", ON_FOUR_DEVICES], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    whole = jax.jit(lambda params, x, y: updated(params, jax.grad(mapped_loss)(params, x, y)))
+    trace = rm.trace(whole, params, x, y)
+    assert trace.function_name == "mapped_loss"
+    in_jaxpr = jaxpr_as_fun(jax.make_jaxpr(mapped_loss)(params, x, y))  # Python's scalars are literals
+    assert made(trace.report()) == saved_types(lambda p: in_jaxpr(*p, x, y), params)
+    assert trace.step.batch_bytes == 2 * 4 * 8 * 4  # as the bytes saved, of one device
+    assert (trace.report().devices, trace.report().per_device) == (4, True)
+    assert agree(trace.function("nothing_saveable")(params, x, y), whole(params, x, y))
 
 
 def test_a_container_of_the_user_s_own_is_not_taken_for_the_function():

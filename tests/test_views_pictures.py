@@ -247,6 +247,13 @@ def test_the_peak_is_told_with_its_line():
     assert "20 moments forward, 30 moments backward." in text
 
 
+def test_what_is_put_off_belongs_to_the_pass_that_it_is_put_off_to():
+    plain = timeline()
+    moments = [replace(moment, half="forward") if at in (35, 49) else moment for at, moment in enumerate(plain.moments)]
+    text = "".join(parsed(timeline_svg(replace(plain, moments=tuple(moments)))).itertext())
+    assert "20 moments forward, 30 moments backward." in text
+
+
 def test_another_choice_is_drawn_over_it():
     """Dashed and named, with its own peak, on an axis that has room for both; its passes begin where the others do."""
     other = replace(timeline(40, 30, 45), policy="nothing_saveable", label="nothing")

@@ -6,6 +6,7 @@ parameter. Sets of names are for what is looked up by name; what is asked of one
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -253,6 +254,17 @@ def is_strided(eqn: Any) -> bool:
     if eqn.primitive.name == "slice":
         return any(stride > 1 for stride in eqn.params["strides"] or ())
     return eqn.primitive.name == "pad" and any(between for _, _, between in eqn.params["padding_config"])
+
+
+def is_one_hot(eqn: Any) -> bool:
+    """Whether an equation puts one element into each row of an array, where an index says."""
+    if eqn.primitive.name not in ("scatter", "scatter-add"):
+        return False
+    dims, (operand, _, updates) = eqn.params["dimension_numbers"], (var.aval for var in eqn.invars)
+    rows = [operand.shape[dim] for dim in dims.operand_batching_dims]
+    indexed = len(dims.scatter_dims_to_operand_dims)
+    one_each = not dims.update_window_dims and math.prod(rows) == updates.size
+    return bool(rows) and one_each and len(rows) + indexed == operand.ndim
 
 
 def is_broadcast(eqn: Any) -> bool:

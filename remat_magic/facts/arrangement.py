@@ -9,10 +9,10 @@ from remat_magic import _jax
 from remat_magic.facts.buffers import Buffers
 from remat_magic.facts.held import Held
 from remat_magic.facts.narrowing import read_by_matmuls
-from remat_magic.facts.remade import made_again
+from remat_magic.facts.remade import fused_again, made_again
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.step_clock import BodyTime, Clock
-from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off
+from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, results_put_off
 from remat_magic.facts.sweep import lives
 from remat_magic.facts.vector_memory import LiveBuffer, placed
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
@@ -50,19 +50,23 @@ def arranged(
         if step.eqn is not None and _jax.is_scan(step.eqn):  # its dead stacks are not made
             for number in step.makes:
                 buffers.sizes[number] *= number in read
-    if on.fuses:
-        _make_again(steps, buffers)
+    changed = _make_again(steps, buffers) if on.fuses else set[int]()
     if on.narrows:
         _narrow(steps, buffers, around)
+    if on.matmuls:
+        in_memory = buffers.lasting | buffers.written | buffers.saved | buffers.gradients
+        _read_instead(steps, fused_again(steps, changed, in_memory, buffers.sizes), buffers)
     delayed = put_off(steps, buffers.kept | buffers.gradients)
     order = brought_forward(delayed, buffers.lasting, buffers.sizes)
+    if on.vector_memory:
+        order = results_put_off(order, buffers.lasting, buffers.sizes)
     if on.reserves:
         _place_results(order, buffers)
     return _place_in_vector_memory(order, buffers, bodies) if on.vector_memory else InTime(order)
 
 
-def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> None:
-    """Let kernels that read certain residuals make them again, and read what these are made of."""
+def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> set[int]:
+    """Let kernels that read certain residuals make them again, and read what these are made of; what they make."""
     lasting = buffers.lasting
     again = made_again(
         steps,
@@ -73,6 +77,12 @@ def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> None:
         buffers.sizes,
         matmuls=buffers.on.matmuls,
     )
+    return _read_instead(steps, again, buffers)
+
+
+def _read_instead(steps: list[ScheduledStep], again: Mapping[int, tuple[int, ...]], buffers: Buffers) -> set[int]:
+    """Let what is made again take no bytes, and kernels read what it is made of; what these make."""
+    changed = set[int]()
     for number in again:
         buffers.discard(number)
     for index, step in enumerate(steps):
@@ -82,6 +92,8 @@ def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> None:
                 for numbers in (step.reads, step.over)
             )
             steps[index] = step._replace(reads=reads, over=over)
+            changed.update(step.makes)
+    return changed
 
 
 def _narrow(

@@ -6,11 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, MATMULS, REDUCTIONS
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, MADE_ANEW, MATMULS, REDUCTIONS
 from remat_magic.facts.kernels import in_registers
 from remat_magic.jaxprs.straight_line import LITERAL, Line, StraightLine, StraightLines
 
 __all__ = ["fused_operands", "fuses", "normalized", "strided", "unheld"]
+
+
+_NOT_MADE_AGAIN = BROADCASTS | REDUCTIONS | MATMULS
 
 
 def unheld(
@@ -49,11 +52,11 @@ def unheld(
         reads = {read for number in line.reads if number != LITERAL for read in read_for.get(number, (number,))}
         for number in line.makes:
             end = last_fused.get(number, -1)
-            if number in never:
+            if number in never or line.operation.name in MADE_ANEW:
                 read_for[number] = reads
             elif (
-                line.operation.name in FUSIBLE - BROADCASTS
-                and not line.operation.bodies
+                fuses(line, matmuls=matmuls)
+                and line.operation.name not in _NOT_MADE_AGAIN
                 and number not in in_memory
                 and end > last_other.get(number, -1)
             ):
@@ -94,6 +97,12 @@ def fused_operands(jaxpr: Any, lines: StraightLines) -> set[int]:
 
 
 def fuses(line: Line, *, matmuls: bool = False) -> bool:
-    """Whether an operation runs in one kernel with what makes its operands; ``matmuls``: these do so as well."""
-    name = line.operation.name
-    return not line.operation.bodies and (name in FUSIBLE or name in REDUCTIONS or (matmuls and name in MATMULS))
+    """Whether an operation runs in one kernel with what makes its operands; ``matmuls``: these do so as well.
+
+    So then does what puts one element into each row, as the gradient of a loss that takes one of each row's
+    probabilities: XLA for TPUs makes a comparison and a selection of it.
+    """
+    name, eqn = line.operation.name, line.operation.eqn
+    if line.operation.bodies:
+        return False
+    return name in FUSIBLE or name in REDUCTIONS or (matmuls and (name in MATMULS or _jax.is_one_hot(eqn)))

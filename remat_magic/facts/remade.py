@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from remat_magic import _jax
-from remat_magic._jax.primitives import FUSIBLE, MATMULS, REDUCTIONS
-from remat_magic.facts.step_order import ScheduledStep
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, MATMULS, REDUCTIONS
+from remat_magic.facts.step_order import ScheduledStep, last_uses
 
-__all__ = ["made_again"]
+__all__ = ["fused_again", "made_again"]
 
+_SMALL = 1 / 32  # of a value: what it is made of besides, such as a number for each row of it
 _MOST = 96  # XLA for GPUs fuses no further where a kernel would read more
 
 
@@ -41,8 +42,7 @@ def made_again(
     in_memory = lasting | written
     for step in steps:
         checkpoint = checkpoints.get(step.makes[0]) if step.makes else None
-        name = _name(step)
-        fuses = name in FUSIBLE or name in REDUCTIONS or (matmuls and name in MATMULS)
+        fuses = _fuses(step, matmuls=matmuls)
         in_memory.update([number for number in step.reads if not fuses or checkpoints.get(number) != checkpoint])
     reads_of: dict[int, Sequence[int]] = {}  # of what can be made again
     made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
@@ -68,6 +68,39 @@ def made_again(
     return again
 
 
+def fused_again(
+    steps: Sequence[ScheduledStep], changed: set[int], in_memory: set[int], sizes: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """What else is made again where it is read, now that residuals are: what takes no less than what it is made of.
+
+    Matmuls run what makes their operands, too.
+
+    Args:
+        steps: all of them, with what is read for residuals that are made again.
+        changed: the buffers that are made by kernels that read for such.
+        in_memory: the buffers that are in memory whatever could make them again.
+        sizes: the bytes of each.
+
+    Returns:
+        For each buffer that is not held what is read instead.
+    """
+    last = last_uses(steps)
+    in_memory = in_memory.union(*(step.reads for step in steps if not _fuses(step, matmuls=True)))
+    again: dict[int, tuple[int, ...]] = {}
+    for step in steps:
+        if len(step.makes) != 1 or _name(step) not in FUSIBLE - BROADCASTS or in_memory.issuperset(step.makes):
+            continue
+        (number,) = step.makes
+        if number in changed or not again.keys().isdisjoint(step.reads):
+            reads = dict.fromkeys(read for own in step.reads for read in (own, *again.get(own, ())))
+            kept_for_it = [read for read in reads if last[read] < last[number]]
+            large = [sizes[read] for read in kept_for_it if sizes[read] > _SMALL * sizes[number]]
+            if sum(large) <= sizes[number]:
+                again[number] = (*reads,)
+                last.update(dict.fromkeys(kept_for_it, last[number]))
+    return again
+
+
 def _nearest(number: int, reads_of: Mapping[int, Sequence[int]], held: set[int]) -> set[int]:
     """What a buffer is made again of: on the way to each of its makers, the first that is held."""
     seen, todo, nearest = set[int](), [*reads_of[number]], set[int]()
@@ -80,6 +113,11 @@ def _nearest(number: int, reads_of: Mapping[int, Sequence[int]], held: set[int])
             else:
                 nearest.add(read)
     return nearest
+
+
+def _fuses(step: ScheduledStep, *, matmuls: bool) -> bool:
+    name = _name(step)
+    return name in FUSIBLE or name in REDUCTIONS or (matmuls and name in MATMULS)
 
 
 def _name(step: ScheduledStep) -> str:

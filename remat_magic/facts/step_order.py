@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from remat_magic.records import Phase
 
-__all__ = ["ScheduledStep", "brought_forward", "last_uses", "put_off", "written_over"]
+__all__ = ["ScheduledStep", "brought_forward", "last_uses", "put_off", "results_put_off", "written_over"]
 
 
 class ScheduledStep(NamedTuple):  # thousands are made for each report, and a frozen dataclass takes thrice as long
@@ -99,6 +100,41 @@ def brought_forward(steps: list[ScheduledStep], lasting: set[int], sizes: Sequen
                     able.append(reader)
             todo += [other for other in able if not done[other] and not waiting[other] and shrinks_by[other] > 0]
     return order
+
+
+def results_put_off(steps: list[ScheduledStep], lasting: set[int], sizes: Sequence[int]) -> list[ScheduledStep]:
+    """The steps, those of the forward half that only results need put off until nothing that takes less can run.
+
+    The loss itself is such a result: no gradient needs it, and what is large on the way to it, as a softmax over many
+    words that one is taken of, is made when memory is free again.
+    """
+    first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
+    needed = {number for step in steps[first:] for number in step.reads}
+    for step in reversed(steps[:first]):
+        if not needed.isdisjoint(step.makes):
+            needed.update(step.reads)
+    left = {number: len(reading) for number, reading in _readers(steps, 0).items()}
+
+    def growth(step: ScheduledStep) -> int:
+        dying = [number for number in {*step.reads} if left[number] == 1 and number not in lasting]
+        return step.inside + sum([sizes[number] for number in step.makes]) - sum([sizes[number] for number in dying])
+
+    order: list[ScheduledStep] = []
+    waiting: deque[ScheduledStep] = deque()
+
+    def run(step: ScheduledStep) -> None:
+        order.append(step)
+        for number in {*step.reads}:
+            left[number] -= 1
+
+    for index, step in enumerate(steps):
+        if index < first and step.reads and needed.isdisjoint(step.makes):
+            waiting.append(step)
+            continue
+        while waiting and growth(waiting[0]) <= max(growth(step), 0):
+            run(waiting.popleft())
+        run(step)
+    return [*order, *waiting]
 
 
 def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from remat_magic.records import LiveValue, Measurement, Moment, Timeline
+from remat_magic.records import LiveValue, Measurement, Moment, Phase, Timeline
 from remat_magic.views import format as fmt
 from remat_magic.views.alive import KINDS, MOMENTS, lookup, lookup_attribute, runs, thinned, value_words
 from remat_magic.views.format import escape
@@ -19,6 +19,7 @@ _TOP_ROWS = 10  # of a table
 _BARS = 360  # moments drawn at most; of several in one place the highest is
 _WIDTH, _LEFT, _TOP, _RIGHT, _HEIGHT, _LINE = 680, 64, 52, 14, 192, 17  # pixels: all, margins, plot, a line of words
 _AXIS = "estimated memory"
+_PASSES: tuple[Phase, ...] = ("forward", "backward", "update")
 _TIME = "time: moments, one after another"
 
 _TIMELINE_STYLE = (
@@ -151,12 +152,16 @@ def _plot(frame: Frame) -> str:
 
 
 def _phases(moments: Sequence[Moment]) -> list[tuple[str, int, int]]:
-    """The forward and the backward pass, and the update of a training step: each with its first moment and its end."""
+    """The forward and the backward pass, and the update of a training step: each with its first moment and its end.
+
+    A pass goes on to the beginning of the next one, whatever operations of the forward half are put off until then.
+    """
+    reached = itertools.accumulate((_PASSES.index(moment.half) for moment in moments), max)
     phases: list[tuple[str, int, int]] = []
     start = 0
-    for phase, stretch in itertools.groupby(moments, key=lambda moment: moment.half):
+    for phase, stretch in itertools.groupby(reached):
         end = start + len(list(stretch))
-        phases.append((phase, start, end))
+        phases.append((_PASSES[phase], start, end))
         start = end
     return phases
 
