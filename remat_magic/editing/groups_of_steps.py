@@ -11,7 +11,10 @@ from remat_magic.editing.parsed_text import ParsedText
 from remat_magic.editing.python_loops import (
     Comprehension,
     PythonLoop,
+    breaks_of,
     carried_by,
+    guards_of,
+    has_end,
     own_parameter,
     statement_of,
     stored,
@@ -33,6 +36,7 @@ class GroupsOfSteps:
         decorator: the checkpoint, as a decorator on a line that is so far indented.
         checkpoint: what that is called, and its policy on a line that is so far indented.
         new_name: a name that nothing in the text has, like another one.
+        islice: what ``itertools.islice`` is called.
         of_linen: whether the loop is in a module of linen: then a group is given the module, and has from it what a
             ``for`` loop goes through.
         added: as for ``mark_added``, what is told of the functions.
@@ -44,6 +48,7 @@ class GroupsOfSteps:
     decorator: Callable[[str], str]
     checkpoint: Callable[[str], tuple[str, str]]
     new_name: Callable[[str], str]
+    islice: Callable[[], str]
     of_linen: bool
     added: tuple[set[str], set[str]]
 
@@ -71,29 +76,71 @@ class GroupsOfSteps:
 
     def _statement(self, loop: ast.For | ast.While) -> None:
         text, changes, size = self.text, self.changes, self.size
-        carried = carried_by(text, loop)
+        guards = guards_of(loop) if isinstance(loop, ast.For) and not self.of_linen else []
+        carried = carried_by(text, loop, guards)
         step = "\t" if text.indent(loop.lineno).startswith("\t") else "    "
         given, left = ", ".join([*self._own(loop), *carried.taken]), ", ".join(carried.left)
-        depth, inside = 2, [f"{2 * step}{line}" for line in _outer(text, loop, carried.counts)]
+        breaks = [] if guards else breaks_of(loop)
+        ended = [self.new_name("ended")] if breaks else []
+        for node in breaks:
+            fields = (value for _, value in ast.iter_fields(text.parents[id(node)]))
+            block = next(value for value in fields if isinstance(value, list) and node in value)
+            changes.add_first(block, block.index(node), f"{ended[0]} = True")
+        lines = [*(f"{name} = None" for name in carried.unbound), *(f"{name} = False" for name in ended)]
+        inside = [f"{2 * step}{line}" for line in _outer(text, loop, [*carried.counts, *ended])]
         if isinstance(loop, ast.For):
-            changes.indent(loop, 2 * step)
-            steps, first, group = (self.new_name(usual) for usual in ("steps", "first", "group"))
-            counted = f"list({text.segment(loop.iter)})"
-            lines = [] if self.of_linen else [f"{steps} = {counted}"]
-            steps = counted if self.of_linen else steps
-            lines.append(f"for {first} in range(0, len({steps}), {size}):")
-            changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
+            lines += self._few_at_a_time(loop, guards, step, bool(breaks))
         else:
-            changes.indent(loop, 3 * step)
-            number, group = (self.new_name(usual) for usual in ("_", "group"))
-            test = text.segment(loop.test)
-            lines = [f"while {f'({test})' if chr(10) in test else test}:"]
-            inside.append(f"{2 * step}for {number} in range({size}):")
-            changes.replace_word(loop, "while", "if")
-        decorator = self.decorator(text.indent(loop.lineno) + step)
+            number, test = self.new_name("_"), text.segment(loop.test)
+            lines.append(f"while {f'({test})' if chr(10) in test else test}:")
+            if isinstance(loop.test, ast.Constant):
+                changes.indent(loop, 2 * step)
+                changes.replace_word(loop, "while", "for")
+                changes.replace(loop.test, f"{number} in range({size})")
+            else:
+                changes.indent(loop, 3 * step)
+                inside.append(f"{2 * step}for {number} in range({size}):")
+                changes.replace_word(loop, "while", "if")
+        group, decorator = self.new_name("group"), self.decorator(text.indent(loop.lineno) + step)
         changes.lines_before(loop, [*lines, "", f"{step}{decorator}", f"{step}def {group}({given}):", *inside])
-        changes.lines_after(loop, [f"{depth * step}return {left}", "", f"{step}{left} = {group}({given})"])
+        after = [f"{step}if {name}:\n{text.indent(loop.lineno)}{2 * step}break" for name in ended]
+        changes.lines_after(loop, [f"{2 * step}return {left}", "", f"{step}{left} = {group}({given})", *after])
         self.added[1].add(group)
+
+    def _few_at_a_time(self, loop: ast.For, guards: Sequence[ast.stmt], step: str, may_end: bool) -> list[str]:
+        """Let a loop go through a few of its steps; the lines before that, the last of them a loop over these few.
+
+        Args:
+            loop: the loop.
+            guards: what its steps begin with, which now chooses them before.
+            step: how far a block is indented.
+            may_end: whether a step can be the last before all are made.
+        """
+        text, changes, size = self.text, self.changes, self.size
+        through, steps, indent = text.segment(loop.iter), self.new_name("steps"), text.indent(loop.lineno)
+        if self.of_linen and may_end and not has_end(loop):
+            raise RematError(
+                f"the loop at line {loop.lineno} of {text.place} may only end by its `break`: let it go through a list "
+                "or a range, and ask again."
+            )
+        removed = range(_with_comments(text, guards[0]), text.end(guards[-1])[0] + 1) if guards else range(0)
+        changes.indent(loop, 2 * step, removed)
+        if may_end and not self.of_linen:  # which may have no end: no more is taken than a group at a time
+            few = self.new_name("few")
+            changes.replace(loop.iter, few)
+            return [f"{steps} = iter({through})", f"while {few} := list({self.islice()}({steps}, {size})):"]
+        first, lines = self.new_name("first"), [f"{steps} = list({through})"]
+        if removed:
+            changes.delete_lines(removed[0], removed[-1])
+            target = text.segment(loop.target)
+            taken = f"({target})" if isinstance(loop.target, ast.Tuple) else target
+            lines = [f"{steps} = []", f"for {target} in {through}:"]
+            lines += [text.lines[line - 1].removeprefix(indent) for line in removed]
+            lines.append(f"{text.indent(guards[0].lineno).removeprefix(indent)}{steps}.append({taken})")
+        if self.of_linen:
+            lines, steps = [], f"list({through})"
+        changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
+        return [*lines, f"for {first} in range(0, len({steps}), {size}):"]
 
     def _reduce(self, loop: ast.Call) -> None:
         """Call a function that does what ``functools.reduce`` does."""
@@ -131,9 +178,9 @@ def {name}(function, iterable, *initial):
         element = loop.value if isinstance(loop, ast.DictComp) else loop.elt
         own, lines = ", ".join(self._own(loop)), [f"for {steps} in [{going_through}]"]
         if isinstance(loop, ast.GeneratorExp):  # which may have no end: no more is taken than a group at a time
-            step, number = self.new_name("step"), self.new_name("_")
-            few = f"[{step} for {number}, {step} in zip(range({self.size}), {steps})]"
-            lines.append(f"for {group} in iter(lambda: {few}, [])")
+            few = f"lambda {steps}={steps}: list({self.islice()}({steps}, {self.size}))"
+            lines.append(f"for {group} in iter({few}, [])")
+            self.added[1].add(steps)
             taken, yielded = group, value
         else:
             lines.append(f"for {first} in range(0, len({steps}), {self.size})")
@@ -158,6 +205,14 @@ def {name}(function, iterable, *initial):
             loop, element, f"{opening}\n{before}", f"{after}{text.indent(loop.lineno)}{closing}"
         )
         self.added[1].add(group)
+
+
+def _with_comments(text: ParsedText, node: ast.stmt) -> int:
+    """The line where a statement begins, or the comments above it."""
+    line = node.lineno
+    while text.lines[line - 2].lstrip().startswith("#"):
+        line -= 1
+    return line
 
 
 def _outer(text: ParsedText, loop: ast.For | ast.While, names: Sequence[str]) -> list[str]:

@@ -1,0 +1,289 @@
+"""Groups of steps of loops that jump: the text is what a person would write, and computes the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remat_magic as rm
+from remat_magic.records import RematError
+from tests.programs import f32
+from tests.test_edit import answers, module
+from tests.test_models import library
+from tests.volume import usually
+
+__all__ = ["module"]
+
+BLOCK = """
+    import itertools
+
+    def block(x, w):
+        return jnp.sin(jnp.tanh(x @ w) @ w)
+
+    def f(ws, x):
+        {}
+"""
+
+
+def compared(module, text, at):
+    """The edited text, which JAX saves and repeats the same with as with the place, with the values of the user's."""
+    made = module(text)
+    ws, x = [*jax.random.normal(jax.random.key(0), (7, 4, 4))], jnp.linspace(0, 1, 8).reshape(2, 4)
+    trace = rm.trace(made.f, ws, x)
+    edit = trace.edit("dots_saveable", at)
+    assert edit.verified, edit.differences
+    again = module(edit.apply_text().encode())
+    assert answers(rm.trace(again.f, ws, x).report()) == answers(trace.report("dots_saveable", at))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        jax.value_and_grad(again.f, (0, 1))(ws, x),
+        jax.value_and_grad(made.f, (0, 1))(ws, x),
+    )
+    return edit.apply_text()
+
+
+# What is in f, and lines of the edited text.
+JUMPS = {
+    "steps that are chosen before": (
+        """for i, (w, v) in enumerate(zip(ws, ws)):
+            # not these
+            if i in (1, 2): continue
+
+            if i == 6:
+                break
+            x = block(x, w) * v.sum()  # a layer
+        return x.sum() * i""",
+        """        steps = []
+        for i, (w, v) in enumerate(zip(ws, ws)):
+            # not these
+            if i in (1, 2): continue
+
+            if i == 6:
+                break
+            steps.append((i, (w, v)))
+        for first in range(0, len(steps), 3):
+
+            @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+            def group(x):
+                for i, (w, v) in steps[first : first + 3]:
+                    x = block(x, w) * v.sum()  # a layer
+                return x
+
+            x = group(x)
+        return x.sum() * i""",
+    ),
+    "a variable of a loop without end": (
+        """for i in itertools.count():
+            x = block(x, ws[i // 2])
+            if i + 1 == 2 * x.shape[1]:
+                break
+        return (x + jnp.zeros((i, 4))[:2]).sum() * i""",
+        """        i = None
+        ended = False
+        steps = iter(itertools.count())
+        while few := list(itertools.islice(steps, 3)):
+
+            @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+            def group(x):
+                nonlocal ended, i
+                for i in few:
+                    x = block""",
+    ),
+    "a variable of a loop that has a value before": (
+        """i = 0
+        for i, w in enumerate(ws):
+            x = block(x, w)
+        return x.sum() * i""",
+        "        i = 0\n        steps = list(enumerate(ws))\n",
+    ),
+    "a break by what the steps count": (
+        """n, it = 0, itertools.cycle(ws)
+        for w in it:
+            x = block(x, w)
+            n += 1
+            if n == 8: break
+        else:
+            x = x + 1
+        return x.sum() * n""",
+        """        ended = False
+        steps = iter(it)
+        while few := list(itertools.islice(steps, 3)):
+
+            @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+            def group(x):
+                nonlocal ended, n
+                for w in few:
+                    x = block(x, w)
+                    n += 1
+                    if n == 8: ended = True; break
+                return x
+
+            x = group(x)
+            if ended:
+                break
+        else:
+            x = x + 1
+        return x.sum() * n""",
+    ),
+    "a break in a while loop": (
+        """i = 0
+        while True:
+            if i >= len(ws):
+                break
+            x = block(x, ws[i])
+            i += 1
+        return x.sum()""",
+        """        while True:
+
+            @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+            def group(x):
+                nonlocal ended, i
+                for _ in range(3):
+                    if i >= len(ws):
+                        ended = True
+                        break
+                    x = block(x, ws[i])
+                    i += 1
+                return x
+
+            x = group(x)
+            if ended:
+                break
+        return""",
+    ),
+    "a break for what the loop does at its end": (
+        """for i, w in enumerate(ws):
+            if i == 20:
+                break
+            x = block(x, w)
+        # all
+        else:
+            for w in ws[:2]:
+                x = x @ w
+        return x.sum()""",
+        "            if ended:\n                break\n        # all\n        else:\n            for w in ws[:2]:",
+    ),
+    "a step that goes on in its middle": (
+        """i, y = 0, x
+        while i < len(ws):
+            x = block(x, ws[i])
+            i += 1
+            if i % 2:
+                continue
+            y = x * 2
+        else:
+            x = x + y
+        return x.sum() + y.sum()""",
+        "            def group(x, y):\n                nonlocal i\n",
+    ),
+    "jumps of a loop in the steps": (
+        """for i, w in enumerate(ws):
+            x = block(x, w)
+            for k in range(3):
+                if k == i:
+                    break
+            else:
+                if i == 4:
+                    break
+                continue
+            x = x + k
+        return x.sum()""",
+        "                    if i == 4:\n                            ended = True\n                            break\n"
+        "                        continue\n",
+    ),
+    "a condition that the steps have a part in": (
+        """seen = []
+        for i, w in enumerate(ws):
+            with jax.named_scope("layer"):
+                if len(seen) > 4:
+                    break
+            x = block(x, w)
+            seen += [i]
+        return x.sum()""",
+        "                        if len(seen) > 4:\n                            ended = True\n",
+    ),
+}
+USUAL = "steps that are chosen before", "a break by what the steps count", "a break in a while loop"
+
+
+@pytest.mark.parametrize("name", usually(JUMPS, *USUAL))
+def test_groups_of_steps_that_jump(module, name):
+    loop, lines = JUMPS[name]
+    text = compared(module, BLOCK.format(loop), "block/3")
+    assert dedented(lines) in text, text
+
+
+def test_an_edit_by_which_steps_are_chosen_otherwise_is_not_verified(module):
+    """What a condition reads is changed by what a step calls: that is seen in the trace, not in the text."""
+    made = module(
+        BLOCK.format(
+            """seen = []
+        for w in ws:
+            if len(seen) == 4:
+                break
+            x = block(x, w) * (seen.append(w) or 1)
+        return x.sum()"""
+        )
+    )
+    edit = rm.trace(made.f, [f32(4, 4)] * 7, f32(2, 4)).edit("dots_saveable", "block/3")
+    assert not edit.verified
+    assert edit.differences
+
+
+def test_functions_after_a_generator_in_groups_are_what_they_were(module):
+    loop = """x = sum(block(x, w) for w in ws)
+        return last(x, lambda y: y + 1)
+
+    def last(x, then):
+        return then(x).sum()"""
+    assert "lambda steps=steps: list(itertools.islice(steps, 3))" in compared(module, BLOCK.format(loop), "block/3")
+
+
+def dedented(lines):
+    """Lines of this file as they stand in the text, which is less far indented."""
+    return "\n".join(line.removeprefix("    ") for line in lines.split("\n"))
+
+
+OF_LINEN = """
+    import flax.linen as nn
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x + jnp.tanh(nn.Dense(4)(jnp.sin(x)))
+
+    class Net(nn.Module):
+        def setup(self):
+            self.blocks = [Block() for _ in range(6)]
+
+        def __call__(self, x):
+            for i, block in {}:
+                if i == 1:
+                    continue
+                x = block(x)
+                if i == 4:
+                    break
+            return x.sum()
+
+    def made():
+        return Net().init(jax.random.key(0), jnp.ones((2, 4)))
+
+    def f(weights, x):
+        return Net().apply(weights, x)
+"""
+
+
+@pytest.mark.volume
+@pytest.mark.filterwarnings("ignore")
+def test_a_loop_of_linen_that_breaks(module):
+    library("flax.linen")
+    made = module(OF_LINEN.format("enumerate(self.blocks)").replace("i == 1", "i == 8"))
+    weights, x = made.made(), jnp.linspace(0, 1, 8).reshape(2, 4)
+    edit = rm.trace(made.f, weights, x).edit("nothing_saveable", "Block.__call__/2")
+    assert edit.verified, edit.differences
+    again = module(edit.apply_text().encode())
+    jax.tree.map(np.testing.assert_array_equal, again.made(), weights)
+    np.testing.assert_allclose(jax.grad(again.f, 1)(weights, x), jax.grad(made.f, 1)(weights, x), rtol=1e-6)
+    endless = module("    import itertools\n" + OF_LINEN.format("zip(itertools.count(), self.blocks)"))
+    with pytest.raises(RematError, match="may only end by its `break`: let it go through a list or a range, and ask"):
+        rm.trace(endless.f, weights, x).edit("nothing_saveable", "Block.__call__/2")
