@@ -213,6 +213,78 @@ def test_groups_of_steps_that_jump(module, name):
     assert dedented(lines) in text, text
 
 
+# What is in f, and lines of the edited text.
+MAPS = {
+    "a map that is summed": (
+        "return sum(map(lambda w: block(x, w).sum() * 2, ws))",
+        '''        def map_in_groups(function, *iterables):
+            """Like map, with one checkpoint around each 3 steps."""
+            steps = zip(*iterables)
+            while few := list(itertools.islice(steps, 3)):
+
+                @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+                def group():
+                    return [function(*step) for step in few]
+
+                yield from group()
+
+        return sum(map_in_groups(lambda w: block(x, w).sum() * 2, ws))''',
+    ),
+    "a map of several, of a dictionary": (
+        "ys = dict(zip('abcdefg', map(block, [x] * 7, ws)))\n        return sum(y.sum() for y in ys.values())",
+        "dict(zip('abcdefg', map_in_groups(block, [x] * 7, ws)))",
+    ),
+    "a map that is reduced": (
+        "return functools.reduce(jnp.add, map(functools.partial(block, x), ws)).sum()",
+        "functools.reduce(jnp.add, map_in_groups(functools.partial(block, x), ws))",
+    ),
+    "a reduction of a map": (
+        "step = block\n        return functools.reduce(step, list(map(jnp.sin, ws)), x).sum()",
+        "functools.reduce(function, few, value)",
+    ),
+    "a map in a loop": (
+        "for _ in range(2):\n            x = sum(list(map(lambda w: block(x, w), ws[:3])))\n        return x.sum()",
+        "            x = sum(list(map_in_groups(lambda w: block(x, w), ws[:3])))",
+    ),
+    "a map of a tree": (
+        """t = {"a": ws[:3], "b": tuple(ws[3:])}
+        pairs = jax.tree.map(lambda w: (x, x), t)
+        t = jax.tree.map(lambda w, pair: block(pair[0], w) + pair[1], t, pairs, is_leaf=lambda t: hasattr(t, "ndim"))
+        return sum(y.sum() for y in jax.tree.leaves(t))""",
+        '''        def tree_map_in_groups(function, tree, *rest, is_leaf=None):
+            """Like jax.tree.map, with one checkpoint around each 3 steps."""
+            leaves, structure = jax.tree.flatten(tree, is_leaf)
+            steps, values = zip(leaves, *map(structure.flatten_up_to, rest)), []
+            while few := list(itertools.islice(steps, 3)):
+
+                @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+                def group():
+                    return [function(*step) for step in few]
+
+                values += group()
+            return jax.tree.unflatten(structure, values)''',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", usually(MAPS, "a map that is summed", "a map of a tree"))
+def test_groups_of_what_a_map_calls(module, name):
+    loop, lines = MAPS[name]
+    text = compared(module, "    import functools\n" + BLOCK.format(loop), "block/3")
+    assert dedented(lines).replace("@partial", "@functools.partial") in text, text
+
+
+def test_a_group_that_would_go_from_one_run_of_a_loop_into_the_next_says_so(module):
+    made = module(
+        BLOCK.format(
+            "for _ in range(3):\n            for w in ws:\n                x = block(x, w)\n        return x.sum()"
+        )
+    )
+    edit = rm.trace(made.f, [f32(4, 4)] * 4, f32(2, 4)).edit("dots_saveable", "block/3")
+    assert not edit.verified
+    assert "no group goes from one run into the next: choose a number that divides a run's calls" in edit.differences[0]
+
+
 def test_an_edit_by_which_steps_are_chosen_otherwise_is_not_verified(module):
     """What a condition reads is changed by what a step calls: that is seen in the trace, not in the text."""
     made = module(

@@ -180,7 +180,7 @@ class NewCheckpoints:
             lambda indent: self._decorator(changes, imports, policy, indent),
             checkpoint,
             self._texts.new_name,
-            lambda: imports.of_module(itertools.islice),
+            imports,
             self._way.library == "flax.linen",
             self._texts.added,
         ).write(loop)

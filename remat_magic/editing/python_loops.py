@@ -15,10 +15,10 @@ __all__ = [
     "Carried",
     "Comprehension",
     "PythonLoop",
-    "breaks_of",
     "carried_by",
     "guards_of",
     "has_end",
+    "jumps_of",
     "loop_around",
     "own_counter",
     "own_parameter",
@@ -28,7 +28,7 @@ __all__ = [
 
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 PythonLoop = ast.For | ast.While | Comprehension | ast.Call
-"""A call is one of ``functools.reduce``."""
+"""A call is one of ``functools.reduce``, ``map`` or ``jax.tree.map``."""
 
 
 class Carried(NamedTuple):
@@ -166,9 +166,8 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
     others = [node for node in nodes if id(node) not in own]
     bound = {name for name in stored(loop.body) | targets if any(_binds(n, name) for n in others)}
     counts = _counts(nodes, bound & stored(loop.body))
-    jumps = [id(node) for node in _own_jumps(loop)]
-    jumping = (any(id(node) in jumps for node in ast.walk(statement)) for statement in body)
-    all_run = body[: [*jumping, True].index(True)]
+    jumps = {*jumps_of(loop)}
+    all_run = [*itertools.takewhile(lambda statement: jumps.isdisjoint(ast.walk(statement)), body)]
     (first_read, _), (_, written) = _reads(body, targets), _reads(all_run, targets)
     later = _reads(_after(text, loop), set())[0] | _reads(loop.orelse, set())[0]
     counts &= first_read | later
@@ -186,23 +185,19 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
     order = [*dict.fromkeys([*order, *sorted(left)])]
     if not left:
         raise RematError(f"{where} leaves nothing to what comes after it.")
-    return Carried([name for name in order if name in carried], order, sorted(counts), sorted(counts - bound))
+    return Carried(
+        [name for name in order if name in carried], order, sorted(counts), sorted((counts & targets) - bound)
+    )
 
 
-def _own_jumps(loop: ast.For | ast.While) -> Iterator[ast.Break | ast.Continue]:
+def jumps_of(loop: ast.For | ast.While) -> Iterator[ast.Break | ast.Continue]:
     """Each ``break`` and ``continue`` of a loop, those of the loops in it left out."""
     todo: list[ast.AST] = [*loop.body]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Break | ast.Continue):
             yield node
-        is_loop = isinstance(node, ast.For | ast.While)
-        todo += node.orelse if is_loop else [] if isinstance(node, ast.expr) else ast.iter_child_nodes(node)
-
-
-def breaks_of(loop: ast.For | ast.While) -> list[ast.Break]:
-    """What leaves a loop before its end."""
-    return [node for node in _own_jumps(loop) if isinstance(node, ast.Break)]
+        todo += node.orelse if isinstance(node, ast.For | ast.While) else ast.iter_child_nodes(node)
 
 
 def has_end(loop: ast.For) -> bool:
@@ -216,7 +211,8 @@ _WITH_AN_END = {"enumerate", "len", "list", "range", "reversed", "sorted", "tupl
 
 def guards_of(loop: ast.For) -> list[ast.stmt]:
     """The jumps that steps begin with, by which they are chosen; none where a step may have a part in that."""
-    guards, breaks = [*itertools.takewhile(_is_guard, loop.body)], {*breaks_of(loop)}
+    guards = [*itertools.takewhile(_is_guard, loop.body)]
+    breaks = {node for node in jumps_of(loop) if isinstance(node, ast.Break)}
     nodes = [node for guard in guards for node in ast.walk(guard)]
     tests = [node.test for node in guards if isinstance(node, ast.If)]
     others = any(isinstance(node, ast.NamedExpr | ast.Lambda) for node in nodes)
