@@ -125,6 +125,47 @@ JUMPS = {
             x = x + 1
         return x.sum() * n""",
     ),
+    "what a loop goes through, over several lines": (
+        """for i, w in (
+            enumerate(
+                ws,  # all
+            )
+        ):
+            if i == 1:
+                continue
+            elif i == 5:
+                break
+            x = block(x, w)
+        for w in [
+            *ws[:4],
+        ]:
+            x = block(x, w)
+        return x.sum()""",
+        """        steps = []
+        for i, w in (enumerate(
+                ws,  # all
+            )):
+            if i == 1:
+                continue
+            elif i == 5:
+                break
+            steps.append((i, w))
+        for first in range(0, len(steps), 3):
+
+            @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+            def group(x):
+                for i, w in (
+                    steps[first : first + 3]
+                ):
+                    x = block(x, w)
+                return x
+
+            x = group(x)
+        steps_ = list([
+            *ws[:4],
+        ])
+        for first_""",
+    ),
     "a break in a while loop": (
         """i = 0
         while True:
@@ -203,7 +244,12 @@ JUMPS = {
         "                        if len(seen) > 4:\n                            ended = True\n",
     ),
 }
-USUAL = "steps that are chosen before", "a break by what the steps count", "a break in a while loop"
+USUAL = (
+    "steps that are chosen before",
+    "what a loop goes through, over several lines",
+    "a break by what the steps count",
+    "a break in a while loop",
+)
 
 
 @pytest.mark.parametrize("name", usually(JUMPS, *USUAL))

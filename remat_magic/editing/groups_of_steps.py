@@ -119,7 +119,7 @@ class GroupsOfSteps:
                 "or a range, and ask again."
             )
         removed = range(_with_comments(text, guards[0]), text.end(guards[-1])[0] + 1) if guards else range(0)
-        changes.indent(loop, 2 * step, removed)
+        changes.indent(loop, 2 * step, {*removed, *range(loop.iter.lineno + 1, text.end(loop.iter)[0] + 1)})
         if may_end and not self.of_linen:  # which may have no end: no more is taken than a group at a time
             few = self.new_name("few")
             changes.replace(loop.iter, few)
@@ -132,7 +132,7 @@ class GroupsOfSteps:
             changes.delete_lines(removed[0], removed[-1])
             target = text.segment(loop.target)
             taken = f"({target})" if isinstance(loop.target, ast.Tuple) else target
-            lines = [f"{steps} = []", f"for {target} in {through}:"]
+            lines = [f"{steps} = []", f"for {target} in {f'({through})' if chr(10) in through else through}:"]
             lines += [text.lines[line - 1].removeprefix(indent) for line in removed]
             lines.append(f"{text.indent(guards[0].lineno).removeprefix(indent)}{steps}.append({taken})")
         if self.of_linen:

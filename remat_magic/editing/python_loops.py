@@ -214,14 +214,18 @@ def guards_of(loop: ast.For) -> list[ast.stmt]:
     guards = [*itertools.takewhile(_is_guard, loop.body)]
     breaks = {node for node in jumps_of(loop) if isinstance(node, ast.Break)}
     nodes = [node for guard in guards for node in ast.walk(guard)]
-    tests = [node.test for node in guards if isinstance(node, ast.If)]
+    tests = [node.test for node in nodes if isinstance(node, ast.If)]
     others = any(isinstance(node, ast.NamedExpr | ast.Lambda) for node in nodes)
     is_left = bool(breaks) and (bool(loop.orelse) or not has_end(loop) or not breaks <= {*nodes})
     return [] if others or is_left or not _loaded(tests).isdisjoint(stored(loop.body)) else guards
 
 
 def _is_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and not node.orelse and isinstance(node.body[0], ast.Break | ast.Continue)
+    match node:
+        case ast.If(_, [ast.Break() | ast.Continue(), *_], others):
+            return all(map(_is_guard, others))
+        case _:
+            return False
 
 
 def _keeps(node: ast.AST, own: set[str]) -> bool:
