@@ -8,6 +8,7 @@ user's namespaces: nothing of the session changes, and nothing is written.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from remat_magic.editing.policies import Policies
 from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
 from remat_magic.editing.user_code import Executed, UserCode, executed_codes
 from remat_magic.editing.verifying import Retraces, differences
-from remat_magic.editing.ways import Way, library_caller, ungrouped, ways_at, ways_of_function
+from remat_magic.editing.ways import Way, crossed, library_caller, ungrouped, ways_at, ways_of_function
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.places import no_gain_at
@@ -233,7 +234,8 @@ class _Editor:
             )
         if differing:
             keys = [site.key for part, _ in parts for site in self._asked.sites(part.at)]
-            differing = [*applied_for_others(keys, places), *differing]
+            crossing = itertools.chain.from_iterable(crossed(way) for _, way in parts)
+            differing = [*applied_for_others(keys, places), *crossing, *differing]
         return replace(
             edited,
             verified=not differing,

@@ -180,6 +180,7 @@ class NewCheckpoints:
             lambda indent: self._decorator(changes, imports, policy, indent),
             checkpoint,
             self._texts.new_name,
+            imports,
             self._way.library == "flax.linen",
             self._texts.added,
         ).write(loop)

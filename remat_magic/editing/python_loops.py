@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from remat_magic.editing.parsed_text import Function, ParsedText
@@ -15,6 +16,9 @@ __all__ = [
     "Comprehension",
     "PythonLoop",
     "carried_by",
+    "guards_of",
+    "has_end",
+    "jumps_of",
     "loop_around",
     "own_counter",
     "own_parameter",
@@ -24,7 +28,7 @@ __all__ = [
 
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 PythonLoop = ast.For | ast.While | Comprehension | ast.Call
-"""A call is one of ``functools.reduce``."""
+"""A call is one of ``functools.reduce``, ``map`` or ``jax.tree.map``."""
 
 
 class Carried(NamedTuple):
@@ -33,12 +37,15 @@ class Carried(NamedTuple):
     Attributes:
         taken: those that they take from the steps before.
         left: those that they leave to what comes after.
-        counts: those that hold numbers of Python, or what ends the loop, which no checkpoint may turn into arrays.
+        counts: those that hold numbers of Python, what ends the loop, or what it goes through and leaves, which no
+            checkpoint may turn into arrays.
+        unbound: those of these that nothing but the loop assigns.
     """
 
     taken: list[str]
     left: list[str]
     counts: list[str]
+    unbound: list[str]
 
 
 def statement_of(text: ParsedText, node: ast.AST) -> ast.stmt:
@@ -116,25 +123,30 @@ def own_parameter(text: ParsedText, loop: ast.stmt | ast.expr) -> str:
     )
 
 
-def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
+def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast.stmt] = ()) -> Carried:
     """The variables that the steps of a loop statement change.
+
+    Args:
+        text: the text.
+        loop: the loop.
+        guards: those of its first statements that go through it before the steps do, and leave its own variables.
 
     Raises:
         RematError: its steps do what no function can do for them.
     """
     where = f"the loop at line {loop.lineno} of {text.place}"
     inside = [node for statement in loop.body for node in ast.walk(statement)]
-    jumps = ast.Break | ast.Continue | ast.Return | ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal
     if any(isinstance(node, Function | ast.ClassDef) and not isinstance(node, ast.Lambda) for node in inside):
         raise RematError(f"{where} defines a function in its steps: write the checkpoint around some of them by hand.")
-    loops_own = {id(node) for inner in inside if isinstance(inner, ast.For | ast.While) for node in ast.walk(inner)}
-    if loop.orelse:
-        raise RematError(f"{where} has an `else`: write what is in it after the loop, and ask again.")
-    if any(
-        isinstance(node, jumps) and not (isinstance(node, ast.Break | ast.Continue) and id(node) in loops_own)
-        for node in inside
-    ):
-        raise RematError(f"{where} jumps or returns in its steps: write the checkpoint around some of them by hand.")
+    if any(isinstance(node, ast.Return) for node in inside):
+        raise RematError(
+            f"{where} returns in its steps: assign what it returns, `break`, return it after the loop, and ask again."
+        )
+    if any(isinstance(node, ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal) for node in inside):
+        raise RematError(
+            f"{where} yields, awaits, or declares variables in its steps: write the checkpoint around some of them by "
+            "hand."
+        )
     stores = [node for node in inside if isinstance(node, ast.Attribute | ast.Subscript) and not _is_load(node)]
     if stores:
         raise RematError(
@@ -148,20 +160,24 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
             "write it by hand."
         )
     targets = stored([loop.target]) if isinstance(loop, ast.For) else set[str]()
-    own = {id(node) for node in inside}
+    body = loop.body[len(guards) :]
+    own = {id(node) for node in ast.walk(loop)}
     nodes = [*ast.walk(text.enclosing(loop) or text.tree)]
-    counts = _counts(
-        nodes, {name for name in stored(loop.body) if any(_binds(n, name) for n in nodes if id(n) not in own)}
-    )
-    first_read, written = _reads(loop.body, targets)
-    later, _ = _reads(_after(text, loop), set())
+    others = [node for node in nodes if id(node) not in own]
+    bound = {name for name in stored(loop.body) | targets if any(_binds(n, name) for n in others)}
+    counts = _counts(nodes, bound & stored(loop.body))
+    jumps = {*jumps_of(loop)}
+    all_run = [*itertools.takewhile(lambda statement: jumps.isdisjoint(ast.walk(statement)), body)]
+    (first_read, _), (_, written) = _reads(body, targets), _reads(all_run, targets)
+    later = _reads(_after(text, loop), set())[0] | _reads(loop.orelse, set())[0]
     counts &= first_read | later
+    counts |= set() if guards else (targets & later) - stored(body)
     if isinstance(loop, ast.While):
         counts |= stored(loop.body) & _tested(loop.test)
         first_read |= _loaded([loop.test])  # each step begins with the condition
         if any(isinstance(node, ast.NamedExpr) for node in ast.walk(loop.test)):
             raise RematError(f"{where} assigns a variable in its condition: assign it in a step, and ask again.")
-    changed = (stored(loop.body) | targets) - counts
+    changed = (stored(body) | (set() if guards else targets)) - counts
     carried = {name for name in changed if name in first_read}
     left = {name for name in changed if name in carried | later}
     carried |= {name for name in left if name not in written}  # not written in each step
@@ -169,7 +185,47 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While) -> Carried:
     order = [*dict.fromkeys([*order, *sorted(left)])]
     if not left:
         raise RematError(f"{where} leaves nothing to what comes after it.")
-    return Carried([name for name in order if name in carried], order, sorted(counts))
+    return Carried(
+        [name for name in order if name in carried], order, sorted(counts), sorted((counts & targets) - bound)
+    )
+
+
+def jumps_of(loop: ast.For | ast.While) -> Iterator[ast.Break | ast.Continue]:
+    """Each ``break`` and ``continue`` of a loop, those of the loops in it left out."""
+    todo: list[ast.AST] = [*loop.body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Break | ast.Continue):
+            yield node
+        todo += node.orelse if isinstance(node, ast.For | ast.While) else ast.iter_child_nodes(node)
+
+
+def has_end(loop: ast.For) -> bool:
+    """Whether a loop would end without a ``break``, as far as its text tells."""
+    called = [node.func for node in ast.walk(loop.iter) if isinstance(node, ast.Call)]
+    return all(isinstance(function, ast.Name) and function.id in _WITH_AN_END for function in called)
+
+
+_WITH_AN_END = {"enumerate", "len", "list", "range", "reversed", "sorted", "tuple", "zip"}
+
+
+def guards_of(loop: ast.For) -> list[ast.stmt]:
+    """The jumps that steps begin with, by which they are chosen; none where a step may have a part in that."""
+    guards = [*itertools.takewhile(_is_guard, loop.body)]
+    breaks = {node for node in jumps_of(loop) if isinstance(node, ast.Break)}
+    nodes = [node for guard in guards for node in ast.walk(guard)]
+    tests = [node.test for node in nodes if isinstance(node, ast.If)]
+    others = any(isinstance(node, ast.NamedExpr | ast.Lambda) for node in nodes)
+    is_left = bool(breaks) and (bool(loop.orelse) or not has_end(loop) or not breaks <= {*nodes})
+    return [] if others or is_left or not _loaded(tests).isdisjoint(stored(loop.body)) else guards
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    match node:
+        case ast.If(_, [ast.Break() | ast.Continue(), *_], others):
+            return all(map(_is_guard, others))
+        case _:
+            return False
 
 
 def _keeps(node: ast.AST, own: set[str]) -> bool:
@@ -277,11 +333,12 @@ def _reads(statements: Sequence[ast.stmt], written: set[str]) -> tuple[set[str],
                 reads |= read - written
                 written |= targets
             case ast.If(test, body, orelse):
-                branches = [_reads(branch, written) for branch in (body, orelse)]
+                branches = [_reads(branch, written | stored([test])) for branch in (body, orelse)]
                 reads |= (_loaded([test]) - written).union(*(read for read, _ in branches))
-                written |= branches[0][1] & branches[1][1]
+                written |= (branches[0][1] & branches[1][1]) | stored([test])
             case ast.For(target, iterated, body, orelse):
                 reads |= _loaded([iterated]) - written | _reads(body, written | stored([target]))[0]
+                written |= stored([target])  # where it has a step
                 reads |= _reads(orelse, written)[0]
             case ast.With(items, body):
                 reads |= _loaded(items) - written

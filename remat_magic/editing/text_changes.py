@@ -7,7 +7,7 @@ import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic.editing.parsed_text import ParsedText, Position, first_line
@@ -226,21 +226,26 @@ class TextChanges:
         indent = self.text.indent(line)
         self._lines_at(line, "".join(f"{indent}{line}\n" if line else "\n" for line in lines), -3)
 
-    def lines_after(self, statement: ast.stmt, lines: Sequence[str]) -> None:
-        """Whole lines after a statement that others are in, as far indented as it is."""
-        indent = self.text.indent(statement.lineno)
+    def lines_after(self, loop: ast.For | ast.While, lines: Sequence[str]) -> None:
+        """Whole lines after the steps of a loop, as far indented as it is; an ``else`` of it comes after them."""
+        indent = self.text.indent(loop.lineno)
         text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
-        self._lines_at(self.text.end(statement)[0] + 1, text, -5)
+        self._lines_at(self.text.end(loop.body[-1])[0] + 1, text, -5)
 
-    def indent(self, statement: ast.stmt, indentation: str) -> None:
-        """Move a statement to the right, with what was put between its lines before.
+    def indent(self, loop: ast.For | ast.While, indentation: str, without: Collection[int] = ()) -> None:
+        """Move a loop to the right, with what was put between its lines before, and without its ``else``.
+
+        Args:
+            loop: the loop.
+            indentation: how far.
+            without: the lines that stay where they are.
 
         Raises:
             RematError: a string goes over several of its lines.
         """
-        (first, column), (last, _) = self.text.start(statement), self.text.end(statement)
-        strings = (node for node in ast.walk(statement) if isinstance(node, ast.Constant | ast.JoinedStr))
-        if any(self.text.start(node)[0] != self.text.end(node)[0] for node in strings):
+        (first, column), (last, _) = self.text.start(loop), self.text.end(loop.body[-1])
+        strings = (node for node in ast.walk(loop) if isinstance(node, ast.Constant | ast.JoinedStr))
+        if any(self.text.start(node)[0] != self.text.end(node)[0] <= last for node in strings):
             raise RematError(
                 f"the loop at line {first} of {self.text.place} has a string over several lines, which an edit would "
                 "change: write the checkpoint there by hand."
@@ -256,7 +261,7 @@ class TextChanges:
                 self._changes[number] = replace(
                     change, text=textwrap.indent(change.text, indentation), order=-6 - 10**9
                 )
-        for line in range(first, last + 1):
+        for line in {*range(first, last + 1)}.difference(without):
             if self.text.lines[line - 1].strip():
                 self._changes.append(_Change((line, 0), (line, 0), indentation, -(10**8) - 1))
 

@@ -19,14 +19,14 @@ from remat_magic.editing.parsed_text import Function, ParsedText, first_line
 from remat_magic.editing.python_loops import PythonLoop, loop_around, own_counter
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
-from remat_magic.engine.source_loops import loop_of
+from remat_magic.engine.source_loops import loop_of, map_loop
 from remat_magic.engine.spellings import called_from, callers, frames, position_of
 from remat_magic.engine.whole_steps import RepeatedCall, repeated_call
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import module_kind
 from remat_magic.user_files import is_library_file, is_user_file
 
-__all__ = ["CHECKPOINTS", "Way", "library_caller", "ungrouped", "ways_at", "ways_of_function"]
+__all__ = ["CHECKPOINTS", "Way", "crossed", "library_caller", "ungrouped", "ways_at", "ways_of_function"]
 
 # By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
 CHECKPOINTS = {
@@ -234,7 +234,8 @@ def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], in
     calls_of_step, of_linen = {*of_loop.values()}, {_in_linen(code, *loop) for loop in of_loop}
     if len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
         return [], 1, library
-    return [*of_loop], place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
+    in_order = sorted(of_loop, key=lambda loop: (loop[0].file, loop[0].start(loop[1])))
+    return [*in_order], place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
 
 
 def _repeated(
@@ -255,7 +256,7 @@ def _repeated(
 
 def _loops_at(text: ParsedText, call: RepeatedCall) -> Iterator[PythonLoop]:
     for node in ast.walk(text.tree):
-        loop = loop_of(node)
+        loop = loop_of(node) or map_loop(node)
         if loop is not None and (loop.body, loop.is_call) == (call.loop.body, call.loop.is_call):
             assert isinstance(node, PythonLoop)
             yield node
@@ -277,8 +278,18 @@ def ungrouped(code: UserCode, engine: Engine, at: str, by_hand: str) -> str:
     text, call = calls[0]
     if loop_around(text, call) is not None:
         return ""
-    where = f"the call at line {text.start(call)[0]} of {text.place} is repeated by"
-    return f"{where} calls of the function that it is in: group those, or {by_hand}"
+    where = (
+        f"the call at line {text.start(call)[0]} of {text.place} stands in no loop of its function that an edit reads"
+    )
+    return f"{where}: group the calls of that function, make the calls in a for loop, or {by_hand}"
+
+
+def crossed(way: Way) -> Iterator[str]:
+    """What may keep groups of the steps of a loop from being those that were asked for."""
+    for text, loop in (loop for loop in way.loops if isinstance(loop, tuple)):
+        if loop_around(text, loop) is not None:
+            where = f"the loop at line {loop.lineno} of {text.place} runs in another one"
+            yield f"{where}, and no group goes from one run into the next: choose a number that divides a run's calls."
 
 
 def _lifted_loops(code: UserCode, engine: Engine, at: str) -> list[LiftedLoop]:

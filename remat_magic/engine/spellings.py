@@ -151,9 +151,14 @@ def position_of(code: CodeType, instruction: int) -> Position:
     return _positions(code)[instruction // 2]
 
 
-def loop_around(code: CodeType, instruction: int) -> SourceLoop | None:
-    """The innermost loop of its function that repeats a call, or that the call is; None where nothing does."""
-    return _Text.of(code.co_filename).loops.get(position_of(code, instruction))
+def loop_around(code: CodeType, instruction: int, called: Position, name: str) -> SourceLoop | None:
+    """The innermost loop that repeats a call of the code, or that the call is; None where nothing does.
+
+    Code of the user's is ``called`` there, where it is in the same text, and has a ``name``.
+    """
+    position = position_of(code, instruction)
+    loops = _Text.of(code.co_filename).loops.get(position, [])
+    return max(loops, key=lambda loop: (loop.repeats(position, called) is True, loop.name == name), default=None)
 
 
 def passes_on(code: CodeType, instruction: int, function: CodeType) -> bool:
@@ -196,7 +201,7 @@ class _Text:
     """
 
     calls: Mapping[Position, ast.Call]
-    loops: Mapping[Position, SourceLoop]
+    loops: Mapping[Position, list[SourceLoop]]
     functions: Mapping[int, list[_Function]]
     assigned: Mapping[str, list[ast.expr]]
 
@@ -246,7 +251,7 @@ def _name(expression: ast.expr) -> str:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> _Text:
-    calls, loops = dict[Position, ast.Call](), dict[Position, SourceLoop]()
+    calls, loops = dict[Position, ast.Call](), dict[Position, list[SourceLoop]]()
     functions, assigned = dict[int, list[_Function]](), dict[str, list[ast.expr]]()
     for node, loop in nodes_with_loops(text):
         match node:
@@ -254,7 +259,7 @@ def _parsed(text: str) -> _Text:
                 position = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
                 calls[position] = node
                 if loop is not None:
-                    loops[position] = loop
+                    loops.setdefault(position, []).append(loop)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 decorators = getattr(node, "decorator_list", [])
                 line = min([node.lineno, *(decorator.lineno for decorator in decorators)])

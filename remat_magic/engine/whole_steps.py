@@ -56,11 +56,11 @@ def repeated_call(eqn: Any, who: tuple[str, str, int], around: Any) -> RepeatedC
     for number, caller in enumerate(outside):
         if number and caller in beyond:
             return None
-        code, loop = caller[0], loop_around(*caller)
-        inner = outside[number - 1] if number else None
+        code, inner = caller[0], outside[number - 1] if number else None
+        is_own = inner is not None and inner[0].co_filename == code.co_filename
+        called = position_of(*inner) if inner is not None and is_own else _ELSEWHERE
+        loop = loop_around(*caller, called, inner[0].co_name if inner is not None else "")
         if loop is not None and loop.is_call:
-            is_own = inner is not None and inner[0].co_filename == code.co_filename
-            called = position_of(*inner) if inner is not None and is_own else _ELSEWHERE
             if not loop.repeats(position_of(*caller), called):
                 return None
         elif inner is not None and passes_on(*caller, inner[0]):
