@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ def transformer(
         blocks: how many.
         site: whether each block is under ``jax.checkpoint``.
         scanned: whether the blocks are scanned over stacked weights.
-        batch: how many sequences.
+        batch: how many sequences; of many, not all that is saved is at hand in a TPU's vector memory.
     """
     one, lead = jax.checkpoint(block) if site else block, (blocks,) if scanned else ()
 
@@ -88,6 +89,7 @@ def transformer(
     return loss, (weights if scanned else [weights] * blocks, f32(batch, 64, 32))
 
 
+_USUAL = {("transformer", "sites"), ("scanned transformer", "sites"), ("resnet", "function"), ("recurrent", "function")}
 MODELS = {
     "transformer": lambda: transformer(2, site=True),
     "scanned transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=True),
@@ -97,6 +99,10 @@ MODELS = {
     "deep resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
 }
 EACH_MODEL = usually(MODELS, "transformer", "scanned transformer", "resnet", "recurrent")
+MODELS_AT = [
+    pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.volume)
+    for model, at in itertools.product(MODELS, ("function", "sites"))
+]
 TRANSFORMERS = [
     pytest.param(transformer, id="small"),
     pytest.param(models.transformer, id="GPT-2", marks=pytest.mark.volume),

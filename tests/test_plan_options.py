@@ -24,6 +24,7 @@ from tests.plan_helpers import (
     EACH_MODEL,
     INEXACT,
     MODELS,
+    MODELS_AT,
     PLACES,
     TRANSFORMERS,
     as_reckoned,
@@ -99,9 +100,7 @@ def test_plans_compared_have_keys_of_their_own(model):
 # ---------------------------------------------------------------------------------------------------------- peaks
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("model", EACH_MODEL)
-@pytest.mark.parametrize("at", ["function", "sites"])
+@pytest.mark.parametrize(("model", "at"), MODELS_AT)
 def test_no_plan_exceeds_its_peak(model, at):
     trace = traced(model)
     if at == "sites" and not trace.engine.sites:
