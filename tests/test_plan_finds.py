@@ -54,7 +54,7 @@ UNHURRIED = 600.0  # so that no search is cut short
 
 MODELS = {
     "scanned MLP": (scanned, ({"up": f32(6, 16, 64), "down": f32(6, 64, 16)}, f32(64, 16))),
-    "transformer": transformer(2, site=True),
+    "transformer": transformer(2),
     "training step": (step_of_value_and_grad, ([f32(16, 16)] * 4, f32(32, 16), f32(32, 16))),
     "checkpoints": (nested, (f32(16, 16), f32(32, 16))),
     "named transformer": named_models.transformer(4, 32, 16, 2, scanned=False),
@@ -222,15 +222,15 @@ SHARES_AND_PLACES = [*itertools.product(("20%", "60%"), ("function", "sites"))]
 
 
 @pytest.mark.parametrize(
-    ("model", "made", "seconds"),
+    ("model", "made", "share", "seconds"),
     [
-        ("transformer", [("30%", "function"), ("60%", "sites")], 0),
-        pytest.param("named transformer", SHARES_AND_PLACES, UNHURRIED, marks=pytest.mark.volume),
+        ("transformer", [("30%", "function"), ("60%", "block")], "70%", 0),
+        pytest.param("named transformer", SHARES_AND_PLACES, "40%", UNHURRIED, marks=pytest.mark.volume),
     ],
 )
-def test_a_plan_that_was_made_before_is_found(model, made, seconds):
+def test_a_plan_that_was_made_before_is_found(model, made, share, seconds):
     trace = new(model)
-    earlier = [trace.plan(saved=share, at=at) for share, at in made]
+    earlier = [trace.plan(saved=part, at=at) for part, at in made]
     for plan in earlier:
         other = trace.plan(seconds=seconds, peak=plan.peak_bytes)
         assert other.peak_bytes <= plan.peak_bytes
@@ -238,8 +238,8 @@ def test_a_plan_that_was_made_before_is_found(model, made, seconds):
         there = trace.plan(seconds=seconds, peak=plan.peak_bytes, at=plan.at)
         assert there.recomputed_flops <= plan.recomputed_flops
         assert there.label.startswith(f"plan within {units.nbytes(plan.peak_bytes)} of peak")
-    apart = trace.plan(saved="70%", at="sites", separately=True)
-    together = trace.plan(seconds=UNHURRIED, peak=apart.peak_bytes, at="sites", together=True)
+    apart = trace.plan(saved=share, at=made[-1][1], separately=True)
+    together = trace.plan(seconds=UNHURRIED, peak=apart.peak_bytes, at=made[-1][1], together=True)
     assert together.together
     assert not together.separately
 

@@ -299,13 +299,13 @@ def test_fifteen_hundred_values_within_a_hundredth(blocks, values, separately):
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("model", "share"),
     [
-        pytest.param(transformer(4), id="small"),
-        pytest.param(models.transformer(12), id="GPT-2", marks=pytest.mark.volume),
+        pytest.param(transformer(4), 0.9, id="small"),
+        pytest.param(models.transformer(12), 0.8, id="GPT-2", marks=pytest.mark.volume),
     ],
 )
-def test_equal_layers_are_counted_where_telling_them_apart_does_not_end(model, monkeypatch):
+def test_equal_layers_are_counted_where_telling_them_apart_does_not_end(model, share, monkeypatch):
     fun, args = model
     trace = rm.trace(fun, *args)
     dots = trace.report("dots_saveable", "function")
@@ -318,7 +318,7 @@ def test_equal_layers_are_counted_where_telling_them_apart_does_not_end(model, m
     monkeypatch.setattr(IntegerProgram, "run", counted)
     plan = trace.plan(dots.saved_bytes, "function")
     assert plan.gap <= 0.01
-    assert plan.recomputed_flops < 0.8 * dots.recomputed_flops
+    assert plan.recomputed_flops < share * dots.recomputed_flops
     assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
 
 
