@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import remat_magic as rm
 from remat_magic import _jax
-from tests.benchmarks import named_models
+from tests.benchmarks import models, named_models
 from tests.programs import CHECKPOINTED, PROGRAMS, f32
+from tests.volume import usually
 
 # JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
@@ -47,12 +50,63 @@ def recurrent(length: int = 24, width: int = 8) -> tuple[Callable[..., Any], tup
     return loss, (params, f32(length, 4, width))
 
 
+def _norm(x: Any) -> Any:
+    return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1.0)
+
+
+def _attention(p: Any, x: Any) -> Any:
+    return jax.nn.softmax(jnp.einsum("btd,bsd->bts", x @ p["q"], x)) @ (x @ p["v"])
+
+
+def block(p: Any, x: Any) -> Any:
+    """The least of a transformer's block in which every policy of JAX's saves something else."""
+    x = x + _attention(p, _norm(x))
+    return x + jnp.tanh(_norm(x) @ p["up"]) @ p["down"]
+
+
+def transformer(
+    blocks: int, *, site: bool = False, scanned: bool = False, batch: int = 4
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A loss and its arguments as of the one in ``benchmarks.models``, of a fifth of the operations.
+
+    Args:
+        blocks: how many.
+        site: whether each block is under ``jax.checkpoint``.
+        scanned: whether the blocks are scanned over stacked weights.
+        batch: how many sequences; of many, not all that is saved is at hand in a TPU's vector memory.
+    """
+    one, lead = jax.checkpoint(block) if site else block, (blocks,) if scanned else ()
+
+    def loss(params: Any, x: Any) -> Any:
+        if scanned:
+            return (jax.lax.scan(lambda x, p: (one(p, x), None), x, params)[0] ** 2).mean()
+        for p in params:
+            x = one(p, x)
+        return (x**2).mean()
+
+    sizes = {"q": (32, 32), "v": (32, 32), "up": (32, 128), "down": (128, 32)}
+    weights = {name: f32(*lead, *size) for name, size in sizes.items()}
+    return loss, (weights if scanned else [weights] * blocks, f32(batch, 64, 32))
+
+
+_USUAL = {("transformer", "sites"), ("scanned transformer", "sites"), ("resnet", "function"), ("recurrent", "function")}
 MODELS = {
-    "transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=False),
+    "transformer": lambda: transformer(2, site=True),
     "scanned transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=True),
-    "resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
+    "resnet": lambda: named_models.resnet(1, 1, 4, 8, 2),
     "recurrent": recurrent,
+    "named transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=False),
+    "deep resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
 }
+EACH_MODEL = usually(MODELS, "transformer", "scanned transformer", "resnet", "recurrent")
+MODELS_AT = [
+    pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.volume)
+    for model, at in itertools.product(MODELS, ("function", "sites"))
+]
+TRANSFORMERS = [
+    pytest.param(transformer, id="small"),
+    pytest.param(models.transformer, id="GPT-2", marks=pytest.mark.volume),
+]
 
 
 def as_reckoned(trace: rm.Trace, at: str) -> bool:

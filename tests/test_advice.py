@@ -19,12 +19,25 @@ from remat_magic.records import RematError
 from remat_magic.views.advice import advice_html
 from tests.benchmarks import named_models
 from tests.programs import PROGRAMS, f32
+from tests.volume import usually
 
 POLICIES = jax.checkpoint_policies
 
 
 def advice(kind, fun, args, policy="as_written", at=None, **options):
     return [finding for finding in rm.trace(fun, *args, **options).advice(policy, at) if finding.kind == kind]
+
+
+@functools.cache
+def blocks():
+    """A transformer whose blocks are sites, the same trace for all tests that only read."""
+    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
+    return rm.trace(fun, *args)
+
+
+def kinds(policy, at=None):
+    """What is said of it."""
+    return {finding.kind for finding in blocks().advice(policy, at)}
 
 
 def line_of(fun, text):
@@ -153,8 +166,7 @@ def test_a_checkpoint_around_everything_is_told_to_cost_only():
 
     assert not advice("only-costs", shallow, (f32(8, 512), f32(64, 8)), "nothing_saveable", "function")
     # Layer by layer it does lower the peak.
-    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
-    assert not advice("only-costs", fun, args, "nothing_saveable", "sites")
+    assert "only-costs" not in kinds("nothing_saveable", "sites")
 
 
 def test_batched_matmuls_are_not_saved():
@@ -204,8 +216,7 @@ def test_a_checkpoint_on_the_last_stage_is_told_to_gain_nothing():
     assert trace.report("none").peak_bytes * 0.9 <= trace.report().peak_bytes
     assert not advice("last-stage", head("first"), shapes)  # what comes after runs backward first
     assert not advice("last-stage", head(""), shapes)
-    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
-    assert not advice("last-stage", fun, args)  # one of many layers
+    assert "last-stage" not in kinds("as_written")  # one of many layers
 
 
 def only_sines(prim, *_, **__):
@@ -244,10 +255,9 @@ def test_what_jax_remat3_does_otherwise():
 
 
 def test_checkpoints_inside_one_another_are_told():
-    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
-    (finding,) = advice("remat3", fun, args, "nothing_saveable", "function")
+    (finding,) = (finding for finding in blocks().advice("nothing_saveable", "function") if finding.kind == "remat3")
     assert ("would stay" in finding.sentence) != _jax.remat3()
-    assert not advice("remat3", fun, args, "nothing_saveable", "sites")
+    assert "remat3" not in kinds("nothing_saveable", "sites")
 
 
 # ------------------------------------------------------------------------------------------------------- single values
@@ -574,6 +584,7 @@ SPELLINGS = {
 }
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_the_softmax_of_the_logits(spelling, dtype):
@@ -657,7 +668,7 @@ def _ruled_bwd(inputs, g):
 _ruled.defvjp(lambda w, x, y: (_ruled(w, x, y), (w, x, y)), _ruled_bwd)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", usually(["float32", "bfloat16"], "bfloat16"))
 def test_what_helps_against_the_softmax_of_the_logits(dtype):
     """Every mend does what it says, by JAX's own answer."""
 
@@ -723,8 +734,7 @@ def test_the_softmax_of_logits_in_a_loop():
     "policy", ["as_written", POLICIES.save_only_these_names("contex"), "dots_with_no_batch_dims_saveable"]
 )
 def test_what_has_most_at_stake_is_said_first(policy):
-    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
-    trace = rm.trace(fun, *args)
+    trace = blocks()
     findings, report = trace.advice(policy), trace.report(policy)
     assert [finding.share for finding in findings] == sorted((finding.share for finding in findings), reverse=True)
     for finding in findings:
@@ -754,10 +764,7 @@ def test_every_program_can_be_advised_on(name, policy):
 
 
 def test_a_plan_needs_no_advice():
-    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
-    trace = rm.trace(fun, *args)
-    kinds = {finding.kind for finding in trace.advice(trace.plan(0.5))}
-    assert kinds <= {"prevent-cse"}
+    assert kinds(blocks().plan(0.5)) <= {"prevent-cse"}
 
 
 # ---------------------------------------------------------------------------------------------------------- places

@@ -20,6 +20,7 @@ from remat_magic.views.html import report_html
 from remat_magic.views.rows import totals
 from remat_magic.views.text import plain
 from tests.eight_devices import eight
+from tests.volume import usually
 
 WIDTH, BATCH, LAYERS = 32, 64, 3
 H100 = rm.devices.get("H100 SXM")
@@ -191,7 +192,7 @@ def test_what_is_begun_and_ended_is_told_once():
 # ------------------------------------------------------------------------------------------------- what runs again
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("stacked", usually([True, False], False))
 def test_a_repeated_gather_is_shown_as_what_it_is(stacked):
     loss, args = fsdp(abstract(4, 2), stacked)
     trace = rm.trace(loss, *args)
@@ -235,7 +236,8 @@ def test_its_time_is_that_of_the_links():
 
 def test_advice_speaks_of_parameters_that_are_gathered_again():
     loss, args = fsdp(abstract(4, 2))
-    advice = rm.trace(loss, *args).advice("nothing_saveable", "function", device="H100 SXM")
+    trace = rm.trace(loss, *args)
+    advice = trace.advice("nothing_saveable", "function", device="H100 SXM")
     (said,) = (finding for finding in advice if finding.kind == "gathered-again")
     assert "all_gather at " in said.sentence
     assert (
@@ -244,9 +246,7 @@ def test_advice_speaks_of_parameters_that_are_gathered_again():
     )
     assert "save_only_these_names('layer_all_gather')" in said.mend
     assert said.stake == LAYERS * GATHERED
-    assert not [
-        finding for finding in rm.trace(loss, *args).advice("none", "function") if finding.kind == "gathered-again"
-    ]
+    assert not [finding for finding in trace.advice("none", "function") if finding.kind == "gathered-again"]
 
 
 def test_what_the_advice_says_keeps_what_was_gathered():
@@ -303,7 +303,7 @@ def kept(fun, *args):
     )
 
 
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", usually([2, 8], 8))
 def test_a_plan_by_time_keeps_what_was_gathered_if_it_fits(n):
     """By hand: gathering 262,144 bytes anew takes more than three times the product, which is 8,192 bytes."""
     loss, args = wide(abstract(n), n)

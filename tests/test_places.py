@@ -19,26 +19,30 @@ from remat_magic.planning import places as places_module
 from remat_magic.planning.places import known, no_gain_at
 from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
 from remat_magic.views import display
-from tests.benchmarks.models import transformer
+from tests.plan_helpers import TRANSFORMERS, transformer
 from tests.programs import PROGRAMS, f32
 
 DEVICE = "A100 80GB SXM"
 
 
+of_each_size = pytest.mark.parametrize("transformer", TRANSFORMERS)
+
+
 @functools.cache
-def blocks(**options):
+def blocks(transformer, **options):
     fun, args = transformer(2, **options)
     return rm.trace(fun, *args)
 
 
 @functools.cache
-def places(**options):
-    return blocks(**options).places(device=DEVICE, seconds=600)
+def places(transformer, **options):
+    return blocks(transformer, **options).places(device=DEVICE, seconds=600)
 
 
-def test_rows_are_the_reports(remat2):
-    trace = blocks(site=True)
-    found = places(site=True)
+@of_each_size
+def test_rows_are_the_reports(remat2, transformer):
+    trace = blocks(transformer, site=True)
+    found = places(transformer, site=True)
     assert {row.at for row in found} > {"sites", "function", "block=none, _attention=nothing_saveable"}
     for row in found:
         report = trace.report(row.policy, row.at, device=DEVICE)
@@ -56,8 +60,9 @@ def test_rows_are_the_reports(remat2):
 
 
 @pytest.mark.parametrize("options", [{"site": True}, {"scanned": True}], ids=str)
-def test_plans_beat_the_policies_at_their_places(options, remat2):
-    trace, found = blocks(**options), places(**options)
+@of_each_size
+def test_plans_beat_the_policies_at_their_places(options, remat2, transformer):
+    trace, found = blocks(transformer, **options), places(transformer, **options)
     assert found.plans
     for key, plan in found.plans.items():
         row = found.row(key)
@@ -81,7 +86,8 @@ def test_plans_beat_the_policies_at_their_places(options, remat2):
     )
 
 
-def test_plans_of_a_search_retrace_no_policy_that_it_does_not_try(monkeypatch):
+@of_each_size
+def test_plans_of_a_search_retrace_no_policy_that_it_does_not_try(monkeypatch, transformer):
     """The budgets are below what the dearest of its policies saves: to save all there would be a trace for nothing."""
     asked, own, (fun, args) = [], Facts.saved_bytes, transformer(2)
     monkeypatch.setattr(Facts, "saved_bytes", lambda *args: asked.append(args[1]) or own(*args))
@@ -89,9 +95,10 @@ def test_plans_of_a_search_retrace_no_policy_that_it_does_not_try(monkeypatch):
     assert {policy for policy in asked if isinstance(policy, str)} <= {"none", *places_module.POLICIES}
 
 
-def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):
+@of_each_size
+def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2, transformer):
     """The row of an undecorated block against JAX's own answer for the decorated one."""
-    found, decorated = places(), blocks(site=True)
+    found, decorated = places(transformer), blocks(transformer, site=True)
     for policy in ("nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"):
         row, by_hand = found.row(policy, "block"), decorated.report(policy, "sites", device=DEVICE)
         for name in ("saved_bytes", "peak_bytes", "repeated_flops", "recomputed_flops"):
@@ -101,11 +108,12 @@ def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):
     assert found.best("100 GiB").policy == "none"
 
 
-def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
-    trace = blocks(site=True)
-    moved = places(site=True).row("mixed", "block=none, _attention=nothing_saveable")
+@of_each_size
+def test_checkpoints_are_taken_off_moved_and_put_together(remat2, transformer):
+    trace = blocks(transformer, site=True)
+    moved = places(transformer, site=True).row("mixed", "block=none, _attention=nothing_saveable")
     by_mapping = trace.report(at={"block": "none", "_attention": "nothing_saveable"}, device=DEVICE)
-    alone = blocks().report("nothing_saveable", "_attention", device=DEVICE)
+    alone = blocks(transformer).report("nothing_saveable", "_attention", device=DEVICE)
     assert moved.peak_bytes == by_mapping.peak_bytes == alone.peak_bytes
     assert moved.at == by_mapping.at
 
@@ -161,8 +169,9 @@ def test_places_that_cannot_matter_are_left_out_and_said(remat2):
     assert any("no matrix product is recomputed" in sentence for sentence in found.not_tried)
 
 
-def test_places_that_are_named_as_text():
-    trace = blocks(site=True)
+@of_each_size
+def test_places_that_are_named_as_text(transformer):
+    trace = blocks(transformer, site=True)
     policy = "offload_dot_with_no_batch_dims('device', 'pinned_host')"  # with a comma that parts nothing
     one = trace.report("mixed", f"block={policy}, _norm=none")
     assert one is trace.report(at={"block": policy, "_norm": "none"})
@@ -171,8 +180,9 @@ def test_places_that_are_named_as_text():
         trace.report("mixed", "block=")
 
 
-def test_the_front_comes_first(remat2):
-    rows = places(site=True).rows
+@of_each_size
+def test_the_front_comes_first(remat2, transformer):
+    rows = places(transformer, site=True).rows
 
     def beats(a, b):
         (peak, cost), (other_peak, other_cost) = [(row.peak_bytes, row.times.extra) for row in (a, b)]
@@ -184,22 +194,24 @@ def test_the_front_comes_first(remat2):
     assert [row.peak_bytes for row in front] == sorted(row.peak_bytes for row in front)
 
 
-def test_saving_less_for_nothing_is_said(remat2):
+@of_each_size
+def test_saving_less_for_nothing_is_said(remat2, transformer):
     """A checkpoint around a function that scans: nothing is saved, and all of it comes back at once."""
-    found = places(scanned=True)
+    found = places(transformer, scanned=True)
     row, plain = found.row("nothing_saveable", "function"), found.row("none")
     assert row.saved_bytes == 0
     assert row.peak_bytes >= 0.95 * plain.peak_bytes
     assert "less is saved than without a checkpoint, but the estimated peak is" in row.no_gain
     assert not plain.no_gain
-    assert not places(site=True).row("nothing_saveable", "sites").no_gain
+    assert not places(transformer, site=True).row("nothing_saveable", "sites").no_gain
 
 
-def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
+@of_each_size
+def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2, transformer):
     fun, args = transformer(2, scanned=True)
     trace = rm.trace(fun, *args)
     sentence = trace.no_gain("nothing_saveable", "function")
-    of_row = places(scanned=True).row("nothing_saveable", "function").no_gain
+    of_row = places(transformer, scanned=True).row("nothing_saveable", "function").no_gain
     lower = units.nbytes(trace.report("nothing_saveable", "block").peak_bytes)
     assert sentence == f"{of_row} nothing_saveable at block lowers it to {lower}."
     assert not trace.no_gain("none")
@@ -219,7 +231,11 @@ def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
     assert " lowers it to " in trace.no_gain("nothing_saveable", "function")
 
 
-def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
+@pytest.mark.parametrize(
+    "transformer",
+    [pytest.param(functools.partial(transformer, batch=4096), id="small"), TRANSFORMERS[1]],
+)
+def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2, transformer):
     """Reports, the sentence, the table, plans and edits of it; those of no device know nothing of it."""
     fun, args = transformer(2, scanned=True)
     trace, there = rm.trace(fun, *args), "TPU v5e"
@@ -252,7 +268,8 @@ def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
     assert known(trace.facts) is None
 
 
-def test_without_a_device_all_peaks_are_as_on_a_cpu(monkeypatch):
+@of_each_size
+def test_without_a_device_all_peaks_are_as_on_a_cpu(monkeypatch, transformer):
     """Of times the device is the one that JAX runs on; the table and the headline have one peak."""
     monkeypatch.setattr(devices, "default", lambda: devices.get("TPU v5e"))
     fun, args = transformer(2, scanned=True)
@@ -263,7 +280,8 @@ def test_without_a_device_all_peaks_are_as_on_a_cpu(monkeypatch):
     assert trace.report(device="TPU v5e").peak_bytes != trace.report().peak_bytes
 
 
-def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_path, monkeypatch):
+@of_each_size
+def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_path, monkeypatch, transformer):
     fun, args = transformer(2, scanned=True)
     trace = rm.trace(fun, *args)
     asked = []
@@ -330,11 +348,12 @@ def test_no_such_device():
         rm.trace(fun, *args).places(device="H1000")
 
 
-def test_tables_tell_the_place_and_what_is_no_gain(remat2):
-    found = places(scanned=True)
+@of_each_size
+def test_tables_tell_the_place_and_what_is_no_gain(remat2, transformer):
+    found = places(transformer, scanned=True)
     shown = display.text(found, 200)
     assert shown.count("less is saved than without a checkpoint") == sum(bool(row.no_gain) for row in found) > 0
-    page = places(site=True)._repr_html_()
+    page = places(transformer, site=True)._repr_html_()
     assert "nothing_saveable at sites" in page
     assert repr(found).startswith("<Places of ")
 
@@ -459,9 +478,10 @@ def test_what_was_seen_of_the_estimate_is_expected_of_others():
     assert [row.at for row in found if row.pareto] == ["b", "a"]
 
 
-def test_what_was_compiled_ranks_a_search(remat2):
+@of_each_size
+def test_what_was_compiled_ranks_a_search(remat2, transformer):
     """By whatever estimate: where XLA needs least without a checkpoint, nothing else is worth having."""
-    trace, found = blocks(site=True), places(site=True)
+    trace, found = blocks(transformer, site=True), places(transformer, site=True)
     results = []
     for _ in range(3):
         left = trace.places(device=DEVICE, seconds=600, measurements=results).to_compile

@@ -20,7 +20,16 @@ from remat_magic.planning.planner import Planner, planner
 from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from tests.benchmarks import models, named_models
-from tests.plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, recurrent, traced
+from tests.plan_helpers import (
+    BUILT_IN,
+    INEXACT,
+    MODELS_AT,
+    PLACES,
+    as_reckoned,
+    recurrent,
+    traced,
+    transformer,
+)
 from tests.programs import PROGRAMS, f32
 
 
@@ -68,8 +77,7 @@ def test_any_choice_of_names_does_what_is_reckoned(name):
         assert graph.predict(choice) == graph.predict(used) == applied(trace, used, "function")
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("at", ["function", "sites"])
+@pytest.mark.parametrize(("model", "at"), MODELS_AT)
 def test_models_are_planned_exactly(model, at):
     trace = traced(model)
     if (at == "sites" and not trace.engine.sites) or not as_reckoned(trace, at):
@@ -172,8 +180,15 @@ def test_values_in_branches_are_said_to_be_no_choices():
     assert "branches" not in outside.plan(64, "function").status
 
 
-def test_more_bytes_never_cost_more():
-    fun, args = named_models.transformer(2, 32, 16, 2, scanned=True)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(transformer(2, scanned=True), id="small"),
+        pytest.param(named_models.transformer(2, 32, 16, 2, scanned=True), id="named", marks=pytest.mark.volume),
+    ],
+)
+def test_more_bytes_never_cost_more(model):
+    fun, args = model
     trace = rm.trace(fun, *args)
     points = trace.frontier(8)
     assert len(points) == 8
@@ -186,8 +201,15 @@ def test_more_bytes_never_cost_more():
         assert trace.plan(point.budget_bytes, gap=0.0).recomputed_flops <= point.recomputed_flops
 
 
-def test_layers_one_by_one_are_no_worse_than_together():
-    fun, args = named_models.transformer(3, 32, 16, 2, scanned=False)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(transformer(3, site=True), id="small"),
+        pytest.param(named_models.transformer(3, 32, 16, 2, scanned=False), id="named", marks=pytest.mark.volume),
+    ],
+)
+def test_layers_one_by_one_are_no_worse_than_together(model):
+    fun, args = model
     trace = rm.trace(fun, *args)
     least = trace.preview("nothing_saveable").saved_bytes
     budget = int(least + 0.3 * (trace.preview("none").saved_bytes - least))
@@ -296,11 +318,12 @@ def test_a_plan_of_values_in_a_rule_can_be_applied_and_kept(attentive):
     fun = attentive.engine.traced
     anew = rm.trace(fun, [f32(4, 8, 8)] * 3, f32(16, 8)).report(again)
     assert (anew.saved_bytes, anew.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
-    args = [jnp.full((4, 8, 8), 0.1)] * 3, jnp.ones((16, 8))
+    chance = np.random.default_rng(0)
+    args = [chance.normal(0, 0.3, (4, 8, 8)).astype("f4")] * 3, chance.normal(0, 1, (16, 8)).astype("f4")
     for ours, jaxs in zip(
-        jax.tree.leaves(jax.grad(again.apply(fun))(*args)), jax.tree.leaves(jax.grad(fun)(*args)), strict=True
+        *(jax.tree.leaves(jax.jit(jax.grad(each))(*args)) for each in (again.apply(fun), fun)), strict=True
     ):
-        np.testing.assert_allclose(ours, jaxs, rtol=1e-5)
+        np.testing.assert_allclose(ours, jaxs, rtol=1e-5, atol=1e-4)
 
 
 def test_the_mask_of_a_custom_jvp_is_a_choice():
@@ -341,10 +364,10 @@ def test_the_function_computes_the_same():
     trace = rm.trace(fun, *args)
     plan = trace.plan(0.4)
     assert plan.names
-    keys = iter(jax.random.split(jax.random.key(0), 100))
-    values = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.1, args)
+    chance = np.random.default_rng(0)
+    values = jax.tree.map(lambda leaf: chance.normal(0, 0.1, leaf.shape).astype("f4"), args)
     planned = trace.function(plan)
-    expected = jax.value_and_grad(fun)(*values)
+    expected = jax.jit(jax.value_and_grad(fun))(*values)
     found = jax.jit(jax.value_and_grad(planned))(*values)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), found, expected)
 

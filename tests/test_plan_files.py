@@ -114,8 +114,9 @@ def test_a_plan_is_applied_without_a_trace():
     assert (again.saved_bytes, again.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
     # Other batches, and under another transformation.
     params, x = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.1), args)
-    both = jax.vmap(plan.apply(fun), in_axes=(None, 0))(params, jnp.stack([x[:1], x[:1] * 2]))
-    np.testing.assert_allclose(both, [fun(params, x[:1]), fun(params, x[:1] * 2)], rtol=1e-5)
+    both = jax.jit(jax.vmap(plan.apply(fun), in_axes=(None, 0)))(params, jnp.stack([x[:1], x[:1] * 2]))
+    compiled = jax.jit(fun)
+    np.testing.assert_allclose(both, [compiled(params, x[:1]), compiled(params, x[:1] * 2)], rtol=1e-5)
 
 
 def test_a_plan_that_is_a_policy_of_jax_is_applied():

@@ -57,6 +57,7 @@ def trace():
     return rm.trace(loss, *ARGS)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("factor", [0.6, 1.3])
 @pytest.mark.parametrize("part", [0.6, 0.75, 0.9])  # the least is 0.57
 def test_the_plan_fits_and_no_policy_of_jax_that_fits_recomputes_less(trace, part, factor):

@@ -12,7 +12,7 @@ import remat_magic as rm
 from remat_magic.planning.equal_layers import equal_layers
 from remat_magic.planning.planner import planner
 from remat_magic.records import Plan, RematError
-from tests.plan_helpers import BUILT_IN, MODELS, PLACES, as_reckoned, traced
+from tests.plan_helpers import BUILT_IN, MODELS_AT, PLACES, as_reckoned, traced
 from tests.programs import f32
 from tests.test_what_if import is_what_jax_does
 
@@ -55,8 +55,7 @@ def test_a_plan_is_what_jax_does(name, at):
             assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("at", ["function", "sites"])
+@pytest.mark.parametrize(("model", "at"), MODELS_AT)
 def test_models(model, at):
     trace = traced(model)
     if (at == "sites" and not trace.engine.sites) or not as_reckoned(trace, at):

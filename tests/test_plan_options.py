@@ -19,15 +19,32 @@ from remat_magic.planning.problem import Problem
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.units import parse_bytes
 from tests.benchmarks import models, named_models
-from tests.plan_helpers import BUILT_IN, INEXACT, MODELS, PLACES, as_reckoned, traced
+from tests.plan_helpers import (
+    BUILT_IN,
+    EACH_MODEL,
+    INEXACT,
+    MODELS,
+    MODELS_AT,
+    PLACES,
+    TRANSFORMERS,
+    as_reckoned,
+    traced,
+    transformer,
+)
 from tests.programs import PROGRAMS, f32
 
 # ---------------------------------------------------------------------------------------------------- keys of plans
 
 
-def test_plans_compared_have_keys_of_their_own():
-    fun, args = named_models.transformer(2, 32, 16, 2, scanned=False)
-    trace = rm.trace(fun, *args)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(transformer(2, site=True), id="small"),
+        pytest.param(named_models.transformer(2, 32, 16, 2, scanned=False), id="named", marks=pytest.mark.volume),
+    ],
+)
+def test_plans_compared_have_keys_of_their_own(model):
+    trace = rm.trace(*flat(model))
     budget = trace.preview("none", "sites").saved_bytes // 2
     peak = int((trace.report("none", "sites").peak_bytes or 0) * 0.8)
     plans = [
@@ -83,9 +100,7 @@ def test_plans_compared_have_keys_of_their_own():
 # ---------------------------------------------------------------------------------------------------------- peaks
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("at", ["function", "sites"])
+@pytest.mark.parametrize(("model", "at"), MODELS_AT)
 def test_no_plan_exceeds_its_peak(model, at):
     trace = traced(model)
     if at == "sites" and not trace.engine.sites:
@@ -120,10 +135,16 @@ def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plan
             assert report.peak_bytes >= report.saved_bytes
 
 
-def test_on_a_device_nothing_is_proven_of_a_plan_for_a_peak():
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(transformer(2, batch=4096), id="small"),
+        pytest.param(models.transformer(2), id="GPT-2", marks=pytest.mark.volume),
+    ],
+)
+def test_on_a_device_nothing_is_proven_of_a_plan_for_a_peak(model):
     """There a peak can be lower than what is saved: values are narrower, or in another memory."""
-    fun, args = models.transformer(2)
-    trace = rm.trace(fun, *args)
+    trace = rm.trace(*flat(model))
     for device in (None, "TPU v5e"):
         plan = trace.plan(peak="90%", at=trace.default_at, device=device, cost="flops")  # of a TPU 87% is the least
         assert plan.recomputed_flops > 0
@@ -156,31 +177,31 @@ def test_a_small_plan_for_a_peak_against_all_choices(name):
 SLOW = rm.devices.Device("slow", {"f32": 1e9}, 1e8, 1e9, 10**9, 1e10, "invented: arithmetic so slow that a link pays")
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_seconds_are_those_of_the_report(model):
+@pytest.mark.each_once
+@pytest.mark.parametrize("model", EACH_MODEL)
+@pytest.mark.parametrize("device", ["H100 SXM", "TPU v5e"])
+def test_seconds_are_those_of_the_report(model, device):
     trace = traced(model)
-    for device in ("H100 SXM", "TPU v5e"):
-        least = trace.preview("nothing_saveable").saved_bytes
-        budget = int(least + 0.4 * (trace.preview("none").saved_bytes - least))
-        plan, fewest = trace.plan(budget, cost="seconds", device=device), trace.plan(budget)
-        assert (plan.cost, plan.device, plan.host_bandwidth) == ("seconds", device, None)
-        assert plan.seconds == times(trace.report(plan), device).extra
-        assert plan.seconds <= times(trace.report(fewest), device).extra  # what spares FLOPs takes no less time
-        assert plan.saved_bytes <= budget
-        assert plan.bound_seconds <= plan.predicted_seconds
-        assert 0 <= plan.gap <= 1
+    least = trace.preview("nothing_saveable").saved_bytes
+    budget = int(least + 0.4 * (trace.preview("none").saved_bytes - least))
+    plan, fewest = trace.plan(budget, cost="seconds", device=device), trace.plan(budget)
+    assert (plan.cost, plan.device, plan.host_bandwidth) == ("seconds", device, None)
+    assert plan.seconds == times(trace.report(plan), device).extra
+    assert plan.seconds <= times(trace.report(fewest), device).extra  # what spares FLOPs takes no less time
+    assert plan.saved_bytes <= budget
+    assert plan.bound_seconds <= plan.predicted_seconds
+    assert 0 <= plan.gap <= 1
 
 
-def test_all_recomputation_in_seconds_is_near_the_reports():
-    for model, make in MODELS.items():
-        fun, args = make()
-        trace = rm.trace(fun, *args)
-        for device in ("H100 SXM", "TPU v5e", SLOW):
-            found = planner(trace.facts, trace.default_at, False)
-            reckoned = found.problem(objective("seconds", device, None)).measure(())[1]
-            told = times(trace.report("nothing_saveable"), device).recomputed
-            # Nodes that recompute and differentiate at once count for their recomputation alone.
-            assert reckoned == pytest.approx(told, rel=0.35), model
+@pytest.mark.parametrize("model", EACH_MODEL)
+def test_all_recomputation_in_seconds_is_near_the_reports(model):
+    trace = traced(model)
+    for device in ("H100 SXM", "TPU v5e", SLOW):
+        found = planner(trace.facts, trace.default_at, False)
+        reckoned = found.problem(objective("seconds", device, None)).measure(())[1]
+        told = times(trace.report("nothing_saveable"), device).recomputed
+        # Nodes that recompute and differentiate at once count for their recomputation alone.
+        assert reckoned == pytest.approx(told, rel=0.35)
 
 
 @pytest.mark.parametrize(("name", "at"), PLACES)
@@ -202,10 +223,9 @@ def test_any_choice_that_is_offloaded_is_what_is_reckoned(name, at):
             )
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", EACH_MODEL)
 def test_what_is_offloaded_is_what_jax_offloads(model):
-    fun, args = MODELS[model]()
-    trace = rm.trace(fun, *args)
+    trace, (fun, args) = traced(model), MODELS[model]()
     at = trace.default_at
     least = trace.preview("nothing_saveable", at).saved_bytes
     budget = int(least + 0.3 * (trace.preview("none", at).saved_bytes - least))
@@ -270,6 +290,11 @@ def test_what_plans_cannot_do_is_told():
 # ------------------------------------------------------------------------------------------------- what runs out
 
 
+def flat(function_and_arguments):
+    fun, args = function_and_arguments
+    return fun, *args
+
+
 def key_of(plan):
     return plan.of, plan.policy, plan.budget_bytes, plan.saved_bytes, plan.peak_bytes, plan.names
 
@@ -290,9 +315,10 @@ def lowered(status):
     return label, peak
 
 
-def test_a_plan_that_gains_nothing_says_so():
+@pytest.mark.parametrize("transformer", TRANSFORMERS)
+def test_a_plan_that_gains_nothing_says_so(transformer):
     """Around a function that scans a plan saves less, and all of it comes back at once; on the scan's body not."""
-    trace = scanned_blocks()
+    trace = rm.trace(*flat(transformer(3, scanned=True)))
     plan = trace.plan(saved="10%", at="function")
     assert plan.peak_bytes >= trace.report("none").peak_bytes
     assert "less is saved than without a checkpoint, but the estimated peak is" in plan.status
@@ -309,9 +335,10 @@ def test_a_plan_that_gains_nothing_says_so():
     assert "less is saved" not in useful.status
 
 
-def test_a_plan_for_saved_bytes_chooses_its_place():
+@pytest.mark.parametrize("transformer", TRANSFORMERS)
+def test_a_plan_for_saved_bytes_chooses_its_place(transformer):
     """Where the peak is not lower at the usual place, no plan fits there, or another place is known to be better."""
-    trace = scanned_blocks()
+    trace = rm.trace(*flat(transformer(3, scanned=True)))
     usual, plan = trace.plan(saved="40%", at="function"), trace.plan(saved="40%")
     assert usual.peak_bytes > trace.report("none").peak_bytes
     report = trace.report(plan)
@@ -323,8 +350,7 @@ def test_a_plan_for_saved_bytes_chooses_its_place():
     assert trace.plan("40%").at == "block"
 
     # Unrolled, the usual place is as good as another.
-    fun, args = models.transformer(2)
-    unrolled = rm.trace(fun, *args)
+    unrolled = rm.trace(*flat(transformer(2)))
     assert key_of(unrolled.plan("40%")) == key_of(unrolled.plan("40%", at="function"))
 
 
@@ -351,9 +377,10 @@ def test_a_plan_that_fits_nowhere_but_elsewhere():
         trace.plan("1%")
 
 
-def test_a_plan_for_a_peak_chooses_its_place():
+@pytest.mark.parametrize("transformer", TRANSFORMERS)
+def test_a_plan_for_a_peak_chooses_its_place(transformer):
     """Around a function that scans nothing lowers the peak; on the scan's body it does."""
-    trace = scanned_blocks()
+    trace = rm.trace(*flat(transformer(3, scanned=True)))
     without = trace.report("none").peak_bytes
     with pytest.raises(rm.RematError, match="No plan at 'function'"):
         trace.plan(peak=0.8, at="function")
@@ -362,16 +389,12 @@ def test_a_plan_for_a_peak_chooses_its_place():
     assert plan.at == report.at == "block"
     assert report.peak_bytes == plan.peak_bytes <= plan.budget_bytes == int(0.8 * without)
     assert plan.recomputed_flops <= trace.plan(peak=plan.budget_bytes, at="block").recomputed_flops
-    for row in trace.places(seconds=60):  # no row that fits recomputes less
+    rows = trace.places(seconds=60)
+    for row in rows:  # no row that fits recomputes less
         assert row.peak_bytes > plan.budget_bytes or row.recomputed_flops >= plan.recomputed_flops
-    least = min(row.peak_bytes for row in trace.places(seconds=60))
+    least = min(row.peak_bytes for row in rows)
     with pytest.raises(rm.RematError, match=f"the least found is {re.escape(units.nbytes(least))}"):
         trace.plan(peak=1000)
-
-
-def scanned_blocks():
-    fun, args = models.transformer(3, scanned=True)
-    return rm.trace(fun, *args)
 
 
 @pytest.mark.volume  # of how much is traced; both searches are tried whole
