@@ -43,6 +43,7 @@ loss([jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, P()
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     write_notebook(lab.folder / "compare.ipynb", LOAD, CELL, MESHED)
     page_of_module.open("compare.ipynb")
+    page_of_module.run(0)
     return page_of_module
 
 
@@ -50,7 +51,7 @@ def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
 def widget(opened: NotebookPage) -> Widget:
     """The widget with its Compare panel open."""
     opened.page.mouse.move(0, 0)
-    opened.run_all()
+    opened.run(1)
     assert opened.errors() == []
     widget = Widget(opened, 1)
     widget.tab("Compare").click()

@@ -28,7 +28,7 @@ def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
     return int(text[0]), int(text[1])
 
 
-@pytest.mark.parametrize("many", [15, pytest.param(50, marks=pytest.mark.volume)])
+@pytest.mark.parametrize("many", [6, pytest.param(50, marks=pytest.mark.volume)])
 def test_many_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server, many: int) -> None:
     write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (many - 1)))
     notebook.open("many.ipynb")
@@ -114,6 +114,7 @@ def test_the_kernel_is_restarted_under_a_widget(opened: NotebookPage) -> None:
     _comes_back(opened)
 
 
+@pytest.mark.volume  # a kernel that is killed, of which the page is told hardly more, is tried always
 def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Server) -> None:
     """By another page or a program, of which this page is told nothing."""
     (session,) = lab.api("sessions")

@@ -423,7 +423,7 @@ def test_keys_move_through_a_program_and_mark_its_variables(widget: Widget) -> N
 
 def test_the_panes_scroll_together(widget: Widget) -> None:
     page = widget.notebook.page
-    page.add_style_tag(content=".remat.remat.remat pre.remat-program { max-height: 9em }")
+    low = page.add_style_tag(content=".remat.remat.remat pre.remat-program { max-height: 9em }")
     widget.tab("Jaxprs").click()
     left, right = widget.part("jaxprs").locator("pre").all()
     left.hover()
@@ -443,6 +443,7 @@ def test_the_panes_scroll_together(widget: Widget) -> None:
     left.evaluate("pane => pane.scrollTo(0, 0)")
     page.wait_for_timeout(300)
     assert right.evaluate("pane => pane.scrollTop") == stays
+    low.evaluate("style => style.remove()")
 
 
 # ----------------------------------------------------------------------------------------------- one choice and another
@@ -606,7 +607,7 @@ def test_a_slider_that_is_moved_on_leaves_one_entry(widget: Widget) -> None:
         said = widget.part("stop").inner_text()
         page.keyboard.press("ArrowLeft")
         expect(widget.part("stop")).not_to_have_text(said)
-        page.wait_for_timeout(300)  # each is shown before the next is asked for
+        expect(widget.root).to_have_attribute("aria-busy", "false")  # each is shown before the next is asked for
         seen.add(widget.policy.input_value())
     assert len(seen) > 1
     last = widget.policy.input_value()
@@ -620,7 +621,7 @@ def test_a_slider_that_is_moved_on_leaves_one_entry(widget: Widget) -> None:
     focus(slider)
     for _ in range(8):
         page.keyboard.press("ArrowRight")
-        page.wait_for_timeout(300)
+        expect(widget.root).to_have_attribute("aria-busy", "false")
     expect(widget.policy).not_to_have_value(last)
     action(widget, "Undo").click()
     expect(widget.policy).to_have_value(last)
