@@ -93,7 +93,7 @@ def page_of_module(lab: Server, _page_of_lab: Page) -> Iterator[NotebookPage]:
     page = NotebookPage(lab, _page_of_lab)
     yield page
     page.leave()
-    lab.shut_down_kernels()
+    lab.kill_kernels()
 
 
 @pytest.fixture
@@ -101,4 +101,4 @@ def notebook(lab: Server, page_of_module: NotebookPage) -> Iterator[NotebookPage
     """The page for a test that opens a notebook of its own, before any other of its module is open."""
     yield page_of_module
     page_of_module.close()
-    lab.shut_down_kernels()
+    lab.kill_kernels()

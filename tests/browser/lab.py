@@ -13,13 +13,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, Page, ViewportSize, sync_playwright
 
 Interface = Literal["lab", "notebook"]
@@ -74,6 +75,7 @@ class Server:
     token: str
     folder: Path
     log: Path
+    pid: int
 
     def page_url(self, notebook: str) -> str:
         """The address of a notebook in a workspace of its own."""
@@ -90,14 +92,16 @@ class Server:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def sessions(self) -> set[str]:
-        """The sessions that have a kernel, by their ids."""
-        return {session["id"] for session in self.api("sessions")}
+    def shut_down_kernels(self) -> None:
+        """End every kernel, as a person does who comes back to the notebook the next day."""
+        for session in self.api("sessions"):
+            self.api(f"sessions/{session['id']}", "DELETE")
 
-    def shut_down_kernels(self, but: Collection[str] = ()) -> None:
-        """End every kernel but those of some sessions, as a person does who comes back to the notebook the next day."""
-        for session in self.sessions() - {*but}:
-            self.api(f"sessions/{session}", "DELETE")
+    def kill_kernels(self) -> None:
+        """End every kernel sooner than it would end itself, where nobody looks at how it ends."""
+        for child in psutil.Process(self.pid).children():
+            child.kill()
+        self.shut_down_kernels()  # before the server starts others
 
 
 def _free_port() -> int:
@@ -154,18 +158,14 @@ def serve(folder: Path, interface: Interface = "lab") -> Iterator[Server]:
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=notebooks)
-    server = Server(interface, f"http://127.0.0.1:{port}", token, notebooks, log)
+    server = Server(interface, f"http://127.0.0.1:{port}", token, notebooks, log, process.pid)
     try:
         _wait_for_answer(server, process)
         yield server
-        server.shut_down_kernels()
+        server.kill_kernels()
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # it has nothing left to end
+        process.wait()
 
 
 def _wait_for_answer(server: Server, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
