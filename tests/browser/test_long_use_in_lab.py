@@ -114,7 +114,8 @@ def test_the_kernel_is_restarted_under_a_widget(opened: NotebookPage) -> None:
     _comes_back(opened)
 
 
-@pytest.mark.volume  # a kernel that is killed, of which the page is told hardly more, is tried always
+# To the widget it is as above: what it sends arrives, and nobody answers.
+@pytest.mark.volume
 def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Server) -> None:
     """By another page or a program, of which this page is told nothing."""
     (session,) = lab.api("sessions")
@@ -124,6 +125,7 @@ def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Serve
     _comes_back(opened)
 
 
+@pytest.mark.volume
 def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
     """The server starts another one, of which the page is told less than of a restart."""
     before = int(opened.outputs(2).inner_text())
