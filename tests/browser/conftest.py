@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 import remat_magic as rm
-from tests.browser.lab import NotebookPage, Server, browse, chromium, serve
+from tests.browser.lab import VIEWPORT, NotebookPage, Server, browse, chromium, serve
 
 expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asserts how fast anything is
 
@@ -79,19 +79,26 @@ def trace() -> rm.Trace:
     return rm.trace(loss, shape((8, 8), "float32"), shape((4, 8), "float32"))
 
 
-@pytest.fixture
-def notebook(lab: Server, browser: Browser) -> Iterator[NotebookPage]:
-    """A page of its own in the shared JupyterLab; its kernels end with it."""
-    others = lab.sessions()
-    with browser.new_context(viewport={"width": 1400, "height": 1000}) as context:
-        yield NotebookPage(lab, context.new_page())
-    lab.shut_down_kernels(but=others)
+@pytest.fixture(scope="package")
+def _page_of_lab(lab: Server, browser: Browser) -> Iterator[Page]:
+    """JupyterLab, which takes seconds to start, opened once."""
+    permissions = ["clipboard-read", "clipboard-write"]
+    with browser.new_context(viewport=VIEWPORT, permissions=permissions) as context:
+        yield context.new_page()
 
 
 @pytest.fixture(scope="module")
-def page_of_module(lab: Server, browser: Browser) -> Iterator[NotebookPage]:
+def page_of_module(lab: Server, _page_of_lab: Page) -> Iterator[NotebookPage]:
     """A page for all tests of a module, to open a notebook once; each runs its cells anew, which makes new widgets."""
-    permissions = ["clipboard-read", "clipboard-write"]
-    with browser.new_context(viewport={"width": 1400, "height": 1000}, permissions=permissions) as context:
-        yield NotebookPage(lab, context.new_page())
-    lab.shut_down_kernels()
+    page = NotebookPage(lab, _page_of_lab)
+    yield page
+    page.leave()
+    lab.kill_kernels()
+
+
+@pytest.fixture
+def notebook(lab: Server, page_of_module: NotebookPage) -> Iterator[NotebookPage]:
+    """The page for a test that opens a notebook of its own, before any other of its module is open."""
+    yield page_of_module
+    page_of_module.close()
+    lab.kill_kernels()

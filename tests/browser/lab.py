@@ -13,16 +13,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
+import psutil
+from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, Page, ViewportSize, sync_playwright
 
 Interface = Literal["lab", "notebook"]
+
+VIEWPORT: ViewportSize = {"width": 1400, "height": 1000}
 
 # Chromium calls home when started; where the network is closed each try is an error and a delay.
 _CHROMIUM_FLAGS = [
@@ -50,6 +53,12 @@ _SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
 
+# The kernel is idle and no cell is running.
+_IDLE = (
+    "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+    " && window.jupyterapp.shell.currentWidget.content.widgets.every(cell => cell.model.executionState !== 'running')"
+)
+
 
 def chromium() -> str | None:
     """The path of a Chromium or Chrome, or None where the machine has none."""
@@ -66,6 +75,7 @@ class Server:
     token: str
     folder: Path
     log: Path
+    pid: int
 
     def page_url(self, notebook: str) -> str:
         """The address of a notebook in a workspace of its own."""
@@ -82,14 +92,16 @@ class Server:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def sessions(self) -> set[str]:
-        """The sessions that have a kernel, by their ids."""
-        return {session["id"] for session in self.api("sessions")}
+    def shut_down_kernels(self) -> None:
+        """End every kernel, as a person does who comes back to the notebook the next day."""
+        for session in self.api("sessions"):
+            self.api(f"sessions/{session['id']}", "DELETE")
 
-    def shut_down_kernels(self, but: Collection[str] = ()) -> None:
-        """End every kernel but those of some sessions, as a person does who comes back to the notebook the next day."""
-        for session in self.sessions() - {*but}:
-            self.api(f"sessions/{session}", "DELETE")
+    def kill_kernels(self) -> None:
+        """End every kernel sooner than it would end itself, where nobody looks at how it ends."""
+        for child in psutil.Process(self.pid).children():
+            child.kill()
+        self.shut_down_kernels()  # before the server starts others
 
 
 def _free_port() -> int:
@@ -146,18 +158,14 @@ def serve(folder: Path, interface: Interface = "lab") -> Iterator[Server]:
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=notebooks)
-    server = Server(interface, f"http://127.0.0.1:{port}", token, notebooks, log)
+    server = Server(interface, f"http://127.0.0.1:{port}", token, notebooks, log, process.pid)
     try:
         _wait_for_answer(server, process)
         yield server
-        server.shut_down_kernels()
+        server.kill_kernels()
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # it has nothing left to end
+        process.wait()
 
 
 def _wait_for_answer(server: Server, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
@@ -195,20 +203,29 @@ class NotebookPage:
         self.console: list[str] = []  # errors and warnings that the page logged, exceptions that it did not catch
         page.set_default_timeout(30_000)
         page.on("console", self._logged)
-        page.on("pageerror", lambda error: self.console.append(str(error)))
+        page.on("pageerror", self._raised)
 
     def _logged(self, entry: ConsoleMessage) -> None:
         if entry.type in ("error", "warning"):
             self.console.append(entry.text)
 
+    def _raised(self, error: Error) -> None:
+        self.console.append(str(error))
+
     def open(self, notebook: str, *, kernel: bool = True) -> None:
-        """Open a notebook of the server's folder and wait until the page can be used.
+        """Open a notebook of the server's folder, alone, and wait until the page can be used.
 
         With ``kernel=False`` the notebook must ask for a kernel that is not there; "No Kernel" is then chosen.
         """
-        self.page.goto(self.server.page_url(notebook))
-        self.page.wait_for_function(
-            "() => window.jupyterapp?.started && !document.querySelector('#jupyterlab-splash')"
+        if self._is_lab():
+            self.close()  # JupyterLab's own start takes much longer than a notebook's
+            self.page.evaluate(
+                "async path => { await window.jupyterapp.commands.execute('docmanager:open', { path }) }", notebook
+            )
+        else:
+            self.page.goto(self.server.page_url(notebook))
+        self._wait(
+            "window.jupyterapp?.started && !document.querySelector('#jupyterlab-splash')"
             " && window.jupyterapp.shell.currentWidget?.content?.widgets?.length"
         )
         if not kernel:
@@ -218,57 +235,89 @@ class NotebookPage:
             return
         self.wait_idle()
 
+    def close(self) -> None:
+        """Close what is open in JupyterLab, saved or not."""
+        self.page.evaluate(
+            """async () => {
+                const documents = [...window.jupyterapp.shell.widgets('main')].filter(widget => widget.context);
+                for (const document of documents) {
+                    document.context.model.dirty = false;  // or it would ask
+                    const closed = new Promise(done => document.disposed.connect(done));
+                    document.close();
+                    await closed;
+                }
+            }"""
+        )
+
+    def leave(self) -> None:
+        """Leave the page as a new one: nothing open or remembered, and as wide and light as it was."""
+        self.page.remove_listener("console", self._logged)
+        self.page.remove_listener("pageerror", self._raised)
+        self.page.set_viewport_size(VIEWPORT)
+        if self.page.locator(".jp-Dialog").count() or not self._is_lab():
+            self.page.goto("about:blank")
+            return
+        self.close()
+        self.page.evaluate("() => localStorage.clear()")
+        if self.page.evaluate("() => document.body.dataset.jpThemeName") != "JupyterLab Light":
+            self.set_theme("JupyterLab Light")
+
+    def _is_lab(self) -> bool:
+        """Whether JupyterLab runs in the page."""
+        return self.server.interface == "lab" and self.page.evaluate("() => !!window.jupyterapp?.started")
+
     def run_all(self, seconds: float = 240) -> None:
         """Run all cells by the menu's command and wait until the kernel is idle."""
-        self.page.evaluate(
-            "() => { window.rematRan = null;"
-            " window.jupyterapp.commands.execute('notebook:run-all-cells')"
-            ".then(() => { window.rematRan = true }) }"
-        )
-        self.page.wait_for_function("() => window.rematRan", timeout=seconds * 1000)
-        self.wait_idle(seconds)
+        self._begin("notebook:run-all-cells")
+        self._wait(f"window.rematRan && {_IDLE}", seconds=seconds)
 
     def start(self, index: int) -> None:
         """Run one cell and wait until it has begun."""
-        self.page.evaluate(
-            "index => { const app = window.jupyterapp;"
-            " app.shell.currentWidget.content.activeCellIndex = index;"
-            " window.rematRan = null;"
-            " app.commands.execute('notebook:run-cell').then(() => { window.rematRan = true }) }",
-            index,
-        )
-        self.page.wait_for_function(
-            "index => window.rematRan"
-            " || window.jupyterapp.shell.currentWidget.content.widgets[index].model.executionState === 'running'",
-            arg=index,
-        )
+        self._begin("notebook:run-cell", index)
+        state = "window.jupyterapp.shell.currentWidget.content.widgets[index].model.executionState"
+        self._wait(f"window.rematRan || {state} === 'running'", index)
 
     def run(self, index: int, seconds: float = 60) -> None:
         """Run one cell and wait until it has ended."""
-        self.start(index)
-        self.page.wait_for_function("() => window.rematRan", timeout=seconds * 1000)
-        self.wait_idle(seconds)
+        self._begin("notebook:run-cell", index)
+        self._wait(f"window.rematRan && {_IDLE}", seconds=seconds)
+
+    def _begin(self, command: str, index: int | None = None) -> None:
+        """Give a command, for one cell or all, and say in ``rematRan`` when it has been carried out."""
+        self.page.evaluate(
+            "([command, index]) => { const app = window.jupyterapp;"
+            " if (index !== null) app.shell.currentWidget.content.activeCellIndex = index;"
+            " window.rematRan = null;"
+            " app.commands.execute(command).then(() => { window.rematRan = true }) }",
+            [command, index],
+        )
+
+    def _wait(self, condition: str, index: int | None = None, seconds: float = 60) -> None:
+        """Wait for what holds of a cell; asked at intervals, since each frame asked would have to be drawn."""
+        self.page.wait_for_function(f"index => {condition}", arg=index, timeout=seconds * 1000, polling=25)
+
+    def execute(self, code: str) -> None:
+        """Run what is in no cell, which would take the focus."""
+        self.page.evaluate(
+            "async code => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+            ".requestExecute({ code }).done }",
+            code,
+        )
 
     def run_all_by_menu(self, seconds: float = 240) -> None:
         """Run all cells through the Run menu, of a notebook whose cells have no outputs yet."""
         self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
         self.page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()
-        self.page.wait_for_function(
-            "() => window.jupyterapp.shell.currentWidget.content.widgets.every(cell =>"
+        self._wait(
+            "window.jupyterapp.shell.currentWidget.content.widgets.every(cell =>"
             " cell.model.type !== 'code' || !cell.model.sharedModel.source.trim()"
-            " || cell.model.executionCount !== null)",
-            timeout=seconds * 1000,
+            f" || cell.model.executionCount !== null) && {_IDLE}",
+            seconds=seconds,
         )
-        self.wait_idle(seconds)
 
     def wait_idle(self, seconds: float = 60) -> None:
         """Wait until the kernel is idle and no cell is running."""
-        self.page.wait_for_function(
-            "() => { const panel = window.jupyterapp.shell.currentWidget;"
-            " return panel.sessionContext.session?.kernel?.status === 'idle'"
-            " && panel.content.widgets.every(cell => cell.model.executionState !== 'running') }",
-            timeout=seconds * 1000,
-        )
+        self._wait(_IDLE, seconds=seconds)
 
     def leave_out_unseen_cells(self) -> None:
         """Let the browser leave out what is scrolled away, as JupyterLab 4.6 does unless told otherwise."""

@@ -105,12 +105,7 @@ def test_it_opens_before_anything_is_known(widget: Widget) -> None:
         widget.notebook.page.keyboard.type("nothing")
         expect(entries(widget)).to_have_count(1)
     finally:
-        # Not as a cell, which would take the focus.
-        notebook.page.evaluate(
-            "async code => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
-            ".requestExecute({ code }).done }",
-            GO_ON,
-        )
+        notebook.execute(GO_ON)
     expect(entries(widget)).to_have_count(1)  # what was searched for is searched for still
     expect(entries(widget)).to_contain_text("peak ")
     expect(widget.root.get_by_text("not worked out yet")).to_have_count(0)

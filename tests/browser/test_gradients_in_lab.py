@@ -34,18 +34,19 @@ def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
     named = STEP.replace("-o kept", "--device 'TPU v5e'")
     write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)", named)
     page_of_module.open("step.ipynb")
+    page_of_module.run(0)
     return page_of_module
 
 
-@pytest.fixture
-def widget(opened: NotebookPage) -> Widget:
-    opened.run_all()
+def inspection(opened: NotebookPage, cell: int) -> Widget:
+    """The new widget of a cell."""
+    opened.run(cell)
     assert opened.errors() == []
-    return Widget(opened, 1)
+    return Widget(opened, cell)
 
 
-def test_the_gradient_can_be_chosen(widget: Widget) -> None:
-    notebook = widget.notebook
+def test_the_gradient_can_be_chosen(opened: NotebookPage) -> None:
+    widget = inspection(opened, 1)
     chosen = widget.root.get_by_label("Gradient of")
     expect(chosen).to_have_value("generator_loss")
     expect(widget.root).to_contain_text("generator_loss(generator f32[64,64], x f32[128,64])")
@@ -55,23 +56,24 @@ def test_the_gradient_can_be_chosen(widget: Widget) -> None:
     expect(widget.part("recomputed")).not_to_be_empty()
     widget.policy.select_option("nothing_saveable")
     expect(widget.totals).to_contain_text("0 B")
-    notebook.run(2)
-    expect(notebook.outputs(2)).to_contain_text("critic_loss True")
+    opened.run(2)
+    expect(opened.outputs(2)).to_contain_text("critic_loss True")
     # Its own derivative, which traces the step once more.
     widget.root.get_by_label("Gradient of").select_option("none")
     expect(widget.root).to_contain_text("train_step(generator f32[64,64], critic f32[64,64], x f32[128,64])")
     expect(widget.part("residuals")).not_to_be_empty()
 
 
-def test_the_memory_is_that_of_the_step(widget: Widget) -> None:
+def test_the_memory_is_that_of_the_step(opened: NotebookPage) -> None:
+    widget = inspection(opened, 1)
     widget.tab("Memory").click()
     expect(widget.root).to_contain_text("Held at the peak of train_step")
     expect(widget.root).to_contain_text("parameter")
 
 
-def test_the_device_that_is_chosen_stays_with_another_gradient(widget: Widget) -> None:
+def test_the_device_that_is_chosen_stays_with_another_gradient(opened: NotebookPage) -> None:
     """Also where the cell has named another one."""
-    named = Widget(widget.notebook, 3)
+    named = inspection(opened, 3)
     named.tab("Compare").click()
     device = named.root.get_by_label("Device", exact=True)
     expect(device).to_have_value("TPU v5e")

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.lab import VIEWPORT, NotebookPage, Server
 
 POLICY_CHANGE = "w.policy = 'dots_saveable'"
 
@@ -44,19 +45,25 @@ def expect_dropdown(page: Page) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(lab: Server, browser: Browser) -> Path:
+def kept(lab: Server, page_of_module: NotebookPage) -> Path:
     """A notebook that was run and saved in JupyterLab."""
     path = lab.folder / "kept.ipynb"
     write_notebook(path, LOAD, LAYERS, POLICY_CHANGE)
-    with browser.new_context() as context:
-        notebook = NotebookPage(lab, context.new_page())
-        notebook.open(path.name)
-        notebook.run_all()
-        assert notebook.errors() == []
-        Widget(notebook, 1).keeps("dots_saveable")
-        notebook.save()
+    page_of_module.open(path.name)
+    page_of_module.run_all()
+    assert page_of_module.errors() == []
+    Widget(page_of_module, 1).keeps("dots_saveable")
+    page_of_module.save()
+    page_of_module.close()
     lab.shut_down_kernels()
     return path
+
+
+@pytest.fixture(scope="module")
+def later(kept: Path, lab: Server, browser: Browser) -> Iterator[NotebookPage]:
+    """A page that has never shown a live widget, whose styles and scripts it could owe something."""
+    with browser.new_context(viewport=VIEWPORT) as context:
+        yield NotebookPage(lab, context.new_page())
 
 
 def test_both_outputs_are_saved(kept: Path) -> None:
@@ -66,24 +73,24 @@ def test_both_outputs_are_saved(kept: Path) -> None:
     assert any("application/vnd.jupyter.widget-view+json" in kind for kind in kinds)
 
 
-def test_reopened_with_a_new_kernel(kept: Path, notebook: NotebookPage) -> None:
-    notebook.open(kept.name)
-    expect_report(notebook.page)
-    expect_dropdown(notebook.page)
-    notebook.page.keyboard.type("dd")
-    assert notebook.cell_count() == 3  # no key reached the notebook
+def test_reopened_with_a_new_kernel(kept: Path, later: NotebookPage) -> None:
+    later.open(kept.name)
+    expect_report(later.page)
+    expect_dropdown(later.page)
+    later.page.keyboard.type("dd")
+    assert later.cell_count() == 3  # no key reached the notebook
 
 
-def test_reopened_without_a_kernel(kept: Path, notebook: NotebookPage) -> None:
+def test_reopened_without_a_kernel(kept: Path, later: NotebookPage) -> None:
     without = nbformat.read(kept, as_version=4)
     without.metadata.clear()  # JupyterLab would choose another kernel of the same language
     without.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "gone"}
     nbformat.write(without, kept.with_name("gone.ipynb"))
-    notebook.open("gone.ipynb", kernel=False)
-    expect_report(notebook.page)
+    later.open("gone.ipynb", kernel=False)
+    expect_report(later.page)
 
 
-def test_untrusted(kept: Path, notebook: NotebookPage) -> None:
+def test_untrusted(kept: Path, later: NotebookPage) -> None:
     foreign = nbformat.read(kept, as_version=4)
     foreign.metadata["author"] = "someone else"
     for cell in foreign.cells:
@@ -92,10 +99,10 @@ def test_untrusted(kept: Path, notebook: NotebookPage) -> None:
             if "text/html" in output.get("data", {}):
                 output["data"]["text/html"] += "<script>document.title = 'run'</script><p>foreign</p>"
     nbformat.write(foreign, kept.with_name("foreign.ipynb"))
-    notebook.open("foreign.ipynb")
-    expect(notebook.page.get_by_text("foreign", exact=True).first).to_be_visible()
-    assert notebook.page.title() != "run"
-    expect_report(notebook.page)
+    later.open("foreign.ipynb")
+    expect(later.page.get_by_text("foreign", exact=True).first).to_be_visible()
+    assert later.page.title() != "run"
+    expect_report(later.page)
 
 
 def test_exported_to_html(kept: Path, browser: Browser, tmp_path: Path) -> None:

@@ -67,12 +67,11 @@ def test_in_the_dark(seven: NotebookPage) -> None:
         assert unreadable(widget.root) == []
 
 
-def test_kept_when_its_kernel_has_ended(seven: NotebookPage, notebook7: Server, browser: Browser) -> None:
+def test_kept_when_its_kernel_has_ended(seven: NotebookPage, notebook7: Server) -> None:
     Widget(seven, 1).keeps("dots_saveable")
     seven.save()
     notebook7.shut_down_kernels()
-    with browser.new_context() as context:
-        again = NotebookPage(notebook7, context.new_page())
-        again.open("layers.ipynb")
-        expect_report(again.page)
-        expect_dropdown(again.page)
+    again = NotebookPage(notebook7, seven.page.context.new_page())
+    again.open("layers.ipynb")
+    expect_report(again.page)
+    expect_dropdown(again.page)
