@@ -119,6 +119,14 @@ def test_every_policy_at_every_place_is_found(model, device, budgets):
     holds(new(model), choices_of(model, device), budgets, device=device, cost="flops")
 
 
+def test_a_checkpoint_within_a_checkpointed_block_is_known():
+    """What the block repeats takes less then: no place around it has so low a peak."""
+    fun, args = transformer(2, site=True)
+    lowest = rm.trace(fun, *args).report("nothing_saveable", "_attention").peak_bytes
+    assert lowest < rm.trace(fun, *args).report("nothing_saveable", "block").peak_bytes
+    assert rm.trace(fun, *args).plan(peak=lowest).peak_bytes <= lowest
+
+
 @pytest.mark.parametrize("model", usually(MODELS, "training step"))
 def test_also_when_nothing_was_asked_before(model):
     choices = choices_of(model)

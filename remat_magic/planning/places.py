@@ -46,6 +46,7 @@ CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 DEEPEST = 3
 _FIRST = 3  # choices that are tried before this machine is measured, which times are estimated by
 _PLANNED = 2  # places that are planned for
+_INSIDE = 2  # places in checkpoints that are tried, too
 _SOLVING = 1.0  # seconds for each plan
 _FEWEST = 4  # calls that are worth grouping
 
@@ -164,6 +165,8 @@ class _Search:
         for key in sites if len(sites) > 1 else ():
             yield _Candidate("none", key)
             yield from _at(key)
+        for key in [key for key in places if key not in outside][:_INSIDE]:
+            yield from _at(key)
         groups = (choice for key in free[:1] for choice in _groups(key, inside[key].calls))
         for group in engine.groups:
             yield from _steps(group.key, sites) if group.key.rpartition("/")[0] in outside else ()
@@ -171,7 +174,7 @@ class _Search:
         yield from (replace(choice, late=True) for choice in (*groups, *others))
 
     def outside(self, inside: Mapping[str, Contents], places: Sequence[str] | None = None) -> list[str]:
-        """Of places (all that matter by default) those in no checkpoint, where another one would only cost."""
+        """Of places (all that matter by default) those in no checkpoint; in one, another lowers what that repeats."""
         places = self._worth_trying(inside) if places is None else places
         around: dict[int, list[set[int]]] = {}  # the checkpoints that each operation is in
         for key in {site.key for site in self._facts.engine.sites} & inside.keys():
