@@ -1,6 +1,6 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-By default some forty programs; ``--volume`` tries twice as many, and ``--hypothesis-profile=thorough`` twelve times as
+By default some thirty programs; ``--volume`` tries twice as many, and ``--hypothesis-profile=thorough`` twelve times as
 many as that; always the same ones.
 ``--programs 5000`` tries that many new ones in each test (``--hypothesis-seed=1`` makes them the same again).
 """

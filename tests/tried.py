@@ -120,7 +120,7 @@ Written by `python -m tests.tried`; the libraries are {", ".join(f"`{name}`" for
 Each is a function that nobody wrote, of other shapes, types, loops, branches, calls, rules and checkpoints, held
 against one property of `tests/test_generated.py`, JAX's own list of residuals first of all. Discarded are those that
 JAX itself cannot trace, or that have nothing of what the property is about. The usual run of the tests tries some
-forty, and `.ci/run` more than a thousand (`--hypothesis-profile=thorough`), always the same ones; those of this table
+thirty, and `.ci/run` more than a thousand (`--hypothesis-profile=thorough`), always the same ones; those of this table
 are others, tried with `python -m tests.tried --programs N`.
 
 {_HEAD}
