@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from remat_magic.editing.carried import carried_by
 from remat_magic.editing.edited_texts import Imports
 from remat_magic.editing.parsed_text import ParsedText
 from remat_magic.editing.python_loops import (
     Comprehension,
     PythonLoop,
-    carried_by,
     guards_of,
     has_end,
     jumps_of,
