@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from remat_magic.editing.parsed_text import Function, ParsedText
-from remat_magic.editing.python_loops import is_load, jumps_of, loaded, stored
+from remat_magic.editing.python_loops import KEEPING, is_load, jumps_of, loaded, stored
 from remat_magic.records import RematError
 
 __all__ = ["Carried", "carried_by"]
@@ -45,18 +45,34 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
     """
     where = f"the loop at line {loop.lineno} of {text.place}"
     inside = [node for statement in loop.body for node in ast.walk(statement)]
-    if any(isinstance(node, Function | ast.ClassDef) and not isinstance(node, ast.Lambda) for node in inside):
-        raise RematError(f"{where} defines a function in its steps: write the checkpoint around some of them by hand.")
+    if any(isinstance(node, _DEFINING) for node in inside):
+        raise RematError(
+            f"{where} defines a function in its steps, or imports: write the checkpoint around some of them by hand."
+        )
+    if handled := _handled(text, loop):
+        raise RematError(
+            f"{where} may end by an exception that is handled at line {handled.lineno}, by which the steps of its last "
+            "group would be lost: end it by `break`, and ask again."
+        )
     if any(isinstance(node, ast.Return) for node in inside):
         raise RematError(
             f"{where} returns in its steps: assign what it returns, `break`, return it after the loop, and ask again."
+        )
+    if asked := [node for node in inside if isinstance(node, ast.Call) and _asks_for_function(node)]:
+        raise RematError(
+            f"{where} calls `{text.segment(asked[0])}`, which would not do the same in a function around its steps: "
+            "write the checkpoint there by hand."
         )
     if any(isinstance(node, ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal) for node in inside):
         raise RematError(
             f"{where} yields, awaits, or declares variables in its steps: write the checkpoint around some of them by "
             "hand."
         )
+    nodes = [*ast.walk(text.enclosing(loop) or text.tree)]
+    targets = stored([loop.target]) if isinstance(loop, ast.For) else set[str]()
     stores = [node for node in inside if isinstance(node, ast.Attribute | ast.Subscript) and not is_load(node)]
+    made = {name for node in nodes for name in _made(node)}
+    stores += [node for node in inside if _extends(node, made)]
     if stores:
         raise RematError(
             f"{where} assigns `{text.segment(stores[0])}`, which a checkpoint around its steps would hide: write it by "
@@ -68,18 +84,22 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
             f"{where} does `{text.segment(kept[0])}`, by which a value would leave the checkpoint around its steps: "
             "write it by hand."
         )
-    targets = stored([loop.target]) if isinstance(loop, ast.For) else set[str]()
     body = loop.body[len(guards) :]
     own = {id(node) for node in ast.walk(loop)}
-    nodes = [*ast.walk(text.enclosing(loop) or text.tree)]
     others = [node for node in nodes if id(node) not in own]
-    bound = {name for name in stored(loop.body) | targets if any(_binds(n, name) for n in others)}
+    declaring = (node for node in nodes if isinstance(node, ast.Global | ast.Nonlocal))
+    outer = {name for node in declaring if text.enclosing(node) is text.enclosing(loop) for name in node.names}
+    outer &= stored(loop.body) | targets
+    bound = _bound(text.enclosing(loop) or text.tree, own) & (stored(loop.body) | targets)
     counts = _counts(nodes, bound & stored(loop.body))
     jumps = {*jumps_of(loop)}
     all_run = [*itertools.takewhile(lambda statement: jumps.isdisjoint(ast.walk(statement)), body)]
     (first_read, _), (_, written) = _reads(body, targets), _reads(all_run, targets)
     later = _reads(_after(text, loop), set())[0] | _reads(loop.orelse, set())[0]
-    counts &= first_read | later
+    within = [node for node in others if isinstance(node, Function) and node is not text.enclosing(loop)]
+    later |= loaded(within) & bound  # whenever these are called
+    later |= outer
+    counts = (counts | _counts(nodes, outer)) & (first_read | later)
     counts |= set() if guards else (targets & later) - stored(body)
     if isinstance(loop, ast.While):
         counts |= stored(loop.body) & _tested(loop.test)
@@ -93,34 +113,84 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
     order = [node.id for node in inside if isinstance(node, ast.Name) and node.id in left]
     order = [*dict.fromkeys([*order, *sorted(left)])]
     if not left:
-        raise RematError(f"{where} leaves nothing to what comes after it.")
+        raise RematError(
+            f"{where} assigns no variable that is read after its steps: write the checkpoint around them by hand."
+        )
     return Carried(
-        [name for name in order if name in carried], order, sorted(counts), sorted((counts & targets) - bound)
+        [name for name in order if name in carried], order, sorted(counts), sorted((counts & targets) - bound - outer)
     )
+
+
+_DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+
+
+def _handled(text: ParsedText, loop: ast.For | ast.While) -> ast.stmt | None:
+    """The statement of its function that goes on after an exception of a loop, which may be meant to end that."""
+    below, above = ast.AST(), loop
+    while not isinstance(above, Function | ast.Module):
+        match above:
+            case ast.Try(body, handlers) if below in body:
+                if any(not isinstance(handler.body[-1], ast.Raise) for handler in handlers):
+                    return above
+            case ast.With(items) if any("suppress" in text.segment(item.context_expr) for item in items):
+                return above
+            case _:
+                pass
+        below, above = above, text.parents[id(above)]
+    return None
+
+
+def _asks_for_function(call: ast.Call) -> bool:
+    """Whether what a call does depends on the function that it stands in."""
+    return not call.args and isinstance(call.func, ast.Name) and call.func.id in ("dir", "locals", "super", "vars")
 
 
 def _keeps(node: ast.AST, own: set[str]) -> bool:
     """Whether a statement puts something into a list, a set or a dictionary that is not made in the same steps."""
     match node:
-        case ast.Expr(ast.Call(ast.Attribute(of, name))) if name in _KEEPING:
+        case ast.Expr(ast.Call(ast.Attribute(of, name))) if name in KEEPING:
             return not (isinstance(of, ast.Name) and of.id in own)
         case _:
             return False
 
 
-_KEEPING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
-
-
-def _binds(node: ast.AST, name: str) -> bool:
+def _extends(node: ast.AST, made: set[str]) -> bool:
+    """Whether a statement adds to a list, a set or a dictionary that the function has not made."""
     match node:
-        case ast.Name(id=bound) | ast.arg(bound):
-            return bound == name and not is_load(node)
+        case ast.AugAssign(ast.Name(name), _, value) if isinstance(value, _DISPLAY):
+            return name not in made
         case _:
             return False
 
 
+def _made(node: ast.AST) -> set[str]:
+    """The variables that a statement assigns a list, a tuple, a set or a dictionary which is written there."""
+    match node:
+        case ast.Assign(targets, value) | ast.AnnAssign(ast.expr() as targets, _, value) if isinstance(value, _DISPLAY):
+            return stored(targets if isinstance(targets, list) else [targets])
+        case _:
+            return set()
+
+
+_DISPLAY = ast.List | ast.Tuple | ast.Set | ast.Dict | ast.ListComp | ast.SetComp | ast.DictComp
+
+
+def _bound(function: ast.AST, without: Collection[int]) -> set[str]:
+    """The variables that a function itself binds, besides in some of its nodes."""
+    names, todo = set[str](), [*ast.iter_child_nodes(function)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and not is_load(node) and id(node) not in without:
+            names.add(node.id)
+        if not isinstance(node, Function | ast.ClassDef | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            todo += ast.iter_child_nodes(node)
+    return names
+
+
 def _counts(nodes: Sequence[ast.AST], names: set[str]) -> set[str]:
-    """Those of the variables of a function that are only ever numbers which are written in it, or come of such.
+    """Those of the variables of a function that only hold numbers or texts that are written in it, or come of such.
 
     Args:
         nodes: of the function.
@@ -142,23 +212,37 @@ def _counts(nodes: Sequence[ast.AST], names: set[str]) -> set[str]:
             if isinstance(target, ast.Name) and target.id in values:
                 values[target.id].append(value)
     counts = {name for name in names if places[name] == len(values[name])}
-    while wrong := {name for name in counts if not all(_is_count(value, counts) for value in values[name])}:
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    numbers = {name for name in map(_number_of_steps, loops) if name}
+    numbers = {name for name in numbers if places[name] == sum(_number_of_steps(loop) == name for loop in loops)}
+    while wrong := {name for name in counts if not all(_is_count(value, counts | numbers) for value in values[name])}:
         counts -= wrong
     return counts
 
 
 def _is_count(value: ast.expr, counts: set[str]) -> bool:
     match value:
-        case ast.Constant(int() | float()) | ast.Call(ast.Name("len"), [_]):
+        case ast.Constant() | ast.JoinedStr() | ast.Call(ast.Name("len"), [_]):
             return True
         case ast.Name(name):
             return name in counts
         case ast.UnaryOp(_, operand):
             return _is_count(operand, counts)
-        case ast.BinOp(left, _, right):
+        case ast.BinOp(left, _, right) | ast.IfExp(_, left, right):
             return _is_count(left, counts) and _is_count(right, counts)
         case _:
             return False
+
+
+def _number_of_steps(loop: ast.For) -> str:
+    """The variable that goes through numbers of Python; empty where there is none."""
+    match loop:
+        case ast.For(ast.Name(name), ast.Call(ast.Name("range"))):
+            return name
+        case ast.For(ast.Tuple([ast.Name(name), *_]), ast.Call(ast.Name("enumerate"))):
+            return name
+        case _:
+            return ""
 
 
 def _tested(test: ast.expr) -> set[str]:
@@ -193,6 +277,20 @@ def _reads(statements: Sequence[ast.stmt], written: set[str]) -> tuple[set[str],
             case ast.With(items, body):
                 reads |= loaded(items) - written
                 inside = _reads(body, written | stored(items))
+                reads |= inside[0]
+                written |= inside[1]
+            case ast.Match(subject, cases):
+                tests = [ast.Expr(case.guard or subject) for case in cases]
+                branches = [
+                    _reads([test, *case.body], written | stored([case.pattern]))
+                    for test, case in zip(tests, cases, strict=True)
+                ]
+                reads |= loaded([subject]) - written
+                reads = reads.union(*(read for read, _ in branches))
+                if isinstance(cases[-1].pattern, ast.MatchAs) and not (cases[-1].pattern.pattern or cases[-1].guard):
+                    written = set.intersection(*(written for _, written in branches))
+            case ast.Try(body, [], [], finalbody):
+                inside = _reads([*body, *finalbody], written)
                 reads |= inside[0]
                 written |= inside[1]
             case _:

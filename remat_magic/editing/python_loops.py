@@ -11,6 +11,7 @@ from remat_magic.editing.parsed_text import Function, ParsedText
 from remat_magic.records import RematError
 
 __all__ = [
+    "KEEPING",
     "Comprehension",
     "PythonLoop",
     "guards_of",
@@ -131,8 +132,23 @@ def guards_of(loop: ast.For) -> list[ast.stmt]:
     nodes = [node for guard in guards for node in ast.walk(guard)]
     tests = [node.test for node in nodes if isinstance(node, ast.If)]
     others = any(isinstance(node, ast.NamedExpr | ast.Lambda) for node in nodes)
+    steps = [node for statement in loop.body[len(guards) :] for node in ast.walk(statement)]
+    others |= any(_changes(node, loaded(tests)) for node in steps)
     is_left = bool(breaks) and (bool(loop.orelse) or not has_end(loop) or not breaks <= {*nodes})
     return [] if others or is_left or not loaded(tests).isdisjoint(stored(loop.body)) else guards
+
+
+def _changes(node: ast.AST, names: set[str]) -> bool:
+    """Whether a call of a method changes what one of some variables holds."""
+    match node:
+        case ast.Call(ast.Attribute(of, method)) if method in KEEPING | _TAKING:
+            return not loaded([of]).isdisjoint(names)
+        case _:
+            return False
+
+
+KEEPING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
+_TAKING = {"clear", "discard", "pop", "popitem", "popleft", "remove"}
 
 
 def _is_guard(node: ast.stmt) -> bool:
@@ -156,6 +172,8 @@ def stored(nodes: Iterable[ast.AST]) -> set[str]:
             continue
         if isinstance(node, ast.Name) and not is_load(node):
             names.add(node.id)
+        if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+            names.add(node.name)
         names |= stored(ast.iter_child_nodes(node))
     return names
 
