@@ -28,17 +28,22 @@ AS_WRITTEN = {
     "a function before the loop": """h = x
         def last():
             return h
+        both = lambda y, ws=ws: y + g
         for w in ws:
             x = block(x, w)
-            h = x
-        return x.sum() + (last().sum() if len(ws) > 7 else 0)""",
+            y = h = x
+            g = y * 2
+        return x.sum() + (last() + both(x) if len(ws) > 7 else x).sum()""",
     "numbers and texts": """depth, name, kind = 0, "", "flat"
         for i, w in enumerate(ws):
             x = block(x, w) * (2 if kind == "flat" else 1)
             depth = i + 1
             name = f"layer{i}"
             kind = "deep" if kind == "flat" else "flat"
-        return x.sum(), {"depth": depth, name: depth, kind: 1}""",
+        for j, w in zip(itertools.count(), ws):
+            x, number = block(x, w), j
+            width = w.shape[-1]
+        return x.sum(), {"depth": depth, name: number * width if ws else 0, kind: 1}""",
     "a variable of outside": """def through():
             nonlocal x, steps
             for i, w in enumerate(ws):
@@ -65,12 +70,24 @@ AS_WRITTEN = {
                     z = y * 2
             x = z
         return x.sum()""",
-    "an exception that is not handled": """try:
-            for w in ws:
+    "an exception that another is raised for": """try:
+            for i, w in enumerate(ws):
                 x = block(x, w)
+                y = x * 2
         except TypeError as error:
-            raise ValueError("no weights") from error
-        return x.sum()""",
+            raise ValueError(f"layer {i}") from error
+        finally:
+            z = y if "y" in locals() and y is not None else x
+        return x.sum() + z.sum()""",
+    "what only some steps assign": """for i, w in enumerate(ws):
+            y = block(x, w)
+            if i == 7:
+                last = y
+                break
+            x = x + y
+        else:
+            last = x * 2
+        return last.sum()""",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from remat_magic.editing.parsed_text import Function, ParsedText
@@ -23,7 +23,7 @@ class Carried(NamedTuple):
         left: those that they leave to what comes after.
         counts: those that hold numbers of Python, what ends the loop, or what it goes through and leaves, which no
             checkpoint may turn into arrays.
-        unbound: those of these that nothing but the loop assigns.
+        unbound: those that nothing but the loop assigns before they are given to a step.
     """
 
     taken: list[str]
@@ -91,14 +91,14 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
     outer = {name for node in declaring if text.enclosing(node) is text.enclosing(loop) for name in node.names}
     outer &= stored(loop.body) | targets
     bound = _bound(text.enclosing(loop) or text.tree, own) & (stored(loop.body) | targets)
-    counts = _counts(nodes, bound & stored(loop.body))
+    is_repeated = any(isinstance(statement, ast.For | ast.While) for statement in _around(text, loop))
+    counts = _counts(nodes, stored(loop.body) & (bound if is_repeated else stored(loop.body)))
     jumps = {*jumps_of(loop)}
     all_run = [*itertools.takewhile(lambda statement: jumps.isdisjoint(ast.walk(statement)), body)]
     (first_read, _), (_, written) = _reads(body, targets), _reads(all_run, targets)
     later = _reads(_after(text, loop), set())[0] | _reads(loop.orelse, set())[0]
     within = [node for node in others if isinstance(node, Function) and node is not text.enclosing(loop)]
-    later |= loaded(within) & bound  # whenever these are called
-    later |= outer
+    later |= outer.union(*map(_read_by, within))  # whenever these are called
     counts = (counts | _counts(nodes, outer)) & (first_read | later)
     counts |= set() if guards else (targets & later) - stored(body)
     if isinstance(loop, ast.While):
@@ -110,6 +110,10 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
     carried = {name for name in changed if name in first_read}
     left = {name for name in changed if name in carried | later}
     carried |= {name for name in left if name not in written}  # not written in each step
+    first = set[str]()
+    if not is_repeated:
+        after = {id(node) for node in others if getattr(node, "lineno", 0) > loop.lineno}
+        first = carried - first_read - outer - _bound(text.enclosing(loop) or text.tree, own | after)
     order = [node.id for node in inside if isinstance(node, ast.Name) and node.id in left]
     order = [*dict.fromkeys([*order, *sorted(left)])]
     if not left:
@@ -117,7 +121,10 @@ def carried_by(text: ParsedText, loop: ast.For | ast.While, guards: Sequence[ast
             f"{where} assigns no variable that is read after its steps: write the checkpoint around them by hand."
         )
     return Carried(
-        [name for name in order if name in carried], order, sorted(counts), sorted((counts & targets) - bound - outer)
+        [name for name in order if name in carried],
+        order,
+        sorted(counts),
+        sorted(first | counts - bound - outer),
     )
 
 
@@ -126,8 +133,8 @@ _DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import |
 
 def _handled(text: ParsedText, loop: ast.For | ast.While) -> ast.stmt | None:
     """The statement of its function that goes on after an exception of a loop, which may be meant to end that."""
-    below, above = ast.AST(), loop
-    while not isinstance(above, Function | ast.Module):
+    below: ast.AST = loop
+    for above in _around(text, loop):
         match above:
             case ast.Try(body, handlers) if below in body:
                 if any(not isinstance(handler.body[-1], ast.Raise) for handler in handlers):
@@ -136,8 +143,16 @@ def _handled(text: ParsedText, loop: ast.For | ast.While) -> ast.stmt | None:
                 return above
             case _:
                 pass
-        below, above = above, text.parents[id(above)]
+        below = above
     return None
+
+
+def _around(text: ParsedText, node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes around a statement in its function."""
+    above = text.parents.get(id(node))
+    while above is not None and not isinstance(above, Function):
+        yield above
+        above = text.parents.get(id(above))
 
 
 def _asks_for_function(call: ast.Call) -> bool:
@@ -173,6 +188,15 @@ def _made(node: ast.AST) -> set[str]:
 
 
 _DISPLAY = ast.List | ast.Tuple | ast.Set | ast.Dict | ast.ListComp | ast.SetComp | ast.DictComp
+
+
+def _read_by(function: Function) -> set[str]:
+    """The variables of outside that a function reads."""
+    nodes = [*ast.walk(function)]
+    outer = {name for node in nodes if isinstance(node, ast.Nonlocal) for name in node.names}
+    body = [function.body] if isinstance(function, ast.Lambda) else function.body
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)} | (stored(body) - outer)
+    return loaded(body) - own
 
 
 def _bound(function: ast.AST, without: Collection[int]) -> set[str]:
@@ -212,9 +236,8 @@ def _counts(nodes: Sequence[ast.AST], names: set[str]) -> set[str]:
             if isinstance(target, ast.Name) and target.id in values:
                 values[target.id].append(value)
     counts = {name for name in names if places[name] == len(values[name])}
-    loops = [node for node in nodes if isinstance(node, ast.For)]
-    numbers = {name for name in map(_number_of_steps, loops) if name}
-    numbers = {name for name in numbers if places[name] == sum(_number_of_steps(loop) == name for loop in loops)}
+    through = Counter(name for node in nodes if isinstance(node, ast.For) for name in _numbers(node.target, node.iter))
+    numbers = {name for name in through if through[name] == places[name]}
     while wrong := {name for name in counts if not all(_is_count(value, counts | numbers) for value in values[name])}:
         counts -= wrong
     return counts
@@ -224,6 +247,8 @@ def _is_count(value: ast.expr, counts: set[str]) -> bool:
     match value:
         case ast.Constant() | ast.JoinedStr() | ast.Call(ast.Name("len"), [_]):
             return True
+        case ast.Attribute(attr=name) | ast.Subscript(ast.Attribute(attr=name)):
+            return name in _SHAPE
         case ast.Name(name):
             return name in counts
         case ast.UnaryOp(_, operand):
@@ -234,15 +259,17 @@ def _is_count(value: ast.expr, counts: set[str]) -> bool:
             return False
 
 
-def _number_of_steps(loop: ast.For) -> str:
-    """The variable that goes through numbers of Python; empty where there is none."""
-    match loop:
-        case ast.For(ast.Name(name), ast.Call(ast.Name("range"))):
-            return name
-        case ast.For(ast.Tuple([ast.Name(name), *_]), ast.Call(ast.Name("enumerate"))):
-            return name
+def _numbers(target: ast.expr, iterated: ast.expr) -> set[str]:
+    """The variables of a loop that go through numbers of Python."""
+    match target, iterated:
+        case ast.Name(name), ast.Call(ast.Name("range" | "count") | ast.Attribute(attr="count")):
+            return {name}
+        case ast.Tuple([number, inner]), ast.Call(ast.Name("enumerate"), [of, *_]):
+            return stored([number]) | _numbers(inner, of)
+        case ast.Tuple(targets), ast.Call(ast.Name("zip"), several):
+            return set[str]().union(*map(_numbers, targets, several))
         case _:
-            return ""
+            return set()
 
 
 def _tested(test: ast.expr) -> set[str]:
@@ -308,5 +335,8 @@ def _after(text: ParsedText, node: ast.AST) -> list[ast.stmt]:
                 statements += block[block.index(node) + 1 :]
         if isinstance(above, ast.For | ast.While):
             statements.append(above)
+        if isinstance(above, ast.Try) and node in above.body:
+            handling = [statement for handler in above.handlers for statement in handler.body]
+            statements = [*handling, *statements, *above.orelse, *above.finalbody]
         node, above = above, text.parents.get(id(above))
     return statements
