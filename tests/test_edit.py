@@ -16,8 +16,8 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import _jax, units
+from remat_magic.editing.carried import carried_by
 from remat_magic.editing.parsed_text import parsed_text
-from remat_magic.editing.python_loops import carried_by
 from remat_magic.editing.text_changes import TextChanges
 from remat_magic.records import PlannedValue, RematError
 from remat_magic.views import display

@@ -331,23 +331,6 @@ def test_a_group_that_would_go_from_one_run_of_a_loop_into_the_next_says_so(modu
     assert "no group goes from one run into the next: choose a number that divides a run's calls" in edit.differences[0]
 
 
-def test_an_edit_by_which_steps_are_chosen_otherwise_is_not_verified(module):
-    """What a condition reads is changed by what a step calls: that is seen in the trace, not in the text."""
-    made = module(
-        BLOCK.format(
-            """seen = []
-        for w in ws:
-            if len(seen) == 4:
-                break
-            x = block(x, w) * (seen.append(w) or 1)
-        return x.sum()"""
-        )
-    )
-    edit = rm.trace(made.f, [f32(4, 4)] * 7, f32(2, 4)).edit("dots_saveable", "block/3")
-    assert not edit.verified
-    assert edit.differences
-
-
 def test_functions_after_a_generator_in_groups_are_what_they_were(module):
     loop = """x = sum(block(x, w) for w in ws)
         return last(x, lambda y: y + 1)

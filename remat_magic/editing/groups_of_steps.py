@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from remat_magic.editing.carried import carried_by
 from remat_magic.editing.edited_texts import Imports
 from remat_magic.editing.parsed_text import ParsedText
 from remat_magic.editing.python_loops import (
     Comprehension,
     PythonLoop,
-    carried_by,
     guards_of,
     has_end,
     jumps_of,
@@ -130,11 +130,14 @@ class GroupsOfSteps:
         first, lines = self.new_name("first"), [f"{steps} = list({through})"]
         if removed:
             changes.delete_lines(removed[0], removed[-1])
-            target = text.segment(loop.target)
-            taken = f"({target})" if isinstance(loop.target, ast.Tuple) else target
-            lines = [f"{steps} = []", f"for {target} in {f'({through})' if chr(10) in through else through}:"]
+            lines = [
+                f"{steps} = []",
+                f"for {text.segment(loop.target)} in {f'({through})' if chr(10) in through else through}:",
+            ]
             lines += [text.lines[line - 1].removeprefix(indent) for line in removed]
-            lines.append(f"{text.indent(guards[0].lineno).removeprefix(indent)}{steps}.append({taken})")
+            lines.append(
+                f"{text.indent(guards[0].lineno).removeprefix(indent)}{steps}.append({ast.unparse(loop.target)})"
+            )
         if self.of_linen:
             lines, steps = [], f"list({through})"
         changes.replace(loop.iter, f"{steps}[{first} : {first} + {size}]")
@@ -190,6 +193,9 @@ def {name}(function, {parameters}):
             lines.append(f"for {group} in [{taken}]")
             yielded, taken = f"{text.segment(loop.key)}: {value}", group
         indent = text.indent(loop.lineno) + "    "
+        parts = [node for each in loop.generators for node in (each.iter, *each.ifs)]
+        parts += [loop.key] if isinstance(loop, ast.DictComp) else []
+        comments = self.changes.comments(loop, [element, *parts])
         checkpoint, policy = self.checkpoint(f"{indent}    ")
         call, end = f"{checkpoint}(", ")()"
         if isinstance(loop, ast.DictComp):
@@ -198,7 +204,7 @@ def {name}(function, {parameters}):
         else:
             lines.append(f"for {value} in {call}")
         lines.append(f"    lambda {group}={taken}: [")
-        before = textwrap.indent("\n".join([yielded, *lines]), indent)
+        before = textwrap.indent("\n".join([*comments, yielded, *lines]), indent)
         after = f" for {targets} in {group}],\n{indent}    policy={policy},\n{indent}{end}\n"
         self.changes.replace_around(
             loop, element, f"{opening}\n{before}", f"{after}{text.indent(loop.lineno)}{closing}"

@@ -274,6 +274,16 @@ class TextChanges:
         if lines:
             self._lines_at(_import_line(self.text), "".join(f"{line}\n" for line in lines), -2)
 
+    def comments(self, node: ast.AST, without: Sequence[ast.AST]) -> list[str]:
+        """The comments in an expression, but those in some parts of it."""
+        inside, *parts = ((self.text.start(part), self.text.end(part)) for part in (node, *without))
+        comments = [token for token in self._tokens if token.type == tokenize.COMMENT]
+        return [
+            token.string
+            for token in comments
+            if inside[0] <= token.start < inside[1] and not any(s <= token.start < e for s, e in parts)
+        ]
+
     def names_call(self, function: str, names: Sequence[str], indent: str, used: int) -> str:
         """``function("a", "b")``, over several lines where it is long.
 

@@ -232,7 +232,8 @@ def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], in
         return [], 1, library
     of_loop = Counter(loop for loop, _ in around)
     calls_of_step, of_linen = {*of_loop.values()}, {_in_linen(code, *loop) for loop in of_loop}
-    if len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
+    nested = any(inner is not loop and inner in ast.walk(loop) for _, loop in of_loop for _, inner in of_loop)
+    if nested or len(calls_of_step) != 1 or len(of_linen) != 1 or place.group % min(calls_of_step):
         return [], 1, library
     in_order = sorted(of_loop, key=lambda loop: (loop[0].file, loop[0].start(loop[1])))
     return [*in_order], place.group // min(calls_of_step), "flax.linen" if True in of_linen else library
