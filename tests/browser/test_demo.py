@@ -65,7 +65,7 @@ def test_run_all_in_the_menu(opened: NotebookPage) -> None:
 )
 def test_everything_is_readable_in_every_theme(opened: NotebookPage, theme: str, tmp_path: Path) -> None:
     opened.set_theme(theme)
-    opened.run(1)
+    opened.run_all()
     widget = Widget(opened, 1)
     widget.policy.select_option("dots_saveable")
     widget.shows("dots_saveable")
