@@ -103,6 +103,14 @@ MODELS_AT = [
     pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.volume)
     for model, at in itertools.product(MODELS, ("function", "sites"))
 ]
+
+
+def small_or_named(small: Any, named: Any) -> pytest.MarkDecorator:
+    """Try a test on a small ``model``, and by volume on one of the benchmark's."""
+    volume = pytest.param(named, id="named", marks=pytest.mark.volume)
+    return pytest.mark.parametrize("model", [pytest.param(small, id="small"), volume])
+
+
 TRANSFORMERS = [
     pytest.param(transformer, id="small"),
     pytest.param(models.transformer, id="GPT-2", marks=pytest.mark.volume),

@@ -46,7 +46,7 @@ from remat_magic.widget.worker import Worker
 from tests.programs import f32
 from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views, workers_of  # noqa: F401 - fixtures
 
-MOMENTS = int(os.environ.get("REMAT_FAULTS", "0")) or 1
+MOMENTS = int(os.environ.get("REMAT_FAULTS", "0")) or 2
 P = jax.checkpoint_policies
 
 

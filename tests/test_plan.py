@@ -27,6 +27,7 @@ from tests.plan_helpers import (
     PLACES,
     as_reckoned,
     recurrent,
+    small_or_named,
     traced,
     transformer,
 )
@@ -180,13 +181,7 @@ def test_values_in_branches_are_said_to_be_no_choices():
     assert "branches" not in outside.plan(64, "function").status
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(transformer(2, scanned=True), id="small"),
-        pytest.param(named_models.transformer(2, 32, 16, 2, scanned=True), id="named", marks=pytest.mark.volume),
-    ],
-)
+@small_or_named(transformer(2, scanned=True), named_models.transformer(2, 32, 16, 2, scanned=True))
 def test_more_bytes_never_cost_more(model):
     fun, args = model
     trace = rm.trace(fun, *args)
@@ -201,13 +196,7 @@ def test_more_bytes_never_cost_more(model):
         assert trace.plan(point.budget_bytes, gap=0.0).recomputed_flops <= point.recomputed_flops
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(transformer(3, site=True), id="small"),
-        pytest.param(named_models.transformer(3, 32, 16, 2, scanned=False), id="named", marks=pytest.mark.volume),
-    ],
-)
+@small_or_named(transformer(3, site=True), named_models.transformer(3, 32, 16, 2, scanned=False))
 def test_layers_one_by_one_are_no_worse_than_together(model):
     fun, args = model
     trace = rm.trace(fun, *args)

@@ -58,7 +58,7 @@ def arranged(
         _read_instead(steps, fused_again(steps, changed, in_memory, buffers.sizes), buffers)
     delayed = put_off(steps, buffers.kept | buffers.gradients)
     order = brought_forward(delayed, buffers.lasting, buffers.sizes)
-    if on.vector_memory:
+    if on.puts_off:
         order = results_put_off(order, buffers.lasting, buffers.sizes)
     if on.reserves:
         _place_results(order, buffers)

@@ -25,7 +25,9 @@ class DeviceMemory:
         shares: until a result is written, what is gone by then lies in its memory.
         fuses: what only the kernel reads that makes it stays in registers; what kernels can make again of what is held
             anyway, or of less, is not held: see ``registers.unheld`` and ``remade.made_again``.
-        matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply.
+        matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
+            puts one element into each row is a comparison there, which kernels run too: see ``registers.fuses``.
+        puts_off: what only results need runs when nothing that takes less can: see ``step_order.results_put_off``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
             stacks in place. Else these are copies.
         normalizes: a softmax or a norm is one kernel, and what it makes is not made again in others: see
@@ -48,6 +50,7 @@ class DeviceMemory:
     shares: bool = False
     fuses: bool = False
     matmuls: bool = False
+    puts_off: bool = False
     views: bool = False
     normalizes: bool = False
     tiled: bool = False
@@ -83,6 +86,7 @@ def memory_of(device: Device | None) -> DeviceMemory:
         reserves=True,
         fuses=True,
         matmuls=True,
+        puts_off=True,
         views=True,
         tiled=True,
         narrows=True,

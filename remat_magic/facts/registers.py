@@ -12,7 +12,6 @@ from remat_magic.jaxprs.straight_line import LITERAL, Line, StraightLine, Straig
 
 __all__ = ["fused_operands", "fuses", "normalized", "strided", "unheld"]
 
-
 _NOT_MADE_AGAIN = BROADCASTS | REDUCTIONS | MATMULS
 
 
