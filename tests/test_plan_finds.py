@@ -197,6 +197,31 @@ def is_refused(trace, least):
     assert trace.plan(seconds=UNHURRIED, peak=least).peak_bytes == least
 
 
+def refuse(prim, *_, **params):
+    raise ValueError(f"no policy for {prim}")
+
+
+@functools.partial(jax.checkpoint, policy=refuse)
+def refused(w, x):
+    return jnp.sin(jnp.sin(x @ w) @ w)
+
+
+@functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.everything_saveable)
+def governed(w, x):
+    return (refused(w, refused(w, x)) ** 2).sum()
+
+
+def test_a_peak_in_bytes_needs_no_peak_without_a_checkpoint(remat2):
+    """JAX cannot trace this function without its own checkpoint: what is inside then has a policy that raises."""
+    trace = rm.trace(governed, f32(8, 8), f32(32, 8))
+    with pytest.raises(RematError):
+        trace.report("none")
+    choices = [trace.report("none", "sites"), trace.report("nothing_saveable", "sites")]
+    holds(trace, choices, seconds=10)
+    with pytest.raises(RematError, match="Give the budget in bytes"):
+        trace.plan(peak="50%")
+
+
 # Of the small transformer a plan is found, or not, 1% below what saving nothing needs, as it is asked for.
 @pytest.mark.parametrize("model", usually([model for model in MODELS if model != "transformer"], "scanned MLP"))
 def test_what_is_refused_is_less_than_any_choice(model):

@@ -11,12 +11,12 @@ from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.choices import Choice, built_in, known_choices
-from remat_magic.planning.places import CLEARLY_LOWER, known, lower_elsewhere, promising, searched
+from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, promising, searched
 from remat_magic.planning.plan import limit_of, plan_at
 from remat_magic.planning.plan_records import order, plan_of
 from remat_magic.planning.planner import INSIDE, Objective, objective
 from remat_magic.policies import MIXED
-from remat_magic.records import Plan, RematError, Report, no_gain
+from remat_magic.records import Plan, RematError, Report
 
 __all__ = ["plan"]
 
@@ -74,18 +74,12 @@ def plan(
     sentences = [best.status]
     if best.at != facts.engine.default_at and at is None:
         sentences.append(f"Its place, {best.at}, was chosen with it.")
-    if gainless := _gainless(facts, best):
-        sentences.append(f"{gainless}{lower_elsewhere(facts, best.peak_bytes)}")
+    if no_lower := gainless(facts, best):
+        sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes)}")
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
         sentences.append(f"Values inside {' or '.join(inside)} are not among the choices.")
     peak_device = "" if facts is plain or device is None else devices.get(device).name
     return replace(best, status=" ".join(filter(None, sentences)), peak_device=peak_device)
-
-
-def _gainless(facts: Facts, chosen: Plan) -> str:
-    """A sentence where a plan saves less for nothing, else empty."""
-    everywhere = "sites" if facts.engine.sites else "function"
-    return no_gain(chosen, facts.report("none", everywhere if chosen.policy == MIXED else chosen.at))
 
 
 def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:
@@ -119,14 +113,14 @@ def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _P
 def _elsewhere(facts: Facts, best: Plan | None, limit: int, least: Objective) -> Iterator[str]:
     """Other places than the usual one to plan for, what promises most first."""
     usual = facts.engine.default_at
-    gainless = best is None or bool(_gainless(facts, best))
+    in_vain = best is None or bool(gainless(facts, best))
     search = known(facts)
     if search is None:
-        places = promising(facts) if gainless else []
+        places = promising(facts) if in_vain else []
     else:
         fitting = _fitting(search.reports.values(), lambda report: report.saved_bytes, limit, least)
         fitting = [report for report in fitting if report.policy not in (MIXED, "none", "as_written")]
-        places = [report.at for report in fitting if gainless or _spares(report, best)]
+        places = [report.at for report in fitting if in_vain or _spares(report, best)]
     yield from [at for at in dict.fromkeys(places) if at != usual][: _PLACES - 1]
 
 
@@ -138,7 +132,7 @@ def _spares(other: Plan | Report, best: Plan | None) -> bool:
 def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
     """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
     peak, usual_peak = other.peak_bytes or 0, best.peak_bytes or 0
-    if _gainless(facts, best) and not _gainless(facts, other):
+    if gainless(facts, best) and not gainless(facts, other):
         return peak < CLEARLY_LOWER * usual_peak
     return _spares(other, best) and peak <= usual_peak
 

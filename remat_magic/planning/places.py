@@ -27,6 +27,7 @@ __all__ = [
     "CLEARLY_LOWER",
     "DEEPEST",
     "POLICIES",
+    "gainless",
     "known",
     "lower_elsewhere",
     "no_gain_at",
@@ -303,12 +304,21 @@ def no_gain_of(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] 
 
 def no_gain_at(facts: Facts, choice: ComparisonRow | Report) -> str:
     """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
-    if choice.peak_bytes is None or choice.policy in ("none", "as_written"):
+    if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice)):
+        return ""
+    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes)}"
+
+
+def gainless(facts: Facts, choice: ComparisonRow | Plan | Report) -> str:
+    """A sentence where a choice saves less than no checkpoint there for nothing; empty where JAX cannot trace that."""
+    if choice.peak_bytes is None:
         return ""
     everywhere = "sites" if facts.engine.sites else "function"
-    without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
-    sentence = no_gain(choice, without)
-    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes)}" if sentence else ""
+    try:
+        without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
+    except RematError:
+        return ""
+    return no_gain(choice, without)
 
 
 def lower_elsewhere(facts: Facts, peak: int | None) -> str:

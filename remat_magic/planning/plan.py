@@ -104,11 +104,21 @@ def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
     """A budget in bytes, of which a share is of what there is without a checkpoint at a place.
 
     Raises:
-        RematError: it is no budget, or the peak is not known.
+        RematError: it is no budget, or a share of what is not known: of a peak, or of what JAX cannot trace there.
     """
-    most = facts.saved_bytes("none", at) if of == "saved" else facts.report("none", at).peak_bytes
-    if most is None:
-        raise RematError(f"the peak of {facts.engine.function_name} is not known: give a budget of saved bytes.")
+
+    def most() -> int:
+        try:
+            whole = facts.saved_bytes("none", at) if of == "saved" else facts.report("none", at).peak_bytes
+        except RematError as error:
+            raise RematError(f"{error} Give the budget in bytes, since it is no share of that.") from error
+        if whole is None:
+            raise RematError(
+                f"the peak of {facts.engine.function_name} without a checkpoint is not known: give the budget in "
+                "bytes, or of saved bytes."
+            )
+        return whole
+
     return budget_bytes(budget, most)
 
 

@@ -362,11 +362,11 @@ def objective(cost: str, device: str | devices.Device | None, offload: float | s
     return Objective(replace(device, host_bandwidth=link), link)
 
 
-def budget_bytes(budget: float | str, most: int) -> int:
-    """The bytes of a budget, of which ``most`` is the whole."""
+def budget_bytes(budget: float | str, most: Callable[[], int]) -> int:
+    """The bytes of a budget; a share is of ``most``, which is asked for only then: it may be unknown."""
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", budget) if isinstance(budget, str) else None
     if percent is not None:
         budget = min(float(percent[1]) / 100, 1.0)
     if isinstance(budget, float) and 0.0 <= budget <= 1.0:
-        return int(budget * most)
+        return int(budget * most())
     return units.parse_bytes(budget, "budget")

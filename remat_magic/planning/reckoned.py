@@ -321,7 +321,7 @@ def plan_bound(
 ) -> FrontierPoint:
     """``Trace.plan_bound``."""
     choices = planner(facts, at, separately, together)
-    limit = budget_bytes(budget, choices.most)
+    limit = budget_bytes(budget, lambda: choices.most)
     return _point(choices, limit, *choices.hull(first).at(limit, seconds))
 
 
