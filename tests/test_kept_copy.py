@@ -1,6 +1,7 @@
 """The copy of the widget that is kept with the notebook: of the chosen device, and made where nobody waits for it."""
 
 import asyncio
+import html as html_module
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import forget
 from tests.programs import f32
+from tests.test_estimate_rules import attention_layers
 from tests.test_widget import FakeComm, FakeShell, Screen, layers, messages, tell
 
 
@@ -106,6 +108,23 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch
     tell(widget, type="device", device="")
     assert "left of" not in kept()
     assert on_tpu[0] in named._rendered.kept(named.report)["text/html"]
+
+
+def test_the_widget_and_what_is_kept_note_a_peak_by_the_order_of_a_device(browser, monkeypatch):
+    """Around attention layers XLA may recompute all scores at once: far more than one after another."""
+    layer = {name: f32(256, 256) for name in "qkvo"}
+    trace = rm.trace(attention_layers, [layer] * 4, f32(32, 512, 256))
+    policy, device = "dots_with_no_batch_dims_saveable", "H100 SXM"
+    screen, widget = Screen(), RematWidget(trace, policy, device=device)
+    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
+    widget._kept.publish(screen, widget._good)
+    widget._publish(widget.report, 0, widget._rendered)
+    noted = html_module.escape(trace.report(policy, "function", device=device).by_order.text)
+    tell(widget, type="peak", policy=policy, at="function", device=device)
+    assert noted
+    assert noted in messages(widget, "peak")[-1]["notes"]
+    assert noted in screen.shown[-1][0]
+    assert noted not in widget._view["parts"]["notes"]  # which is of no device
 
 
 class Kernel(FakeShell, Screen):

@@ -56,8 +56,8 @@ def arranged(
     if on.matmuls:
         in_memory = buffers.lasting | buffers.written | buffers.saved | buffers.gradients
         _read_instead(steps, fused_again(steps, changed, in_memory, buffers.sizes), buffers)
-    delayed = put_off(steps, buffers.kept | buffers.gradients)
-    order = brought_forward(delayed, buffers.lasting, buffers.sizes)
+    order = put_off(steps, buffers.kept | buffers.gradients) if on.delays else steps
+    order = brought_forward(order, buffers.lasting, buffers.sizes)
     if on.puts_off:
         order = results_put_off(order, buffers.lasting, buffers.sizes)
     if on.reserves:

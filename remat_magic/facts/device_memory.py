@@ -27,6 +27,8 @@ class DeviceMemory:
             anyway, or of less, is not held: see ``registers.unheld`` and ``remade.made_again``.
         matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
             puts one element into each row is a comparison there, which kernels run too: see ``registers.fuses``.
+        delays: what a checkpoint recomputes runs when a gradient that needs it is due: see ``step_order.put_off``. Else
+            all of it runs before the first gradient, as JAX writes it.
         puts_off: what only results need runs when nothing that takes less can: see ``step_order.results_put_off``.
         views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
             stacks in place. Else these are copies.
@@ -50,6 +52,7 @@ class DeviceMemory:
     shares: bool = False
     fuses: bool = False
     matmuls: bool = False
+    delays: bool = True
     puts_off: bool = False
     views: bool = False
     normalizes: bool = False

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from remat_magic import _jax
+from remat_magic import _jax, units
 from remat_magic.devices import Device
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.failures import is_passing
@@ -34,6 +34,8 @@ from remat_magic.records import (
 from remat_magic.records.base import registered
 
 __all__ = ["Facts", "Traced"]
+
+_FAR = 0.3  # of a peak: more than estimates are off as a rule (README.md, "Limits")
 
 
 class Traced(Protocol):
@@ -119,7 +121,8 @@ class Facts:
             report = next((store[key] for store in stores if key in store), None)  # on all alike, but for the peak
             if report is not None and report.peak_bytes is not None:
                 peak, parts = reports.peak(self._schedule(selection), self._roles())
-                report = self._with_remark(replace(report, peak_bytes=peak, peak_by_kind=parts))
+                report = replace(report, peak_bytes=peak, peak_by_kind=parts, by_order=self._by_order(selection, peak))
+                report = self._with_remark(report)
             elif report is None and selection.identity in self._by_program:
                 report = self._as_selected(selection, *self._by_program[selection.identity])
             elif report is None:
@@ -143,6 +146,7 @@ class Facts:
                         schedule,
                         self._roles(),
                     )
+                    report = replace(report, by_order=self._by_order(selection, report.peak_bytes or 0))
                     report = self._with_remark(report)
                 self._previews.pop(key, None)
             self._reports[key] = report
@@ -166,6 +170,25 @@ class Facts:
     def _with_remark(self, report: Report) -> Report:
         row = ComparisonRow(report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes)
         return replace(report, no_gain=Remark.later(partial(self._no_gain, row)))
+
+    def _by_order(self, selection: Selection, peak: int) -> Remark:
+        """What the peak comes to where the device's compiler recomputes everything first, if that is far more."""
+
+        def find_out() -> Remark:
+            try:
+                with self.lock:
+                    at_once = self._schedule(selection, replace(self._memory, delays=False)).highest()[0]
+            except RematError:  # the trace was let go of
+                return Remark()
+            if at_once <= (1 + _FAR) * peak:
+                return Remark()
+            return Remark(
+                f"The estimate of {units.nbytes(peak)} takes it that XLA recomputes each value when its gradient is "
+                "due. XLA may recompute all of them before the first gradient: then the peak is "
+                f"{units.nbytes(at_once)}. Measure tells."
+            )
+
+        return Remark.later(find_out) if self._memory.fuses else Remark()
 
     def _roles(self) -> Sequence[ArgumentRole]:
         return () if self.engine.step is None else self.engine.step.roles
@@ -281,12 +304,13 @@ class Facts:
             return None
         return StepMemory(self.engine.step.function, self.timeline(policy, at, namespace))
 
-    def _schedule(self, selection: Selection) -> Schedule:
-        engine = self.engine
+    def _schedule(self, selection: Selection, on: DeviceMemory | None = None) -> Schedule:
+        """That of a selection, on the device of these facts or as told."""
+        engine, on = self.engine, on or self._memory
         if engine.step is not None:
-            return step_schedule(engine.step, engine.halves_in_step(selection), self._memory)
+            return step_schedule(engine.step, engine.halves_in_step(selection), on)
         half, backward = engine.half(selection), engine.backward_of(selection)
-        return both_halves(half.closed, backward, half.outputs, type_of=half.type_of, on=self._memory)
+        return both_halves(half.closed, backward, half.outputs, type_of=half.type_of, on=on)
 
     def _blank(self, selection: Selection) -> Report:
         engine = self.engine

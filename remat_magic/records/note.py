@@ -31,6 +31,7 @@ NoteKind = Literal[
     "kept-less",
     "no-gain",
     "peak-no-lower",
+    "peak-by-order",
     "offload-kept",
 ]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from remat_magic.records.base import Displayed, Labelled, registered, write
 from remat_magic.records.later import Remark
-from remat_magic.records.note import Note
+from remat_magic.records.note import Note, NoteKind
 from remat_magic.records.operation import Equation, Kernel, dearest, total_flops
 from remat_magic.records.program import Program
 from remat_magic.records.residual import Kind, Residual
@@ -34,7 +34,8 @@ class Report(Displayed, Labelled):
     ``forward_communicated_bytes`` and ``backward_communicated_bytes`` are those of the results of collectives that one
     device has: with automatic sharding of all that XLA has in each half, compiled by itself, None where that is not
     known; else of those that the program names in a ``shard_map`` or ``pmap``.
-    ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower.
+    ``no_gain.text`` is a sentence where less is saved than without a checkpoint there, and the peak is hardly lower,
+    ``by_order.text`` one where the peak may be far higher on the device, by the order in which its compiler recomputes.
     """
 
     policy: str
@@ -62,6 +63,7 @@ class Report(Displayed, Labelled):
     sources: tuple[SourceText, ...] = ()
     label: str = ""
     no_gain: Remark = dataclasses.field(default=Remark(), compare=False)
+    by_order: Remark = dataclasses.field(default=Remark(), compare=False)
     peak_by_kind: tuple[tuple[str, int], ...] = ()
     devices: int = 1
     per_device: bool = True
@@ -82,11 +84,13 @@ class Report(Displayed, Labelled):
 
     @property
     def remarked(self) -> Report:
-        """The same with ``no_gain`` among its notes, as it is shown."""
-        noted = not self.complete or any(note.kind == "peak-no-lower" for note in self.notes)
-        if noted or not self.no_gain.text:
+        """The same with ``no_gain`` and ``by_order`` among its notes, as it is shown."""
+        if not self.complete:
             return self
-        return dataclasses.replace(self, notes=(*self.notes, Note("peak-no-lower", self.no_gain.text)))
+        remarks: dict[NoteKind, Remark] = {"peak-by-order": self.by_order, "peak-no-lower": self.no_gain}
+        kinds = {note.kind for note in self.notes}
+        notes = tuple(Note(kind, remark.text) for kind, remark in remarks.items() if kind not in kinds and remark.text)
+        return dataclasses.replace(self, notes=(*self.notes, *notes)) if notes else self
 
     def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:
         """Write the report, both programs in full, as one HTML file that needs neither scripts nor a network.

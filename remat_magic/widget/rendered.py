@@ -163,6 +163,7 @@ class Rendered:
         rendered, on, chosen, plain = self._chosen
         if rendered is not report or on != name:
             on_device = self._on(report, device)
+            on_device = on_device if on_device is report else on_device.remarked  # as the widget shows it
             title = " ".join(filter(None, (self._title, f"Peaks are as on {name}." if name else "")))
             chosen = html.unfolded(on_device, of_memory=memory)
             plain = text.plain(on_device, title=title, lay_out=False)
