@@ -2215,6 +2215,41 @@ def test_steps_of_modules_are_grouped_by_what_their_library_has(module):
     jax.tree.map(np.testing.assert_array_equal, new, weights)
 
 
+@pytest.mark.parametrize(
+    ("at", "line"),
+    [
+        ("block", "x = hk.remat(block, policy=jax.checkpoint_policies.dots_saveable, static_argnums=(1,))(x, name)"),
+        ("net", "return jax.checkpoint(made.apply, policy=jax.checkpoint_policies.dots_saveable)(w, None, x) * 2"),
+    ],
+)
+def test_functions_that_haiku_transforms_begin_as_before(module, at, line):
+    """A checkpoint of JAX's own on these would keep what they ask haiku for, so that no parameter could be made."""
+    library("haiku")
+    text = """
+        import haiku as hk
+
+        def block(x, name):
+            scale = hk.get_parameter(name, (4,), init=hk.initializers.RandomNormal())
+            return x + jnp.tanh(hk.Linear(4)(jnp.sin(x * scale)))
+
+        def net(x):
+            for name in ("a", "b"):
+                x = block(x, name)
+            return x.sum()
+
+        made = hk.transform(net)
+        weights = made.init(jax.random.key(0), jnp.ones((2, 4)))
+
+        def f(w, x):
+            return made.apply(w, None, x) * 2
+    """
+    before = module(text)
+    edit = rm.trace(before.f, before.weights, f32(2, 4)).edit("dots_saveable", at)
+    assert edit.verified, edit.differences
+    assert line in [new.strip() for new in added(edit)[0]]
+    jax.tree.map(np.testing.assert_array_equal, module(edit.apply_text().encode()).weights, before.weights)
+
+
 LAYERS_OF_LINEN = """
     import flax.linen as nn
 
