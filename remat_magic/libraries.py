@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ __all__ = [
     "gradient_by",
     "is_gradient",
     "is_jitted",
+    "is_of_haiku",
     "is_trial_of_linen",
     "lifted",
     "loss_of_equinox",
@@ -31,6 +33,8 @@ __all__ = [
     "module_kind",
     "modules_as_they_were",
     "scan_in",
+    "transforms_by_haiku",
+    "uses_haiku",
     "vjp_of_nnx",
 ]
 
@@ -149,6 +153,33 @@ def _closure(fun: types.FunctionType) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------- modules
+
+# What a function asks haiku's transform for, besides by its modules.
+_OF_TRANSFORM = frozenset({"get_parameter", "get_state", "set_state", "next_rng_key", "next_rng_keys"})
+
+
+def uses_haiku(inside: Sequence[types.CodeType], outside: Iterable[types.CodeType]) -> bool:
+    """Whether code asks a transform of haiku's for parameters, state or keys, which only ``hk.remat`` passes on.
+
+    Args:
+        inside: a function, and what it calls.
+        outside: what calls it.
+    """
+    if transforms_by_haiku(inside) or not transforms_by_haiku(outside):
+        return False
+    return any(is_of_haiku(code) or not _OF_TRANSFORM.isdisjoint(code.co_names) for code in inside)
+
+
+def transforms_by_haiku(codes: Iterable[types.CodeType]) -> bool:
+    """Whether one of these calls a function as ``hk.transform`` does."""
+    return any(code.co_name in ("init_fn", "apply_fn") and is_of_haiku(code) for code in codes)
+
+
+def is_of_haiku(code: types.CodeType) -> bool:
+    """Whether code stands in haiku itself."""
+    file = getattr(sys.modules.get("haiku"), "__file__", None)
+    return bool(file) and code.co_filename.startswith(os.path.join(os.path.dirname(file), ""))
+
 
 _WITH_MODULES = ("flax.linen", "flax.nnx", "equinox", "haiku")
 

@@ -436,6 +436,48 @@ SITES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("policy", "written"),
+    [
+        ("save_only_these_names('h')", "jax.checkpoint_policies.save_only_these_names('h')"),
+        (
+            "dots_saveable | save_only_these_names('h')",
+            "jax.checkpoint_policies.save_from_both_policies(jax.checkpoint_policies.dots_saveable, "
+            "jax.checkpoint_policies.save_only_these_names('h'))",
+        ),
+    ],
+)
+def test_a_policy_of_the_programs_own_names_is_written(module, policy, written):
+    made = module(
+        """
+        from jax.ad_checkpoint import checkpoint_name
+
+        def block(w, x):
+            return jnp.sin(checkpoint_name(jnp.tanh(x @ w), "h"))
+
+        def f(w, x):
+            return block(w, block(w, x)).sum()
+        """
+    )
+    trace = rm.trace(made.f, *SQUARE)
+    for edit in (trace.edit(policy, "block"), trace.edit("as_written", {"block": policy})):
+        assert edit.verified, edit.differences
+        assert edit.saved_bytes == trace.report(policy, "block").saved_bytes
+        assert any(f"(jax.checkpoint, policy={written})" in line for line in added(edit)[0])
+
+
+def test_a_policy_of_the_users_own_is_not_written(module):
+    made = module("def f(w, x):\n    return jnp.sin(x @ w).sum()\n")
+    trace = rm.trace(made.f, *SQUARE)
+
+    def saves_sines(primitive, *_, **__):
+        return primitive.name == "sin"
+
+    for policy, name in ((saves_sines, "saves_sines"), (lambda *_, **__: True, "<lambda>")):
+        with pytest.raises(RematError, match=f"{name} is a policy of your own: give it to jax.checkpoint by hand"):
+            trace.edit(policy, "function")
+
+
 @pytest.mark.parametrize("form", SITES)
 def test_the_policy_of_a_checkpoint_is_set_where_it_is_applied(module, tmp_path, form):
     text, line = SITES[form]
@@ -2171,6 +2213,41 @@ def test_steps_of_modules_are_grouped_by_what_their_library_has(module):
     again = module(edit.apply_text().encode())
     new = hk.transform(again.net).init(jax.random.key(0), jnp.ones((2, 4)))
     jax.tree.map(np.testing.assert_array_equal, new, weights)
+
+
+@pytest.mark.parametrize(
+    ("at", "line"),
+    [
+        ("block", "x = hk.remat(block, policy=jax.checkpoint_policies.dots_saveable, static_argnums=(1,))(x, name)"),
+        ("net", "return jax.checkpoint(made.apply, policy=jax.checkpoint_policies.dots_saveable)(w, None, x) * 2"),
+    ],
+)
+def test_functions_that_haiku_transforms_begin_as_before(module, at, line):
+    """A checkpoint of JAX's own on these would keep what they ask haiku for, so that no parameter could be made."""
+    library("haiku")
+    text = """
+        import haiku as hk
+
+        def block(x, name):
+            scale = hk.get_parameter(name, (4,), init=hk.initializers.RandomNormal())
+            return x + jnp.tanh(hk.Linear(4)(jnp.sin(x * scale)))
+
+        def net(x):
+            for name in ("a", "b"):
+                x = block(x, name)
+            return x.sum()
+
+        made = hk.transform(net)
+        weights = made.init(jax.random.key(0), jnp.ones((2, 4)))
+
+        def f(w, x):
+            return made.apply(w, None, x) * 2
+    """
+    before = module(text)
+    edit = rm.trace(before.f, before.weights, f32(2, 4)).edit("dots_saveable", at)
+    assert edit.verified, edit.differences
+    assert line in [new.strip() for new in added(edit)[0]]
+    jax.tree.map(np.testing.assert_array_equal, module(edit.apply_text().encode()).weights, before.weights)
 
 
 LAYERS_OF_LINEN = """

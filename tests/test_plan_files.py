@@ -1,5 +1,6 @@
 """Plan files: what is written in one process is applied in another, and a file that is no plan is refused."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import _jax
@@ -125,6 +127,32 @@ def test_a_plan_that_is_a_policy_of_jax_is_applied():
     assert not plan.names
     applied = rm.trace(Plan.from_json(plan.to_json()).apply(fun), *args).report("as_written")
     assert applied.saved_bytes == plan.saved_bytes
+
+
+@pytest.mark.parametrize("in_rule", [False, True])
+def test_a_plan_that_is_a_policy_of_the_programs_own_names_is_applied(in_rule):
+    def named(x):
+        return checkpoint_name(jnp.sin(x), "h")
+
+    if in_rule:  # which only differentiating shows
+        rule, named = named, jax.custom_vjp(jnp.sin)
+        named.defvjp(lambda x: (rule(x), rule(x)), lambda h, g: (g * h,))
+
+    def loss(w, x, flag):
+        for _ in range(2):
+            x = jax.lax.cond(flag, lambda x: jnp.tanh(named(x @ w) @ w), jnp.tanh, x)
+        return x.sum()
+
+    args = jnp.eye(8), jnp.ones((4, 8)), jnp.bool_(True)
+    trace = rm.trace(loss, *args)
+    key = "save_only_these_names('h')"
+    plan = dataclasses.replace(trace.plan("100%"), policy=key, names=(), at="function")
+    applied = Plan.from_json(plan.to_json()).apply(loss)
+    assert rm.trace(applied, *args).report("as_written").saved_bytes == trace.report(key, "function").saved_bytes
+    np.testing.assert_allclose(jax.jit(applied)(*args), loss(*args), rtol=1e-6)
+    if not in_rule:
+        with pytest.raises(RematError, match="'h' is not a checkpoint name of <lambda>; it has none"):
+            jax.make_jaxpr(plan.apply(lambda w, x, flag: (x @ w).sum()))(*args)
 
 
 def test_only_functions_are_planned():

@@ -123,6 +123,23 @@ def f(w, x):
         x = block(w, x)
     return Block().both(w, x).sum()
 """
+FUNCTION_OF_HAIKU = """
+import haiku as hk
+
+def block(x):
+    return x + jnp.tanh(hk.Linear(4)(jnp.sin(x)))
+
+def net(x):
+    for _ in range(2):
+        x = CALL(x)
+    return x.sum()
+
+def made():
+    return hk.transform(LAYER).init(jax.random.key(0), jnp.ones((2, 4)))
+
+def f(weights, x):
+    return hk.transform(LAYER).apply(weights, None, x) * 2
+"""
 # A text, whose it is, the place, where what it says stands, and what stands there without it.
 PASTED = {
     "a class of linen": (LINEN, "flax.linen", "Block.__call__", "DEFINITION", "pass"),
@@ -132,6 +149,23 @@ PASTED = {
     "a class of equinox": (EQUINOX, "equinox", "Block.__call__", "DEFINITION", "pass"),
     "a layer of equinox": (EQUINOX, "equinox", "Linear.__call__", "LAYER", "self.dense"),
     "a module of haiku": (HAIKU, "haiku", "Block.__call__", "CALL", "block"),
+    "a function of haiku": (FUNCTION_OF_HAIKU.replace("LAYER", "net"), "haiku", "block", "CALL", "block"),
+    "a transformed function of haiku": (
+        FUNCTION_OF_HAIKU.replace("CALL", "block").replace("LAYER", "lambda x: TRANSFORMED(x)"),
+        "haiku",
+        "net",
+        "TRANSFORMED",
+        "net",
+    ),
+    "what haiku stacks": (
+        FUNCTION_OF_HAIKU.replace("range(2)", "range(1)")
+        .replace("CALL", "hk.experimental.layer_stack(3)(STACKED)")
+        .replace("LAYER", "net"),
+        "haiku",
+        "block",
+        "STACKED",
+        "block",
+    ),
     "a method": (OWN, "", "Block.run", "CALL", "self.run"),
     "a function": (OWN, "", "block", "DEFINITION", "pass"),
 }

@@ -15,7 +15,7 @@ from remat_magic.editing.ways import Way
 from remat_magic.facts.facts import Facts
 from remat_magic.libraries import class_of_linen
 from remat_magic.parsing import parse_expression
-from remat_magic.policies import resolve
+from remat_magic.policies import Key
 from remat_magic.records import Plan, RematError, Site
 
 __all__ = ["Policies"]
@@ -51,16 +51,14 @@ class Policies:
         Raises:
             RematError: the place is not in the user's text, or the policy is the user's own.
         """
-        factory = "" if plan.names or plan.policy == "none" else resolve(plan.policy).code
-        if factory and not factory.startswith(_POLICIES):
-            raise RematError(f"{plan.policy} is a policy of your own: give it to jax.checkpoint by hand.")
+        factory = "" if plan.names or plan.policy == "none" else _code_of(plan.policy)
         takes_off = plan.policy == "none" and not plan.names
 
         def policy(changes: TextChanges, imports: Imports, indent: str, used: int) -> str:
             """The policy's text, on a line that is so far indented, and so long already."""
             start = f"{imports.jax()}.checkpoint_policies"
             if not names:
-                return f"{start}.{factory.removeprefix(_POLICIES) or 'nothing_saveable'}"
+                return factory.replace(_POLICIES, f"{start}.") or f"{start}.nothing_saveable"
             return changes.names_call(f"{start}.save_only_these_names", names, indent, used)
 
         for site in sites:
@@ -134,3 +132,18 @@ def _class_of_same_name(inner: str, name: str) -> str:
     """A class like another one, but called as that which flax's checkpoint makes of it: so are its parameters."""
     new = f'"{class_of_linen(name)}"' if name else f'f"{class_of_linen("")}{{{inner}.__name__}}"'
     return f"type({new}, ({inner},), {{}})"
+
+
+def _code_of(policy: str) -> str:
+    """The expression for a policy of JAX's that a report was given of, so that its names are those of the program.
+
+    Raises:
+        RematError: it is the user's own, or holds one.
+    """
+    try:
+        key = Key.parse(policy)
+    except RematError:  # what a policy of the user's is called need be no expression: <lambda>
+        key = Key.own(policy)
+    if any(alternative.own for alternative in key.alternatives):
+        raise RematError(f"{policy} is a policy of your own: give it to jax.checkpoint by hand.")
+    return key.code

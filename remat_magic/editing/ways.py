@@ -98,7 +98,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         lifted = _lifted_loops(code, engine, at) if place.calls == slice(None) else []
         several = [tuple(lifted)] if len(lifted) > 1 else []
         return [Way(lifted[0].library, loops=some, size=place.group) for some in (*zip(lifted), *several)]
-    library = callee.module if callee.module in CHECKPOINTS else ""
+    library = callee.library if callee.library in CHECKPOINTS else ""
     positions, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
     ways: list[Way] = []
     definitions = _definitions(code, callee.who) if place.calls == slice(None) else ()
@@ -109,7 +109,8 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         ways += [Way(library, definitions, options=_numbers(some)) for some in numbers if library != "equinox"]
         ways += [Way(library, definitions)] if library == "equinox" else []
     of_modules = library if library in ("flax.linen", "flax.nnx") else ""
-    library = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
+    if library == "flax.nnx" or callee.in_haiku == "transformed":
+        library = ""  # nnx's takes no objects, and JAX's holds them; haiku's cannot be around what applies a transform
     for chosen in _chosen([*_calls(code, engine, callee.who)], code, engine, at):
         if library != "flax.linen":
             static = [] if library == "equinox" else [position - bound for position in positions]
@@ -214,7 +215,7 @@ def _loops(code: UserCode, engine: Engine, at: str) -> tuple[list[_SomeLoop], in
     """
     place = engine.place(at)
     assert place is not None
-    library = "haiku" if place.callee.module == "haiku" else ""  # whose modules keep their parameters by it
+    library = "haiku" if place.callee.library == "haiku" else ""  # whose modules keep their parameters by it
     loops: list[_SomeLoop] = []
     scans = engine.grouped_loops(at)
     for eqn in scans:

@@ -22,8 +22,10 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity, PolicyWriter, find_sites
+from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.values import Returned, abstract
+from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN
 from remat_magic.records import Plan, RematError
@@ -135,11 +137,18 @@ def _differentiating(
         return step()
 
 
-def _selected(selector: Selector, plan: Plan) -> Selection:
+def _selected(selector: Selector, plan: Plan, closed: Any, function: str) -> Selection:
     """The policy of a plan without values at its place, or those at its places."""
+    names, has_rules = checkpoint_names(closed), any(_jax.is_custom_rule(eqn) for _, eqn in walk(closed, once=True))
+
+    def resolved(policy: str) -> policies.Resolved:
+        # A custom rule may hold the names that the plan was made with, and shows them when it is differentiated only.
+        hidden = policies.Key.parse(policy).names if has_rules else ()
+        return policies.resolve(policy, (*names, *hidden), None, function)
+
     if plan.policy != policies.MIXED:
-        return selector.select(policies.resolve(plan.policy), plan.at)
-    return selector.select_each({key: policies.resolve(policy) for key, policy in policy_of_each(plan.at).items()})
+        return selector.select(resolved(plan.policy), plan.at)
+    return selector.select_each({key: resolved(policy) for key, policy in policy_of_each(plan.at).items()})
 
 
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,7 +172,7 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
             plan_values = PlanValues(closed, calls, table, possible, selector, spans, name, rules=rules)
             selection = plan_values.select(plan, _jax.remat3())
         else:
-            selection = _selected(selector, plan)
+            selection = _selected(selector, plan, closed, name)
         closed = with_checkpoints(closed, calls, possible, selection.at_sites)
         if selection.naming is not None:
             closed = selection.naming.closed

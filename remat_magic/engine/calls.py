@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal
 
 from jax.tree_util import tree_leaves
 
@@ -48,6 +48,8 @@ class CalledFunction:
             that only a keyword gives have no position.
         calls: how the source writes its calls, where there are such parameters.
         defaults: the texts of its parameters' defaults there.
+        in_haiku: whether it asks a transform of haiku's for parameters, state or keys, though it is no module's:
+            ``"transformed"`` where that is what the transform is of, ``"within"`` where it is called in there.
     """
 
     who: Identity
@@ -56,6 +58,12 @@ class CalledFunction:
     static: tuple[tuple[int | None, str], ...] = ()
     calls: tuple[Spelling, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
+    in_haiku: Literal["", "within", "transformed"] = ""
+
+    @property
+    def library(self) -> str:
+        """Whose checkpoint it needs, as ``module``."""
+        return "haiku" if self.in_haiku else self.module
 
 
 @dataclass(frozen=True, slots=True, eq=False)

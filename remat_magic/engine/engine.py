@@ -17,7 +17,7 @@ from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
 from remat_magic.engine.steps import Halves, InnerGradient, lowered_step, why_no_step
 from remat_magic.engine.subject import Subject
-from remat_magic.jaxprs.walk import walk
+from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, Note, Plan, RematError
 
@@ -105,12 +105,12 @@ class Engine(Subject):
             return self._known_names
 
     def _find_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        names = _names_in(self._primal.closed)
+        names = checkpoint_names(self._primal.closed)
         if not self._primal.has_custom_rules:
             return names, ()
         bare = self._selector.select(policies.resolve("none"), "sites" if self.sites else "function")
         try:
-            revealed = _names_in(self._retraces.forward(bare).closed)
+            revealed = checkpoint_names(self._retraces.forward(bare).closed)
         except Exception as error:
             if is_passing(error):
                 raise
@@ -328,8 +328,3 @@ class Engine(Subject):
         with self.lock:
             self.plans.clear()
             self._retraces.clear()
-
-
-def _names_in(closed: Any) -> tuple[str, ...]:
-    names = (_jax.checkpoint_name_of(eqn) for _, eqn in walk(closed, once=True))
-    return tuple(dict.fromkeys(name for name in names if name is not None))

@@ -99,7 +99,7 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
         policy: the policy as code; without one, the checkpoint saves nothing.
     """
     name, file, _ = callee.who
-    by_library = callee.module in ("haiku", "class") or (callee.module and not is_user_file(file))
+    by_library = callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
     # Some have no definition to write it on, or none that it may stand on.
     static = None if by_library or name == "<lambda>" else _by_position(callee)
     if static is None:
@@ -160,7 +160,8 @@ def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> st
     for call in callee.calls or (Spelling(""),):
         code, comment = _at_call(callee, policy, call)
         codes[code], comments[comment] = None, None
-    return _commented(codes, [*comments, f"for {key}" if key else ""])
+    of_haiku = "in a function that calls it and is what is transformed" if callee.in_haiku == "transformed" else ""
+    return _commented(codes, [*comments, of_haiku, f"for {key}" if key else ""])
 
 
 def code_of_group(
@@ -230,7 +231,7 @@ def _at_call(callee: CalledFunction, policy: str, call: Spelling) -> tuple[str, 
 
 
 def _call(function: str, callee: CalledFunction, policy: str, static: Sequence[int] = ()) -> str:
-    return f"{_CHECKPOINTS.get(callee.module, 'jax.checkpoint')}({function}{_options(policy, static)})"
+    return f"{_CHECKPOINTS.get(callee.library, 'jax.checkpoint')}({function}{_options(policy, static)})"
 
 
 def _options(policy: str, static: Sequence[int]) -> str:

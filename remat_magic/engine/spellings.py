@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from remat_magic import _jax
 from remat_magic.engine import signature
 from remat_magic.engine.source_loops import Position, SourceLoop, nodes_with_loops
+from remat_magic.libraries import is_of_haiku, transforms_by_haiku, uses_haiku
 from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "callers",
     "default_texts",
     "frames",
+    "in_haiku",
     "loop_around",
     "of_user",
     "passes_on",
@@ -107,6 +110,16 @@ def callers(eqn: Any, who: tuple[str, str, int]) -> list[tuple[CodeType, int]]:
     if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
         outside = outside[inside.index(True) + 1 :] if True in inside else []
     return of_user(outside)
+
+
+def in_haiku(eqn: Any, who: tuple[str, str, int]) -> Literal["", "within", "transformed"]:
+    """What an equation tells of a function that made it: ``CalledFunction.in_haiku``."""
+    codes = [code for code, _ in frames(eqn)] if "haiku" in sys.modules else []
+    own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
+    if own is None or not uses_haiku(codes[: own + 1], codes[own + 1 :]):
+        return ""
+    caller = next(code for code in codes[own + 1 :] if is_user_file(code.co_filename) or is_of_haiku(code))
+    return "transformed" if transforms_by_haiku([caller]) else "within"
 
 
 def of_user(outside: Iterable[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:

@@ -15,8 +15,9 @@ from typing import Any
 from remat_magic import _jax
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.values import is_inexact
+from remat_magic.jaxprs.walk import walk
 
-__all__ = ["PREFIX", "NamedProgram", "is_given", "name_everything"]
+__all__ = ["PREFIX", "NamedProgram", "checkpoint_names", "is_given", "name_everything"]
 
 PREFIX = "remat_magic/value "  # no name of a user's begins like this
 
@@ -51,6 +52,12 @@ class NamedProgram:
     fingerprint: str
     separately: bool = False
     unreached: tuple[str, ...] = ()
+
+
+def checkpoint_names(closed: Any) -> tuple[str, ...]:
+    """The names that a program gives its values, in its order, each once."""
+    names = (_jax.checkpoint_name_of(eqn) for _, eqn in walk(closed, once=True))
+    return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 def is_given(name: str | None) -> bool:
