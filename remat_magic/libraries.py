@@ -18,6 +18,7 @@ from remat_magic._jax import wrappers
 __all__ = [
     "ModuleGradient",
     "applies_a_model",
+    "calls_linen",
     "checkpointed_by_linen",
     "checkpoints",
     "class_of_linen",
@@ -173,6 +174,12 @@ def uses_haiku(inside: Sequence[types.CodeType], outside: Iterable[types.CodeTyp
 def transforms_by_haiku(codes: Iterable[types.CodeType]) -> bool:
     """Whether one of these calls a function as ``hk.transform`` does."""
     return any(code.co_name in ("init_fn", "apply_fn") and is_of_haiku(code) for code in codes)
+
+
+def calls_linen(codes: Iterable[types.CodeType]) -> bool:
+    """Whether one of these calls a method of a module of linen, as linen does it."""
+    file = getattr(sys.modules.get("flax.linen.module"), "__file__", None)
+    return any(code.co_name == "_call_wrapped_method" and code.co_filename == file for code in codes)
 
 
 def is_of_haiku(code: types.CodeType) -> bool:

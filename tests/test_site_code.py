@@ -123,6 +123,27 @@ def f(w, x):
         x = block(w, x)
     return Block().both(w, x).sum()
 """
+FUNCTION_IN_LINEN = """
+from flax import linen as nn
+
+def block(x, train):
+    return x + jnp.tanh(nn.Dense(4)(jnp.sin(x))) * (2.0 if train else 1.0)
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = CALL(self, x, True)
+        return x.sum()
+
+net = Net()
+
+def made():
+    return net.init(jax.random.key(0), jnp.ones((2, 4)))
+
+def f(weights, x):
+    return net.apply(weights, x)
+"""
 FUNCTION_OF_HAIKU = """
 import haiku as hk
 
@@ -148,6 +169,13 @@ PASTED = {
     "a layer of nnx": (NNX, "flax.nnx", "Linear.__call__", "LAYER", "(lambda module, *args: module(*args))"),
     "a class of equinox": (EQUINOX, "equinox", "Block.__call__", "DEFINITION", "pass"),
     "a layer of equinox": (EQUINOX, "equinox", "Linear.__call__", "LAYER", "self.dense"),
+    "a function in a module of linen": (
+        FUNCTION_IN_LINEN,
+        "flax.linen",
+        "block",
+        "CALL",
+        "(lambda module, *args: block(*args))",
+    ),
     "a module of haiku": (HAIKU, "haiku", "Block.__call__", "CALL", "block"),
     "a function of haiku": (FUNCTION_OF_HAIKU.replace("LAYER", "net"), "haiku", "block", "CALL", "block"),
     "a transformed function of haiku": (

@@ -50,6 +50,7 @@ class CalledFunction:
         defaults: the texts of its parameters' defaults there.
         in_haiku: whether it asks a transform of haiku's for parameters, state or keys, though it is no module's:
             ``"transformed"`` where that is what the transform is of, ``"within"`` where it is called in there.
+        in_linen: whether it calls modules of linen in a module's method, though it is no module's.
     """
 
     who: Identity
@@ -59,11 +60,12 @@ class CalledFunction:
     calls: tuple[Spelling, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     in_haiku: Literal["", "within", "transformed"] = ""
+    in_linen: bool = False
 
     @property
     def library(self) -> str:
         """Whose checkpoint it needs, as ``module``."""
-        return "haiku" if self.in_haiku else self.module
+        return "haiku" if self.in_haiku else "flax.linen" if self.in_linen else self.module
 
 
 @dataclass(frozen=True, slots=True, eq=False)

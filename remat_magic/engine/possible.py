@@ -20,7 +20,7 @@ from remat_magic.engine.calls import CalledFunction, Calls, Interval
 from remat_magic.engine.segments import SHORTEST, segment_of
 from remat_magic.engine.site_code import CallingLoop, code_of, code_of_calls, code_of_group
 from remat_magic.engine.sites import Identity, SiteTable, definition, identity, keys_of
-from remat_magic.engine.spellings import default_texts, in_haiku, spellings
+from remat_magic.engine.spellings import default_texts, in_haiku, in_linen, spellings
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import Scope, scopes
 from remat_magic.records import RematError, Site
@@ -240,9 +240,10 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             before = times.get(who, 0)
             times[who] = None if scope.times is None or before is None else before + scope.times
             callee = callees.setdefault(who, interval.callee)
-            if callee.module in ("", "class") and not callee.in_haiku:
-                uses = (in_haiku(eqn, who) for eqn in jaxpr.eqns[interval.first : interval.last])
-                callees[who] = replace(callee, in_haiku=next(filter(None, uses), ""))
+            if callee.module in ("", "class") and not (callee.in_haiku or callee.in_linen):
+                eqns = jaxpr.eqns[interval.first : interval.last]
+                of_haiku = next(filter(None, (in_haiku(eqn, who) for eqn in eqns)), "")
+                callees[who] = replace(callee, in_haiku=of_haiku, in_linen=any(in_linen(eqn, who) for eqn in eqns))
             if interval.callee.static and interval.callee.module != "equinox":  # which takes them as they are given
                 called.setdefault(who, []).append((jaxpr.eqns[interval.first], around))
     for who, eqns in called.items():

@@ -99,7 +99,7 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
         policy: the policy as code; without one, the checkpoint saves nothing.
     """
     name, file, _ = callee.who
-    by_library = callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
+    by_library = callee.in_linen or callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
     # Some have no definition to write it on, or none that it may stand on.
     static = None if by_library or name == "<lambda>" else _by_position(callee)
     if static is None:
@@ -208,6 +208,12 @@ def _at_call(callee: CalledFunction, policy: str, call: Spelling) -> tuple[str, 
                 pass
     keywords = "".join(f", {parameter}={text}" for parameter, text in bound.items())
     without = f"without {' and '.join(bound)} in the call" if bound else ""
+    if callee.in_linen:
+        comment = ", ".join(filter(None, ("given the module that calls it (self) before its arguments", without)))
+        positions = [position + 1 for position in positions]
+        return _call(
+            f"lambda module, *args: {call.function or name}(*args{keywords})", callee, policy, positions
+        ), comment
     if callee.module in ("flax.linen", "flax.nnx"):  # which must see the module
         called = "module" if method == "__call__" else f"module.{method}"
         function = f"lambda module, *args: {called}(*args{keywords})"

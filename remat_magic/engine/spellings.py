@@ -15,7 +15,7 @@ from typing import Any, Literal
 from remat_magic import _jax
 from remat_magic.engine import signature
 from remat_magic.engine.source_loops import Position, SourceLoop, nodes_with_loops
-from remat_magic.libraries import is_of_haiku, transforms_by_haiku, uses_haiku
+from remat_magic.libraries import calls_linen, is_of_haiku, transforms_by_haiku, uses_haiku
 from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "default_texts",
     "frames",
     "in_haiku",
+    "in_linen",
     "loop_around",
     "of_user",
     "passes_on",
@@ -114,12 +115,26 @@ def callers(eqn: Any, who: tuple[str, str, int]) -> list[tuple[CodeType, int]]:
 
 def in_haiku(eqn: Any, who: tuple[str, str, int]) -> Literal["", "within", "transformed"]:
     """What an equation tells of a function that made it: ``CalledFunction.in_haiku``."""
-    codes = [code for code, _ in frames(eqn)] if "haiku" in sys.modules else []
-    own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
-    if own is None or not uses_haiku(codes[: own + 1], codes[own + 1 :]):
+    inside, outside = _inside_and_outside(eqn, who) if "haiku" in sys.modules else ([], [])
+    if not inside or not uses_haiku(inside, outside):
         return ""
-    caller = next(code for code in codes[own + 1 :] if is_user_file(code.co_filename) or is_of_haiku(code))
+    caller = next(code for code in outside if is_user_file(code.co_filename) or is_of_haiku(code))
     return "transformed" if transforms_by_haiku([caller]) else "within"
+
+
+def in_linen(eqn: Any, who: tuple[str, str, int]) -> bool:
+    """What an equation tells of a function that made it: ``CalledFunction.in_linen``."""
+    if "flax.linen" not in sys.modules:
+        return False
+    inside, outside = _inside_and_outside(eqn, who)
+    return calls_linen(inside) and calls_linen(outside)
+
+
+def _inside_and_outside(eqn: Any, who: tuple[str, str, int]) -> tuple[list[CodeType], list[CodeType]]:
+    """The code of a function and of what it calls, as an equation's frames tell; and that of what calls it."""
+    codes = [code for code, _ in frames(eqn)]
+    own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
+    return ([], codes) if own is None else (codes[: own + 1], codes[own + 1 :])
 
 
 def of_user(outside: Iterable[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
