@@ -1,5 +1,6 @@
 """XLA's own numbers: the same as of a program written by hand, on one device and on several."""
 
+import functools
 import gc
 import itertools
 import json
@@ -18,7 +19,8 @@ from remat_magic import _jax
 from remat_magic._jax import hlo
 from remat_magic.measuring import measure as module
 from tests.benchmarks.named_models import transformer
-from tests.programs import PROGRAMS, f32
+from tests.programs import KINDS, PROGRAMS, f32
+from tests.volume import usually
 
 OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 policies = jax.checkpoint_policies
@@ -56,6 +58,7 @@ def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     assert measured.total_bytes == measured.temp_bytes + measured.argument_bytes + measured.output_bytes
 
 
+@functools.cache
 def counts_of_steps(steps, outer=1):
     def fun(w, x):
         def body(x, _):
@@ -170,10 +173,26 @@ def test_flops_of_loops_that_run_unknown_often_are_unknown():
         assert rm.trace(function, f32(64, 64), f32(32, 64), wrt="x").measure("none").flops is None
 
 
+@jax.checkpoint
+def layer(x, w):
+    return jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+def scanned_layers(ws, x):
+    return (jax.lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2).sum()
+
+
+SCANNED = {
+    "layers": (scanned_layers, (jax.ShapeDtypeStruct((8, 64, 64), "float32"), LAYERS[1][1])),
+    "transformer": transformer(**SMALL, scanned=True),
+}
+
+
 @pytest.mark.remat3_is_volume
-def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(remat3):
+@pytest.mark.parametrize("model", usually(SCANNED, "layers"))
+def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(model, remat3):
     """As in a program written by hand; and only under the scheduler that heeds memory."""
-    fun, args = transformer(**SMALL, scanned=True)
+    fun, args = SCANNED[model]
     trace = rm.trace(fun, *args)
     names = ("none", "dots_saveable", "nothing_saveable")
     measured = [trace.measure(name).temp_bytes for name in names]
@@ -211,7 +230,7 @@ def _three():
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", usually(PROGRAMS, *KINDS))
 def test_every_kind_of_program_is_measured(name, remat3):
     fun, args = PROGRAMS[name]
     measured = rm.trace(fun, *args).measure("nothing_saveable", "function", inputs="random", runs=1)
