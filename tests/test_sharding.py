@@ -134,7 +134,7 @@ def test_residuals_have_jaxs_own_shards(name, stacked):
 @eight
 @pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", usually(LAYOUTS, "fsdp", "tensor"))  # gathered weights, and summed products
 def test_bytes_and_flops_are_what_xla_has_for_one_device(name, stacked):
     loss, mesh, args = model(name, stacked)
     with jax.set_mesh(mesh):
@@ -164,6 +164,7 @@ def test_policies_repeat_as_many_flops_as_one_device_does(name):
 
 
 @eight
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", ["fsdp", "both"])
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_plans_are_within_one_devices_budget(name, share):
@@ -495,7 +496,7 @@ def asked(name, stacked):
 @eight
 @pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", usually(LAYOUTS, "fsdp", "tensor", "both"))
 def test_automatic_shardings_are_xlas_own(name, stacked):
     """Against those of the residuals where it compiles the forward half alone, and its bytes and FLOPs of the whole."""
     loss, args = asked(name, stacked)
