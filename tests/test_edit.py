@@ -2468,13 +2468,12 @@ PARTLY |= {
 }  # in a rule, such as a relu's mask
 
 
-# One of a kind: plain, named, a loop, a checkpoint in it, branches, a rule, a call, values in an expression.
+# One of a kind: named, a loop, a checkpoint in it, branches, a rule, and values in an expression of a library's.
 @pytest.mark.parametrize(
     "name",
     usually(
         PROGRAMS,
-        *("three_layers", "named_layers", "nested_scan", "scanned_checkpoint", "conditional", "custom_vjp"),
-        *("jitted_helper", "convolution"),
+        *("named_layers", "nested_scan", "scanned_checkpoint", "conditional", "custom_vjp", "convolution"),
     ),
 )
 def test_programs(name):
