@@ -3,22 +3,21 @@
 import functools
 import gc
 import itertools
-import json
-import os
-import subprocess
-import sys
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic._jax import hlo
 from remat_magic.measuring import measure as module
 from tests.benchmarks.named_models import transformer
+from tests.eight_devices import eight
 from tests.programs import KINDS, PROGRAMS, f32
 from tests.volume import usually
 
@@ -449,40 +448,33 @@ def test_gradients_are_those_of_jax(remat3):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
-SHARDED = """
-import json, jax, jax.numpy as jnp, remat_magic as rm
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
-def f(w, x):
-    return jnp.tanh(jnp.sin(x @ w) @ w).sum()
-w, x = jax.device_put(jnp.ones((32, 32)), everywhere), jax.device_put(jnp.ones((64, 32)), rows)
-shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
-plain = rm.trace(f, jnp.ones((32, 32)), jnp.ones((64, 32)))
-found = [
-    plain.measure("none"),                                  # one device
-    plain.measure("none", inputs=((w, x), {})),             # as the inputs lie
-    rm.trace(f, w, x).measure("none"),                      # as the traced arrays lay
-    rm.trace(f, shape(w), shape(x)).measure("none", inputs="random"),
-]
-with jax.default_device(jax.devices()[2]):
-    job = rm.Measuring(plain, [("none", None)], inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
-    assert job.wait(60)
-hand = jax.jit(jax.value_and_grad(f, (0, 1))).lower(w, x).compile(
-    compiler_options={"xla_cpu_enable_concurrency_optimized_scheduler": False}).memory_analysis()
-print(json.dumps([
-    [[m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*found, *job.results)],
-    [hand.argument_size_in_bytes, hand.output_size_in_bytes, hand.temp_size_in_bytes],
-]))
-"""
+@eight
+def test_bytes_of_sharded_inputs_are_per_device():
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+    rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
 
+    def f(w, x):
+        return jnp.tanh(jnp.sin(x @ w) @ w).sum()
 
-def test_bytes_of_sharded_inputs_are_per_device(root):
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(root)}
-    ran = subprocess.run(
-        [sys.executable, "-c", SHARDED], capture_output=True, text=True, check=True, env=environment, timeout=120
-    )
-    found, hand = json.loads(ran.stdout.splitlines()[-1])
+    def shape(array):
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+    w, x = jax.device_put(jnp.ones((32, 32)), everywhere), jax.device_put(jnp.ones((64, 32)), rows)
+    plain = rm.trace(f, jnp.ones((32, 32)), jnp.ones((64, 32)))
+    measured = [
+        plain.measure("none"),  # one device
+        plain.measure("none", inputs=((w, x), {})),  # as the inputs lie
+        rm.trace(f, w, x).measure("none"),  # as the traced arrays lay
+        rm.trace(f, shape(w), shape(x)).measure("none", inputs="random"),
+    ]
+    with jax.default_device(jax.devices()[2]):
+        job = rm.Measuring(plain, [("none", None)], inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
+        assert job.wait(60)
+    memory = by_hand(f, (w, x)).memory_analysis()
+    hand = [memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes]
+    found = [
+        [m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*measured, *job.results)
+    ]
     one, given, traced, shapes, job = found
     weights, rows = 32 * 32 * 4, 64 * 32 * 4
     assert one[:3] == [1, weights + rows, 4 + weights + rows + 3 * 8]  # XLA counts the table of three pointers
