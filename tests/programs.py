@@ -222,4 +222,8 @@ def binary8(x):
     return binary_chain(8)(x).sum()
 
 
+# One of a kind: plain, a loop, checkpoints in it and in each other, branches, rules, calls, types and integers.
+KINDS = ("three_layers", "scanned_checkpoint", "nested_checkpoint", "conditional", "custom_vjp", "jitted_helper")
+KINDS += ("mixed_precision", "complex_numbers", "embedding", "dictionary")
+
 CHECKPOINTED = ("scanned_checkpoint", "nested_checkpoint", "binary8")  # those of the above that have sites

@@ -1,6 +1,7 @@
 """The way of the data goes in one direction: who may import whom, and what an import may cost."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -241,34 +242,48 @@ def test_the_checks_see_a_circle(tmp_path, monkeypatch):
     assert circles() == [["remat_magic.a", "remat_magic.b"], ["remat_magic.b", "remat_magic.a"]]
 
 
-def imported_by(code: str) -> set[str]:
-    """The modules that a fresh interpreter holds after running ``code``."""
-    program = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+@functools.cache
+def imported_by(*codes: str) -> list[set[str]]:
+    """The modules that a fresh interpreter holds after running each of ``codes``, one after another."""
+    told = "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))\n"
+    program = "".join(code + told for code in codes)
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=120
     )
-    return set(json.loads(ran.stdout.splitlines()[-1]))
+    return [set(json.loads(line)) for line in ran.stdout.splitlines()[-len(codes) :]]
+
+
+# Each imports more than the one before, and is to do without what it does without in an interpreter of its own.
+WITHOUT_JAX = (
+    "import remat_magic.records",
+    "import remat_magic.devices",
+    "import remat_magic.views.html, remat_magic.views.text",
+)
+WITH_JAX = "import remat_magic.api", "import remat_magic.comparing.compare"
 
 
 @pytest.mark.parametrize(
     ("code", "never"),
     [
         # Records are pickled and shown where JAX is not installed.
-        ("import remat_magic.records", {"jax", "jaxlib", "numpy", "IPython", "rich"}),
-        ("import remat_magic.views.html, remat_magic.views.text", {"jax", "jaxlib", "ipywidgets", "anywidget"}),
-        ("import remat_magic.devices", {"jax", "remat_magic.views", "remat_magic.planning"}),
+        (WITHOUT_JAX[0], {"jax", "jaxlib", "numpy", "IPython", "rich"}),
+        (WITHOUT_JAX[1], {"jax", "remat_magic.views", "remat_magic.planning"}),
+        (WITHOUT_JAX[2], {"jax", "jaxlib", "ipywidgets", "anywidget"}),
         # A trace is made before anybody asks for a plan, and often nobody does.
-        ("import remat_magic.api", {"scipy", "remat_magic.planning", "remat_magic.views", "remat_magic.editing"}),
-        ("import remat_magic.comparing.compare", {"remat_magic.views", "rich"}),
+        (WITH_JAX[0], {"scipy", "remat_magic.planning", "remat_magic.views", "remat_magic.editing"}),
+        (WITH_JAX[1], {"remat_magic.views", "rich"}),
     ],
 )
 def test_an_import_costs_only_what_it_needs(code, never):
-    assert imported_by(code) & never == set()
+    codes = WITHOUT_JAX if code in WITHOUT_JAX else WITH_JAX
+    assert imported_by(*codes)[codes.index(code)] & never == set()
 
 
 def test_loading_the_extension_imports_only_what_every_cell_needs():
-    before = imported_by("import jax, IPython; from IPython.testing.globalipapp import start_ipython; start_ipython()")
-    after = imported_by(
+    (before,) = imported_by(
+        "import jax, IPython; from IPython.testing.globalipapp import start_ipython; start_ipython()"
+    )
+    (after,) = imported_by(
         "import jax, IPython; from IPython.testing.globalipapp import start_ipython; ip = start_ipython()\n"
         "ip.run_line_magic('load_ext', 'remat_magic')"
     )

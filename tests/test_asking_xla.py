@@ -1,5 +1,6 @@
 """Where XLA takes long to say how it spreads values, it is asked in the background, and nothing is mixed meanwhile."""
 
+import functools
 import pickle
 import threading
 
@@ -39,11 +40,17 @@ def traced():
         return rm.trace(function, [f32(WIDTH, WIDTH)] * LAYERS, f32(BATCH, WIDTH))
 
 
+@functools.cache
+def asked_at_once():
+    trace = traced()
+    trace.report()  # asks XLA
+    return trace
+
+
 @pytest.fixture
 def long(monkeypatch):
     """A trace of a program that takes long to ask about, and the same with XLA asked at once."""
-    at_once = traced()
-    at_once.report()  # asks XLA
+    at_once = asked_at_once()
     monkeypatch.setattr(primal, "_MOST_ASKED", 5)
     return traced(), at_once
 

@@ -2,7 +2,8 @@
 
 An interrupt comes at any moment. Here it is raised by the calls themselves: every function of the package (and some of
 JAX's) is wrapped, the calls are counted in a first run, and then one run for each of some moments is interrupted there,
-before or after the call. ``REMAT_FAULTS=200`` tries that many moments of each operation instead of a few.
+before or after the call. ``REMAT_FAULTS=200`` tries that many moments of each operation instead of a few,
+with ``--volume``.
 """
 
 from __future__ import annotations
@@ -214,10 +215,10 @@ OPERATIONS = {
 }
 
 
-def chosen(count: int, name: str) -> list[int]:
-    """Moments all over an operation, its first and its last among them."""
-    drawn = random.Random(name).sample(range(1, count + 1), min(count, MOMENTS))
-    return sorted({1, count, *drawn})
+def chosen(count: int, name: str, many: int = MOMENTS) -> list[int]:
+    """Moments all over an operation, its last among them, and of several its first."""
+    drawn = random.Random(name).sample(range(1, count + 1), min(count, many))
+    return sorted({*([1] if many > 1 else []), count, *drawn})
 
 
 def interrupted(moments: Moments, at: int, act) -> None:
@@ -250,13 +251,23 @@ def _moments_of(act) -> int:
 @pytest.mark.each_once
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_interrupt_at_any_moment(name, remat3):
+    interrupts(name, 1)
+
+
+@pytest.mark.volume
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interrupts_at_more_moments(name, remat3):
+    interrupts(name, MOMENTS)
+
+
+def interrupts(name: str, many: int) -> None:
     _undisturbed.cache_clear()
     act = OPERATIONS[name]
     before = state()
     moments = Moments()
     expected = act(rm.trace(loss, *SHAPES))
     count = _moments_of(act)
-    for at in chosen(count, name):
+    for at in chosen(count, name, many):
         trace = rm.trace(loss, *SHAPES)
         interrupted(moments, at, lambda: act(trace))  # noqa: B023 - called at once
         assert state() == before, f"at moment {at}"

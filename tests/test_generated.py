@@ -203,6 +203,8 @@ def test_residuals_are_what_jax_lists(remat3, program, policy):
 )
 def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy, which):
     """The oracle is JAX's list of another program: the one that has the policy in its text, at these sites."""
+    # Before it is traced, which takes most of the time.
+    assume(program.decorator in POLICIES or any(step.site for step, _ in steps_in(program.body)))
     trace = traced(program)
     assume(trace.engine.sites)
     site = trace.engine.sites[which // 4 % len(trace.engine.sites)]
@@ -233,6 +235,7 @@ def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy,
 )
 def test_a_policy_at_a_place_without_a_checkpoint_is_that_policy_written_there(remat3, program, policy, name):
     """The oracle is JAX's list of the program that has the checkpoint in its text."""
+    assume(any(step.site == name for step, _ in steps_in(program.body)))  # before it is traced
     bare = program.under(None, lambda step: step.site == name, own=False)
     trace = traced(bare)
     site = next((site for site in trace.engine.possible_sites if site.function == name), None)

@@ -4,15 +4,20 @@ import pytest
 
 import remat_magic as rm
 from tests.benchmarks import growth
-from tests.volume import usually
+
+VOLUME = pytest.mark.volume
 
 # What is shown of few values and of many differs: groups, folds, numbers with more digits. Some of it is cached.
 _SHOWN = ("page", "widget", "text", "compare")
 
 
-@pytest.mark.parametrize("smallest", usually([3, 4], 3))
-def test_work_grows_with_the_length_of_a_program(smallest):
-    make, _ = growth.LONG["everything"]  # the others are counted by the benchmark
+# Everything one after another is more than that; what is jitted has the calls, the checkpoints and the products.
+@pytest.mark.parametrize(
+    ("program", "smallest"),
+    [("layers, jitted", 3), pytest.param("everything", 3, marks=VOLUME), pytest.param("everything", 4, marks=VOLUME)],
+)
+def test_work_grows_with_the_length_of_a_program(program, smallest):
+    make, _ = growth.LONG[program]  # the others are counted by the benchmark
     for question, sizes in growth.counted(make, smallest).items():
         first, second, third = (of_size.total() for of_size in sizes)
         assert third < 3 * max(first, second), question
@@ -22,10 +27,13 @@ def test_work_grows_with_the_length_of_a_program(smallest):
             assert rate < 3, f"{question}: {function}"
 
 
-@pytest.mark.parametrize("smallest", usually([2, 3], 2))
-def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do(smallest):
+@pytest.mark.parametrize(
+    ("program", "smallest"),
+    [("scans", 1), pytest.param("scans", 2, marks=VOLUME), pytest.param("scans", 3, marks=VOLUME)],
+)
+def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do(program, smallest):
     """These grow with the square of the depth, of which the second doubling adds four times what the first did."""
-    make, _ = growth.DEEP["scans"]
+    make, _ = growth.DEEP[program]
     for question, sizes in growth.counted(make, smallest).items():
         if question not in _SHOWN or question == "text":
             assert growth.growth(*(of_size.total() for of_size in sizes)) < 4.5, question

@@ -51,6 +51,7 @@ def said_by_the_widget(widget, policy, device):
     return {"list": listed, "headline": parts["totals"], "bar": parts["peak"], "table": row, "picture": memory}
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("device", ["H100 SXM", "TPU v5e", "H100 SXM x8"])
 @pytest.mark.parametrize("function", [layers, step])
 def test_list_headline_bar_table_picture_and_what_is_kept_have_one_peak(browser, monkeypatch, function, device):

@@ -397,6 +397,7 @@ def costs_of(report):
     return report.saved_bytes, report.argument_bytes, report.repeated_flops, report.deferred_flops, report.peak_bytes
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("size", [5, 4])
 @pytest.mark.parametrize("fun", GROUPED.values(), ids=GROUPED)
 def test_steps_in_groups_are_a_place(fun, size, remat3):

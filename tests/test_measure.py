@@ -1,24 +1,25 @@
 """XLA's own numbers: the same as of a program written by hand, on one device and on several."""
 
+import functools
 import gc
 import itertools
-import json
-import os
-import subprocess
-import sys
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic._jax import hlo
 from remat_magic.measuring import measure as module
 from tests.benchmarks.named_models import transformer
-from tests.programs import PROGRAMS, f32
+from tests.eight_devices import eight
+from tests.programs import KINDS, PROGRAMS, f32
+from tests.volume import usually
 
 OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 policies = jax.checkpoint_policies
@@ -41,7 +42,9 @@ def by_hand(fun, args, policy=None, options=OPTIONS, argnums=(0, 1)):
 
 
 @pytest.mark.remat3_is_volume
-@pytest.mark.parametrize("policy", [None, "nothing_saveable", "dots_saveable", "everything_saveable"])
+@pytest.mark.parametrize(
+    "policy", usually([None, "nothing_saveable", "dots_saveable", "everything_saveable"], None, "dots_saveable")
+)
 def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     fun, args = LAYERS
     measured = rm.trace(fun, *args).measure(policy or "none")
@@ -56,6 +59,7 @@ def test_bytes_and_flops_are_those_of_a_program_written_by_hand(policy, remat3):
     assert measured.total_bytes == measured.temp_bytes + measured.argument_bytes + measured.output_bytes
 
 
+@functools.cache
 def counts_of_steps(steps, outer=1):
     def fun(w, x):
         def body(x, _):
@@ -170,10 +174,26 @@ def test_flops_of_loops_that_run_unknown_often_are_unknown():
         assert rm.trace(function, f32(64, 64), f32(32, 64), wrt="x").measure("none").flops is None
 
 
+@jax.checkpoint
+def layer(x, w):
+    return jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+def scanned_layers(ws, x):
+    return (jax.lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2).sum()
+
+
+SCANNED = {
+    "layers": (scanned_layers, (jax.ShapeDtypeStruct((8, 64, 64), "float32"), LAYERS[1][1])),
+    "transformer": transformer(**SMALL, scanned=True),
+}
+
+
 @pytest.mark.remat3_is_volume
-def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(remat3):
+@pytest.mark.parametrize("model", usually(SCANNED, "layers"))
+def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(model, remat3):
     """As in a program written by hand; and only under the scheduler that heeds memory."""
-    fun, args = transformer(**SMALL, scanned=True)
+    fun, args = SCANNED[model]
     trace = rm.trace(fun, *args)
     names = ("none", "dots_saveable", "nothing_saveable")
     measured = [trace.measure(name).temp_bytes for name in names]
@@ -211,7 +231,7 @@ def _three():
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", usually(PROGRAMS, *KINDS))
 def test_every_kind_of_program_is_measured(name, remat3):
     fun, args = PROGRAMS[name]
     measured = rm.trace(fun, *args).measure("nothing_saveable", "function", inputs="random", runs=1)
@@ -428,40 +448,33 @@ def test_gradients_are_those_of_jax(remat3):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
-SHARDED = """
-import json, jax, jax.numpy as jnp, remat_magic as rm
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
-def f(w, x):
-    return jnp.tanh(jnp.sin(x @ w) @ w).sum()
-w, x = jax.device_put(jnp.ones((32, 32)), everywhere), jax.device_put(jnp.ones((64, 32)), rows)
-shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
-plain = rm.trace(f, jnp.ones((32, 32)), jnp.ones((64, 32)))
-found = [
-    plain.measure("none"),                                  # one device
-    plain.measure("none", inputs=((w, x), {})),             # as the inputs lie
-    rm.trace(f, w, x).measure("none"),                      # as the traced arrays lay
-    rm.trace(f, shape(w), shape(x)).measure("none", inputs="random"),
-]
-with jax.default_device(jax.devices()[2]):
-    job = rm.Measuring(plain, [("none", None)], inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
-    assert job.wait(60)
-hand = jax.jit(jax.value_and_grad(f, (0, 1))).lower(w, x).compile(
-    compiler_options={"xla_cpu_enable_concurrency_optimized_scheduler": False}).memory_analysis()
-print(json.dumps([
-    [[m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*found, *job.results)],
-    [hand.argument_size_in_bytes, hand.output_size_in_bytes, hand.temp_size_in_bytes],
-]))
-"""
+@eight
+def test_bytes_of_sharded_inputs_are_per_device():
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+    rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
 
+    def f(w, x):
+        return jnp.tanh(jnp.sin(x @ w) @ w).sum()
 
-def test_bytes_of_sharded_inputs_are_per_device(root):
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(root)}
-    ran = subprocess.run(
-        [sys.executable, "-c", SHARDED], capture_output=True, text=True, check=True, env=environment, timeout=120
-    )
-    found, hand = json.loads(ran.stdout.splitlines()[-1])
+    def shape(array):
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+    w, x = jax.device_put(jnp.ones((32, 32)), everywhere), jax.device_put(jnp.ones((64, 32)), rows)
+    plain = rm.trace(f, jnp.ones((32, 32)), jnp.ones((64, 32)))
+    measured = [
+        plain.measure("none"),  # one device
+        plain.measure("none", inputs=((w, x), {})),  # as the inputs lie
+        rm.trace(f, w, x).measure("none"),  # as the traced arrays lay
+        rm.trace(f, shape(w), shape(x)).measure("none", inputs="random"),
+    ]
+    with jax.default_device(jax.devices()[2]):
+        job = rm.Measuring(plain, [("none", None)], inputs=((jnp.ones((32, 32)), jnp.ones((64, 32))), {}))
+        assert job.wait(60)
+    memory = by_hand(f, (w, x)).memory_analysis()
+    hand = [memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes]
+    found = [
+        [m.devices, m.argument_bytes, m.output_bytes, m.temp_bytes, m.runs, m.error] for m in (*measured, *job.results)
+    ]
     one, given, traced, shapes, job = found
     weights, rows = 32 * 32 * 4, 64 * 32 * 4
     assert one[:3] == [1, weights + rows, 4 + weights + rows + 3 * 8]  # XLA counts the table of three pointers

@@ -13,7 +13,7 @@ from remat_magic.planning.equal_layers import equal_layers
 from remat_magic.planning.planner import planner
 from remat_magic.records import Plan, RematError
 from tests.plan_helpers import BUILT_IN, MODELS_AT, PLACES, as_reckoned, traced
-from tests.programs import f32
+from tests.programs import KINDS, f32
 from tests.test_what_if import is_what_jax_does
 
 
@@ -41,7 +41,11 @@ def budgets(trace, at):
     return [int(least + part * max(most - least, 0)) for part in (0.0, 0.3, 0.6, 0.9)]
 
 
-@pytest.mark.parametrize(("name", "at"), PLACES)
+# Of the programs that have no site one of a kind; each of the others at its sites.
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [pytest.param(name, at, marks=() if at == "sites" or name in KINDS else pytest.mark.volume) for name, at in PLACES],
+)
 def test_a_plan_is_what_jax_does(name, at):
     trace = traced(name)
     for budget in budgets(trace, at):

@@ -20,12 +20,13 @@ from remat_magic.planning.problem import Problem
 from remat_magic.planning.reduction import IntegerProgram, summed
 from tests.benchmarks import models
 from tests.plan_helpers import EACH_MODEL, MODELS, TRANSFORMERS, traced, transformer
-from tests.programs import PROGRAMS, f32
+from tests.programs import KINDS, PROGRAMS, f32
+from tests.volume import usually
 
 # ---------------------------------------------------------------------------------------------------- the program
 
 
-@pytest.mark.parametrize("name", [*sorted(PROGRAMS), *EACH_MODEL])
+@pytest.mark.parametrize("name", [*usually(sorted(PROGRAMS), *KINDS), *EACH_MODEL])
 def test_a_graph_may_be_reduced(name, monkeypatch):
     """With a variable for each operation and all names to choose from, the optimum is the same."""
     if name in MODELS:  # whose layers, at their sites, have the same names

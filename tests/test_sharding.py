@@ -134,7 +134,7 @@ def test_residuals_have_jaxs_own_shards(name, stacked):
 @eight
 @pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", usually(LAYOUTS, "fsdp", "tensor"))  # gathered weights, and summed products
 def test_bytes_and_flops_are_what_xla_has_for_one_device(name, stacked):
     loss, mesh, args = model(name, stacked)
     with jax.set_mesh(mesh):
@@ -164,6 +164,7 @@ def test_policies_repeat_as_many_flops_as_one_device_does(name):
 
 
 @eight
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", ["fsdp", "both"])
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_plans_are_within_one_devices_budget(name, share):
@@ -495,7 +496,7 @@ def asked(name, stacked):
 @eight
 @pytest.mark.each_once
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", usually(LAYOUTS, "fsdp", "tensor", "both"))
 def test_automatic_shardings_are_xlas_own(name, stacked):
     """Against those of the residuals where it compiles the forward half alone, and its bytes and FLOPs of the whole."""
     loss, args = asked(name, stacked)
@@ -531,7 +532,8 @@ def test_choices_on_an_automatic_mesh_are_of_one_device(stacked):
     none, nothing = (trace.report(policy, "function") for policy in ("none", "nothing_saveable"))
     assert nothing.saved_bytes == 0
     assert 0.9 * none.forward_flops < nothing.repeated_flops <= none.forward_flops
-    comparison = trace.compare(["none", "dots_saveable", "nothing_saveable"], "function")
+    other = "nothing_saveable" if stacked else "dots_saveable"  # of which XLA is asked, too, by volume
+    comparison = trace.compare(["none", other], "function")
     assert {row.of_devices for row in comparison} == {"of one of 8 devices"}
     plan = trace.plan(0.5, "function")
     applied = trace.report(plan, "function")
@@ -540,7 +542,7 @@ def test_choices_on_an_automatic_mesh_are_of_one_device(stacked):
     names = trace.report("save_only_these_names('hidden')", "function")
     hidden = sum(row.nbytes for row in names.residuals if row.kind == "intermediate")
     assert hidden == LAYERS * BATCH // 4 * HIDDEN // 2 * 4
-    timeline = trace.timeline("dots_saveable", "function")
+    timeline = trace.timeline(other, "function")
     assert timeline.peak_bytes == sum(value.nbytes for value in timeline.alive)
 
 

@@ -24,7 +24,8 @@ import remat_magic as rm
 from remat_magic.facts import cost, program_text, reports
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks.models import transformer
-from tests.programs import CHECKPOINTED, PROGRAMS, f32
+from tests.programs import CHECKPOINTED, KINDS, PROGRAMS, f32
+from tests.volume import usually
 
 POLICIES = ("as_written", "none", "nothing_saveable", "everything_saveable", "dots_saveable")
 
@@ -267,7 +268,7 @@ def test_own_decorator_is_replaced_not_wrapped(remat3):
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
 def test_function_computes_the_same(program, policy, remat3):
     """Value and gradient of the function with a policy, under jit, equal those of the original."""
     fun, shapes = PROGRAMS[program]

@@ -28,7 +28,7 @@ def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
     return int(text[0]), int(text[1])
 
 
-@pytest.mark.parametrize("many", [6, pytest.param(50, marks=pytest.mark.volume)])
+@pytest.mark.parametrize("many", [3, pytest.param(50, marks=pytest.mark.volume)])
 def test_many_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server, many: int) -> None:
     write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (many - 1)))
     notebook.open("many.ipynb")
