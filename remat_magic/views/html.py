@@ -15,8 +15,9 @@ from remat_magic.views.format import escape
 from remat_magic.views.jaxpr_text import chunks, live_chunks, pane
 from remat_magic.views.listing import listing_html
 from remat_magic.views.peak_bar import peak_bar_html
-from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, totals, uncounted, unread
+from remat_magic.views.rows import RecomputedRow, ResidualRow, recomputed_rows, residual_rows, unread
 from remat_magic.views.tables import KEYS, code_html, row_html, table, td, what_html, where_html
+from remat_magic.views.totals import totals, uncounted
 
 __all__ = ["jaxprs", "page_html", "report_html", "style", "whole"]
 
