@@ -38,7 +38,7 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, pareto, plan
+from remat_magic.views import advice, compare, jaxpr_text, pareto, plan
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
@@ -201,8 +201,8 @@ def pages(attack: str):
         yield f"part {name}", part
     for name, part in fragments(failing).items():
         yield f"part {name} of a failure", part
-    yield "jaxprs", html_views.jaxprs(report)
-    for name, chunks in html_views.lazy_chunks(report).items():
+    yield "jaxprs", jaxpr_text.jaxprs(report)
+    for name, chunks in jaxpr_text.lazy_chunks(report).items():
         yield from ((f"chunk of {name}", chunk) for chunk in chunks)
     yield "comparison", compare.comparison_html(Places(attack, some, Sheet(attack, attack), not_tried=(attack,)))
     told = Places(attack, measured, Sheet(attack, attack), not_tried=(attack,))

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from remat_magic.api import Policy, Trace
 from remat_magic.records import Note, Plan, RematError, Report
-from remat_magic.views import html, text
 from remat_magic.views import plan as plan_views
+from remat_magic.views import text
+from remat_magic.views.style import style
 from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.channel import Channel
 from remat_magic.widget.frame import frame
@@ -58,7 +59,7 @@ class RematWidget(Channel):
         RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
     """
 
-    _css = html.style(live=True)
+    _css = style(live=True)
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
     _twin = traitlets.Unicode().tag(sync=True)  # what is kept with the notebook, by its id
