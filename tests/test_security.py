@@ -438,7 +438,7 @@ ALLOWED = {
     ("jaxprs/spans.py", "compile"): "the text of a file, to see whether it is what runs; never run",
     ("libraries.py", "importlib"): "a module of flax's, where flax is there, by a name that stands in this package",
     ("__main__.py", "importlib"): "the versions of what is installed",
-    ("devices.py", "importlib"): "whether a compiler is installed, without importing it",
+    ("devices/device.py", "importlib"): "whether a compiler is installed, without importing it",
     ("measuring/elsewhere.py", "importlib"): "the versions of what is installed",
     ("measuring/elsewhere.py", "subprocess"): "this Python, on a module of this package that compiles a program",
     ("measuring/elsewhere.py", "tempfile"): "the folder that this process shares with that one",
