@@ -498,7 +498,7 @@ class Trace:
         Raises:
             RematError: as ``report``.
         """
-        from remat_magic.planning.places import no_gain_of
+        from remat_magic.planning.no_gain import no_gain_of
 
         return no_gain_of(self._on(device), policy, at, namespace)
 

@@ -42,6 +42,6 @@ def pretend(monkeypatch, tmp_path):
         program.chmod(0o755)
         return started
 
-    monkeypatch.setattr(devices, "_is_installed", lambda module: True)
+    monkeypatch.setattr(devices.device, "_is_installed", lambda module: True)
     monkeypatch.setattr(sys, "executable", str(program))
     return write

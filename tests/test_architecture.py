@@ -24,9 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "wording": (set(), set()),
     "user_files": (set(), {"jax"}),
     "records": (LEAVES, set()),
-    "targets": ({"errors"}, set()),
-    "this_machine": (set(), {"jax"}),  # jax to run what is timed, when that is asked for
-    "devices": ({"errors", "targets", "this_machine", "_jax"}, {"jax"}),  # jax to tell what is here
+    "devices": ({"errors", "_jax"}, {"jax"}),  # jax to tell what is here, and how fast this machine is when asked
     "_jax": ({"errors"}, {"jax", "jaxlib", "numpy"}),
     "meshes": ({"errors", "_jax"}, {"jax"}),
     "libraries": ({"_jax"}, {"jax"}),

@@ -17,8 +17,8 @@ from remat_magic.facts.kernels import kernels_of
 from remat_magic.views.attribution import line_rows
 from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
-from remat_magic.views.rows import totals
 from remat_magic.views.text import plain
+from remat_magic.views.totals import totals
 from tests.eight_devices import eight
 from tests.volume import usually
 

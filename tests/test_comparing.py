@@ -345,7 +345,7 @@ def test_of_a_choice_that_is_shown_no_more_nothing_is_compiled(browser, pretend,
 
 
 def test_a_compiler_that_is_not_there_is_named(comparing, browser, monkeypatch):
-    monkeypatch.setattr(devices, "_is_installed", lambda module: False)
+    monkeypatch.setattr(devices.device, "_is_installed", lambda module: False)
     ask(comparing, "fits", device="H100 SXM")
     html = browser.of("fits")["html"]
     assert "The compiler for H100 SXM" in html

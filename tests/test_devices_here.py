@@ -25,7 +25,7 @@ def kind(monkeypatch):
 
     def pretend(kind, compiles=False):
         monkeypatch.setattr(type(jax.devices()[0]), "device_kind", property(lambda _: kind))
-        monkeypatch.setattr(devices, "_is_installed", lambda _: compiles)
+        monkeypatch.setattr(devices.device, "_is_installed", lambda _: compiles)
 
     return pretend
 

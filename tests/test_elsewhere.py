@@ -195,9 +195,9 @@ def test_several_policies_come_in_their_order(pretend):
 
 
 def test_what_cannot_be_compiled_for_names_the_command(monkeypatch):
-    monkeypatch.setattr(devices, "_is_installed", lambda module: False)
+    monkeypatch.setattr(devices.device, "_is_installed", lambda module: False)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(devices.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(devices.device.platform, "machine", lambda: "x86_64")
     trace = rm.trace(loss, *ARGS)
     for name, command in ((V5E, "pip install 'remat_magic[tpu]'"), (H100, "pip install 'remat_magic[cuda]'")):
         assert devices.get(name).install == command

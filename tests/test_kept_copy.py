@@ -15,7 +15,7 @@ import remat_magic as rm
 from remat_magic import devices
 from remat_magic.views import format as fmt
 from remat_magic.views import html
-from remat_magic.widget import RematWidget
+from remat_magic.widget import RematWidget, live_view
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
@@ -58,7 +58,7 @@ def test_list_headline_bar_table_picture_and_what_is_kept_have_one_peak(browser,
     """That of the report as on the device, which is another one than on this machine."""
     trace = rm.trace(function, [f32(257, 257)] * 4, f32(300, 257))
     screen, widget = Screen(), RematWidget(trace, "none", device=device)
-    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
+    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
     widget._kept.publish(screen, widget._good)
     for policy in ("none", "dots_saveable", "nothing_saveable"):
         here, there = trace.report(policy, "function"), trace.report(policy, "function", device=device)
@@ -77,7 +77,7 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch
     """Chosen by the reader or for the cell: peaks as reports as on it have them, and what is left of it."""
     trace = rm.trace(layers, [f32(257, 257)] * 3, f32(1000, 257))
     screen, widget, named = Screen(), RematWidget(trace, "none"), RematWidget(trace, "none", device="TPU v5e")
-    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
+    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
     widget._kept.publish(screen, widget._good)
     widget._publish(widget.report, 0, widget._rendered)
     while widget.prefetch():
@@ -152,7 +152,7 @@ def ahead(browser, monkeypatch):
         asked.append((threading.current_thread(), device))
         return report(self, *args, device=device, **options)
 
-    monkeypatch.setattr(widget_module, "get_ipython", lambda: kernel)
+    monkeypatch.setattr(live_view, "get_ipython", lambda: kernel)
     monkeypatch.setattr(rm.Trace, "report", noted)
     yield kernel, rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8)), asked
     forget(kernel)

@@ -15,8 +15,9 @@ import pytest
 import remat_magic as rm
 from remat_magic import _jax, devices, units
 from remat_magic.facts.facts import Facts
-from remat_magic.planning import places as places_module
-from remat_magic.planning.places import known, no_gain_at
+from remat_magic.planning import no_gain as no_gain_module
+from remat_magic.planning.no_gain import no_gain_at
+from remat_magic.planning.places import POLICIES, known
 from remat_magic.records import ComparisonRow, Measurement, Places, no_gain
 from remat_magic.views import display
 from tests.plan_helpers import TRANSFORMERS, transformer
@@ -92,7 +93,7 @@ def test_plans_of_a_search_retrace_no_policy_that_it_does_not_try(monkeypatch, t
     asked, own, (fun, args) = [], Facts.saved_bytes, transformer(2)
     monkeypatch.setattr(Facts, "saved_bytes", lambda *args: asked.append(args[1]) or own(*args))
     assert rm.trace(fun, *args).places(device=DEVICE, seconds=600).plans
-    assert {policy for policy in asked if isinstance(policy, str)} <= {"none", *places_module.POLICIES}
+    assert {policy for policy in asked if isinstance(policy, str)} <= {"none", *POLICIES}
 
 
 @of_each_size
@@ -285,7 +286,7 @@ def test_a_report_says_that_it_gains_nothing_wherever_it_is_shown(remat2, tmp_pa
     fun, args = transformer(2, scanned=True)
     trace = rm.trace(fun, *args)
     asked = []
-    monkeypatch.setattr(places_module, "no_gain_at", lambda *args: asked.append(args) or no_gain_at(*args))
+    monkeypatch.setattr(no_gain_module, "no_gain_at", lambda *args: asked.append(args) or no_gain_at(*args))
     report, useful = trace.report("nothing_saveable", "function"), trace.report("nothing_saveable", "block")
     assert not asked  # found out when it is shown
     sentence = trace.no_gain("nothing_saveable", "function")

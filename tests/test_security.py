@@ -38,7 +38,7 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, pareto, plan
+from remat_magic.views import advice, compare, jaxpr_text, pareto, plan
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
@@ -201,8 +201,8 @@ def pages(attack: str):
         yield f"part {name}", part
     for name, part in fragments(failing).items():
         yield f"part {name} of a failure", part
-    yield "jaxprs", html_views.jaxprs(report)
-    for name, chunks in html_views.lazy_chunks(report).items():
+    yield "jaxprs", jaxpr_text.jaxprs(report)
+    for name, chunks in jaxpr_text.lazy_chunks(report).items():
         yield from ((f"chunk of {name}", chunk) for chunk in chunks)
     yield "comparison", compare.comparison_html(Places(attack, some, Sheet(attack, attack), not_tried=(attack,)))
     told = Places(attack, measured, Sheet(attack, attack), not_tried=(attack,))
@@ -438,7 +438,7 @@ ALLOWED = {
     ("jaxprs/spans.py", "compile"): "the text of a file, to see whether it is what runs; never run",
     ("libraries.py", "importlib"): "a module of flax's, where flax is there, by a name that stands in this package",
     ("__main__.py", "importlib"): "the versions of what is installed",
-    ("devices.py", "importlib"): "whether a compiler is installed, without importing it",
+    ("devices/device.py", "importlib"): "whether a compiler is installed, without importing it",
     ("measuring/elsewhere.py", "importlib"): "the versions of what is installed",
     ("measuring/elsewhere.py", "subprocess"): "this Python, on a module of this package that compiles a program",
     ("measuring/elsewhere.py", "tempfile"): "the folder that this process shares with that one",

@@ -5,7 +5,8 @@ import pytest
 from remat_magic import units
 from remat_magic.records import Equation, Report, Residual, SourceSpan
 from remat_magic.views import format as fmt
-from remat_magic.views.rows import name_states, recomputed_rows, residual_rows, totals
+from remat_magic.views.rows import name_states, recomputed_rows, residual_rows
+from remat_magic.views.totals import totals
 from tests.views_records import READER, SIN, blocks, small
 
 

@@ -8,10 +8,13 @@ from html.parser import HTMLParser
 import pytest
 
 from remat_magic.records import Choice, Equation, Program, ProgramLine, Report
-from remat_magic.views.html import jaxprs, lazy_chunks, report_html, style
+from remat_magic.views.html import report_html
+from remat_magic.views.jaxpr_text import jaxprs, lazy_chunks
 from remat_magic.views.peak_bar import peak_bar_html
-from remat_magic.views.rows import recomputed_rows, residual_rows, totals
+from remat_magic.views.rows import recomputed_rows, residual_rows
+from remat_magic.views.style import style
 from remat_magic.views.text import plain
+from remat_magic.views.totals import totals
 from remat_magic.widget.controls import ID
 from tests.views_records import EVIL, blocks, evil, fragments, small
 from tests.widget_frame import frame_of

@@ -13,9 +13,10 @@ import pytest
 import remat_magic as rm
 from remat_magic.records import Equation, Residual, SourceSpan, SourceText
 from remat_magic.views.highlight import split_lines, words
-from remat_magic.views.html import report_html, style
+from remat_magic.views.html import report_html
 from remat_magic.views.linking import expression_key, line_key
 from remat_magic.views.listing import listing_html
+from remat_magic.views.style import style
 from remat_magic.views.tables import KEYS
 from tests.views_records import EVIL, SIN, evil, fragments, span
 from tests.views_records import small as records

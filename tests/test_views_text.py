@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from remat_magic.records import Program, ProgramLine, Report
-from remat_magic.views.rows import residual_rows, totals
+from remat_magic.views.rows import residual_rows
 from remat_magic.views.text import plain, render
+from remat_magic.views.totals import totals
 from tests.views_records import EVIL, blocks, evil, small
 
 WIDE = """\

@@ -1,8 +1,9 @@
 """Reports made by hand: what the views are tested on, without the engine."""
 
 from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
-from remat_magic.views.html import notes_html, recomputed_html, residuals_html, totals_html
+from remat_magic.views.headline import notes_html, totals_html
 from remat_magic.views.listing import listing_html
+from remat_magic.views.report_tables import recomputed_html, residuals_html
 
 EVIL = "<img src=x onerror=alert(1)>"
 

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from remat_magic._jax.bodies import map_jaxprs
-from remat_magic._jax.hlo import Told
+from remat_magic._jax.hlo_collectives import Told
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import courtesy

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.hlo import Module, Told, add, collectives, estimated_cycles, read_module, told
+from remat_magic._jax.hlo import Module, read_module
+from remat_magic._jax.hlo_collectives import Told, add, collectives, told
+from remat_magic._jax.hlo_trips import trips
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.protobuf import fields, number, text
 
@@ -29,12 +32,14 @@ _INSTRUCTIONS, _OPCODE, _SHAPE, _CALLED, _PARTS = 2, 2, 3, 38, 4  # of computati
 _UNCOUNTED = (b"__cudnn$", b"__cublas$")  # how calls of NVIDIA's libraries begin, of which XLA counts nothing
 _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames; the rest speaks of the entry
 
+_CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
+
 
 class XlaCounts(NamedTuple):
     """Of one run, each None where it is not known.
 
     Floating point operations, the bytes that its instructions read and write, what devices tell each other, as
-    ``hlo.collectives`` has it, and the cycles that a TPU takes, as ``hlo.estimated_cycles`` has them.
+    ``hlo_collectives.collectives`` has it, and the cycles that a TPU takes, by XLA's own estimate.
     """
 
     flops: int | None
@@ -102,10 +107,38 @@ def _of_module(module: Any) -> XlaCounts:
             proto = _waiting(proto)
             module = type(module).from_serialized_hlo_module_proto(proto)
         talked = collectives(read)
-        cycles = estimated_cycles(read)
+        cycles = _estimated_cycles(read)
         counted = None if any(library in proto for library in _UNCOUNTED) else _counts(module, proto, read)
     flops, bytes_accessed = counted or (None, None)
     return XlaCounts(flops, bytes_accessed, talked, cycles)
+
+
+def _estimated_cycles(module: Module) -> int | None:
+    """What the kernels of one run take, in cycles, as XLA for a TPU notes its own estimate at each of them.
+
+    What is copied meanwhile between the memories of a TPU is in none. None where nothing is noted (a kernel's note is
+    never zero), where nothing tells how often a loop runs that has kernels, or which branch of a conditional.
+    """
+
+    @functools.cache
+    def of(number: int) -> int | None:
+        """Of one run of a computation."""
+        total = 0
+        for instruction in module.computations[number].instructions.values():
+            if noted := _CYCLES.search(instruction.config):
+                total += int(noted[1])  # of a fusion; what it calls runs in it
+                continue
+            if instruction.opcode not in (b"while", b"call", b"conditional"):
+                continue
+            times = trips(module, instruction, number) if instruction.opcode == b"while" else 1
+            for called in instruction.called:
+                inside = of(called)
+                if inside is None or (inside and (times is None or instruction.opcode == b"conditional")):
+                    return None
+                total += (times or 0) * inside
+        return total
+
+    return of(module.entry) or None
 
 
 def _waiting(proto: bytes) -> bytes:
@@ -163,7 +196,7 @@ def _counts(module: Any, proto: bytes, read: Module) -> tuple[int, int] | None:
         conditionals = computation.calling(b"conditional")
         if any(has_loops(branch) for conditional in conditionals for branch in conditional.called):
             return None  # XLA counts the dearest branch, with the bodies in it once
-        parts = [(loop.called[0], read.trips(loop, name)) for loop in computation.calling(b"while")]
+        parts = [(loop.called[0], trips(read, loop, name)) for loop in computation.calling(b"while")]
         parts += [(part, 1) for call in computation.calling(b"call") for part in call.called]
         for part, times in parts:
             if times == 1 and not has_loops(part):

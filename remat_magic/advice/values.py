@@ -14,7 +14,7 @@ __all__ = ["RULES"]
 
 # A chain of elementwise operations takes few FLOPs for each byte of its result, and recomputing it about as long as
 # reading the result; a matmul over a hundred channels and more takes a hundred FLOPs for each byte, near what
-# accelerators do while they move one (devices.py: 150 to 560 in bfloat16). In between neither is clear.
+# accelerators do while they move one (devices/data_sheets.py: 150 to 560 in bfloat16). In between neither is clear.
 _CHEAP = 10.0
 _DEAR = 100.0
 # And clearly better than what the policy as a whole exchanges bytes and FLOPs for.

@@ -83,7 +83,7 @@ def _with_what_helps(facts: Facts, row: ComparisonRow) -> ComparisonRow:
     if row.error:
         return row
     try:
-        return replace(row, no_gain=registered("places").no_gain_at(facts, row) or row.no_gain)
+        return replace(row, no_gain=registered("no_gain").no_gain_at(facts, row) or row.no_gain)
     except RematError:  # JAX cannot differentiate the function under that policy
         return row
 

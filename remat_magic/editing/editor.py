@@ -33,7 +33,7 @@ from remat_magic.editing.verifying import Retraces, differences
 from remat_magic.editing.ways import Way, crossed, library_caller, ungrouped, ways_at, ways_of_function
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.places import no_gain_at
+from remat_magic.planning.no_gain import no_gain_at
 from remat_magic.planning.plan import best_of_groups
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, EditedName, Plan, PlannedValue, RematError

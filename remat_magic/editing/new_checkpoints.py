@@ -9,9 +9,10 @@ from types import FunctionType, MethodType
 
 from remat_magic.editing.applications import PARTIAL
 from remat_magic.editing.edited_texts import EditedTexts, Imports
+from remat_magic.editing.groups_of_lifted_steps import lifted_helper
 from remat_magic.editing.groups_of_steps import GroupsOfSteps
 from remat_magic.editing.jax_loops import JaxLoop, helper
-from remat_magic.editing.lifted_loops import LiftedLoop, lifted_helper
+from remat_magic.editing.lifted_loops import LiftedLoop
 from remat_magic.editing.live_code import NewWrapper
 from remat_magic.editing.parsed_text import Function, ParsedText
 from remat_magic.editing.python_loops import PythonLoop, loop_around, statement_of

@@ -195,7 +195,7 @@ class Facts:
 
     def _no_gain(self, row: ComparisonRow) -> Remark:
         try:
-            return Remark(registered("places").no_gain_at(self, row))
+            return Remark(registered("no_gain").no_gain_at(self, row))
         except RematError:  # JAX cannot tell what there is without a checkpoint
             return Remark()
 

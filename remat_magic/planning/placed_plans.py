@@ -11,7 +11,8 @@ from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.choices import Choice, built_in, known_choices
-from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, promising, searched
+from remat_magic.planning.no_gain import CLEARLY_LOWER, gainless, lower_elsewhere
+from remat_magic.planning.places import known, promising, searched
 from remat_magic.planning.plan import limit_of, plan_at
 from remat_magic.planning.plan_records import order, plan_of
 from remat_magic.planning.planner import INSIDE, Objective, objective

@@ -21,27 +21,14 @@ from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report, no_gain
+from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report
 
-__all__ = [
-    "CLEARLY_LOWER",
-    "DEEPEST",
-    "POLICIES",
-    "gainless",
-    "known",
-    "lower_elsewhere",
-    "no_gain_at",
-    "no_gain_of",
-    "placing",
-    "promising",
-    "searched",
-]
+__all__ = ["DEEPEST", "POLICIES", "known", "label_of", "placing", "promising", "searched"]
 
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
 POLICIES = (_NOTHING, _BATCHLESS, _DOTS)
 _LEAST = 0.001  # of all that is made: a place that makes less is not tried
 _LOWER = 0.99  # of the peak without a checkpoint: what is above that is no lower
-CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 # Of checkpoints in each other, each of which repeats all inside it once more. Under jax_remat3 the name stacks that JAX
 # writes then grow faster than any power of the depth: 550 names at 3, 10,000 at 4, 200,000 at 5, by hand too.
 DEEPEST = 3
@@ -125,14 +112,14 @@ class _Search:
             if default_device and done == _FIRST:
                 self._device = devices.default()
             if time.perf_counter() > end:
-                self._leave_out(why, *map(_label, left))
+                self._leave_out(why, *map(label_of, left))
                 break
             choice = left[0]
             in_vain = self._in_vain(choice)
             if in_vain:
-                self._leave_out(in_vain, _label(left.popleft()))
+                self._leave_out(in_vain, label_of(left.popleft()))
                 continue
-            yield self._places(Progress(done, done + len(left), _label(choice)))
+            yield self._places(Progress(done, done + len(left), label_of(choice)))
             self._attempt(left.popleft())
             done += 1
         if default_device:
@@ -246,7 +233,7 @@ class _Search:
         except RematError as error:
             if choice.budget is not None:  # what is too little for a plan is no choice
                 return
-            self._failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=_label(choice)))
+            self._failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=label_of(choice)))
             return
         alike = self._reports.setdefault(_effect(report), [])
         if choice.budget is None or not alike:
@@ -289,7 +276,7 @@ class _Search:
     def _row(self, reports: list[Report]) -> ComparisonRow:
         # What changes nothing goes by the name of no checkpoint.
         first, *others = sorted(reports, key=lambda report: report.policy != "none")
-        return replace(row_of(first, self._device), label=_label(first), same_as=tuple(map(_label, others)))
+        return replace(row_of(first, self._device), label=label_of(first), same_as=tuple(map(label_of, others)))
 
 
 def _is_within(operations: set[int], around: Mapping[int, list[set[int]]]) -> bool:
@@ -297,48 +284,7 @@ def _is_within(operations: set[int], around: Mapping[int, list[set[int]]]) -> bo
     return any(operations < outer for outer in around.get(next(iter(operations), 0), ()))
 
 
-def no_gain_of(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None) -> str:
-    """``Trace.no_gain``."""
-    return no_gain_at(facts, facts.report(policy, at, namespace))
-
-
-def no_gain_at(facts: Facts, choice: ComparisonRow | Report) -> str:
-    """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
-    if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice)):
-        return ""
-    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes)}"
-
-
-def gainless(facts: Facts, choice: ComparisonRow | Plan | Report) -> str:
-    """A sentence where a choice saves less than no checkpoint there for nothing; empty where JAX cannot trace that."""
-    if choice.peak_bytes is None:
-        return ""
-    everywhere = "sites" if facts.engine.sites else "function"
-    try:
-        without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
-    except RematError:
-        return ""
-    return no_gain(choice, without)
-
-
-def lower_elsewhere(facts: Facts, peak: int | None) -> str:
-    """A sentence on what lowers a peak clearly and adds least, after a space; empty where nothing is known to.
-
-    Before anything was searched that is what saves nothing at the place that promises most.
-    """
-    places = known(facts)
-    if places is not None:
-        reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
-    else:
-        reports = [facts.report(_NOTHING, at) for at in promising(facts)[:1]]
-    lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
-    if not lower:
-        return ""
-    report = max(lower, key=lambda report: report.peak_bytes or 0)
-    return f" {_label(report)} lowers it to {units.nbytes(report.peak_bytes or 0)}."
-
-
-def _label(choice: Report | _Candidate) -> str:
+def label_of(choice: Report | _Candidate) -> str:
     """How people call a policy at a place."""
     if choice.policy == MIXED:
         return choice.at

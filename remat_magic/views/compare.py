@@ -12,8 +12,8 @@ from rich.table import Table
 from remat_magic.records import Comparison, ComparisonRow, GradientDifference, Places
 from remat_magic.views.comparison_columns import Column, columns_of, simulated
 from remat_magic.views.format import escape
-from remat_magic.views.html import style
 from remat_magic.views.pareto import pareto_svg, stands_for
+from remat_magic.views.style import style
 from remat_magic.views.tables import KEYS
 from remat_magic.views.text import Text
 

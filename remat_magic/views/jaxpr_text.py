@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from remat_magic.records import Program, ProgramLine
+from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.linking import linked
 from remat_magic.views.rows import VARIABLE
 from remat_magic.views.tables import KEYS
 
-__all__ = ["CHUNK", "chunks", "live_chunks", "pane"]
+__all__ = ["jaxprs", "lazy_chunks"]
 
-CHUNK = 100
+_CHUNK = 100
 # Hovers on unmarked lines double the size of a big jaxpr for little.
 _PLACES_UP_TO = 2000
 # Arguments over more lines than this are folded.
@@ -28,6 +28,41 @@ _PRIMITIVE = r"(?<= = )[\w.]+(?=[\[ ]|$)"
 _WORD = VARIABLE.format("[a-z]+")
 _TOKEN = re.compile(f"(?P<type>{_TYPE})|(?P<primitive>{_PRIMITIVE})|(?P<word>{_WORD})")
 _WORDS = re.compile(f"(?P<word>{_WORD})")
+
+_LEGEND = (
+    '<p class="remat-legend"><b class="remat-v">variable</b> is a residual; '
+    '<i class="remat-letter">R</i> repeated: also ran in the forward pass; '
+    '<i class="remat-letter">D</i> deferred: runs only in the backward pass</p>'
+)
+
+
+def jaxprs(report: Report, bodies: bool = True) -> str:
+    """Both jaxprs side by side; without ``bodies`` only their frames, for a script to fill chunk by chunk."""
+    forward = _chunked(_chunks(report.forward)) if bodies else ""
+    backward = _chunked(_chunks(report.backward)) if bodies else ""
+    panes = _pane("Forward", report.forward, forward) + _pane("Backward", report.backward, backward)
+    return f'{_LEGEND}<div class="remat-panes">{panes}</div>'
+
+
+def lazy_chunks(report: Report) -> dict[str, list[str]]:
+    """The jaxprs for the script that fills the panes: lists of HTML, 100 lines each."""
+    return {"forward": _live_chunks(report.forward), "backward": _live_chunks(report.backward)}
+
+
+def _chunked(pieces: Iterable[str]) -> str:
+    return "".join(f'<div class="remat-chunk">{piece}</div>' for piece in pieces)
+
+
+def _pane(title: str, jaxpr: Program, body: str) -> str:
+    """One titled jaxpr; ``body`` is HTML, the chunks or nothing where a script will bring them."""
+    size = fmt.count(jaxpr.equations, "equation") if jaxpr.lines else "not available"
+    return (
+        f"<section><h4>{escape(title)} <small>{size}</small></h4>"
+        f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'
+        f" {KEYS}"
+        ' style="font-family: var(--jp-code-font-family, monospace); white-space: pre; overflow: auto">'
+        f"{body}</pre></section>"
+    )
 
 
 def _text(line: ProgramLine, text: str, pattern: re.Pattern[str] = _TOKEN) -> str:
@@ -71,13 +106,13 @@ def _line(line: ProgramLine, content: str, places: bool, live: bool) -> str:
     return f'<span class="remat-l{kind}"{links}{title}>{letter}{content}\n</span>'
 
 
-def chunks(jaxpr: Program) -> list[str]:
-    """The jaxpr as HTML, ``CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
+def _chunks(jaxpr: Program) -> list[str]:
+    """The jaxpr as HTML, ``_CHUNK`` lines a piece, each complete in itself; as small as it can be, for it is kept."""
     lines = [_line(line, _text(line, line.text, _WORDS), places=False, live=False) for line in jaxpr.lines]
-    return ["".join(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
+    return ["".join(lines[start : start + _CHUNK]) for start in range(0, len(lines), _CHUNK)]
 
 
-def live_chunks(jaxpr: Program) -> list[str]:
+def _live_chunks(jaxpr: Program) -> list[str]:
     """The same for the widget's script: with links, long parameters folded, and inner jaxprs that can be folded."""
     places = len(jaxpr.lines) <= _PLACES_UP_TO
     lines = jaxpr.lines
@@ -103,7 +138,7 @@ def live_chunks(jaxpr: Program) -> list[str]:
     for (start, content, opens), inside in zip(shown, hides, strict=True):
         fold = _button(f"Fold {inside} lines", expanded=True, hides=inside) if opens and inside else ""
         pieces.append(_line(lines[start], content + fold, places, live=True))
-    return ["".join(pieces[start : start + CHUNK]) for start in range(0, len(pieces), CHUNK)]
+    return ["".join(pieces[start : start + _CHUNK]) for start in range(0, len(pieces), _CHUNK)]
 
 
 def _button(label: str, *, expanded: bool, hides: int = 0) -> str:
@@ -152,15 +187,3 @@ def _hides(indents: Sequence[int]) -> list[int]:
         if number < len(indents):
             open_at.append(number)
     return hidden
-
-
-def pane(title: str, jaxpr: Program, body: str) -> str:
-    """One titled jaxpr; ``body`` is HTML, the chunks or nothing where a script will bring them."""
-    size = fmt.count(jaxpr.equations, "equation") if jaxpr.lines else "not available"
-    return (
-        f"<section><h4>{escape(title)} <small>{size}</small></h4>"
-        f'<pre class="remat-program" tabindex="0" role="region" aria-label="{escape(title)}"'
-        f" {KEYS}"
-        ' style="font-family: var(--jp-code-font-family, monospace); white-space: pre; overflow: auto">'
-        f"{body}</pre></section>"
-    )

@@ -20,10 +20,9 @@ from remat_magic.views.rows import (
     recomputed_rows,
     residual_rows,
     residual_words,
-    totals,
-    uncounted,
     unread,
 )
+from remat_magic.views.totals import totals, uncounted
 from remat_magic.wording import printable
 
 __all__ = ["Text", "grid", "plain", "printed", "render"]

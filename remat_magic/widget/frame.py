@@ -10,7 +10,7 @@ from remat_magic import devices
 from remat_magic.api import Trace
 from remat_magic.records import Site
 from remat_magic.views.format import escape
-from remat_magic.views.html import signature_html, title_html, whole
+from remat_magic.views.headline import signature_html, title_html, whole
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import ID, button, search, select, taught
 from remat_magic.widget.live_trace import LiveTrace

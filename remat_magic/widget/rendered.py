@@ -14,6 +14,7 @@ from remat_magic import devices
 from remat_magic.devices import Device
 from remat_magic.records import Note, Report
 from remat_magic.views import html, rows, text
+from remat_magic.views.headline import notes_html, totals_html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
@@ -103,9 +104,9 @@ class Rendered:
                 "unpasted": unpasted,
                 "planned": planned,
                 "parts": {
-                    "totals": html.totals_html(report),
+                    "totals": totals_html(report),
                     "peak": peak_bar_html(report),
-                    "notes": html.notes_html(replace(report, notes=(*report.notes, *for_now)), live=True),
+                    "notes": notes_html(replace(report, notes=(*report.notes, *for_now)), live=True),
                 },
                 "counts": {},
                 "names": rows.name_states(report),

@@ -1,9 +1,8 @@
-"""The widget itself."""
+"""The widget itself: what its user in Python and its reader in the browser ask of it."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,27 +12,21 @@ from IPython.core.getipython import get_ipython
 from rich.console import Console
 
 from remat_magic.api import Policy, Trace
-from remat_magic.records import Note, Plan, RematError, Report
-from remat_magic.views import html, text
-from remat_magic.views import plan as plan_views
-from remat_magic.widget.bundle import widget_script
-from remat_magic.widget.channel import Channel
-from remat_magic.widget.frame import frame
-from remat_magic.widget.idle import Prefetch, idle_time
+from remat_magic.records import Plan, Report
+from remat_magic.views import text
+from remat_magic.widget.idle import idle_time
 from remat_magic.widget.live_trace import Inputs, LiveTrace
+from remat_magic.widget.live_view import LiveView
 from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.panels import PANELS
-from remat_magic.widget.rendered import Kept, Rendered
-from remat_magic.widget.wishes import Wish, Wishes
-from remat_magic.widget.worker import Worker, sentence_of
+from remat_magic.widget.wishes import Wish
+from remat_magic.widget.worker import sentence_of
 from remat_magic.wording import printable
 
 __all__ = ["RematWidget"]
 
-_ASKING = "XLA is being asked in the background: when it has answered, all figures here turn to one device's."
 
-
-class RematWidget(Channel):
+class RematWidget(LiveView):
     """What a function keeps for its backward pass, and what every other policy would do.
 
     Args:
@@ -58,14 +51,6 @@ class RematWidget(Channel):
         RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
     """
 
-    _css = html.style(live=True)
-    _frame = traitlets.Unicode().tag(sync=True)
-    _view = traitlets.Dict().tag(sync=True)
-    _twin = traitlets.Unicode().tag(sync=True)  # what is kept with the notebook, by its id
-    _live = LiveTrace(None)
-    policy = traitlets.Unicode("as_written")
-    at = traitlets.Unicode("function")
-
     def __init__(
         self,
         trace: Trace,
@@ -80,49 +65,16 @@ class RematWidget(Channel):
         device: str | None = None,
         panels: tuple[type[Panel], ...] = PANELS,
     ) -> None:
-        self._title = title
         self._apply = apply
-        self._panel_types = panels
-        self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
-        first = self._turn_to(LiveTrace(trace, namespace, inputs, device), policy, at)
-        self._worker = Worker[Wish](self._work)
-        self._peek_worker = Worker[Wish](self._peek)
-        self._gradient_worker = Worker[str](self._work_on_gradient)
-        self._device_worker = Worker[str](self._work_on_device)
-        self._xla_worker = Worker[LiveTrace](self._await_xla)
-        self._kept = Kept(self._rendered)
         self._is_seen = _kernel() is not None  # else nobody looks until a page says so: ``report`` computes on access
-        self._idle = idle_time(get_ipython()) if _kernel() else None
-        self._esm = widget_script(panels)
-        super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0}, _twin=self._kept.id)
-        self._settle(first, self._wishes.wished)
+        live = LiveTrace(trace, namespace, inputs, device)
+        super().__init__(live, policy, at, title=title, can_apply=apply is not None, panels=panels)
+        self._idle = idle_time(self._shell) if _kernel() else None
         self.on_msg(self._on_message)
         if self._idle is not None:
             self._idle.keep(self, cell_id)
         if self._is_seen:
             self._ask_xla()
-
-    def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
-        """Make ready to show a function; what is shown first of it.
-
-        Raises:
-            RematError: the policy or the place is of no use for it; nothing has changed then.
-        """
-        first = live.preview(policy, live.trace.default_at if at is None else at)
-        panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
-        with self._turning:
-            self._wishes = Wishes(Wish(first.policy, first.at))
-            self._good = first
-            self._panels = panels
-            self._answering = {kind: panel for panel in panels for group in panel.asks for kind in group}
-            self._prefetch = Prefetch()
-            self._rendered = Rendered(self._title, panels, live)
-            self._live = live
-            self._awaits_xla = live.trace.postponed
-        return first
-
-    def _draw(self) -> str:
-        return frame(self._live, self._panels, title=self._title, can_apply=self._apply is not None)
 
     def __repr__(self) -> str:
         if self._live.closed:
@@ -163,28 +115,8 @@ class RematWidget(Channel):
 
     def close(self) -> None:
         """Let go of everything: the trace, the reports, the browser's view."""
-        if self._live.closed:
-            return
-        self._live.close()
-        self._worker.post(None)
-        self._peek_worker.post(None)
-        self._gradient_worker.post(None)
-        self._device_worker.post(None)
-        self._xla_worker.post(None)
-        for panel in self._panels:
-            panel.close()
-        layout = self.layout
         super().close()
-        layout.close()
-        self._rendered = Rendered("", ())
-        self._kept = Kept(self._rendered)
         self._apply = None
-        self._good = Report("", "")
-        self._view = {}
-        self._frame = ""
-
-    def _report(self, policy: str, at: str) -> Report:
-        return self._live.trace.report(*self._live.arguments(policy, at))
 
     # The selection.
 
@@ -223,172 +155,7 @@ class RematWidget(Channel):
         report = self._live.preview(plan, plan.at)
         self._choose(report.policy, report.at, serial)
 
-    def _settle(self, report: Report, wish: Wish) -> None:
-        """Make the traits say what is shown, unless something newer is wished for."""
-
-        def assign() -> None:
-            self.policy, self.at = report.policy, report.at
-
-        self._wishes.settle(wish, report.policy, report.at, assign)
-
-    def _wanted(self, wish: Wish, rendered: Rendered) -> bool:
-        """Whether nothing newer is wished for, and what is worked out is of the trace that is shown."""
-        return not self._live.closed and rendered is self._rendered and self._wishes.is_newest(wish)
-
-    def _work(self, wish: Wish) -> None:
-        """On the worker's thread: the residuals first, then everything, each published if still wanted."""
-        rendered = self._rendered
-        if not self._wanted(wish, rendered):
-            return
-        try:
-            report = self._live.preview(wish.policy, wish.at)
-            if self._wanted(wish, rendered):
-                self._settle(report, wish)
-                self._publish(report, wish.serial, rendered)
-            if not report.complete and self._wanted(wish, rendered):
-                report = self._report(wish.policy, wish.at)
-                if self._wanted(wish, rendered):
-                    self._publish(report, wish.serial, rendered)
-            # Last, since it may have to be found out first what there is without a checkpoint.
-            arguments = self._live.arguments(wish.policy, wish.at)
-            no_gain = self._live.trace.no_gain(*arguments) if self._wanted(wish, rendered) else ""
-            if no_gain and self._wanted(wish, rendered):
-                noted = replace(report, notes=(*report.notes, Note("peak-no-lower", no_gain)))
-                self._publish(noted, wish.serial, rendered)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            if self._wanted(wish, rendered):
-                self._settle(self._good, wish)
-                self._publish(self._good, wish.serial, rendered)
-                self._say(sentence_of(error), error=True)
-
     # The browser.
-
-    def _render(self, report: Report) -> dict[str, Any]:
-        meanings = {choice.key: choice.meaning for choice in self._live.trace.choices()}
-        plans = self._live.plans()
-        meanings |= {key: plan_views.plan_meaning(plan) for key, plan in plans.items()}
-        instead, applying = "your source as it is", "Apply undoes an earlier Apply"
-        if report.policy in plans:
-            instead, applying = plan_views.UNPASTED, "Apply binds it"
-        status = f"{instead}; {applying}" if self._apply else instead
-        for_now = (Note("devices-together", _ASKING),) if self._awaits_xla else ()
-        return self._rendered.view(report, meanings, status, report.policy in plans, for_now)
-
-    def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
-        """Show a report, unless what is rendered has come to be of another trace than it is."""
-        with self._turning:
-            if rendered is not self._rendered:
-                return
-            self._view = {**self._render(report), "serial": serial}
-            if report.complete:
-                self._good = report
-        if report.complete and not self._live.closed:
-            self._kept.update(get_ipython(), lambda: self._good)
-
-    def _peek(self, wish: Wish) -> None:
-        """Send a view that the shown one is compared with."""
-        if self._live.closed:
-            return
-        rendered = self._rendered
-        try:
-            report = self._report(wish.policy, wish.at)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
-        else:
-            self._send_rendered(report, rendered, policy=wish.policy, at=wish.at)
-
-    def _send_rendered(self, report: Report, rendered: Rendered, **of: str) -> None:
-        """Send a report's view, unless the trace that it is of has made way for another."""
-        with self._turning:
-            if rendered is self._rendered:
-                self._send_view({**self._render(report), **of})
-
-    def _work_on_gradient(self, key: str) -> None:
-        """Turn to another gradient that the function takes inside."""
-        live, panels = self._live, self._panels
-        if live.closed:
-            return
-        try:
-            other = LiveTrace(live.trace.of_gradient(key), live.namespace, None, live.device)
-            first = self._turn_to(other, "as_written", None)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            self._say(sentence_of(error), error=True)
-            return
-        for panel in panels:
-            panel.close()
-        live.close()
-        self._kept.follow(self._rendered)
-        with self._turning, self.hold_sync():
-            self._frame = self._draw()
-            self._view = {**self._render(first), "serial": 0}
-        self._settle(first, self._wishes.wished)
-        self._worker.post(self._wishes.wished)
-        if self._idle is not None:
-            self._idle.resume(self)
-        self._ask_xla()
-
-    def _ask_xla(self) -> None:
-        """Have XLA asked in the background where it takes long."""
-        if self._awaits_xla:
-            self._xla_worker.post(self._live)
-
-    def _await_xla(self, live: LiveTrace) -> None:
-        """Turn to one device's figures once XLA has told them of what is chosen then; all else stays as it is."""
-        try:
-            trace = live.trace.of_one_device()
-            report = self._newest(trace, live)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            with self._turning:
-                if live is not self._live or live.closed:
-                    return
-                rendered = Rendered(self._title, self._panels, live)
-                self._awaits_xla, self._rendered = False, rendered
-            self._kept.follow(rendered)
-            self._publish(self._good, self._wishes.serial, rendered)
-            self.send({"type": "anew"})
-            self._say(sentence_of(error), error=True)
-            return
-        with self._turning:
-            if live is not self._live or live.closed:
-                return
-            live.turn(trace)
-            for panel in self._panels:
-                panel.turned()
-            rendered = Rendered(self._title, self._panels, live)
-            self._awaits_xla, self._rendered = False, rendered
-            self._prefetch = Prefetch()
-        self._kept.follow(rendered)
-        self._publish(report, self._wishes.serial, rendered)
-        self.send({"type": "anew"})
-        self._worker.post(self._wishes.wished)
-        if self._idle is not None:
-            self._idle.resume(self)
-
-    def _newest(self, trace: Trace, live: LiveTrace) -> Report:
-        """What is wished for last, of another trace of the same function; of what is no use what was shown before."""
-        while True:
-            wish = self._wishes.wished
-            try:
-                report = trace.report(*live.arguments(wish.policy, wish.at))
-            except RematError:  # the worker says so, and takes the wish back
-                report = trace.report(*live.arguments(self._good.policy, self._good.at))
-            if wish == self._wishes.wished or live is not self._live or live.closed:
-                return report
-
-    def _work_on_device(self, name: str) -> None:
-        """Keep a copy with the peaks of another device."""
-        if not self._live.closed and self._live.choose_device(name):
-            self._kept.update(get_ipython(), lambda: self._good)
-
-    def _say(self, sentence: str, *, error: bool = False) -> None:
-        self.send({"type": "say", "text": sentence, "error": error, "serial": self._wishes.serial})
-
-    def _send_live(self, message: dict[str, Any]) -> None:
-        if not self._live.closed:
-            self.send(message)
-
-    def _send_view(self, view: dict[str, Any]) -> None:
-        self.send({"type": "view", "view": {**view, "serial": 0}})
 
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
         """A message from the browser, on whichever thread the kernel delivers it: nothing is traced here."""
@@ -438,37 +205,11 @@ class RematWidget(Channel):
         elif self._idle.soon(act):
             self._say("Applies when the running cell has ended.")
 
-    def prefetch(self) -> bool:
-        """Compute one more policy, and keep it with the notebook; between cells, on any thread but the main one.
-
-        Returns:
-            Whether to go on: not when all are cached and kept, or when one took longer than is felt.
-        """
-        if self._live.closed:
-            return False
-        rendered = self._rendered
-        try:
-            report, goes_on = self._prefetch.step(self._live, self.at, rendered.complete())
-            if report is not None:
-                self._send_rendered(report, rendered)
-            is_kept = self._kept.catch_up(
-                get_ipython(), lambda: self._good, grown=report is not None, more=goes_on, stop=self._is_disturbed
-            )
-        except RematError:  # closed meanwhile
-            if self._live.closed:
-                return False
-            raise
-        return goes_on or not is_kept
-
-    def _is_disturbed(self) -> bool:
-        """Whether what nobody waits for is to wait itself."""
-        return self._live.closed or (self._idle is not None and self._idle.busy)
-
     # The output.
 
     def _ipython_display_(self) -> None:
         """Show a static part that is kept with the notebook, then the live one, which hides it."""
-        shell = get_ipython()
+        shell = self._shell
         if shell is None or self._live.closed:
             sys.stdout.write(f"{self!r}\n")
             return

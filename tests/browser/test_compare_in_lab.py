@@ -385,7 +385,7 @@ compiler.write_text(
     f"(pathlib.Path(sys.argv[-1]) / 'answer.json').write_text({{json.dumps(answer)!r}})\\n"
 )
 compiler.chmod(0o755)
-devices._is_installed = lambda module: True
+devices.device._is_installed = lambda module: True
 sys.executable = str(compiler)
 """
 

@@ -14,7 +14,7 @@ from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, 
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, unfinished_panel
 from remat_magic.views.fits import fits_html
-from remat_magic.views.html import notes_html, totals_html
+from remat_magic.views.headline import notes_html, totals_html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, copies, select, taught

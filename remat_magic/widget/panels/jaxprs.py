@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remat_magic.records import Report
-from remat_magic.views import html
+from remat_magic.views.jaxpr_text import jaxprs, lazy_chunks
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import button, select, taught
 from remat_magic.widget.panel import Panel, Request
@@ -42,10 +42,10 @@ class Jaxprs(Panel):
         # A large one is not laid out for it: it has as many lines as equations, and more.
         small = report.complete and sum(half.equations for half in halves) <= _SEND_LINES
         small = small and sum(len(half.lines) for half in halves) <= _SEND_LINES
-        view["jaxprs"] = html.jaxprs(report, bodies=False) if small else ""
-        view["bodies"] = html.lazy_chunks(report) if small else None
+        view["jaxprs"] = jaxprs(report, bodies=False) if small else ""
+        view["bodies"] = lazy_chunks(report) if small else None
 
     def answer(self, request: Request) -> Mapping[str, Any]:
         """The jaxprs, however long."""
         report = self._live.trace.report(*self._arguments(request))
-        return {"frame": html.jaxprs(report, bodies=False), "bodies": html.lazy_chunks(report)}
+        return {"frame": jaxprs(report, bodies=False), "bodies": lazy_chunks(report)}

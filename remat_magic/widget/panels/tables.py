@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remat_magic.records import Report
-from remat_magic.views.html import recomputed_html, residuals_html
+from remat_magic.views.report_tables import recomputed_html, residuals_html
 from remat_magic.views.tables import KEYS
 from remat_magic.widget.controls import ID, button, copies, search, taught
 from remat_magic.widget.panel import Panel

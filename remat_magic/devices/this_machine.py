@@ -1,15 +1,40 @@
-"""How fast this machine's processor is, by the clock."""
+"""This machine's processor as a device: how fast it is, by the clock."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
-__all__ = ["Speed", "time_this_machine"]
+from remat_magic.devices.device import Device
+
+__all__ = ["THIS_CPU", "this_cpu"]
+
+THIS_CPU = "this CPU"
 
 
-class Speed(NamedTuple):
+@cache
+def this_cpu() -> Device:
+    """This machine's processor, timed once."""
+    speed = _time_this_machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    # Other dtypes are left to the vector units: how well a CPU multiplies matrices of them differs widely.
+    return Device(
+        THIS_CPU,
+        {"f32": speed.matmul_flops},
+        speed.vector_flops,
+        speed.memory_bandwidth,
+        memory,
+        speed.memory_bandwidth,
+        f"measured on this machine: {speed.how}",
+        measured=True,
+        kinds=("cpu",),
+    )
+
+
+class _Speed(NamedTuple):
     """FLOP/s of float32 matmuls and of everything else, bytes/s to and from memory, and how that was found."""
 
     matmul_flops: float
@@ -18,7 +43,7 @@ class Speed(NamedTuple):
     how: str
 
 
-def time_this_machine() -> Speed:
+def _time_this_machine() -> _Speed:
     """Time a matmul, a copy and a polynomial: well under a second."""
     import jax
     import jax.numpy as jnp
@@ -38,7 +63,7 @@ def time_this_machine() -> Speed:
         product = 2 * size**3 / _seconds(lambda: matmul(square, square).block_until_ready())
         moved = 2 * long.nbytes / _seconds(lambda: copy(long).block_until_ready())
         vector = 2 * terms * short.size / _seconds(lambda: polynomial(short).block_until_ready())
-    return Speed(
+    return _Speed(
         product, vector, moved, f"a {size}x{size} float32 matmul, a copy of {long.nbytes >> 20} MiB, a polynomial"
     )
 

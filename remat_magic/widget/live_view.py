@@ -1,0 +1,334 @@
+"""The widget's view of a trace: worked out on threads, the newest wish first, and sent to the browser."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import traitlets
+from IPython.core.getipython import get_ipython
+
+from remat_magic.api import Policy, Trace
+from remat_magic.records import Note, Plan, RematError, Report
+from remat_magic.views import plan as plan_views
+from remat_magic.views.style import style
+from remat_magic.widget.bundle import widget_script
+from remat_magic.widget.channel import Channel
+from remat_magic.widget.frame import frame
+from remat_magic.widget.idle import IdleTime, Prefetch
+from remat_magic.widget.live_trace import LiveTrace
+from remat_magic.widget.panel import Panel
+from remat_magic.widget.rendered import Kept, Rendered
+from remat_magic.widget.wishes import Wish, Wishes
+from remat_magic.widget.worker import Worker, sentence_of
+
+__all__ = ["LiveView"]
+
+_ASKING = "XLA is being asked in the background: when it has answered, all figures here turn to one device's."
+
+
+class LiveView(Channel):
+    """What the browser shows of a trace, and the copy of it that is kept with the notebook.
+
+    Args:
+        live: the inspected function.
+        policy: what to show first: a choice's key.
+        at: where the policy is applied; None is the trace's own default.
+        title: a line before the signature, of how the inspection came about.
+        can_apply: whether there is an Apply button.
+        panels: the tabs.
+
+    Attributes:
+        policy: the key of the policy that is shown.
+        at: where it is applied: "function", a site's key or "sites".
+
+    Raises:
+        RematError: ``policy`` or ``at`` is of no use for this function; one sentence says why.
+    """
+
+    _css = style(live=True)
+    _frame = traitlets.Unicode().tag(sync=True)
+    _view = traitlets.Dict().tag(sync=True)
+    _twin = traitlets.Unicode().tag(sync=True)  # what is kept with the notebook, by its id
+    _live = LiveTrace(None)
+    _idle: IdleTime | None = None
+    policy = traitlets.Unicode("as_written")
+    at = traitlets.Unicode("function")
+
+    def __init__(
+        self,
+        live: LiveTrace,
+        policy: Policy,
+        at: str | None,
+        *,
+        title: str,
+        can_apply: bool,
+        panels: tuple[type[Panel], ...],
+    ) -> None:
+        self._title = title
+        self._can_apply = can_apply
+        self._panel_types = panels
+        self._turning = threading.RLock()  # held to publish, so that nothing of what was shown before comes after
+        first = self._turn_to(live, policy, at)
+        self._worker = Worker[Wish](self._work)
+        self._peek_worker = Worker[Wish](self._peek)
+        self._gradient_worker = Worker[str](self._work_on_gradient)
+        self._device_worker = Worker[str](self._work_on_device)
+        self._xla_worker = Worker[LiveTrace](self._await_xla)
+        self._kept = Kept(self._rendered)
+        self._esm = widget_script(panels)
+        super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0}, _twin=self._kept.id)
+        self._settle(first, self._wishes.wished)
+
+    def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:
+        """Make ready to show a function; what is shown first of it.
+
+        Raises:
+            RematError: the policy or the place is of no use for it; nothing has changed then.
+        """
+        first = live.preview(policy, live.trace.default_at if at is None else at)
+        panels = tuple(panel(live, self._send_live, self._choose_plan) for panel in self._panel_types)
+        with self._turning:
+            self._wishes = Wishes(Wish(first.policy, first.at))
+            self._good = first
+            self._panels = panels
+            self._answering = {kind: panel for panel in panels for group in panel.asks for kind in group}
+            self._prefetch = Prefetch()
+            self._rendered = Rendered(self._title, panels, live)
+            self._live = live
+            self._awaits_xla = live.trace.postponed
+        return first
+
+    def _draw(self) -> str:
+        return frame(self._live, self._panels, title=self._title, can_apply=self._can_apply)
+
+    @property
+    def _shell(self) -> Any:
+        """The IPython that this process runs in, through which outputs are shown; None in plain Python."""
+        return get_ipython()
+
+    def _report(self, policy: str, at: str) -> Report:
+        return self._live.trace.report(*self._live.arguments(policy, at))
+
+    def _choose_plan(self, plan: Plan, serial: int) -> None:
+        """Show a plan like any other policy, unless something newer is wished for."""
+        raise NotImplementedError
+
+    def _settle(self, report: Report, wish: Wish) -> None:
+        """Make the traits say what is shown, unless something newer is wished for."""
+
+        def assign() -> None:
+            self.policy, self.at = report.policy, report.at
+
+        self._wishes.settle(wish, report.policy, report.at, assign)
+
+    def close(self) -> None:
+        """Let go of everything: the trace, the reports, the browser's view."""
+        if self._live.closed:
+            return
+        self._live.close()
+        self._worker.post(None)
+        self._peek_worker.post(None)
+        self._gradient_worker.post(None)
+        self._device_worker.post(None)
+        self._xla_worker.post(None)
+        for panel in self._panels:
+            panel.close()
+        layout = self.layout
+        super().close()
+        layout.close()
+        self._rendered = Rendered("", ())
+        self._kept = Kept(self._rendered)
+        self._good = Report("", "")
+        self._view = {}
+        self._frame = ""
+
+    # What is worked out, each on a thread of its own.
+
+    def _wanted(self, wish: Wish, rendered: Rendered) -> bool:
+        """Whether nothing newer is wished for, and what is worked out is of the trace that is shown."""
+        return not self._live.closed and rendered is self._rendered and self._wishes.is_newest(wish)
+
+    def _work(self, wish: Wish) -> None:
+        """On the worker's thread: the residuals first, then everything, each published if still wanted."""
+        rendered = self._rendered
+        if not self._wanted(wish, rendered):
+            return
+        try:
+            report = self._live.preview(wish.policy, wish.at)
+            if self._wanted(wish, rendered):
+                self._settle(report, wish)
+                self._publish(report, wish.serial, rendered)
+            if not report.complete and self._wanted(wish, rendered):
+                report = self._report(wish.policy, wish.at)
+                if self._wanted(wish, rendered):
+                    self._publish(report, wish.serial, rendered)
+            # Last, since it may have to be found out first what there is without a checkpoint.
+            arguments = self._live.arguments(wish.policy, wish.at)
+            no_gain = self._live.trace.no_gain(*arguments) if self._wanted(wish, rendered) else ""
+            if no_gain and self._wanted(wish, rendered):
+                noted = replace(report, notes=(*report.notes, Note("peak-no-lower", no_gain)))
+                self._publish(noted, wish.serial, rendered)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            if self._wanted(wish, rendered):
+                self._settle(self._good, wish)
+                self._publish(self._good, wish.serial, rendered)
+                self._say(sentence_of(error), error=True)
+
+    def _peek(self, wish: Wish) -> None:
+        """Send a view that the shown one is compared with."""
+        if self._live.closed:
+            return
+        rendered = self._rendered
+        try:
+            report = self._report(wish.policy, wish.at)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            self._send_live({"type": "peek", "policy": wish.policy, "at": wish.at, "error": sentence_of(error)})
+        else:
+            self._send_rendered(report, rendered, policy=wish.policy, at=wish.at)
+
+    def _work_on_gradient(self, key: str) -> None:
+        """Turn to another gradient that the function takes inside."""
+        live, panels = self._live, self._panels
+        if live.closed:
+            return
+        try:
+            other = LiveTrace(live.trace.of_gradient(key), live.namespace, None, live.device)
+            first = self._turn_to(other, "as_written", None)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            self._say(sentence_of(error), error=True)
+            return
+        for panel in panels:
+            panel.close()
+        live.close()
+        self._kept.follow(self._rendered)
+        with self._turning, self.hold_sync():
+            self._frame = self._draw()
+            self._view = {**self._render(first), "serial": 0}
+        self._settle(first, self._wishes.wished)
+        self._begin_anew()
+        self._ask_xla()
+
+    def _ask_xla(self) -> None:
+        """Have XLA asked in the background where it takes long."""
+        if self._awaits_xla:
+            self._xla_worker.post(self._live)
+
+    def _await_xla(self, live: LiveTrace) -> None:
+        """Turn to one device's figures once XLA has told them of what is chosen then; all else stays as it is."""
+        try:
+            trace = live.trace.of_one_device()
+            report = self._newest(trace, live)
+        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
+            with self._turning:
+                if live is not self._live or live.closed:
+                    return
+                rendered = Rendered(self._title, self._panels, live)
+                self._awaits_xla, self._rendered = False, rendered
+            self._kept.follow(rendered)
+            self._publish(self._good, self._wishes.serial, rendered)
+            self.send({"type": "anew"})
+            self._say(sentence_of(error), error=True)
+            return
+        with self._turning:
+            if live is not self._live or live.closed:
+                return
+            live.turn(trace)
+            for panel in self._panels:
+                panel.turned()
+            rendered = Rendered(self._title, self._panels, live)
+            self._awaits_xla, self._rendered = False, rendered
+            self._prefetch = Prefetch()
+        self._kept.follow(rendered)
+        self._publish(report, self._wishes.serial, rendered)
+        self.send({"type": "anew"})
+        self._begin_anew()
+
+    def _newest(self, trace: Trace, live: LiveTrace) -> Report:
+        """What is wished for last, of another trace of the same function; of what is no use what was shown before."""
+        while True:
+            wish = self._wishes.wished
+            try:
+                report = trace.report(*live.arguments(wish.policy, wish.at))
+            except RematError:  # the worker says so, and takes the wish back
+                report = trace.report(*live.arguments(self._good.policy, self._good.at))
+            if wish == self._wishes.wished or live is not self._live or live.closed:
+                return report
+
+    def _begin_anew(self) -> None:
+        """Work out what is wished for, and then the others, of a trace that is new here."""
+        self._worker.post(self._wishes.wished)
+        if self._idle is not None:
+            self._idle.resume(self)
+
+    def _work_on_device(self, name: str) -> None:
+        """Keep a copy with the peaks of another device."""
+        if not self._live.closed and self._live.choose_device(name):
+            self._kept.update(self._shell, lambda: self._good)
+
+    def prefetch(self) -> bool:
+        """Compute one more policy, and keep it with the notebook; between cells, on any thread but the main one.
+
+        Returns:
+            Whether to go on: not when all are cached and kept, or when one took longer than is felt.
+        """
+        if self._live.closed:
+            return False
+        rendered = self._rendered
+        try:
+            report, goes_on = self._prefetch.step(self._live, self.at, rendered.complete())
+            if report is not None:
+                self._send_rendered(report, rendered)
+            is_kept = self._kept.catch_up(
+                self._shell, lambda: self._good, grown=report is not None, more=goes_on, stop=self._is_disturbed
+            )
+        except RematError:  # closed meanwhile
+            if self._live.closed:
+                return False
+            raise
+        return goes_on or not is_kept
+
+    def _is_disturbed(self) -> bool:
+        """Whether what nobody waits for is to wait itself."""
+        return self._live.closed or (self._idle is not None and self._idle.busy)
+
+    # What is sent.
+
+    def _render(self, report: Report) -> dict[str, Any]:
+        meanings = {choice.key: choice.meaning for choice in self._live.trace.choices()}
+        plans = self._live.plans()
+        meanings |= {key: plan_views.plan_meaning(plan) for key, plan in plans.items()}
+        instead, applying = "your source as it is", "Apply undoes an earlier Apply"
+        if report.policy in plans:
+            instead, applying = plan_views.UNPASTED, "Apply binds it"
+        status = f"{instead}; {applying}" if self._can_apply else instead
+        for_now = (Note("devices-together", _ASKING),) if self._awaits_xla else ()
+        return self._rendered.view(report, meanings, status, report.policy in plans, for_now)
+
+    def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
+        """Show a report, unless what is rendered has come to be of another trace than it is."""
+        with self._turning:
+            if rendered is not self._rendered:
+                return
+            self._view = {**self._render(report), "serial": serial}
+            if report.complete:
+                self._good = report
+        if report.complete and not self._live.closed:
+            self._kept.update(self._shell, lambda: self._good)
+
+    def _send_rendered(self, report: Report, rendered: Rendered, **of: str) -> None:
+        """Send a report's view, unless the trace that it is of has made way for another."""
+        with self._turning:
+            if rendered is self._rendered:
+                self._send_view({**self._render(report), **of})
+
+    def _say(self, sentence: str, *, error: bool = False) -> None:
+        self.send({"type": "say", "text": sentence, "error": error, "serial": self._wishes.serial})
+
+    def _send_live(self, message: dict[str, Any]) -> None:
+        if not self._live.closed:
+            self.send(message)
+
+    def _send_view(self, view: dict[str, Any]) -> None:
+        self.send({"type": "view", "view": {**view, "serial": 0}})
