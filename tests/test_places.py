@@ -224,9 +224,9 @@ def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2, transformer)
     assert alone.row("nothing_saveable").no_gain == sentence
     edit = trace.edit("nothing_saveable", "function")
     assert edit.verified
-    assert edit.no_gain == sentence
+    assert edit.no_gain.text == sentence
     assert sentence in display.text(edit, 2000)
-    assert not trace.edit("nothing_saveable", "block").no_gain
+    assert not trace.edit("nothing_saveable", "block").no_gain.text
     trace.places(device=DEVICE, seconds=600)
     assert trace.no_gain("nothing_saveable", "function").startswith(f"{of_row} ")
     assert " lowers it to " in trace.no_gain("nothing_saveable", "function")

@@ -33,7 +33,6 @@ from remat_magic.editing.verifying import Retraces, differences
 from remat_magic.editing.ways import Way, crossed, library_caller, ungrouped, ways_at, ways_of_function
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.no_gain import no_gain_at
 from remat_magic.planning.plan import best_of_groups
 from remat_magic.policies import MIXED
 from remat_magic.records import ComparisonRow, Edit, EditedName, Plan, PlannedValue, RematError
@@ -58,7 +57,7 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
     there = facts.on(_peak_device(plan))
-    return replace(edited, no_gain=no_gain_at(there, row) if best.files and best.saved_bytes is not None else "")
+    return replace(edited, no_gain=there.remark_on(row)) if best.files and best.saved_bytes is not None else edited
 
 
 def _peak_device(plan: Plan) -> Device | None:

@@ -169,7 +169,11 @@ class Facts:
 
     def _with_remark(self, report: Report) -> Report:
         row = ComparisonRow(report.policy, report.at, report.saved_bytes, peak_bytes=report.peak_bytes)
-        return replace(report, no_gain=Remark.later(partial(self._no_gain, row)))
+        return replace(report, no_gain=self.remark_on(row))
+
+    def remark_on(self, row: ComparisonRow) -> Remark:
+        """What is to be said where a choice gains nothing, found out when somebody looks."""
+        return Remark.later(partial(self._no_gain, row))
 
     def _by_order(self, selection: Selection, peak: int) -> Remark:
         """What the peak comes to where the device's compiler recomputes everything first, if that is far more."""

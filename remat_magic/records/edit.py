@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled
+from remat_magic.records.later import Remark
 from remat_magic.records.source import SourceSpan
 
 __all__ = ["Edit", "EditedName", "FileEdit"]
@@ -66,8 +67,8 @@ class Edit(Displayed, Labelled):
     ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
     plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
     there is none. ``budget_bytes`` is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says,
-    None where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain`` is a
-    sentence where the ``best`` edit saves less than no checkpoint there does, and the peak is hardly lower.
+    None where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text``
+    is a sentence where the ``best`` edit saves less than no checkpoint there does, and the peak is hardly lower.
     """
 
     function: str
@@ -87,7 +88,7 @@ class Edit(Displayed, Labelled):
     budget_bytes: int | None = None
     of: str = "saved"
     peak_bytes: int | None = None
-    no_gain: str = ""
+    no_gain: Remark = field(default=Remark(), compare=False)
 
     @property
     def excess_bytes(self) -> int | None:

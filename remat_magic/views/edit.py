@@ -38,8 +38,8 @@ def edit_sentences(edit: Edit) -> list[str]:
         sentences.append(
             f"{saved}; asked for were {fmt.nbytes(edit.planned_bytes)} and {fmt.flops(edit.planned_flops)}."
         )
-    if edit.no_gain:
-        sentences.append(edit.no_gain)
+    if edit.no_gain.text:
+        sentences.append(edit.no_gain.text)
     if best.budget_bytes is not None:
         what = "estimated peak" if best.of == "peak" else "saved bytes"
         excess = "whether it keeps to it is not known" if best.excess_bytes is None else "it keeps to it"
