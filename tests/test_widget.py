@@ -449,6 +449,22 @@ def test_apply(browser):
     assert messages(widget, "say")[-1]["text"] == "`loss` now runs under none."
 
 
+def test_what_is_chosen_and_applied_at_once_is_applied(browser, monkeypatch):
+    """The thread that works choices out may not have come to the last one when the button is pressed."""
+    seen = []
+    widget = RematWidget(FakeTrace(), "none", apply=lambda widget: seen.append((widget.policy, widget.at)) or "")
+    monkeypatch.setattr(widget._worker, "post", lambda wish: None)
+    tell(widget, type="choose", policy="dots_saveable", at="function", serial=1)
+    assert widget.policy == "none"
+    tell(widget, type="apply", serial=1)
+    assert seen == [("dots_saveable", "function")]
+    # What cannot be looked at is not applied.
+    tell(widget, type="choose", policy="nonsense", at="function", serial=2)
+    tell(widget, type="apply", serial=2)
+    assert seen == [("dots_saveable", "function")]
+    assert messages(widget, "say")[-1]["error"]
+
+
 def test_apply_that_fails_says_so(browser):
     def apply(_):
         raise RematError("`loss` has been redefined.")

@@ -196,6 +196,8 @@ class RematWidget(LiveView):
 
         def act() -> None:
             try:
+                wish = self._wishes.wished  # which the worker may not have come to yet
+                self._settle(self._live.preview(wish.policy, wish.at), wish)
                 self._say(apply(self))
             except Exception as error:  # noqa: BLE001 -- shown to the reader, who pressed the button
                 self._say(sentence_of(error), error=True)
