@@ -1,6 +1,7 @@
 """What a place says to write there, pasted as it stands: what JAX saves then is what the place has promised."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -437,3 +438,44 @@ def test_what_to_write_for_groups_of_calls_in_loops_of_either_kind(module):  # n
             assert "; jax.checkpoint(group)  #" in site.code
     alone = module(text.replace("for w in ws:", "for w in ():").replace("SCANNED", scanned))
     assert "group" not in rm.trace(alone.f, [f32(4, 4)] * 8, f32(2, 4)).report("nothing_saveable", "block/2").code
+
+
+def keeps(w, x, seen):
+    seen["hidden"] = jnp.sin(x @ w)
+    return seen["hidden"] * 2
+
+
+def keeps_nothing(w, x):
+    return {"hidden": jnp.sin(x @ w), "input": (x, None, 3)}
+
+
+class Layers:
+    def __init__(self):
+        self.norms = []
+
+    def run(self, w, x):
+        self.norms.append((x**2).sum())
+        return jnp.tanh(x @ w)
+
+    def look(self, w, x):
+        return jnp.tanh(x @ w)
+
+
+def test_what_leaves_a_function_unreturned_is_told_of():
+    """A checkpoint on such a function, as it stands, raises: what is used afterwards has not left it."""
+
+    def loss(w, x):
+        seen, layers = {}, Layers()
+        for _ in range(2):
+            x = layers.look(w, layers.run(w, keeps_nothing(w, keeps(w, x, seen))["hidden"]))
+        return (x**2).sum() + seen["hidden"].sum() + sum(layers.norms)
+
+    told = {site.key: "lets nothing else out" in site.code for site in rm.trace(loss, f32(4, 4), f32(3, 4)).sites}
+    assert told == {"keeps": True, "keeps_nothing": False, "Layers.run": True, "Layers.look": False}
+
+    def as_written(w, x):
+        seen = {}
+        return jax.checkpoint(keeps)(w, x, seen).sum() + seen["hidden"].sum()
+
+    with pytest.raises((KeyError, jax.errors.UnexpectedTracerError)):
+        jax.grad(as_written)(jnp.ones((4, 4)), jnp.ones((3, 4)))

@@ -51,6 +51,8 @@ class CalledFunction:
         in_haiku: whether it asks a transform of haiku's for parameters, state or keys, though it is no module's:
             ``"transformed"`` where that is what the transform is of, ``"within"`` where it is called in there.
         in_linen: whether it calls modules of linen in a module's method, though it is no module's.
+        leaks: whether something is used after it that it has made and does not return, as what it writes into a list or
+            an object that it is given: a checkpoint lets nothing else out.
     """
 
     who: Identity
@@ -61,6 +63,7 @@ class CalledFunction:
     defaults: tuple[tuple[str, str], ...] = ()
     in_haiku: Literal["", "within", "transformed"] = ""
     in_linen: bool = False
+    leaks: bool = False
 
     @property
     def library(self) -> str:
@@ -85,13 +88,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interval:
-    """One call in a jaxpr: its equations ``first`` to ``last`` (excluded) there, and the variables it took and gave."""
+    """One call in a jaxpr: its equations ``first`` to ``last`` (excluded) there, and the variables it took and gave.
+
+    ``is_known`` where all that it returned is among these.
+    """
 
     callee: CalledFunction
     first: int
     last: int
     given: tuple[Any, ...] = ()
     returned: tuple[Any, ...] = ()
+    is_known: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -236,7 +243,9 @@ class Calls:
             first, after = bisect.bisect_left(order, call.begin), bisect.bisect_left(order, call.end)
             if first < after:
                 given, returned = variables(call.given), variables(call.returned)
-                intervals.append(Interval(call.callee, placed[first][1], placed[after - 1][1] + 1, given, returned))
+                known = len(returned) == len(call.returned)
+                end = placed[after - 1][1] + 1
+                intervals.append(Interval(call.callee, placed[first][1], end, given, returned, known))
         return sorted(intervals, key=lambda interval: (interval.first, -interval.last))
 
     def _find(self, jaxpr: Any) -> tuple[list[dict[int, list[int]]], int | None]:

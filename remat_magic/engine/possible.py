@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -218,6 +218,12 @@ class _Looped:
                 self.worth_grouping[place] = self.longest[place], steps + (scope.times or 0)
 
 
+def _leaks(eqns: Sequence[Any], interval: Interval, last_read: Mapping[Any, int]) -> bool:
+    """Whether something that equations of a call make is read after it, and was not returned."""
+    returned = {*interval.returned}
+    return any(var not in returned and last_read.get(var, 0) >= interval.last for eqn in eqns for var in eqn.outvars)
+
+
 def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites:
     """The places of a program, in the order of their first call.
 
@@ -234,6 +240,8 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
     for scope in scopes(closed, is_walked):
         jaxpr, around = scope.jaxpr, scope.eqn
         bare = intervals.of(jaxpr, around)
+        last_read = {atom: n for n, eqn in enumerate(jaxpr.eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
+        last_read.update((atom, len(jaxpr.eqns)) for atom in jaxpr.outvars if not _jax.is_literal(atom))
         looped.add(scope, [*((call, True) for call in intervals.decorated(jaxpr)), *((call, False) for call in bare)])
         for interval in bare:
             who = interval.callee.who
@@ -243,7 +251,11 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             if callee.module in ("", "class") and not (callee.in_haiku or callee.in_linen):
                 eqns = jaxpr.eqns[interval.first : interval.last]
                 of_haiku = next(filter(None, (in_haiku(eqn, who) for eqn in eqns)), "")
-                callees[who] = replace(callee, in_haiku=of_haiku, in_linen=any(in_linen(eqn, who) for eqn in eqns))
+                callee = replace(callee, in_haiku=of_haiku, in_linen=any(in_linen(eqn, who) for eqn in eqns))
+                own = callee.library in ("", "class") and interval.is_known and not callee.leaks
+                if own and _leaks(eqns, interval, last_read):
+                    callee = replace(callee, leaks=True)
+                callees[who] = callee
             if interval.callee.static and interval.callee.module != "equinox":  # which takes them as they are given
                 called.setdefault(who, []).append((jaxpr.eqns[interval.first], around))
     for who, eqns in called.items():

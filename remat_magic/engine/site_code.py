@@ -22,6 +22,7 @@ _CHECKPOINTS = {
     "haiku": "hk.remat",
 }
 _EXAMPLE = 72  # characters of a call: longer ones are not shown
+_LEAKS = "let it return what it leaves in a list, a dict or an object: a checkpoint lets nothing else out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
     positions, change = static
     checkpoint, options = _CHECKPOINTS.get(callee.module, "jax.checkpoint"), _options(policy, positions)
     written = f"@functools.partial({checkpoint}{options})" if options else f"@{checkpoint}"
-    return f"{written}  # {'above other decorators ' if callee.module == 'flax.linen' else ''}on {name}{change}"
+    where = "above other decorators " if callee.module == "flax.linen" else ""
+    return f"{written}  # {where}on {name}{change}{f'; {_LEAKS}' if callee.leaks else ''}"
 
 
 def _by_position(callee: CalledFunction) -> tuple[list[int], str] | None:
@@ -161,7 +163,7 @@ def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> st
         code, comment = _at_call(callee, policy, call)
         codes[code], comments[comment] = None, None
     of_haiku = "in a function that calls it and is what is transformed" if callee.in_haiku == "transformed" else ""
-    return _commented(codes, [*comments, of_haiku, f"for {key}" if key else ""])
+    return _commented(codes, [*comments, of_haiku, f"for {key}" if key else "", _LEAKS if callee.leaks else ""])
 
 
 def code_of_group(
