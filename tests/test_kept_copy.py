@@ -117,7 +117,7 @@ def test_the_widget_and_what_is_kept_note_a_peak_by_the_order_of_a_device(browse
     trace = rm.trace(attention_layers, [layer] * 4, f32(32, 512, 256))
     policy, device = "dots_with_no_batch_dims_saveable", "H100 SXM"
     screen, widget = Screen(), RematWidget(trace, policy, device=device)
-    monkeypatch.setattr(widget_module, "get_ipython", lambda: screen)
+    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
     widget._kept.publish(screen, widget._good)
     widget._publish(widget.report, 0, widget._rendered)
     noted = html_module.escape(trace.report(policy, "function", device=device).by_order.text)

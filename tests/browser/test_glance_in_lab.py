@@ -402,6 +402,7 @@ def test_what_apply_says_can_be_read_whole(widget: Widget) -> None:
 
 def test_forced_colours_mark_the_chosen_tab_alone(widget: Widget) -> None:
     page = widget.notebook.page
+    expect(widget.root.get_by_role("tab").first).to_be_visible()  # `all` waits for none
     page.emulate_media(forced_colors="active")
     try:
         colours = [
