@@ -187,9 +187,9 @@ class Facts:
             if at_once <= (1 + _FAR) * peak:
                 return Remark()
             return Remark(
-                f"The estimate of {units.nbytes(peak)} takes it that XLA recomputes each value when its gradient is "
-                "due. XLA may recompute all of them before the first gradient: then the peak is "
-                f"{units.nbytes(at_once)}. Measure tells."
+                f"The peak may be {units.nbytes(at_once)} instead of {units.nbytes(peak)}: the estimate takes it that "
+                "XLA recomputes each value when its gradient is due, and XLA may recompute all of them before the "
+                "first gradient. Measure tells."
             )
 
         return Remark.later(find_out) if self._memory.fuses else Remark()
