@@ -76,7 +76,9 @@ def untouched(opened: NotebookPage) -> Widget:
     opened.page.evaluate(FORGET)
     opened.run(1)
     assert opened.errors() == []
-    return Widget(opened, 1)
+    widget = Widget(opened, 1)
+    expect(widget.part("residuals")).to_be_visible()  # the widget shows itself when it has heard of its kernel
+    return widget
 
 
 _CASES = [("Light", True), ("Dark High Contrast", False)]

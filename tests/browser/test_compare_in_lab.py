@@ -146,6 +146,18 @@ def test_measuring_fills_the_table_while_the_kernel_works(widget: Widget) -> Non
     expect(widget.root.get_by_role("button", name="Cancel")).to_be_hidden()
 
 
+# What can be seen at the moment when the button to cancel appears: a machine that is late finds it gone again.
+_WATCH = """(root, others) => {
+  const cancel = root.querySelector('[data-action="cancel"]');
+  root.boxes = () => others.map(element => { const { x, y } = element.getBoundingClientRect(); return [x, y] });
+  root.seen = [];
+  new MutationObserver(() => {
+    if (!cancel.hidden) root.seen.push({ focused: document.activeElement === cancel, boxes: root.boxes() });
+  }).observe(cancel, { attributeFilter: ["hidden"] });
+  return root.boxes();
+}"""
+
+
 def test_nothing_slides_under_the_pointer_while_it_measures(widget: Widget) -> None:
     """The other buttons stay where they are, and the keyboard finds what it was on."""
     others = [
@@ -154,18 +166,15 @@ def test_nothing_slides_under_the_pointer_while_it_measures(widget: Widget) -> N
         widget.root.get_by_role("slider", name="Budget"),
     ]
     measure = widget.root.get_by_role("button", name="Measure", exact=True)
-    cancel = widget.root.get_by_role("button", name="Cancel")
     expect(others[-1]).to_be_enabled(timeout=60_000)
-    before = [control.bounding_box() for control in others]
     focus(measure)
+    before = widget.root.evaluate(_WATCH, [control.element_handle() for control in others])
     widget.notebook.page.keyboard.press("Enter")
-    expect(cancel).to_be_visible()
-    assert [control.bounding_box() for control in others] == before
-    expect(cancel).to_be_focused()
     expect(widget.status).to_have_text(re.compile(r"^(\d+) of \1 measured\.$"), timeout=120_000)
-    expect(cancel).to_be_hidden()
+    expect(widget.root.get_by_role("button", name="Cancel")).to_be_hidden()
     expect(measure).to_be_focused()
-    assert [control.bounding_box() for control in others] == before
+    assert widget.root.evaluate("root => root.seen") == [{"focused": True, "boxes": before}]
+    assert widget.root.evaluate("root => root.boxes()") == before
 
 
 @pytest.mark.parametrize("widths", usually([(720, 2000), (1100, 1650)], (720, 2000)))  # the picture below, and beside
