@@ -113,6 +113,23 @@ def test_where_nothing_fits_the_nearest_is_said(trace):
     assert len(there.asked) == 4
 
 
+CLOSE = ("dots_with_no_batch_dims_saveable", "block")  # neither is its estimate among the lowest
+
+
+class Close(Compiler):
+    """Needs a little more than there is, but for one choice, of which no estimate tells."""
+
+    def needs(self, report):
+        return self.memory + (0 if (report.policy, report.at) == CLOSE else self.memory // 50)
+
+
+def test_where_all_need_about_as_much_the_one_that_fits_is_found(trace):
+    there = Close(trace, 10**8)
+    plan = there.plan()
+    assert (plan.policy, plan.at) == CLOSE
+    assert len(there.asked) <= 12
+
+
 def test_what_was_compiled_is_called_by_its_place(trace):
     plan = trace.plan("50%", at="block")
     names = {

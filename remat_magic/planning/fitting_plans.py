@@ -27,7 +27,7 @@ from remat_magic.records import Measurement, Plan, RematError, Report
 
 __all__ = ["plan_that_fits"]
 
-_LOWEST = 3  # choices of the lowest estimated peaks that are compiled before nothing is said to fit
+_LOWEST = 3  # choices of the lowest estimated peaks that are compiled before nothing is said to be near
 _STEPS = 4  # plans between what fits and what does not
 _CLOSE = 0.97  # of the device's memory: what needs as much uses it
 _HOPELESS = 1.5  # of the device's memory: what is expected to need more at least is not compiled
@@ -124,10 +124,7 @@ class _CompiledChoices:
         if bare.fits:
             return self._with_status(bare, "Without any checkpoint it fits.")
         reports = self._reports()
-        for report in reports[:_LOWEST]:
-            compiled = self._try(self._of_report(report))
-            if compiled is not None and compiled.fits:
-                break
+        self._first_that_fits(reports, bare)
         if not any(compiled.fits for compiled in self._all()):
             nearest = min(self._all(), key=lambda compiled: compiled.needed)
             raise RematError(
@@ -139,6 +136,23 @@ class _CompiledChoices:
         self._cheaper(reports, bare)
         best = min((compiled for compiled in self._all() if compiled.fits), key=lambda compiled: order(compiled.plan))
         return self._with_status(best, f"Of those compiled none that fits {self._adds}.")
+
+    def _first_that_fits(self, reports: list[Report], bare: _Compiled) -> None:
+        """Compile choices, those of the lowest estimated peak first, until one fits.
+
+        Where some need little more than there is, which of them needs least is not told by estimates that are as close:
+        then JAX's own policies at all places are compiled too, as many as may be.
+        """
+
+        def fits(choice: Plan) -> bool:
+            compiled = self._try(choice)
+            return compiled is not None and compiled.fits
+
+        if any(fits(self._of_report(report)) for report in reports[:_LOWEST]):
+            return
+        if min(compiled.needed for compiled in self._all()) <= _HOPELESS * self._limit:
+            rest = [*map(self._of_report, reports[_LOWEST:]), *self._choices(reports, bare)]
+            any(fits(choice) for choice in sorted(rest, key=lambda choice: choice.peak_bytes or 0))
 
     def _between(self, bare: _Compiled) -> None:
         """Compile plans for the peak at which it should just fit, between what fits and what does not.
