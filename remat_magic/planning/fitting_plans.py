@@ -28,6 +28,7 @@ from remat_magic.records import Measurement, Plan, RematError, Report
 __all__ = ["plan_that_fits"]
 
 _LOWEST = 3  # choices of the lowest estimated peaks that are compiled before nothing is said to be near
+_NEAR = 1.25  # of the device's memory: what estimates are off by does not make up for more
 _STEPS = 4  # plans between what fits and what does not
 _CLOSE = 0.97  # of the device's memory: what needs as much uses it
 _HOPELESS = 1.5  # of the device's memory: what is expected to need more at least is not compiled
@@ -150,7 +151,7 @@ class _CompiledChoices:
 
         if any(fits(self._of_report(report)) for report in reports[:_LOWEST]):
             return
-        if min(compiled.needed for compiled in self._all()) <= _HOPELESS * self._limit:
+        if min(compiled.needed for compiled in self._all()) <= _NEAR * self._limit:
             rest = [*map(self._of_report, reports[_LOWEST:]), *self._choices(reports, bare)]
             any(fits(choice) for choice in sorted(rest, key=lambda choice: choice.peak_bytes or 0))
 
