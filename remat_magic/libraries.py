@@ -159,16 +159,13 @@ def _closure(fun: types.FunctionType) -> dict[str, Any]:
 _OF_TRANSFORM = frozenset({"get_parameter", "get_state", "set_state", "next_rng_key", "next_rng_keys"})
 
 
-def uses_haiku(inside: Sequence[types.CodeType], outside: Iterable[types.CodeType]) -> bool:
-    """Whether code asks a transform of haiku's for parameters, state or keys, which only ``hk.remat`` passes on.
+def uses_haiku(inside: Sequence[types.CodeType]) -> bool:
+    """Whether a function, and what it calls, asks the transform around it for parameters, state or keys.
 
-    Args:
-        inside: a function, and what it calls.
-        outside: what calls it.
+    Only ``hk.remat`` passes these on. A function that transforms another one itself asks for none.
     """
-    if transforms_by_haiku(inside) or not transforms_by_haiku(outside):
-        return False
-    return any(is_of_haiku(code) or not _OF_TRANSFORM.isdisjoint(code.co_names) for code in inside)
+    of_transform = (is_of_haiku(code) or not _OF_TRANSFORM.isdisjoint(code.co_names) for code in inside)
+    return not transforms_by_haiku(inside) and any(of_transform)
 
 
 def transforms_by_haiku(codes: Iterable[types.CodeType]) -> bool:

@@ -399,7 +399,7 @@ def test_a_plan_for_a_peak_chooses_its_place(transformer):
 
 
 @pytest.mark.volume  # of how much is traced; both searches are tried whole
-@pytest.mark.parametrize("share", ["45%", "85%"])
+@pytest.mark.parametrize("share", ["45%", "60%", "85%"])
 def test_what_cannot_win_within_a_peak_is_not_traced(monkeypatch, share):
     def found():
         applied = []

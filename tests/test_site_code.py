@@ -12,6 +12,16 @@ from tests.test_models import library
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+# How a model of linen is made and applied.
+APPLIED = """
+net = Net()
+
+def made():
+    return net.init(jax.random.key(0), jnp.ones((2, 4)))
+
+def f(weights, x):
+    return net.apply(weights, x)
+"""
 LINEN = """
 import functools
 import flax.linen as nn
@@ -28,15 +38,8 @@ class Net(nn.Module):
         for _ in range(2):
             x = Block()(x, True)
         return x.sum()
-
-net = Net()
-
-def made():
-    return net.init(jax.random.key(0), jnp.ones((2, 4)))
-
-def f(weights, x):
-    return net.apply(weights, x)
 """
+LINEN += APPLIED
 NNX = """
 import functools
 from flax import nnx
@@ -136,15 +139,8 @@ class Net(nn.Module):
         for _ in range(2):
             x = CALL(self, x, True)
         return x.sum()
-
-net = Net()
-
-def made():
-    return net.init(jax.random.key(0), jnp.ones((2, 4)))
-
-def f(weights, x):
-    return net.apply(weights, x)
 """
+FUNCTION_IN_LINEN += APPLIED
 FUNCTION_OF_HAIKU = """
 import haiku as hk
 
@@ -438,6 +434,35 @@ def test_what_to_write_for_groups_of_calls_in_loops_of_either_kind(module):  # n
             assert "; jax.checkpoint(group)  #" in site.code
     alone = module(text.replace("for w in ws:", "for w in ():").replace("SCANNED", scanned))
     assert "group" not in rm.trace(alone.f, [f32(4, 4)] * 8, f32(2, 4)).report("nothing_saveable", "block/2").code
+
+
+METHOD_IN_LINEN = """
+from flax import linen as nn
+
+class Layers:
+    def run(self, x):
+        return x + jnp.tanh(nn.Dense(4)(jnp.sin(x)))
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        layers = Layers()
+        for _ in range(4):
+            x = layers.run(x)
+        return x.sum()
+"""
+METHOD_IN_LINEN += APPLIED
+
+
+def test_what_calls_modules_of_linen_is_given_the_module_that_calls_it(module):  # noqa: F811
+    """Also a method of a class that is no module, and groups of its calls."""
+    library("flax.linen")
+    made = module(METHOD_IN_LINEN)
+    trace = rm.trace(made.f, made.made(), f32(2, 4))
+    of_method, of_group = (trace.report("dots_saveable", at).code for at in ("Layers.run", "Layers.run/2"))
+    policy = "policy=jax.checkpoint_policies.dots_saveable"
+    assert of_method.startswith(f"nn.remat(lambda module, *args: self.run(*args), {policy})  # given the module")
+    assert of_group.startswith(f"nn.remat(group, {policy})  # group(self, ...): 2 of these calls")
 
 
 def keeps(w, x, seen):

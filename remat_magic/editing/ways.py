@@ -98,6 +98,7 @@ def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
         lifted = _lifted_loops(code, engine, at) if place.calls == slice(None) else []
         several = [tuple(lifted)] if len(lifted) > 1 else []
         return [Way(lifted[0].library, loops=some, size=place.group) for some in (*zip(lifted), *several)]
+    # A checkpoint of linen's that is given the module is not written yet around a function that only calls modules.
     library = callee.library if callee.library in CHECKPOINTS and not callee.in_linen else ""
     positions, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
     ways: list[Way] = []

@@ -14,6 +14,7 @@ from remat_magic.engine.possible import Intervals, PossibleSites, Where, is_walk
 from remat_magic.engine.segments import Checkpoint, in_segments
 from remat_magic.engine.sites import PUT_AT
 from remat_magic.engine.whole_steps import Steps, WholeSteps
+from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
@@ -139,10 +140,9 @@ class _Writer:
     def _equations(self, jaxpr: Any, _: Renamed) -> list[Any]:
         eqns = [_jax.map_jaxprs(eqn, self) if is_walked(eqn) else eqn for eqn in jaxpr.eqns]
         groups = sorted(self._groups.get(id(jaxpr), []), key=lambda group: (group.first, -group.last))
-        last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
+        last_read = last_reads(eqns, jaxpr.outvars)
         for group in groups:
             last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
-        last_read.update((atom, len(eqns)) for atom in jaxpr.outvars if not _jax.is_literal(atom))
         return self._written(jaxpr, eqns, 0, len(eqns), _nested(groups), last_read)
 
     def grouped_loops(self) -> list[Any]:

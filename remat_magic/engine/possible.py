@@ -20,7 +20,8 @@ from remat_magic.engine.calls import CalledFunction, Calls, Interval
 from remat_magic.engine.segments import SHORTEST, segment_of
 from remat_magic.engine.site_code import CallingLoop, code_of, code_of_calls, code_of_group
 from remat_magic.engine.sites import Identity, SiteTable, definition, identity, keys_of
-from remat_magic.engine.spellings import default_texts, in_haiku, in_linen, spellings
+from remat_magic.engine.spellings import default_texts, spellings, within_library
+from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import Scope, scopes
 from remat_magic.records import RematError, Site
@@ -219,9 +220,9 @@ class _Looped:
 
 
 def _leaks(eqns: Sequence[Any], interval: Interval, last_read: Mapping[Any, int]) -> bool:
-    """Whether something that equations of a call make is read after it, and was not returned."""
-    returned = {*interval.returned}
-    return any(var not in returned and last_read.get(var, 0) >= interval.last for eqn in eqns for var in eqn.outvars)
+    """Whether something that the equations of a call make is read after it, and is known not to be returned."""
+    later = {var for eqn in eqns for var in eqn.outvars if last_read.get(var, 0) >= interval.last}
+    return interval.is_known and not later.issubset(interval.returned)
 
 
 def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites:
@@ -240,8 +241,7 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
     for scope in scopes(closed, is_walked):
         jaxpr, around = scope.jaxpr, scope.eqn
         bare = intervals.of(jaxpr, around)
-        last_read = {atom: n for n, eqn in enumerate(jaxpr.eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
-        last_read.update((atom, len(jaxpr.eqns)) for atom in jaxpr.outvars if not _jax.is_literal(atom))
+        last_read = last_reads(jaxpr.eqns, jaxpr.outvars)
         looped.add(scope, [*((call, True) for call in intervals.decorated(jaxpr)), *((call, False) for call in bare)])
         for interval in bare:
             who = interval.callee.who
@@ -250,12 +250,10 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
             callee = callees.setdefault(who, interval.callee)
             if callee.module in ("", "class") and not (callee.in_haiku or callee.in_linen):
                 eqns = jaxpr.eqns[interval.first : interval.last]
-                of_haiku = next(filter(None, (in_haiku(eqn, who) for eqn in eqns)), "")
-                callee = replace(callee, in_haiku=of_haiku, in_linen=any(in_linen(eqn, who) for eqn in eqns))
-                own = callee.library in ("", "class") and interval.is_known and not callee.leaks
-                if own and _leaks(eqns, interval, last_read):
-                    callee = replace(callee, leaks=True)
-                callees[who] = callee
+                of_haiku, of_linen = within_library(eqns, who)
+                # What a library's own checkpoint lets out, such as state, may leave a function of it.
+                leaks = callee.leaks or (not of_haiku and not of_linen and _leaks(eqns, interval, last_read))
+                callees[who] = replace(callee, in_haiku=of_haiku, in_linen=of_linen, leaks=leaks)
             if interval.callee.static and interval.callee.module != "equinox":  # which takes them as they are given
                 called.setdefault(who, []).append((jaxpr.eqns[interval.first], around))
     for who, eqns in called.items():

@@ -181,7 +181,7 @@ def code_of_group(
     code, comments = ("", []) if loop is None else loop.code(size, policy)
     codes = [code] if code else []
     if loop is None or is_called_besides:
-        own = "self, " if callee.module == "flax.linen" else ""
+        own = "self, " if callee.library == "flax.linen" else ""
         codes.append(_call("group", callee, policy))
         comments.append(f"group({own}...): {size} of these calls with what is between them, in a loop whole steps")
     return _commented(codes, comments)
@@ -210,12 +210,6 @@ def _at_call(callee: CalledFunction, policy: str, call: Spelling) -> tuple[str, 
                 pass
     keywords = "".join(f", {parameter}={text}" for parameter, text in bound.items())
     without = f"without {' and '.join(bound)} in the call" if bound else ""
-    if callee.in_linen:
-        comment = ", ".join(filter(None, ("given the module that calls it (self) before its arguments", without)))
-        positions = [position + 1 for position in positions]
-        return _call(
-            f"lambda module, *args: {call.function or name}(*args{keywords})", callee, policy, positions
-        ), comment
     if callee.module in ("flax.linen", "flax.nnx"):  # which must see the module
         called = "module" if method == "__call__" else f"module.{method}"
         function = f"lambda module, *args: {called}(*args{keywords})"
@@ -231,6 +225,10 @@ def _at_call(callee: CalledFunction, policy: str, call: Spelling) -> tuple[str, 
         function = f"lambda {', '.join(callee.parameters)}: ..." if name == "<lambda>" else method
     if callee.module in ("class", "haiku"):  # whose objects are no arguments
         positions = [position - 1 for position in positions]
+    if callee.in_linen:
+        comment = ", ".join(filter(None, ("given the module that calls it (self) before its arguments", without)))
+        positions = [position + 1 for position in positions]
+        return _call(f"lambda module, *args: {function}(*args{keywords})", callee, policy, positions), comment
     comment = f"in place of {function}, {without}" if bound else ""
     if call.bound or call.bound_names:
         comment = comment or f"in place of {function}"

@@ -25,13 +25,12 @@ __all__ = [
     "callers",
     "default_texts",
     "frames",
-    "in_haiku",
-    "in_linen",
     "loop_around",
     "of_user",
     "passes_on",
     "position_of",
     "spellings",
+    "within_library",
 ]
 
 Given = Literal["position", "keyword", "bound", "default", "unknown"]
@@ -113,28 +112,25 @@ def callers(eqn: Any, who: tuple[str, str, int]) -> list[tuple[CodeType, int]]:
     return of_user(outside)
 
 
-def in_haiku(eqn: Any, who: tuple[str, str, int]) -> Literal["", "within", "transformed"]:
-    """What an equation tells of a function that made it: ``CalledFunction.in_haiku``."""
-    inside, outside = _inside_and_outside(eqn, who) if "haiku" in sys.modules else ([], [])
-    if not inside or not uses_haiku(inside, outside):
-        return ""
-    caller = next(code for code in outside if is_user_file(code.co_filename) or is_of_haiku(code))
-    return "transformed" if transforms_by_haiku([caller]) else "within"
-
-
-def in_linen(eqn: Any, who: tuple[str, str, int]) -> bool:
-    """What an equation tells of a function that made it: ``CalledFunction.in_linen``."""
-    if "flax.linen" not in sys.modules:
-        return False
-    inside, outside = _inside_and_outside(eqn, who)
-    return calls_linen(inside) and calls_linen(outside)
-
-
-def _inside_and_outside(eqn: Any, who: tuple[str, str, int]) -> tuple[list[CodeType], list[CodeType]]:
-    """The code of a function and of what it calls, as an equation's frames tell; and that of what calls it."""
-    codes = [code for code, _ in frames(eqn)]
-    own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
-    return ([], codes) if own is None else (codes[: own + 1], codes[own + 1 :])
+def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> tuple[Literal["", "within", "transformed"], bool]:
+    """What the equations of a call tell of the function: ``CalledFunction.in_haiku`` and ``in_linen``."""
+    if "haiku" not in sys.modules and "flax.linen" not in sys.modules:
+        return "", False
+    for eqn in eqns:
+        codes = [code for code, _ in frames(eqn)]
+        own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
+        if own is None:
+            continue
+        inside, outside = codes[: own + 1], codes[own + 1 :]
+        of_haiku, of_linen = transforms_by_haiku(outside), calls_linen(outside)
+        if not of_haiku and not of_linen:  # nor is any other equation of this call within one
+            break
+        if of_haiku and uses_haiku(inside):
+            caller = next(code for code in outside if is_user_file(code.co_filename) or is_of_haiku(code))
+            return "transformed" if transforms_by_haiku([caller]) else "within", False
+        if of_linen and calls_linen(inside):
+            return "", True
+    return "", False
 
 
 def of_user(outside: Iterable[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:

@@ -1,4 +1,4 @@
-"""Which equations of a jaxpr its outputs depend on."""
+"""Which equations of a jaxpr its outputs depend on, and which of them reads a value last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from remat_magic import _jax
 
-__all__ = ["LiveEquations"]
+__all__ = ["LiveEquations", "last_reads"]
 
 
 class LiveEquations:
@@ -88,3 +88,9 @@ class LiveEquations:
         for index, operand in enumerate(body.operands):
             if operand is not None and (used[index] or index in kept):
                 read[operand] = True
+
+
+def last_reads(eqns: Sequence[Any], outputs: Sequence[Any]) -> dict[Any, int]:
+    """For each variable the number of the last equation that reads it; of what is given back, that after the last."""
+    last = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if not _jax.is_literal(atom)}
+    return last | {atom: len(eqns) for atom in outputs if not _jax.is_literal(atom)}

@@ -1,16 +1,16 @@
 """Plans with which the program fits a device, as the device's own compiler says.
 
 The estimate only guides: each choice is judged by what XLA needs for it. As few as possible are compiled: the one
-without a checkpoint, one of the lowest estimated peaks, plans for peaks at which the compiled bytes so far, put on a
-line, say that it just fits, and what adds less than the best of these and is not known to be hopeless: of some programs
-the estimate is several times what XLA needs.
+without a checkpoint, those of the lowest estimated peaks until one fits (more of them where they need little more than
+there is), plans for peaks at which the compiled bytes so far, put on a line, say that it just fits, and what adds less
+than the best of these and is not known to be hopeless: of some programs the estimate is several times what XLA needs.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,16 +144,16 @@ class _CompiledChoices:
         Where some need little more than there is, which of them needs least is not told by estimates that are as close:
         then JAX's own policies at all places are compiled too, as many as may be.
         """
-
-        def fits(choice: Plan) -> bool:
-            compiled = self._try(choice)
-            return compiled is not None and compiled.fits
-
-        if any(fits(self._of_report(report)) for report in reports[:_LOWEST]):
+        if self._one_fits(map(self._of_report, reports[:_LOWEST])):
             return
         if min(compiled.needed for compiled in self._all()) <= _NEAR * self._limit:
             rest = [*map(self._of_report, reports[_LOWEST:]), *self._choices(reports, bare)]
-            any(fits(choice) for choice in sorted(rest, key=lambda choice: choice.peak_bytes or 0))
+            self._one_fits(sorted(rest, key=lambda choice: choice.peak_bytes or 0))
+
+    def _one_fits(self, choices: Iterable[Plan]) -> bool:
+        """Compile choices until one fits; whether one does."""
+        compiled = map(self._try, choices)
+        return any(each is not None and each.fits for each in compiled)
 
     def _between(self, bare: _Compiled) -> None:
         """Compile plans for the peak at which it should just fit, between what fits and what does not.
