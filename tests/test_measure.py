@@ -193,7 +193,7 @@ SCANNED = {
 @pytest.mark.remat3_is_volume
 @pytest.mark.parametrize("model", usually(SCANNED, "layers"))
 def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(model, remat3):
-    """As in a program written by hand; and only under the scheduler that heeds memory."""
+    """As in a program written by hand."""
     fun, args = SCANNED[model]
     trace = rm.trace(fun, *args)
     names = ("none", "dots_saveable", "nothing_saveable")
