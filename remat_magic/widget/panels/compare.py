@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Places, Progress
+from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Places, Progress, Remark, Report
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html, unfinished_panel
 from remat_magic.views.fits import fits_html
@@ -121,7 +121,7 @@ class Compare(Panel):
             case "fits":
                 return self._fits(request)
             case "peak":
-                report = self._live.trace.report(*self._arguments(request), device=request.text("device")).remarked
+                report = self._noted(request)
                 return {
                     "totals": totals_html(report),
                     "peak": peak_bar_html(report),
@@ -129,6 +129,16 @@ class Compare(Panel):
                 }
             case _:
                 return {"html": self._gradients(request)}
+
+    def _noted(self, request: Request) -> Report:
+        """The report as on the device, with its remarks; what its compiler has said needs none on another order."""
+        device = request.text("device")
+        report = self._live.trace.report(*self._arguments(request), device=device)
+        with self._lock:
+            measured = self._measured.get((report.policy, report.at, device))
+        if measured is not None and measured.needed_bytes is not None:
+            report = replace(report, by_order=Remark())
+        return report.remarked
 
     def _compared(self, request: Request) -> str:
         besides = self._besides(request)
@@ -326,6 +336,8 @@ class Compare(Panel):
             self._measured[full.policy, full.at, device.name] = full
         self._live.add_compiled(full)
         self._show_measured(device.name)
+        if live.trace.report(policy, at, namespace, device=device).by_order.text:
+            self._work(Request({**request.content, "type": "peak"}))  # which said what might be
         return {"html": fits_html(full, device.memory_bytes)}
 
     def _send_progress(self, now: Progress, job: str, device: str) -> None:
