@@ -597,11 +597,13 @@ def test_it_is_near_what_xla_needs(case, device):
 @pytest.mark.volume  # a TPU's compiler takes its time
 @pytest.mark.usefixtures("cache")
 def test_xla_for_a_tpu_recomputes_attention_at_once():
-    """What it needs of a vision transformer is the other peak that is noted, and not the estimate."""
+    """What it needs of a vision transformer is more than the estimate, and at most the other peak that is noted.
+
+    JAX 0.12's compiler needs nine tenths of that peak here, and 0.10's three quarters; of 196 tokens both over nine.
+    """
     fun, args = other_models.vision(layers=2, tokens=128)
     trace = rm.trace(fun, *args)
     report = trace.report("dots_with_no_batch_dims_saveable", "function", device=TPU)
     needed = compiled(trace, report.policy, report.at, device=TPU).needed_bytes
     at_once = units.parse_bytes(re.findall(r"[\d.]+ MB", report.by_order.text)[0])
-    assert report.peak_bytes < needed
-    assert at_once == pytest.approx(needed, rel=0.1)
+    assert 1.15 * report.peak_bytes < needed < at_once
