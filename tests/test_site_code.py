@@ -244,6 +244,23 @@ def test_what_to_write_for_some_of_the_calls_leaves_the_others(module):  # noqa:
     )
 
 
+def test_a_lambda_is_not_called_as_what_is_given_it(module):  # noqa: F811
+    made = module(
+        """
+        def f(w, x):
+            fixed = jax.lax.custom_root(
+                lambda z: z - jnp.tanh(z @ w + x), x,
+                lambda g, z: jax.lax.fori_loop(0, 9, lambda i, z: z - g(z), z),
+                lambda g, y: jnp.linalg.solve(jax.jacobian(g)(y), y),
+            )
+            return fixed.sum()
+        """
+    )
+    codes = [site.code for site in rm.trace(made.f, f32(4, 4), f32(4)).sites]
+    assert "jax.checkpoint(lambda g, z: ..., static_argnums=(0,))" in codes
+    assert not [code for code in codes if "custom_root" in code]
+
+
 # ------------------------------------------------------------------------------------ arguments that are no arrays
 
 BODY = "return x + jnp.tanh(jnp.sin(x) @ w) * (2.0 if {} else 1.0)"
@@ -293,6 +310,16 @@ def block(x, w, train=True):
 def f(w, x):
     return jax.lax.scan(block, x, jnp.stack([w, w]))[0].sum()
 """
+OF_LIBRARY = """
+import functools
+
+DEFINITION
+def block(x, w, {}):
+    return jnp.tanh(jnp.sin(x) @ w) if train else x
+
+def f(w, x):
+    return {}.sum()
+"""
 # A text, and how its calls are changed as the comment says. What is to be called stands at CALL there.
 STATIC = {
     "by position": (function("x, w, train", "block(x, w, True)"), {}),
@@ -314,6 +341,14 @@ STATIC = {
         {"block(x, w)": "block(x, w, True)"},
     ),
     "a default of the body of a loop": (OF_LOOP, {}),
+    "a default, called by another's function": (
+        OF_LIBRARY.format("train=True", "functools.reduce(block, [w, w], x)"),
+        {},
+    ),
+    "by position, called by another's function": (
+        OF_LIBRARY.format("train", "sum(jax.tree.map(block, [x, 2 * x], [w, w], [True, True]))"),
+        {},
+    ),
     "positional only": (function("x, w, train, /", "block(x, w, True)"), {}),
     "keyword only": (function("x, w, *, train", "CALL(x, w, train=True)"), {", train=True": ""}),
     "the rest": (function("x, w, *rest", "block(x, w, True)", flag="rest[0]"), {}),

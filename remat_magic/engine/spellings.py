@@ -73,7 +73,9 @@ class Spelling:
             return "unknown"
         if position is not None and position < self.bound + len(self.positional):
             return "position"
-        return "default" if has_default else "unknown"
+        if has_default:
+            return "default"
+        return "position" if position is not None and not self.function else "unknown"  # as other code mostly gives it
 
     def by_position(self, names: Sequence[str], defaults: Mapping[str, str]) -> str:
         """The call with what the first parameters, which are these, are given by position; empty where that cannot be.
@@ -161,7 +163,9 @@ def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -
             text = _Text.of(code.co_filename)
             call = text.calls.get(position)
             if call is not None:
-                calls[code.co_filename, position] = text.spelling(call, who[0].rpartition(".")[2], by_loop)
+                name = who[0].rpartition(".")[2]
+                by_callee = by_loop or _hands_over(call, name, who[2])  # by code that is not the user's
+                calls[code.co_filename, position] = text.spelling(call, name, by_callee)
     return tuple(dict.fromkeys(calls.values()))
 
 
@@ -233,16 +237,16 @@ class _Text:
     def of(file: str) -> _Text:
         return _parsed("".join(linecache.getlines(file)))
 
-    def spelling(self, call: ast.Call, name: str, by_loop: bool) -> Spelling:
-        """That of a call of a function of that name, which a loop of JAX's is given where that makes the call."""
+    def spelling(self, call: ast.Call, name: str, by_callee: bool) -> Spelling:
+        """That of a call of a function of that name, or of a call that is given it ``by_callee``, which calls it."""
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        function, partial = self._partial(arguments if by_loop else [call.func], name) or (call.func, None)
+        function, partial = self._partial(arguments if by_callee else [call.func], name) or (call.func, None)
         bound = [] if partial is None else partial.args[1:]
         bound_names = [] if partial is None else [keyword.arg for keyword in partial.keywords]
-        args, keywords = ([], []) if by_loop else (call.args, call.keywords)
+        args, keywords = ([], []) if by_callee else (call.args, call.keywords)
         starred = any(isinstance(argument, ast.Starred) for argument in (*bound, *args))
         return Spelling(
-            "" if by_loop and partial is None else ast.unparse(function if by_loop else call.func),
+            "" if by_callee and partial is None else ast.unparse(function if by_callee else call.func),
             tuple(map(ast.unparse, args)),
             tuple((keyword.arg or "", ast.unparse(keyword.value)) for keyword in keywords),
             len(bound),
@@ -262,6 +266,22 @@ class _Text:
                     case _:
                         pass
         return None
+
+
+def _hands_over(call: ast.Call, name: str, line: int) -> bool:
+    """Whether a call gives a function of that name and line to what it calls, as ``functools.reduce(layer, ws, x)``."""
+    if _name(call.func) == name:
+        return False
+    nodes: list[ast.AST] = [*call.args, *call.keywords]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Lambda):
+            if name == "<lambda>" and node.lineno == line:
+                return True
+        elif isinstance(node, ast.expr) and _name(node) == name:
+            return True
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(node, ast.Call) or child != node.func]
+    return False
 
 
 def _name(expression: ast.expr) -> str:
