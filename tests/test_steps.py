@@ -649,6 +649,77 @@ def test_what_is_only_pushed_forward_is_no_gradient():
     assert made(trace.report()) == saved_types(along, w, x)
 
 
+def mapped(push_forward, x):
+    return jax.vmap(push_forward)(jnp.stack([x, x])).sum()
+
+
+def differentiated(push_forward, x):
+    return jax.jvp(push_forward, (x,), (x,))[1].sum()
+
+
+def solved(push_forward, x):
+    return jnp.linalg.solve(jax.jacobian(push_forward)(x) + jnp.eye(x.size), x).sum()
+
+
+@pytest.mark.parametrize("use", [mapped, differentiated, solved])
+def test_what_linearize_returns_can_be_mapped_and_differentiated(use):
+    def along(w, x):
+        value, push_forward = jax.linearize(lambda x: jnp.tanh(x @ w), x)
+        return use(push_forward, value)
+
+    (w, *_), x, _ = arguments()
+    trace = rm.trace(along, w, x[0])
+    assert trace.function_name == "along"
+    assert made(trace.report()) == saved_types(along, w, x[0])
+    assert agree(trace.function("nothing_saveable", "function")(w, x[0]), along(w, x[0]))
+
+
+def test_an_error_of_the_users_own_after_linearize_is_as_it_was_raised():
+    def along(w, x):
+        jax.linearize(lambda x: jnp.tanh(x @ w), x)
+        raise LookupError("no such weight")
+
+    (w, *_), x, _ = arguments()
+    with pytest.raises(LookupError, match="no such weight"):
+        rm.trace(along, w, x)
+
+
+def step_that_skips_what_is_not_finite(params, x, y):
+    value, pull_back = jax.vjp(lambda p: loss(p, x, y), params)
+    none = jax.tree.map(jnp.zeros_like, params)
+    return updated(params, lax.cond(jnp.isfinite(value), lambda: pull_back(jnp.ones_like(value))[0], lambda: none))
+
+
+def step_that_pulls_back_in_a_loop(params, x, y):
+    value, pull_back = jax.vjp(lambda p: loss(p, x, y), params)
+    several = lax.map(lambda scale: pull_back(scale * jnp.ones_like(value))[0], jnp.arange(3.0))
+    return updated(params, jax.tree.map(lambda gradients: gradients.sum(0), several))
+
+
+def step_of_gauss_newton(params, x, y):
+    value, push_forward = jax.linearize(lambda p: loss(p, x, y), params)
+    pull_back = jax.linear_transpose(push_forward, params)
+    (gradients,) = pull_back(jnp.ones_like(value))
+
+    def curvature(direction):
+        return jax.tree.map(jnp.add, direction, pull_back(push_forward(direction))[0])
+
+    return updated(params, jax.scipy.sparse.linalg.cg(curvature, gradients, maxiter=3)[0])
+
+
+@pytest.mark.parametrize(
+    "step", [step_that_skips_what_is_not_finite, step_that_pulls_back_in_a_loop, step_of_gauss_newton]
+)
+def test_a_gradient_is_shown_where_its_backward_pass_runs_in_a_loop_or_a_branch(step):
+    params, x, y = arguments()
+    trace = rm.trace(step, params, x, y)
+    assert trace.function_name == "<lambda>"
+    assert made(trace.report()) == saved_types(lambda p: loss(p, x, y), params)
+    assert trace.step is None  # what its halves hold for each other is not known there
+    assert "in a loop or a branch that its forward pass is outside of" in trace.notes[0]
+    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+
+
 @pytest.mark.parametrize("jitted", [False, True], ids=["as it is", "jitted"])
 @pytest.mark.parametrize("derivative", [jax.vjp, jax.linearize])
 def test_a_gradient_is_one_too_where_its_backward_pass_is_returned(derivative, jitted):

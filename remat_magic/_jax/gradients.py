@@ -24,9 +24,9 @@ from remat_magic._jax.private import courtesy
 
 __all__ = ["Hold", "Vmaps", "holding", "is_holding", "is_staged", "manual_axes", "of_one_trace"]
 
-Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
-"""Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
-auxiliary data; returns the function to differentiate instead."""
+Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool, bool], Callable[..., Any]]
+"""Is given a function that is about to be differentiated, its arguments, whether it returns a pair of output and
+auxiliary data, and whether ``jax.linearize`` asks; returns the function to differentiate instead."""
 
 _EFFECT = "the gradient that a training step takes inside is not seen"
 _own = courtesy("jax._src.interpreters.ad.linearize", _EFFECT)
@@ -66,14 +66,16 @@ def holding(hold: Hold) -> Iterator[None]:
 
 
 def _one_after_the_other(first: Hold, second: Hold) -> Hold:
-    def both(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+    def both(
+        traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, linearized: bool
+    ) -> Callable[..., Any]:
         holds = _in_thread.hold
         try:
             _in_thread.hold = first  # gradients inside this one are not the second's
-            instead = first(traceable, args, has_aux)
+            instead = first(traceable, args, has_aux, linearized)
         finally:
             _in_thread.hold = holds
-        return second(instead, args, has_aux)
+        return second(instead, args, has_aux, linearized)
 
     return both
 
@@ -83,7 +85,7 @@ def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, *
     hold: Hold | None = getattr(_in_thread, "hold", None)
     if hold is None or _within_backward_pass():
         return _replaced(traceable, primals, *args, has_aux=has_aux, **kwargs)
-    instead = hold(traceable, primals.unflatten(), has_aux)
+    instead = hold(traceable, primals.unflatten(), has_aux, sys._getframe(1).f_code.co_name == "linearize")
     try:
         # What is linearised in there belongs to this gradient: the rules of custom derivatives, and JAX's own.
         _in_thread.hold = None

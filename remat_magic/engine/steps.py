@@ -20,7 +20,7 @@ from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.one_device import Propagated
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.walk import Scope, walk
-from remat_magic.records import ArgumentRole, GradientCall, RematError
+from remat_magic.records import ArgumentRole, GradientCall, Half, RematError
 
 __all__ = [
     "ITSELF",
@@ -216,8 +216,11 @@ def _examples_outside(given: Primal, function: Differentiated) -> int:
 
 
 def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
-    """The step that takes a gradient; None where no calls stand for it there, or one is mapped outside of a call."""
-    if any(_examples_outside(given, function) > 1 for function in given.gradients):
+    """The step that takes a gradient; None where no calls stand for it there, or one is mapped outside of a call.
+
+    None as well where a backward half runs in a loop or a branch that its forward half stands outside of.
+    """
+    if any(_examples_outside(given, function) > 1 for function in given.gradients) or _halves_apart(given):
         return None
     number = given.gradients.index(gradient.function)
     calls = {half_of(eqn): (scope, eqn) for scope, eqn in walk(given.updating, once=True)}
@@ -245,6 +248,22 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
     )
 
 
+def _halves_apart(given: Primal) -> set[int]:
+    """The numbers of the gradients whose backward half is in another loop's or branch's body than the forward half."""
+    around: dict[tuple[Half, int], set[int]] = {}
+    for scope, eqn in walk(given.updating, once=True):
+        half = half_of(eqn)
+        if half is not None:
+            while scope.parent is not None and scope.body is not None and scope.body.inlines:
+                scope = scope.parent
+            around.setdefault(half, set()).add(id(scope.eqn))
+    return {
+        number
+        for (half, number), bodies in around.items()
+        if half == "backward" and not bodies <= around.get(("forward", number), bodies)
+    }
+
+
 def why_no_step(given: Primal, function: Differentiated) -> str:
     """Why the step is not known that differentiates a function, for a sentence."""
     examples = max(_examples_outside(given, inner) for inner in given.gradients)
@@ -255,6 +274,10 @@ def why_no_step(given: Primal, function: Differentiated) -> str:
     halves = {half_of(eqn) for _, eqn in walk(given.updating, once=True)}
     if ("forward", number := given.gradients.index(function)) in halves and ("backward", number) not in halves:
         return "its backward pass is not in there: what jax.vjp gives is returned"
+    if given.gradients.index(function) in _halves_apart(given):
+        return "its backward pass runs in a loop or a branch that its forward pass is outside of"
+    if _halves_apart(given):
+        return "another gradient's backward pass runs in a loop or a branch that its forward pass is outside of"
     if _jax.has_effects(function.closed):
         return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
     return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
