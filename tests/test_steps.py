@@ -720,6 +720,21 @@ def test_a_gradient_is_shown_where_its_backward_pass_runs_in_a_loop_or_a_branch(
     assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
 
 
+def test_a_step_that_attacks_its_examples_first_is_of_the_gradient_in_its_parameters():
+    def step(params, x, y):
+        def attack(_, x):
+            return x + 0.01 * jnp.sign(jax.grad(loss, 1)(params, x, y))
+
+        return updated(params, jax.grad(loss)(params, lax.fori_loop(0, 3, attack, x), y))
+
+    params, x, y = arguments()
+    trace = rm.trace(step, params, x, y)
+    assert trace.function_name == "loss"
+    assert trace.step is not None
+    assert made(trace.report()) == saved_types(lambda p: loss(p, x, y), params)
+    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+
+
 @pytest.mark.parametrize("jitted", [False, True], ids=["as it is", "jitted"])
 @pytest.mark.parametrize("derivative", [jax.vjp, jax.linearize])
 def test_a_gradient_is_one_too_where_its_backward_pass_is_returned(derivative, jitted):

@@ -80,10 +80,11 @@ class InnerGradient:
 
 
 def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
-    """The gradients that a program takes inside; calls of one function are one gradient.
+    """The gradients that a program takes inside; calls of one function are one.
 
-    The dearest come first, and those that stand inside the function of another one after it: what they save is part of
-    what that one saves.
+    That is the first of which the program gives back what may be the gradient, or else the first. The dearest come
+    first, and those that stand inside the function of another one after it: what they save is part of what that one
+    saves.
     """
     calls: dict[tuple[str, int], None] = {}
     transposes = False
@@ -103,7 +104,9 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     first: dict[Identity, Differentiated] = {}
     places: dict[int, tuple[Identity, int]] = {}  # by the identity of a traceback
     for number, inner in functions.items():
-        first.setdefault(inner.who, inner)
+        # A step may attack its examples first, by gradients of the same loss in these.
+        if inner.who not in first or (_is_given_back(primal, inner) > _is_given_back(primal, first[inner.who])):
+            first[inner.who] = inner
         for eqn in _jax.open_jaxpr(inner.closed).eqns:
             places[id(_jax.traceback_of(eqn))] = inner.who, number  # inner ones last: outer ones have their equations
     paths: dict[Identity, tuple[str, ...]] = {}
@@ -348,13 +351,16 @@ def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
         return True
     returned = primal.closed.out_avals
     return [aval.shape for aval in returned] != [()] and any(
-        all(
-            sum(_is_like(aval, type_of_leaf, copies) for aval in returned) >= count
-            for type_of_leaf, count in wanted.items()
-        )
-        for function in (gradient.function for gradient in gradients)
-        if (wanted := _differentiated_types(function))
-        for copies in [function.copies if any(shape for shape, _ in wanted) else 1]
+        _is_given_back(primal, gradient.function) for gradient in gradients
+    )
+
+
+def _is_given_back(primal: Primal, function: Differentiated) -> bool:
+    """Whether a program gives back something like all that a function is differentiated in."""
+    wanted = _differentiated_types(function)
+    copies = function.copies if any(shape for shape, _ in wanted) else 1
+    return bool(wanted) and all(
+        sum(_is_like(aval, kind, copies) for aval in primal.closed.out_avals) >= count for kind, count in wanted.items()
     )
 
 
