@@ -637,6 +637,21 @@ def test_an_edit_is_of_the_loss_where_it_is_written():
     assert trace.edit(trace.plan("50%")).saved_bytes <= trace.report().saved_bytes
 
 
+@pytest.mark.parametrize("order", ["inner", "outer"])
+def test_an_edit_is_of_the_right_one_of_several_lambdas_in_a_line(order):
+    """The program's order of code objects follows from their hashes, that is, from chance."""
+    params, x, y = arguments()
+    if order == "inner":  # is what is differentiated
+        step = lambda params, x, y: (lambda p: jax.grad(lambda p: loss(p, x, y))(p))(params)  # noqa: E731
+    else:
+        step = lambda params, x, y: jax.grad(lambda p: jax.vmap(lambda x, y: loss(p, x, y))(x, y).mean())(params)  # noqa: E731
+    edit = rm.trace(step, params, x, y).edit("nothing_saveable", "function")
+    assert edit.verified
+    (new,) = (line for line in edit.diff().splitlines() if line.startswith("+") and "nothing_saveable" in line)
+    wrapped = "jax.checkpoint(lambda p: loss" if order == "inner" else "jax.checkpoint(lambda p: jax.vmap"
+    assert wrapped in new
+
+
 def test_what_is_only_pushed_forward_is_no_gradient():
     def along(w, x):
         _, push_forward = jax.linearize(lambda x: jnp.tanh(x @ w), x)

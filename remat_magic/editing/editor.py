@@ -170,7 +170,7 @@ class _Editor:
         if self._asked.sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":
-            return ways_of_function(self._code)
+            return ways_of_function(self._code, self._engine.differentiated_inside)
         ways = ways_at(self._code, self._engine, plan.at)
         caller = library_caller(self._engine, plan.at)
         if caller:

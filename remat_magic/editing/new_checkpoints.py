@@ -59,7 +59,7 @@ class NewCheckpoints:
             self._checkpoint_function(policy)
 
     def _checkpoint_function(self, policy: PolicyText) -> None:
-        definition = self._code.definition(self._facts.engine.differentiated_inside)
+        definition = self._code.definition(self._facts.engine.differentiated_inside, self._way.which)
         if definition is None:
             raise RematError(
                 "the traced function is not defined in source text of yours: define a function that calls it, and "

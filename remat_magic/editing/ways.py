@@ -19,6 +19,7 @@ from remat_magic.editing.parsed_text import Function, ParsedText, first_line
 from remat_magic.editing.python_loops import PythonLoop, loop_around, own_counter
 from remat_magic.editing.user_code import UserCode, referent
 from remat_magic.engine.engine import Engine
+from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_loops import loop_of, map_loop
 from remat_magic.engine.spellings import called_from, callers, frames, position_of
 from remat_magic.engine.whole_steps import RepeatedCall, repeated_call
@@ -74,15 +75,23 @@ class Way:
     loops: tuple[_SomeLoop, ...] = ()
     size: int = 1
     names_kept: bool = False
+    which: int = 0
 
 
-def ways_of_function(code: UserCode) -> list[Way]:
-    """Those for the whole function: JAX's own checkpoint first, then those of the libraries that its texts use."""
+def ways_of_function(code: UserCode, inside: Identity | None) -> list[Way]:
+    """Those for the whole function: JAX's own checkpoint first, then those of the libraries that its texts use.
+
+    Args:
+        code: the user's.
+        inside: the function that it differentiates inside, if that is meant.
+    """
     values = [value for file in code.texts for value in code.scope(file).values()]
     modules = {getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None) for value in values}
     modules |= {kind.__module__ for value in values if isinstance(value, type) for kind in value.__mro__}
     used = [f"{name}." for name in modules if isinstance(name, str)]
-    return [Way(), *(Way(name) for name in _OF_ARGUMENTS if any(module.startswith(f"{name}.") for module in used))]
+    libraries = ["", *(name for name in _OF_ARGUMENTS if any(module.startswith(f"{name}.") for module in used))]
+    several = len(code.begun_at(*inside[1:])) if inside is not None else 1
+    return [Way(library, which=which) for library in libraries for which in range(several or 1)]
 
 
 def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
