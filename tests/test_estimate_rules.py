@@ -597,9 +597,10 @@ def test_it_is_near_what_xla_needs(case, device):
 @pytest.mark.volume  # a TPU's compiler takes its time
 @pytest.mark.usefixtures("cache")
 def test_xla_for_a_tpu_recomputes_attention_at_once():
-    """What it needs of a vision transformer is more than the estimate, and at most the other peak that is noted.
+    """What it needs of a vision transformer is the other peak that is noted, and not the estimate.
 
-    JAX 0.12's compiler needs nine tenths of that peak here, and 0.10's three quarters; of 196 tokens both over nine.
+    Layers as small as these JAX 0.10's compiler puts off in part: it needs three quarters of that peak. Of 196 tokens
+    it needs over nine tenths, as JAX 0.12's does of either, but compiles three times as long.
     """
     fun, args = other_models.vision(layers=2, tokens=128)
     trace = rm.trace(fun, *args)
@@ -607,3 +608,5 @@ def test_xla_for_a_tpu_recomputes_attention_at_once():
     needed = compiled(trace, report.policy, report.at, device=TPU).needed_bytes
     at_once = units.parse_bytes(re.findall(r"[\d.]+ MB", report.by_order.text)[0])
     assert 1.15 * report.peak_bytes < needed < at_once
+    if jax.__version_info__ >= (0, 12):
+        assert at_once == pytest.approx(needed, rel=0.1)

@@ -695,8 +695,9 @@ def test_an_error_of_the_users_own_after_linearize_is_as_it_was_raised():
         raise LookupError("no such weight")
 
     (w, *_), x, _ = arguments()
-    with pytest.raises(LookupError, match="no such weight"):
+    with pytest.raises(LookupError, match="no such weight") as raised:
         rm.trace(along, w, x)
+    assert raised.value.__context__ is None
 
 
 def step_that_skips_what_is_not_finite(params, x, y):
@@ -711,6 +712,13 @@ def step_that_pulls_back_in_a_loop(params, x, y):
     return updated(params, jax.tree.map(lambda gradients: gradients.sum(0), several))
 
 
+def step_that_pulls_back_in_a_loop_too(params, x, y):
+    value, pull_back = jax.vjp(lambda p: loss(p, x, y), params)
+    pull_back_jitted = jax.jit(lambda cotangent: pull_back(cotangent)[0])  # JAX traces it once for both
+    once, several = pull_back_jitted(value), lax.map(pull_back_jitted, jnp.arange(3.0))
+    return updated(params, jax.tree.map(lambda one, all_: one + all_.sum(0), once, several))
+
+
 def step_of_gauss_newton(params, x, y):
     value, push_forward = jax.linearize(lambda p: loss(p, x, y), params)
     pull_back = jax.linear_transpose(push_forward, params)
@@ -723,7 +731,13 @@ def step_of_gauss_newton(params, x, y):
 
 
 @pytest.mark.parametrize(
-    "step", [step_that_skips_what_is_not_finite, step_that_pulls_back_in_a_loop, step_of_gauss_newton]
+    "step",
+    [
+        step_that_skips_what_is_not_finite,
+        step_that_pulls_back_in_a_loop,
+        step_that_pulls_back_in_a_loop_too,
+        step_of_gauss_newton,
+    ],
 )
 def test_a_gradient_is_shown_where_its_backward_pass_runs_in_a_loop_or_a_branch(step):
     params, x, y = arguments()

@@ -90,8 +90,8 @@ def ways_of_function(code: UserCode, inside: Identity | None) -> list[Way]:
     modules |= {kind.__module__ for value in values if isinstance(value, type) for kind in value.__mro__}
     used = [f"{name}." for name in modules if isinstance(name, str)]
     libraries = ["", *(name for name in _OF_ARGUMENTS if any(module.startswith(f"{name}.") for module in used))]
-    several = len(code.begun_at(*inside[1:])) if inside is not None else 1
-    return [Way(library, which=which) for library in libraries for which in range(several or 1)]
+    several = 0 if inside is None else len(code.begun_at(*inside[1:]))
+    return [Way(library, which=which) for library in libraries for which in range(max(1, several))]
 
 
 def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:

@@ -100,16 +100,16 @@ class Primal:
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
-        try:
-            self._trace(fun, calls, look_inside)
-        except LinearizedError:  # the user's own error, if it is one, comes again
-            self._trace(fun, calls, look_inside, linearized=False)
+        for linearized in (True, False):
+            with contextlib.suppress(LinearizedError):  # an error of the user's own comes again, and alone
+                self._trace(fun, calls, look_inside, linearized)
+                break
         self.closed = _jax.with_outputs(self.updating, self.outputs + self.auxiliary)
         stale = _jax.stale_traces(self._generation, fun, self.closed, self._is_as_jax_makes_it)
         self.stale = tuple(dict.fromkeys(name for _, name in stale))
         self.function = _jax.as_function(self.closed)
 
-    def _trace(self, fun: Callable[..., Any], calls: Calls | None, look_inside: bool, linearized: bool = True) -> None:
+    def _trace(self, fun: Callable[..., Any], calls: Calls | None, look_inside: bool, linearized: bool) -> None:
         """Trace it once; arguments are those of ``__init__`` and of ``find_gradients``."""
         with self.tracing(), recording() if calls is None else contextlib.nullcontext(calls) as self.calls:
             self.mesh = _jax.mesh_in_force()

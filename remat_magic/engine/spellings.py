@@ -192,13 +192,7 @@ def loop_around(code: CodeType, instruction: int, called: Position, name: str) -
 def passes_on(code: CodeType, instruction: int, function: CodeType) -> bool:
     """Whether a call gives a function to what it calls, which may call that several times."""
     call = _Text.of(code.co_filename).calls.get(position_of(code, instruction))
-    given = [] if call is None else [*call.args, *call.keywords]
-    names = (
-        "<lambda>" if isinstance(node, ast.Lambda) else _name(node)
-        for node in itertools.chain.from_iterable(map(ast.walk, given))
-        if isinstance(node, ast.expr)
-    )
-    return call is None or function.co_name in names
+    return call is None or _hands_over(call, function.co_name, function.co_firstlineno)
 
 
 def default_texts(who: tuple[str, str, int]) -> dict[str, str]:

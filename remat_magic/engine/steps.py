@@ -102,10 +102,13 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
         if ("backward", number) in calls or (("forward", number) not in calls and transposes)
     }
     first: dict[Identity, Differentiated] = {}
+    given_back: set[Identity] = set()
     places: dict[int, tuple[Identity, int]] = {}  # by the identity of a traceback
     for number, inner in functions.items():
+        first.setdefault(inner.who, inner)
         # A step may attack its examples first, by gradients of the same loss in these.
-        if inner.who not in first or (_is_given_back(primal, inner) > _is_given_back(primal, first[inner.who])):
+        if inner.who not in given_back and _is_given_back(primal, inner):
+            given_back.add(inner.who)
             first[inner.who] = inner
         for eqn in _jax.open_jaxpr(inner.closed).eqns:
             places[id(_jax.traceback_of(eqn))] = inner.who, number  # inner ones last: outer ones have their equations
@@ -254,7 +257,8 @@ def step_of(given: Primal, gradient: InnerGradient) -> Step | None:
 def _halves_apart(given: Primal) -> set[int]:
     """The numbers of the gradients whose backward half is in another loop's or branch's body than the forward half."""
     around: dict[tuple[Half, int], set[int]] = {}
-    for scope, eqn in walk(given.updating, once=True):
+    # Each call of a jitted function counts: one may be in a loop, and another one outside.
+    for scope, eqn in walk(given.updating, lambda eqn: half_of(eqn) is None):
         half = half_of(eqn)
         if half is not None:
             while scope.parent is not None and scope.body is not None and scope.body.inlines:
@@ -277,10 +281,10 @@ def why_no_step(given: Primal, function: Differentiated) -> str:
     halves = {half_of(eqn) for _, eqn in walk(given.updating, once=True)}
     if ("forward", number := given.gradients.index(function)) in halves and ("backward", number) not in halves:
         return "its backward pass is not in there: what jax.vjp gives is returned"
-    if given.gradients.index(function) in _halves_apart(given):
-        return "its backward pass runs in a loop or a branch that its forward pass is outside of"
-    if _halves_apart(given):
-        return "another gradient's backward pass runs in a loop or a branch that its forward pass is outside of"
+    apart = _halves_apart(given)
+    if apart:
+        whose = "its" if number in apart else "another gradient's"
+        return f"{whose} backward pass runs in a loop or a branch that its forward pass is outside of"
     if _jax.has_effects(function.closed):
         return f"{function.who[0]} writes to what is outside of it, a jax.ref or the like"
     return "the gradient is differentiated itself, or mapped by what is not jax.vmap"
