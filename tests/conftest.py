@@ -7,8 +7,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llv
 for _variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
     os.environ[_variable] = str(_HOME / _variable.lower())
     (_HOME / _variable.lower()).mkdir()
+for _variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR"):
+    os.environ.pop(_variable, None)
 for _variable in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONSTARTUP", "JUPYTER_PREFER_ENV_PATH"):
     os.environ.pop(_variable, None)
 
@@ -104,6 +108,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Begin no test that CI has no time for."""
+    from tests.volume import skip_when_late
+
+    skip_when_late()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """And over what each test leaves in JAX's caches, millions of objects in all, which every edit would look at."""
@@ -162,6 +174,16 @@ def _on_the_cpu() -> None:
     import jax
 
     assert jax.default_backend() == "cpu", "JAX was imported before tests/conftest.py could choose its platform"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _unhurried() -> None:
+    """Give searches that are to end after some seconds six times as many: what they find is then no slow machine's."""
+    from remat_magic.planning import fitting_plans, peak_plans, placed_plans, places
+
+    slow = SimpleNamespace(perf_counter=lambda: time.perf_counter() / 6)
+    for module in (fitting_plans, peak_plans, placed_plans, places):
+        module.time = slow  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,42 @@ def test_a_device_has_one_size(name):
     assert facts.get("device_memory_size", device.memory_bytes) == device.memory_bytes
 
 
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({}, 0.75),
+        ({"XLA_CLIENT_MEM_FRACTION": ".9"}, 0.9),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}, 0.5),  # by its old name
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 0.75),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_CLIENT_MEM_FRACTION": ".5"}, 1),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}, 1),
+        ({"XLA_CLIENT_MEM_FRACTION": "much"}, 0.75),
+    ],
+)
+def test_a_program_can_have_what_jax_takes_of_a_gpu(monkeypatch, settings, share):
+    """By the environment variables of JAX's page on GPU memory allocation; of a TPU it takes all."""
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    for name in ("H100 SXM", "H100 SXM x8"):
+        device = devices.get(name)
+        assert devices.usable_bytes(device) == int(share * device.memory_bytes)
+    v5e = devices.get("TPU v5e")
+    assert devices.usable_bytes(v5e) == v5e.memory_bytes
+
+
+def test_of_a_gpu_that_is_here_a_program_can_have_what_the_allocator_says(monkeypatch):
+    here = SimpleNamespace(device_kind="NVIDIA H200", memory_stats=lambda: {"bytes_limit": 112583507968})
+    monkeypatch.setattr(jax, "devices", lambda: [here])
+    monkeypatch.setattr(_jax, "has_begun", lambda: True)
+    assert devices.usable_bytes(devices.get("H200")) == 112583507968
+    assert devices.usable_bytes(devices.get("H100 SXM")) == devices.get("H100 SXM").memory_bytes * 3 // 4
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async")  # which names a limit, and goes beyond it
+    assert devices.usable_bytes(devices.get("H200")) == devices.get("H200").memory_bytes
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_ALLOCATOR")
+    monkeypatch.setattr(_jax, "has_begun", lambda: False)  # looking for devices takes the memory of a GPU
+    assert devices.usable_bytes(devices.get("H200")) == int(0.75 * devices.get("H200").memory_bytes)
+
+
 def test_names_are_found_in_any_case():
     assert devices.get("tpu V5E") is devices.get("TPU v5e")
     own = devices.get("H200")

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
-from remat_magic import devices
+from remat_magic import _jax, devices
 from remat_magic.records import RematError
 from tests.eight_devices import eight
 from tests.programs import f32
@@ -74,6 +74,19 @@ def test_it_runs_on_those_that_are_named_and_here(kind, name, called, function, 
     assert job.wait(60)
     (of_job,) = job.results
     assert (of_job.error, of_job.devices, of_job.devices_there, of_job.runs) == ("", 8, 8, 1)
+
+
+def test_what_is_compiled_for_a_gpu_that_is_here_fits_or_not_by_what_its_allocator_gives_out(monkeypatch):
+    """JAX says that there is a GPU, and how much it can have: just as much as the program needs, and one byte less."""
+    trace = rm.trace(loss, f32(8, 8), f32(8, 8))
+    needed = trace.measure("none").total_bytes
+    assert trace.measure("none").fits is None  # on a CPU nothing says how much there is
+    monkeypatch.setattr(type(jax.devices()[0]), "platform", "gpu")
+    for limit in (needed, needed - 1):
+        monkeypatch.setattr(_jax, "memory_limit", lambda _, limit=limit: limit)
+        measured = trace.measure("none", inputs="random", runs=1)
+        assert (measured.error, measured.needed_bytes, measured.available_bytes) == ("", needed, limit)
+        assert measured.fits == (limit == needed)
 
 
 @eight

@@ -26,7 +26,7 @@ import remat_magic as rm
 from remat_magic import _jax, devices
 from remat_magic.measuring import elsewhere
 from remat_magic.records import Collective, RematError
-from remat_magic.views.fits import fits_text
+from remat_magic.views.fits import fits_html, fits_text
 from tests.pretend_compiler import NAMES, SIZES
 from tests.programs import f32
 
@@ -143,6 +143,25 @@ def test_too_big_is_an_answer_and_no_error(pretend):
     measured = rm.trace(loss, *ARGS).measure("none", device=H100)
     assert (measured.fits, measured.error) == (False, "")
     assert measured.available_bytes < measured.needed_bytes == measured.total_bytes
+    assert measured.mend == ""  # it would not fit in all of the memory either
+
+
+def test_what_fits_in_all_of_a_gpu_but_not_in_what_jax_takes_of_it(pretend, monkeypatch):
+    """JAX lets a program have three quarters of a GPU's memory, unless it is told to take more."""
+    memory = rm.devices.get(H100).memory_bytes
+    sizes = dict.fromkeys(NAMES, 0) | {"temp": round(0.9 * memory)}
+    pretend(f"answer(memory={sizes}, seconds=1, rematerialized=0)")
+    trace = rm.trace(loss, *ARGS)
+    measured = trace.measure("none", device=H100)
+    assert (measured.fits, measured.available_bytes, measured.memory_bytes) == (False, memory * 3 // 4, memory)
+    assert "XLA_CLIENT_MEM_FRACTION=0.95 is set before it starts: with that it would fit." in measured.mend
+    assert measured.mend in fits_text(measured, None)
+    assert measured.mend in fits_html(measured, None)
+    with pytest.raises(RematError, match=r"comes nearest: JAX gives a program no more"):
+        trace.plan(fits=H100)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", ".95")
+    measured = trace.measure("none", device=H100)
+    assert (measured.fits, measured.available_bytes, measured.mend) == (True, int(0.95 * memory), "")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from tests import generated, generated_operations
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
 from tests.test_parity import types_of_ours
 from tests.views_records import fragments
+from tests.volume import skip_when_late
 
 _TALLY = os.environ.get("REMAT_TALLY", "")
 pytestmark = [
@@ -77,9 +78,21 @@ def examples(usual: int, volume: int):
     def decorate(test):
         if _TALLY:
             test.hypothesis.inner_test = _tallied(test.hypothesis.inner_test)
+        test.hypothesis.inner_test = _in_time(test.hypothesis.inner_test)
         return chosen(test)
 
     return decorate
+
+
+def _in_time(test):
+    """Skips the rest of the programs where CI has no more time for them."""
+
+    @functools.wraps(test)
+    def timely(*args, **kwargs):
+        skip_when_late()
+        test(*args, **kwargs)
+
+    return timely
 
 
 def _tallied(test):

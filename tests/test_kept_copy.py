@@ -99,7 +99,7 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch
         tell(widget, type="device", device=device)
         assert all(peak in kept() for peak in there)
         assert not any(peak in kept() for peak in {*here, *on_tpu, *on_gpu}.difference(there))
-        assert f"left of {device}, {fmt.nbytes(devices.get(device).memory_bytes)}" in kept()
+        assert f"left of {device}, {fmt.nbytes(devices.usable_bytes(devices.get(device)))}" in kept()
         assert f", with peaks as on {device}; run" in kept()
         assert f"Peaks are as on {device}." in widget._rendered.kept(widget.report)["text/plain"]
     # What is offered by nobody changes nothing.

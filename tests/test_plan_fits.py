@@ -43,7 +43,8 @@ class Compiler:
         report = self.trace.report(policy, at, device=ON)
         self.asked.append((report.policy, report.at))
         needed = self.needs(report)
-        return Measurement(report.policy, report.at, fits=needed <= self.memory, needed_bytes=needed)
+        sizes = {"needed_bytes": needed, "available_bytes": self.memory}
+        return Measurement(report.policy, report.at, fits=needed <= self.memory, **sizes)
 
     def needs(self, report):
         return round(report.peak_bytes * self.factor)
@@ -108,7 +109,9 @@ def test_a_checkpoint_that_saves_everything_is_tried():
 
 def test_where_nothing_fits_the_nearest_is_said(trace):
     there = Compiler(trace, 10**5)
-    with pytest.raises(RematError, match=r"fits small, which has 100 kB: none .* comes nearest: use smaller batches"):
+    with pytest.raises(
+        RematError, match=r"fits small, where a program can have 100 kB: none .* comes nearest: use smaller batches"
+    ):
         there.plan()
     assert len(there.asked) == 4
 

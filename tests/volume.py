@@ -1,11 +1,19 @@
-"""Which values of a parameter the usual run tries, where more of a kind are tried by volume."""
+"""How much is tried: which values of a parameter the usual run tries, and until when CI tries more."""
 
+import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-__all__ = ["usually"]
+__all__ = ["skip_when_late", "usually"]
+
+
+def skip_when_late() -> None:
+    """Skip a test after the time until which CI has time for this run: REMAT_UNTIL, in seconds as of ``time.time``."""
+    if time.time() > float(os.environ.get("REMAT_UNTIL", "inf")):
+        pytest.skip("CI had no more time for it")
 
 
 def usually(values: Iterable[Any], *usual: Any) -> list[Any]:

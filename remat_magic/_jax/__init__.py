@@ -97,7 +97,15 @@ from remat_magic._jax.primitives import (
 )
 from remat_magic._jax.private import JAX_VERSION, Lack, is_tested, lacks, reading, require
 from remat_magic._jax.propagation import propagated
-from remat_magic._jax.settings import default_device, has_begun, thread_settings, x64
+from remat_magic._jax.settings import (
+    LARGEST_SHARE_OF_GPU,
+    default_device,
+    has_begun,
+    memory_limit,
+    share_of_gpu,
+    thread_settings,
+    x64,
+)
 from remat_magic._jax.shardings import (
     automatic_devices,
     automatic_devices_in,
@@ -140,6 +148,7 @@ __all__ = [
     "ELSEWHERE",
     "ENVIRONMENT",
     "JAX_VERSION",
+    "LARGEST_SHARE_OF_GPU",
     "MATMULS",
     "QUICK",
     "Body",
@@ -224,6 +233,7 @@ __all__ = [
     "map_rule",
     "mapped_devices",
     "mapped_twice",
+    "memory_limit",
     "memory_space",
     "mesh_devices",
     "mesh_in_force",
@@ -264,6 +274,7 @@ __all__ = [
     "scan_unroll",
     "shape_of",
     "sharding_text",
+    "share_of_gpu",
     "short_dtype",
     "spec_types",
     "spread_like",

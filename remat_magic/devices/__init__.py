@@ -30,6 +30,7 @@ __all__ = [
     "names",
     "of_kind",
     "register",
+    "usable_bytes",
 ]
 
 _KNOWN = {device.name: device for device in ACCELERATORS}
@@ -123,6 +124,22 @@ def accelerator() -> Device | None:
     except RuntimeError:  # none of the platform that JAX was told to use: tracing needs none
         return None
     return None if kind.casefold() == "cpu" else of_kind(kind)
+
+
+def usable_bytes(device: Device) -> int | None:
+    """What a program can have of a device's memory, in bytes; of several that are connected, of each. None if unknown.
+
+    Of one that is here it is what JAX's allocator says, once JAX has looked for devices. Of another, ``memory_bytes``,
+    but of a GPU the share of it that JAX lets a process have: three quarters, or ``XLA_CLIENT_MEM_FRACTION``.
+    """
+    import jax
+
+    from remat_magic import _jax
+
+    limit = _jax.memory_limit(jax.devices()[0]) if _jax.has_begun() and how_many_here(device) else None
+    if limit is not None or device.memory_bytes is None or device.target is None:
+        return limit or device.memory_bytes
+    return int(device.memory_bytes * (_jax.share_of_gpu() if device.target.platform == "cuda" else 1))
 
 
 def how_many_here(device: Device) -> int:

@@ -31,8 +31,9 @@ class Device:
         vector_flops: FLOP/s in float32 of everything else; None where the maker does not say, and then such
             operations are limited by memory alone.
         memory_bandwidth: bytes/s to and from the device's memory.
-        memory_bytes: what a program can have of its memory, as a GPU's driver or a TPU's compiler has it, which is not
-            the round number of its name. None where the system does not say.
+        memory_bytes: its memory as a GPU's driver or a TPU's compiler has it, which is not the round number of its
+            name; ``remat_magic.devices.usable_bytes`` is what a program can have of it. None where the system does not
+            say.
         host_bandwidth: bytes/s to the host's memory in one direction; None where it is not known.
         interconnect: bytes/s that it sends to others of its kind, over all its links together, and receives as fast
             meanwhile: NVLink or ICI, not the network between hosts. None where it is not known.

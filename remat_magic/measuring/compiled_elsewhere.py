@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import _jax
+from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.measuring.answers import Stopped, collectives_of, failure, place_of, text_of
@@ -93,7 +93,7 @@ def compile_elsewhere(
         rematerialized=answer["rematerialized"],
     )
     # A compiler for TPUs refuses what is too big, one for GPUs compiles it.
-    available = device.target.facts.get("device_memory_size")
+    available = devices.usable_bytes(device) if device.target.platform == "cuda" else None
     total = measured.total_bytes
     if available is None or total is None:
         # For a TPU ``temp`` is more than what must fit: programs that grow are refused on the line of their peaks (on
@@ -101,7 +101,11 @@ def compile_elsewhere(
         # which in small programs is most.
         sizes = [size for size in (total, measured.peak_bytes) if size]
         return replace(measured, fits=True, needed_bytes=min(sizes, default=None))
-    return replace(measured, fits=total <= int(available), needed_bytes=total, available_bytes=int(available))
+    share = _jax.LARGEST_SHARE_OF_GPU
+    more = share if available < total <= share * (device.memory_bytes or 0) else None
+    return replace(
+        measured, fits=total <= available, needed_bytes=total, available_bytes=available, fits_with_share=more
+    )
 
 
 def _with_names(facts: Facts, memory: XlaMemory) -> XlaMemory:

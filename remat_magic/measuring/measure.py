@@ -162,7 +162,7 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
     devices = _devices(compiled)
     first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
     kind = first.device_kind
-    return replace(
+    measured = replace(
         measured,
         device=first.platform if kind.lower() == first.platform else f"{first.platform} {kind}",
         devices=max(1, len(devices)),
@@ -176,6 +176,15 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         bytes_accessed=counted.bytes_accessed,
         collectives=None if modules is None else collectives_of(counted.collectives),
     )
+    return _with_limit(measured, first)
+
+
+def _with_limit(measured: Measurement, first: Any) -> Measurement:
+    """Whether it fits in a GPU that is here, by what JAX's allocator gives out."""
+    limit, total = _jax.memory_limit(first), measured.total_bytes
+    if first.platform != "gpu" or limit is None or total is None:
+        return measured
+    return replace(measured, fits=total <= limit, needed_bytes=total, available_bytes=limit)
 
 
 def _or_none(analysis: Callable[[], Any]) -> Any:

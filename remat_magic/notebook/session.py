@@ -126,4 +126,4 @@ class Session:
             measured = inspection.trace.measure(
                 inspection.policy, inspection.at, namespace=self.namespace, device=inspection.device
             )
-            print(printable(fits_text(measured, devices.get(inspection.device).memory_bytes)))  # noqa: T201
+            print(printable(fits_text(measured, devices.usable_bytes(devices.get(inspection.device)))))  # noqa: T201

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat_magic import units
+from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.choices import Choice, built_in, known_choices
@@ -75,6 +75,7 @@ class _Compiled:
     plan: Plan
     needed: int
     fits: bool
+    mend: str = ""
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ class _CompiledChoices:
         self._facts, self._device, self._compile, self._at = facts, device, compiled, at
         self._least = least
         self._separately, self._together, self._seconds, self._most = separately, together, seconds, most
-        self._limit = device.memory_bytes or 0
+        self._limit = devices.usable_bytes(device) or 0
         self._tried: dict[tuple[Any, ...], _Compiled | None] = {}
         self._error = ""
 
@@ -129,9 +130,9 @@ class _CompiledChoices:
         if not any(compiled.fits for compiled in self._all()):
             nearest = min(self._all(), key=lambda compiled: compiled.needed)
             raise RematError(
-                f"Nothing that was compiled of {name} fits {self._device.name}, which has {units.nbytes(self._limit)}: "
-                f"{self._texts()}. {nearest.name} comes nearest: use smaller batches, a device with more memory, or "
-                "several."
+                f"Nothing that was compiled of {name} fits {self._device.name}, where a program can have "
+                f"{units.nbytes(self._limit)}: {self._texts()}. {nearest.name} comes nearest: "
+                f"{nearest.mend or 'use smaller batches, a device with more memory, or several.'}"
             )
         self._between(bare)
         self._cheaper(reports, bare)
@@ -259,7 +260,7 @@ class _CompiledChoices:
         compiled = None
         if measured.fits is not None and measured.needed_bytes is not None:
             self._limit = measured.available_bytes or self._limit
-            compiled = _Compiled(choice, measured.needed_bytes, measured.fits)
+            compiled = _Compiled(choice, measured.needed_bytes, measured.fits, measured.mend)
         self._tried[key] = compiled
         return compiled
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from remat_magic import units
 from remat_magic.records.note import Note
 from remat_magic.records.xla_memory import MemorySpace, XlaMemory
 
@@ -51,15 +52,16 @@ class Measurement:
     no mesh uses one).
 
     Where it was compiled for a device that is not here, ``device`` is that device's name, and: ``fits`` whether the
-    program needs no more than the device has, as its compiler says for a TPU, and by the sizes for a GPU (of whose
-    memory JAX takes three quarters unless it is told otherwise); ``memory_bytes`` is what a program can have of
-    its memory; ``needed_bytes`` and ``available_bytes`` are both
-    sizes, as XLA rounds them where it is too big for a TPU; for a GPU what is needed is ``total_bytes``, for a TPU the
-    lower of these and ``peak_bytes``, by which its compiler decides. ``host_bytes`` are those in the host's memory,
-    ``rematerialized`` counts the instructions that XLA computes again by itself. ``effort`` is "quick"
-    where it was compiled with less optimization: the bytes, and whether it fits, are then not those of production.
-    ``compiled_before`` says that the answer, its seconds too, was kept from an earlier time. ``timeline`` is its memory
-    over time by XLA's own schedule, None where that is not known.
+    program needs no more than it can have of the device, as its compiler says for a TPU, and by the sizes for a GPU.
+    ``needed_bytes`` and ``available_bytes`` are both sizes, as XLA rounds them where it is too big for a TPU; for a GPU
+    what is needed is ``total_bytes``, for a TPU the lower of these and ``peak_bytes``, by which its compiler decides.
+    What it can have of a GPU is the share of ``memory_bytes``, all of the device's memory, that JAX lets a process
+    have; ``fits_with_share`` is a larger share with which it would fit, None where it fits or none would do. Compiled
+    where JAX runs, ``fits`` and the sizes tell of a GPU by what JAX's allocator gives out. ``host_bytes`` are those in
+    the host's memory, ``rematerialized`` counts the instructions that XLA computes again by itself. ``effort`` is
+    "quick" where it was compiled with less optimization: the bytes, and whether it fits, are then not those of
+    production. ``compiled_before`` says that the answer, its seconds too, was kept from an earlier time. ``timeline``
+    is its memory over time by XLA's own schedule, None where that is not known.
     """
 
     policy: str
@@ -86,6 +88,7 @@ class Measurement:
     host_bytes: int | None = None
     peak_bytes: int | None = None
     memory_bytes: int | None = None
+    fits_with_share: float | None = None
     rematerialized: int | None = None
     effort: Effort = "full"
     compiled_before: bool = False
@@ -98,6 +101,16 @@ class Measurement:
         if self.temp_bytes is None or self.argument_bytes is None or self.output_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.alias_bytes or 0)
+
+    @property
+    def mend(self) -> str:
+        """How the program would fit without another choice, as a sentence; empty where it fits, and where unknown."""
+        if self.fits_with_share is None:
+            return ""
+        return (
+            f"JAX gives a program no more of a GPU that has {units.nbytes(self.memory_bytes or 0)}, unless "
+            f"XLA_CLIENT_MEM_FRACTION={self.fits_with_share:g} is set before it starts: with that it would fit."
+        )
 
     @property
     def spaces(self) -> tuple[MemorySpace, ...] | None:

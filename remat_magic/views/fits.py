@@ -20,15 +20,15 @@ class _Said:
     how: str
 
 
-def fits_html(measured: Measurement, memory_bytes: int | None, unfinished: bool = False) -> str:
+def fits_html(measured: Measurement, usable_bytes: int | None, unfinished: bool = False) -> str:
     """What XLA's compiler for a device says of a choice, as HTML.
 
     Args:
         measured: what was compiled for the device.
-        memory_bytes: what a program can have of the device's, for where its compiler does not tell.
+        usable_bytes: what a program can have of the device's memory, for where its compiler does not tell.
         unfinished: it is being compiled in full.
     """
-    answer = _said(measured, memory_bytes, unfinished)
+    answer = _said(measured, usable_bytes, unfinished)
     if answer is None:
         return f'<span class="remat-fits">{escape(measured.error)}</span>' if measured.error else ""
     kind = "remat-yes" if measured.fits else "remat-no"
@@ -36,14 +36,14 @@ def fits_html(measured: Measurement, memory_bytes: int | None, unfinished: bool 
     return f'<span class="remat-fits {kind}">{verdict}: {answer.needs} <small>{answer.how}</small></span>'
 
 
-def fits_text(measured: Measurement, memory_bytes: int | None) -> str:
+def fits_text(measured: Measurement, usable_bytes: int | None) -> str:
     """The same as text; the arguments are those of :func:`fits_html`."""
-    answer = _said(measured, memory_bytes, False)
+    answer = _said(measured, usable_bytes, False)
     return measured.error if answer is None else f"{answer.verdict}: {answer.needs} {answer.how}"
 
 
-def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> _Said | None:
-    needed, available = measured.needed_bytes, measured.available_bytes or memory_bytes
+def _said(measured: Measurement, usable_bytes: int | None, unfinished: bool) -> _Said | None:
+    needed, available = measured.needed_bytes, measured.available_bytes or usable_bytes
     if measured.error or measured.fits is None or needed is None:
         return None
     of = f" of {fmt.nbytes(available)}" if available else ""
@@ -64,4 +64,5 @@ def _said(measured: Measurement, memory_bytes: int | None, unfinished: bool) -> 
     elif measured.devices_there > 1 and not per_device:
         where, idle = f"one device of {where}", " The program is on no mesh, and leaves the others idle."
     verdict = f"{'fits' if measured.fits else 'does not fit'} {where}{', compiled quickly' if quickly else ''}"
-    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{per_device}{of}{over}.{itself}{idle}", how)
+    mend = f" {measured.mend}" if measured.mend else ""
+    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{per_device}{of}{over}.{mend}{itself}{idle}", how)

@@ -77,8 +77,8 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
 
 
 def _memory(names: Sequence[str]) -> dict[str, int]:
-    """The bytes of each accelerator, by its name; of several those of one."""
-    sizes = {name: devices.get(name).memory_bytes for name in names}
+    """The bytes that a program can have of each accelerator, by its name; of several those of one."""
+    sizes = {name: devices.usable_bytes(devices.get(name)) for name in names}
     return {name: size for name, size in sizes.items() if size}
 
 

@@ -51,7 +51,8 @@ def _saved(device: str) -> str:
 
 
 def _memory(device: Device | None) -> tuple[str, int] | None:
-    return (device.name, device.memory_bytes) if device and device.memory_bytes else None
+    usable = devices.usable_bytes(device) if device else None
+    return (device.name, usable) if device and usable else None
 
 
 class Rendered:

@@ -327,7 +327,7 @@ class Compare(Panel):
                 full = None
                 quick = compiled("quick")
                 if quick is not None and not quick.error:
-                    html = fits_html(quick, device.memory_bytes, unfinished=True)
+                    html = fits_html(quick, devices.usable_bytes(device), unfinished=True)
                     self._send({**request.content, "html": html})
         full = full or compiled("full")
         if full is None:
@@ -338,7 +338,7 @@ class Compare(Panel):
         self._show_measured(device.name)
         if live.trace.report(policy, at, namespace, device=device).by_order.text:
             self._work(Request({**request.content, "type": "peak"}))  # which said what might be
-        return {"html": fits_html(full, device.memory_bytes)}
+        return {"html": fits_html(full, devices.usable_bytes(device))}
 
     def _send_progress(self, now: Progress, job: str, device: str) -> None:
         doing, did = _SAID[job]
