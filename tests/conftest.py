@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("sets_remat3")
         for extra in _extras_of(item):
             item.add_marker(extra)
-        if item.get_closest_marker("remat3_is_volume") and _on_remat3(item):
+        if _on_remat3(item):  # CI has a run of the usual tests under it, too
             item.add_marker("volume")
         elif item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
             products.setdefault(item.nodeid.split("[")[0], []).append(item)
@@ -99,7 +99,7 @@ def _extras_of(item: pytest.Item) -> Iterator[str]:
 
 def _on_remat3(item: pytest.Item) -> bool:
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return bool(params.get("remat3")) or "r3" in params.values()
+    return params.get("remat3") is True or params.get("remat") == "r3"
 
 
 def pytest_collection_finish() -> None:

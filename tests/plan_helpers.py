@@ -14,12 +14,13 @@ import pytest
 import remat_magic as rm
 from remat_magic import _jax
 from tests.benchmarks import models, named_models
-from tests.programs import CHECKPOINTED, PROGRAMS, f32
+from tests.programs import CHECKPOINTED, KINDS, PROGRAMS, f32
 from tests.volume import usually
 
 # JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
 PLACES = [*((name, "function") for name in PROGRAMS), *((name, "sites") for name in CHECKPOINTED)]
+EACH_PLACE = [pytest.param(name, at, marks=() if name in KINDS else pytest.mark.volume) for name, at in PLACES]
 
 
 def traced(name: str) -> rm.Trace:

@@ -18,7 +18,7 @@ from remat_magic.facts.times import times
 from remat_magic.records import RematError
 from remat_magic.views.advice import advice_html
 from tests.benchmarks import named_models
-from tests.programs import PROGRAMS, f32
+from tests.programs import KINDS, PROGRAMS, f32
 from tests.volume import usually
 
 POLICIES = jax.checkpoint_policies
@@ -747,7 +747,7 @@ def test_what_has_most_at_stake_is_said_first(policy):
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@pytest.mark.parametrize("name", usually(PROGRAMS, *KINDS))
 @pytest.mark.parametrize("policy", ["as_written", "dots_saveable"])
 def test_every_program_can_be_advised_on(name, policy):
     fun, args = PROGRAMS[name]

@@ -19,7 +19,8 @@ from remat_magic.views import compare as compare_view
 from remat_magic.views.pareto import pareto_svg
 from tests.benchmarks.models import transformer
 from tests.cost_helpers import S
-from tests.programs import PROGRAMS, f32
+from tests.programs import KINDS, PROGRAMS, f32
+from tests.volume import usually
 
 DEVICE = "A100 80GB SXM"
 
@@ -161,7 +162,7 @@ def test_a_device_that_is_not_known_is_refused_and_without_one_there_are_no_time
 # ------------------------------------------------------------------------------------------------------------ the front
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", usually(PROGRAMS, *KINDS))
 def test_the_front_by_brute_force(name):
     """A row is on it exactly if none is as good in both and better in one."""
     rows = traced(name).compare(device=DEVICE).rows

@@ -70,7 +70,6 @@ def repeated(trace, policy="as_written", at=None):
 # ------------------------------------------------------------------------------------------------ counting contractions
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.each_once
 @pytest.mark.parametrize("name", usually(MODELS, "loop", "unrolled", "resnet"))
 def test_a_compiled_program_runs_the_contractions_of_its_jaxpr(name, remat3):
@@ -145,7 +144,6 @@ def test_matmuls_that_xla_merges_are_told(remat3):
     assert sentence.endswith("leave prevent_cse at its default, True.")
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.each_once
 # More of the same: XLA merges through a loop, a barrier, or neither.
 @pytest.mark.parametrize("name", usually([*MODELS, "barrier", "none"], "loop", "barrier", "none"))
@@ -164,7 +162,6 @@ def test_told_exactly_where_matmuls_are_missing(name, remat3):
             assert f"the compiled program repeats {repeated(trace, policy) // bodies - missing} and" in sentence
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.parametrize(("name", "times"), [("loop", 8), pytest.param("scanned", 20, marks=pytest.mark.volume)])
 def test_a_scan_keeps_them_apart(name, times, remat3):
     trace = rm.trace(*_flat(MODELS[name]))
@@ -172,7 +169,6 @@ def test_a_scan_keeps_them_apart(name, times, remat3):
     assert seen(trace)[0] == ""
 
 
-@pytest.mark.remat3_is_volume
 def test_what_the_user_computes_twice_is_not_taken_for_it(remat3):
     """XLA merges these two as well, which no policy asked for."""
     layer = jax.checkpoint(lambda c, w: jnp.sin(c @ w) * jnp.cos(c @ w))
@@ -207,7 +203,6 @@ def is_dead(trace, policy, at=None):
     return forward_is_dead(gradient, recomputation_of(gradient))
 
 
-@pytest.mark.remat3_is_volume
 def test_a_forward_pass_that_only_the_value_needs_is_told(remat3):
     """Compiled without the value, the program has the matmuls and the memory of one without a checkpoint."""
     fun, *args = LAYERS
@@ -245,7 +240,6 @@ def test_a_checkpoint_within_the_checkpoint_repeats_work():
 # ------------------------------------------------------------------------------------------------------- kept in memory
 
 
-@pytest.mark.remat3_is_volume
 def test_residuals_that_find_no_room_are_told(remat3):
     """Elementwise chains are computed again in one fusion, from the argument."""
 
@@ -309,7 +303,6 @@ def test_savings_that_show_or_cannot_are_not(measured):
     assert without_effect(measured) == {}
 
 
-@pytest.mark.remat3_is_volume
 def test_a_whole_function_checkpoint_of_a_scan_gains_nothing(remat3):
     job = rm.Measuring(rm.trace(*LAYERS), [("none", None), ("nothing_saveable", None), ("dots_saveable", None)])
     assert job.wait(120)

@@ -1868,7 +1868,6 @@ def arguments(text):
 EDITED: dict[str, str] = {}  # by the names of these: a text as it was edited, whatever the policy
 
 
-@pytest.mark.remat3_is_volume  # the text is written before JAX has a part in it
 @pytest.mark.each_once  # which policy is written changes one word
 @pytest.mark.parametrize("policy", ["dots_saveable", "nothing_saveable"])
 @pytest.mark.parametrize("name", usually(SOME_STEPS, *({*SOME_STEPS} - MORE_STEPS)))
@@ -2158,7 +2157,6 @@ SEVERAL = {  # a policy for each place; the decorator of `block`; what the edite
 }
 
 
-@pytest.mark.remat3_is_volume  # the text is written before JAX has a part in it
 @pytest.mark.parametrize(
     "name",
     usually(SEVERAL, "moved inward", "moved outward", "within groups of steps", "as it is written, at one of them"),

@@ -241,7 +241,6 @@ def test_15_the_policy_of_a_scanned_layer(remat3):
     assert len(other.report(dots, at="relu_layer").residuals) == 4
 
 
-@pytest.mark.remat3_is_volume
 def test_16_gradients_are_equal_under_every_policy(remat3):
     def f(w1, w2, x):
         return jnp.sum((jax.nn.relu(x @ w1) @ w2) ** 2)

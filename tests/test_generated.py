@@ -48,7 +48,6 @@ _TALLY = os.environ.get("REMAT_TALLY", "")
 pytestmark = [
     # JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
     pytest.mark.filterwarnings("ignore:Explicitly requested dtype"),
-    pytest.mark.remat3_is_volume,  # the same programs again
 ]
 
 _THOROUGH = 12

@@ -439,7 +439,6 @@ _COMPLEX = ("fourier", "wide_numpy_and_complex")  # JAX puts reduce_precision, w
 _NO_BACKWARD = ()
 
 
-@pytest.mark.remat3_is_volume
 def test_a_sparse_matrix_is_an_argument_like_others(remat3):
     sparse = pytest.importorskip("jax.experimental.sparse")
     matrix = sparse.BCOO.fromdense(jnp.eye(4))
@@ -513,7 +512,6 @@ def test_parameters_may_come_from_a_generator(remat3):
     )  # three weights, the input of each, sin's derivative each
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.parametrize(
     ("policy", "at"),
     [

@@ -42,7 +42,6 @@ def by_hand(fun, args, policy=None, options=OPTIONS, argnums=(0, 1)):
     return jax.jit(jax.value_and_grad(wrapped, argnums)).lower(*args).compile(compiler_options=options)
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.parametrize(
     "policy", usually([None, "nothing_saveable", "dots_saveable", "everything_saveable"], None, "dots_saveable")
 )
@@ -190,7 +189,6 @@ SCANNED = {
 }
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.parametrize("model", usually(SCANNED, "layers"))
 def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(model, remat3):
     """As in a program written by hand."""
@@ -309,7 +307,6 @@ def with_momentum(params, momentum, x):
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
 
 
-@pytest.mark.remat3_is_volume
 @pytest.mark.parametrize("donated", [(), (0, 1)])
 def test_a_training_step_is_measured_as_compiling_it_by_hand(donated, remat3):
     """The whole of it, optimizer and donation included, as written and under a policy; on the arrays of a call."""
@@ -435,7 +432,6 @@ def test_unknown_is_none(monkeypatch):
     assert measured.total_bytes is None
 
 
-@pytest.mark.remat3_is_volume
 def test_gradients_are_those_of_jax(remat3):
     """The program that is measured computes what jax.grad does."""
     fun, _ = LAYERS

@@ -261,7 +261,6 @@ def layer(x, w):
     return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
 
 
-@pytest.mark.remat3_is_volume
 def test_growth_from_policy_to_policy_is_that_of_xla(remat):
     """On a scanned transformer, with the scheduler under which XLA's CPU compiler heeds memory."""
     layers, d = 8, 128

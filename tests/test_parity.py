@@ -9,7 +9,8 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
-from tests.programs import PROGRAMS
+from tests.programs import KINDS, PROGRAMS
+from tests.volume import usually
 
 P = jax.checkpoint_policies
 POLICIES = {
@@ -45,7 +46,7 @@ def test_as_written_is_what_jax_lists(program, remat3):
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
 def test_whole_function_under_a_policy(program, policy, remat3):
     fun, args = PROGRAMS[program]
     trace = rm.trace(fun, *args)
@@ -63,7 +64,7 @@ def test_whole_function_under_a_policy(program, policy, remat3):
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
 def test_forward_residuals_are_the_backwards_inputs(program, remat3):
     """The halves fit: what the one returns last the other takes first, and then the cotangents of the outputs."""
     fun, args = PROGRAMS[program]
@@ -78,7 +79,7 @@ def test_forward_residuals_are_the_backwards_inputs(program, remat3):
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
 def test_program_text_is_jax_own(program, remat3):
     """The lines that we annotate are JAX's pretty print, byte for byte."""
     fun, args = PROGRAMS[program]
@@ -92,7 +93,7 @@ def test_program_text_is_jax_own(program, remat3):
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
 @pytest.mark.parametrize("policy", ["none", "nothing_saveable", "everything_saveable"])
 def test_residuals_are_marked_in_both_programs(program, policy, remat3):
     """What leaves the one half and enters the other is marked there, as many variables as there are values."""

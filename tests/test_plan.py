@@ -22,16 +22,17 @@ from remat_magic.records import Plan, PlannedValue, RematError
 from tests.benchmarks import models, named_models
 from tests.plan_helpers import (
     BUILT_IN,
+    EACH_PLACE,
     INEXACT,
     MODELS_AT,
-    PLACES,
     as_reckoned,
     recurrent,
     small_or_named,
     traced,
     transformer,
 )
-from tests.programs import PROGRAMS, f32
+from tests.programs import KINDS, PROGRAMS, f32
+from tests.volume import usually
 
 
 def applied(trace, names, at):
@@ -50,7 +51,7 @@ def applied(trace, names, at):
 # ----------------------------------------------------------------------------------- what is promised is what JAX does
 
 
-@pytest.mark.parametrize(("name", "at"), PLACES)
+@pytest.mark.parametrize(("name", "at"), EACH_PLACE)
 def test_a_plan_is_what_jax_does(name, at):
     trace = traced(name)
     least = trace.preview("nothing_saveable", at).saved_bytes
@@ -66,7 +67,7 @@ def test_a_plan_is_what_jax_does(name, at):
             assert (plan.saved_bytes, plan.recomputed_flops) == (plan.predicted_bytes, plan.predicted_flops)
 
 
-@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - INEXACT))
+@pytest.mark.parametrize("name", usually(sorted({*PROGRAMS} - INEXACT), *{*KINDS} - INEXACT))
 def test_any_choice_of_names_does_what_is_reckoned(name):
     trace = traced(name)
     if not as_reckoned(trace, "function"):
@@ -114,7 +115,7 @@ def test_a_small_plan_is_the_best_of_all_choices(name):
         assert trace.plan(budget, at, gap=0.0).recomputed_flops == best
 
 
-@pytest.mark.parametrize(("name", "at"), PLACES)
+@pytest.mark.parametrize(("name", "at"), EACH_PLACE)
 def test_never_worse_than_a_policy_of_jax(name, at):
     trace = traced(name)
     for key in BUILT_IN:

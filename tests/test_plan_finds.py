@@ -163,7 +163,6 @@ def test_seconds_are_no_more_than_of_any_choice(model, budgets):
         assert plan.seconds <= row.times.extra * (1 + 1e-9)
 
 
-@pytest.mark.remat3_is_volume  # the same programs again, for which each plan is searched to its end
 @pytest.mark.parametrize("largest", usually([12, 60], 12))
 @examples(3, 5)
 @given(data=st.data())

@@ -22,10 +22,10 @@ from tests.benchmarks import models, named_models
 from tests.plan_helpers import (
     BUILT_IN,
     EACH_MODEL,
+    EACH_PLACE,
     INEXACT,
     MODELS,
     MODELS_AT,
-    PLACES,
     TRANSFORMERS,
     as_reckoned,
     traced,
@@ -205,7 +205,7 @@ def test_all_recomputation_in_seconds_is_near_the_reports(model):
         assert reckoned == pytest.approx(told, rel=0.35)
 
 
-@pytest.mark.parametrize(("name", "at"), PLACES)
+@pytest.mark.parametrize(("name", "at"), EACH_PLACE)
 def test_any_choice_that_is_offloaded_is_what_is_reckoned(name, at):
     trace = traced(name)
     if not as_reckoned(trace, at) or name in INEXACT:

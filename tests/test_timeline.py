@@ -8,7 +8,8 @@ import pytest
 
 import remat_magic as rm
 from tests.cost_helpers import S
-from tests.programs import PROGRAMS
+from tests.programs import KINDS, PROGRAMS
+from tests.volume import usually
 
 N = 1000
 UNIT = 4 * N
@@ -16,7 +17,7 @@ UNIT = 4 * N
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", usually(PROGRAMS, *KINDS))
 def test_the_highest_moment_is_the_reported_peak(name, policy, remat3):
     fun, args = PROGRAMS[name]
     trace = rm.trace(fun, *args)
@@ -31,7 +32,7 @@ def test_the_highest_moment_is_the_reported_peak(name, policy, remat3):
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", usually(PROGRAMS, *KINDS))
 def test_what_is_held_adds_up_at_the_peak_and_at_every_moment(name, policy, remat3):
     fun, args = PROGRAMS[name]
     timeline = rm.trace(fun, *args).timeline(policy, "function")

@@ -17,7 +17,7 @@ from remat_magic.planning.reckoned import Outcomes
 from remat_magic.records import Plan, RematError
 from tests.benchmarks import named_models
 from tests.generated import programs
-from tests.plan_helpers import EACH_MODEL, PLACES, TRANSFORMERS, as_reckoned, traced
+from tests.plan_helpers import EACH_MODEL, EACH_PLACE, TRANSFORMERS, as_reckoned, traced
 from tests.test_generated import examples, outcome
 from tests.test_generated import traced as traced_by_chance
 
@@ -36,7 +36,7 @@ def is_what_jax_does(trace, at, row):
     return (after[0] - saved, after[1] - flops) == (row.saved_bytes, row.recomputed_flops)
 
 
-@pytest.mark.parametrize(("name", "at"), PLACES)
+@pytest.mark.parametrize(("name", "at"), EACH_PLACE)
 def test_differences_are_what_jax_does(name, at):
     trace = traced(name)
     if not as_reckoned(trace, at) or name == "complex_numbers":
@@ -61,7 +61,6 @@ def test_a_plan_can_be_asked_what_if(model):
         assert is_what_jax_does(trace, at, row)
 
 
-@pytest.mark.remat3_is_volume
 @examples(4, 6)
 @given(program=programs(depth=3))  # JAX takes minutes for branches in branches
 def test_by_chance(remat3, program):
