@@ -109,11 +109,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Begin no test that CI has no time for."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no test that CI has no time for, but a browser's, of which none may be skipped there."""
     from tests.volume import skip_when_late
 
-    skip_when_late()
+    if not item.get_closest_marker("browser"):
+        skip_when_late()
 
 
 @pytest.hookimpl(trylast=True)
