@@ -90,7 +90,7 @@ def transformer(
     return loss, (weights if scanned else [weights] * blocks, f32(batch, 64, 32))
 
 
-_USUAL = {("transformer", "sites"), ("scanned transformer", "sites"), ("resnet", "function"), ("recurrent", "function")}
+_USUAL = {("scanned transformer", "sites"), ("recurrent", "function")}
 MODELS = {
     "transformer": lambda: transformer(2, site=True),
     "scanned transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=True),
@@ -99,7 +99,7 @@ MODELS = {
     "named transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=False),
     "deep resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
 }
-EACH_MODEL = usually(MODELS, "transformer", "scanned transformer", "resnet", "recurrent")
+EACH_MODEL = usually(MODELS, "transformer", "scanned transformer")
 MODELS_AT = [
     pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.volume)
     for model, at in itertools.product(MODELS, ("function", "sites"))

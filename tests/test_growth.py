@@ -5,7 +5,7 @@ import pytest
 import remat_magic as rm
 from tests.benchmarks import growth
 
-VOLUME = pytest.mark.volume
+pytestmark = pytest.mark.volume  # of how much is worked out
 
 # What is shown of few values and of many differs: groups, folds, numbers with more digits. Some of it is cached.
 _SHOWN = ("page", "widget", "text", "compare")
@@ -14,7 +14,7 @@ _SHOWN = ("page", "widget", "text", "compare")
 # Everything one after another is more than that; what is jitted has the calls, the checkpoints and the products.
 @pytest.mark.parametrize(
     ("program", "smallest"),
-    [("layers, jitted", 3), pytest.param("everything", 3, marks=VOLUME), pytest.param("everything", 4, marks=VOLUME)],
+    [("layers, jitted", 3), ("everything", 3), ("everything", 4)],
 )
 def test_work_grows_with_the_length_of_a_program(program, smallest):
     make, _ = growth.LONG[program]  # the others are counted by the benchmark
@@ -29,7 +29,7 @@ def test_work_grows_with_the_length_of_a_program(program, smallest):
 
 @pytest.mark.parametrize(
     ("program", "smallest"),
-    [("scans", 1), pytest.param("scans", 2, marks=VOLUME), pytest.param("scans", 3, marks=VOLUME)],
+    [("scans", 1), ("scans", 2), ("scans", 3)],
 )
 def test_work_grows_with_the_depth_of_a_program_as_its_jaxprs_do(program, smallest):
     """These grow with the square of the depth, of which the second doubling adds four times what the first did."""
