@@ -246,7 +246,7 @@ def imported_by(*codes: str) -> list[set[str]]:
     told = "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))\n"
     program = "".join(code + told for code in codes)
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=400
     )
     return [set(json.loads(line)) for line in ran.stdout.splitlines()[-len(codes) :]]
 

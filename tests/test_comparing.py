@@ -266,7 +266,7 @@ def test_whether_the_shown_choice_fits_is_compiled(browser, pretend, cache):
     ask(comparing, "fits", device="H100 SXM")
     answer = browser.of("fits")
     assert (answer["policy"], answer["at"], answer["device"]) == ("dots_saveable", "function", "H100 SXM")
-    assert "<b>fits H100 SXM</b>: XLA needs 21 B of 84.9 GB." in answer["html"]
+    assert "<b>fits H100 SXM</b>: XLA needs 21 B of 63.7 GB." in answer["html"]
     assert "XLA computes 2 instructions again by itself" in answer["html"]
     # The table has it too, of that device only.
     ask(comparing, "compare", device="H100 SXM")

@@ -119,7 +119,7 @@ def ran(root, tmp_path_factory):
     path = tmp_path_factory.mktemp("demo") / "ran.ipynb"
     # In a process of its own: nbclient leaves sockets open, and pytest takes their warnings for failures.
     command = [sys.executable, str(root / "tests" / "make_demo.py"), "--run-to", str(path)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
     return nbformat.read(path, as_version=4)
 

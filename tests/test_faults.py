@@ -644,7 +644,7 @@ def test_an_interrupted_trace_asks_jax_under_another_number():
 # ------------------------------------------------------------------------------------------ threads
 
 
-def in_threads(*acts, timeout=60):
+def in_threads(*acts, timeout=240):
     """Run all at once; what one raises is raised here."""
     start, errors = threading.Barrier(len(acts)), []
 

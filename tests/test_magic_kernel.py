@@ -45,7 +45,7 @@ class Notebook:
                 case _:
                     pass
 
-        reply = self.client.execute_interactive("\n".join(lines), output_hook=output, timeout=60)
+        reply = self.client.execute_interactive("\n".join(lines), output_hook=output, timeout=240)
         ran.status, ran.count = reply["content"]["status"], reply["content"]["execution_count"]
         return ran
 
@@ -55,7 +55,7 @@ class Notebook:
         return ran.stdout.strip()
 
     def complete(self, text):
-        return self.client.complete(text, len(text), reply=True, timeout=60)["content"]["matches"]
+        return self.client.complete(text, len(text), reply=True, timeout=240)["content"]["matches"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def notebook(root):
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=240)
         notebook = Notebook(client, manager)
         assert notebook.run("%load_ext remat_magic").status == "ok"
         ran = notebook.run(
@@ -190,7 +190,7 @@ def test_in_a_terminal_the_text_is_printed(root, tmp_path):
         input=session,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=root,
         env={**os.environ, "IPYTHONDIR": str(tmp_path)},
         check=False,

@@ -77,7 +77,7 @@ print(json.dumps([float(value), [g.tolist() for g in gradients], report.saved_by
 
 def in_another_process(program, *args, cwd):
     ran = subprocess.run(
-        [sys.executable, "-c", program, *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=120
+        [sys.executable, "-c", program, *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=400
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])

@@ -68,7 +68,7 @@ def test_the_python_runs_as_cells_of_one_notebook(tmp_path):
         input="\0".join(cells),
         text=True,
         capture_output=True,
-        timeout=180,
+        timeout=600,
         check=False,
         cwd=tmp_path,  # it writes files
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -154,7 +154,7 @@ def test_files_and_folders_of_contributing_are_there(path):
 
 def test_the_environment_is_told():
     ran = subprocess.run(
-        [sys.executable, "-m", "remat_magic"], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+        [sys.executable, "-m", "remat_magic"], capture_output=True, text=True, timeout=400, check=False, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stderr
     assert "jax" in ran.stdout

@@ -32,7 +32,7 @@ def run(script: str) -> object:
     if node is None:
         pytest.skip("no Node.js on this machine")
     program = f"{script.replace('export default', 'const result =')}\nconsole.log(JSON.stringify(result));"
-    ran = subprocess.run([node, "--input-type=module", "-e", program], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([node, "--input-type=module", "-e", program], capture_output=True, text=True, timeout=400)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 

@@ -42,7 +42,7 @@ class Worker(Generic[_T]):
                 self._thread = None
                 raise
 
-    def join(self, timeout: float = 10) -> None:
+    def join(self, timeout: float = 600) -> None:
         """Wait until nothing is left to do, at most ``timeout`` seconds."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 import remat_magic as rm
 from tests.browser.lab import VIEWPORT, NotebookPage, Server, browse, chromium, serve
 
-expect.set_options(timeout=20_000)  # a loaded machine may be slow; no test asserts how fast anything is
+expect.set_options(timeout=60_000)  # a loaded machine may be slow; no test asserts how fast anything is
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -143,7 +143,7 @@ def serve(folder: Path, interface: Interface = "lab") -> Iterator[Server]:
     """Start a server with settings, data and runtime folders of its own, and stop it with its kernels.
 
     Raises:
-        RuntimeError: the server ended or did not answer within a minute; the text holds its log.
+        RuntimeError: the server ended or did not answer within three minutes; the text holds its log.
     """
     notebooks = folder / "notebooks"
     notebooks.mkdir(parents=True)
@@ -168,7 +168,7 @@ def serve(folder: Path, interface: Interface = "lab") -> Iterator[Server]:
         process.wait()
 
 
-def _wait_for_answer(server: Server, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+def _wait_for_answer(server: Server, process: subprocess.Popen[bytes], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -201,7 +201,7 @@ class NotebookPage:
         self.server = server
         self.page = page
         self.console: list[str] = []  # errors and warnings that the page logged, exceptions that it did not catch
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         page.on("console", self._logged)
         page.on("pageerror", self._raised)
 
@@ -266,7 +266,7 @@ class NotebookPage:
         """Whether JupyterLab runs in the page."""
         return self.server.interface == "lab" and self.page.evaluate("() => !!window.jupyterapp?.started")
 
-    def run_all(self, seconds: float = 240) -> None:
+    def run_all(self, seconds: float = 600) -> None:
         """Run all cells by the menu's command and wait until the kernel is idle."""
         self._begin("notebook:run-all-cells")
         self._wait(f"window.rematRan && {_IDLE}", seconds=seconds)
@@ -277,7 +277,7 @@ class NotebookPage:
         state = "window.jupyterapp.shell.currentWidget.content.widgets[index].model.executionState"
         self._wait(f"window.rematRan || {state} === 'running'", index)
 
-    def run(self, index: int, seconds: float = 60) -> None:
+    def run(self, index: int, seconds: float = 180) -> None:
         """Run one cell and wait until it has ended."""
         self._begin("notebook:run-cell", index)
         self._wait(f"window.rematRan && {_IDLE}", seconds=seconds)
@@ -292,7 +292,7 @@ class NotebookPage:
             [command, index],
         )
 
-    def _wait(self, condition: str, index: int | None = None, seconds: float = 60) -> None:
+    def _wait(self, condition: str, index: int | None = None, seconds: float = 180) -> None:
         """Wait for what holds of a cell; asked at intervals, since each frame asked would have to be drawn."""
         self.page.wait_for_function(f"index => {condition}", arg=index, timeout=seconds * 1000, polling=25)
 
@@ -304,7 +304,7 @@ class NotebookPage:
             code,
         )
 
-    def run_all_by_menu(self, seconds: float = 240) -> None:
+    def run_all_by_menu(self, seconds: float = 600) -> None:
         """Run all cells through the Run menu, of a notebook whose cells have no outputs yet."""
         self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
         self.page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()
@@ -315,7 +315,7 @@ class NotebookPage:
             seconds=seconds,
         )
 
-    def wait_idle(self, seconds: float = 60) -> None:
+    def wait_idle(self, seconds: float = 180) -> None:
         """Wait until the kernel is idle and no cell is running."""
         self._wait(_IDLE, seconds=seconds)
 

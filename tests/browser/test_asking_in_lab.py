@@ -52,10 +52,10 @@ def test_the_figures_turn_to_one_devices(notebook: NotebookPage, lab: Server) ->
     expect(widget.totals).to_contain_text("saved 0 B")
     expect(widget.totals).to_contain_text("of all 8 devices together")
     notebook.execute("going.set()")
-    expect(widget.totals).to_contain_text("of one of 8 devices", timeout=120_000)
+    expect(widget.totals).to_contain_text("of one of 8 devices", timeout=300_000)
     expect(widget.part("notes")).not_to_contain_text("XLA is being asked")
     expect(widget.policy).to_have_value("nothing_saveable")
     expect(widget.tab("Memory")).to_have_attribute("aria-selected", "true")
-    expect(widget.part("memory")).to_contain_text("Held at the peak of train_step", timeout=120_000)
+    expect(widget.part("memory")).to_contain_text("Held at the peak of train_step", timeout=300_000)
     expect(widget.root.get_by_label("Device", exact=True)).to_have_value("H100 SXM x8")
     assert notebook.errors() == []

@@ -79,7 +79,7 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
 def test_the_widget_is_live_in_marimo(page: Page) -> None:
     """What is shown first is completed, and a choice is answered: both come from threads."""
     headline = page.locator(".remat-widget")
-    expect(headline).to_contain_text("peak", timeout=90_000)
+    expect(headline).to_contain_text("peak", timeout=300_000)
     expect(headline).not_to_contain_text("being traced")
     policies = page.get_by_label("Policy", exact=True)
     assert policies.input_value() == "nothing_saveable"
