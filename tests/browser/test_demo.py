@@ -22,14 +22,14 @@ def shows_a_widget(source: str) -> bool:
 
 
 # test_demo_notebook.py always runs all of it, without a page.
-@pytest.mark.parametrize("until", usually(["## 5. Scans", "the end"], "## 5. Scans"))
+@pytest.mark.parametrize("until", usually(["## 3.", "the end"], "## 3."))
 def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server, until: str) -> None:
     demo = nbformat.read(DEMO, as_version=4)
     demo.cells = list(itertools.takewhile(lambda cell: not cell.source.startswith(until), demo.cells))
     nbformat.write(demo, lab.folder / "demo.ipynb")
     cells = demo.cells
     expected = [index for index, cell in enumerate(cells) if cell.cell_type == "code" and shows_a_widget(cell.source)]
-    assert len(expected) >= 15
+    assert len(expected) >= 10
     notebook.open("demo.ipynb")
     notebook.leave_out_unseen_cells()
     notebook.run_all()
@@ -37,7 +37,7 @@ def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server
     for index in expected:
         widget = notebook.cell(index).locator(".remat-widget").first
         # Some thirty widgets ask one kernel at once, which answers between what it works out ahead.
-        expect(widget).to_be_visible(timeout=60_000)
+        expect(widget).to_be_visible(timeout=300_000)
         expect(widget.locator('[data-part="totals"]')).to_contain_text("saved")
     widget = Widget(notebook, expected[0])
     before = widget.totals.text_content()
