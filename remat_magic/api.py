@@ -792,8 +792,9 @@ class Trace:
         """Compile the value and the gradients under a policy, and run them if there are inputs.
 
         With ``device`` they are compiled for an accelerator that need not be here, which gives its own bytes and
-        whether they fit: too big is an answer (``fits`` is False), no error. That happens in a process of its own, and
-        what was compiled once is kept in the user's cache folder and not compiled again.
+        whether they fit in what a program can have of it (``remat_magic.devices.usable_bytes``): too big is an answer
+        (``fits`` is False), no error. That happens in a process of its own, and what was compiled once is kept in the
+        user's cache folder and not compiled again. Without it, ``fits`` tells of a GPU that is here.
 
         What is compiled is made from the jaxpr that the report is of, so your Python code does not run again. The
         cotangent of every output is one. Where ``step`` is known it is the whole training step that is compiled, which
