@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.contrast import unreadable
 from tests.browser.inspected import FORGET, LOAD, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
+from tests.volume import usually
 
 AXE = files("axe_playwright_python") / "axe.min.js"
 
@@ -81,18 +82,11 @@ def untouched(opened: NotebookPage) -> Widget:
     return widget
 
 
-_CASES = [("Light", True), ("Dark High Contrast", False)]
-_VOLUME = [("Dark", True), ("Light High Contrast", True), ("Dark High Contrast", True)]
-
-
-@pytest.mark.parametrize(
-    ("theme", "axe"), [*_CASES, *(pytest.param(*case, marks=pytest.mark.volume) for case in _VOLUME)]
-)
-def test_every_panel(opened: NotebookPage, theme: str, axe: bool) -> None:
-    """Of axe-core's rules without contrast only one looks at colours, those of links: another theme's are volume."""
-
+# Of axe-core's rules without contrast only one looks at colours, those of links; test_demo.py looks at the dark theme.
+@pytest.mark.parametrize("theme", usually(["Light", "Dark", "Light High Contrast", "Dark High Contrast"], "Light"))
+def test_every_panel(opened: NotebookPage, theme: str) -> None:
     def faults() -> list[str]:
-        return [*(violations(opened.page, ".remat-widget") if axe else ()), *unreadable(widget.root)]
+        return [*violations(opened.page, ".remat-widget"), *unreadable(widget.root)]
 
     opened.set_theme(f"JupyterLab {theme}")
     widget = untouched(opened)
