@@ -129,10 +129,11 @@ class _CompiledChoices:
         self._first_that_fits(reports, bare)
         if not any(compiled.fits for compiled in self._all()):
             nearest = min(self._all(), key=lambda compiled: compiled.needed)
+            usual = ": use smaller batches, a device with more memory, or several."
+            mend = f". {nearest.mend}" if nearest.mend else usual
             raise RematError(
                 f"Nothing that was compiled of {name} fits {self._device.name}, where a program can have "
-                f"{units.nbytes(self._limit)}: {self._texts()}. {nearest.name} comes nearest: "
-                f"{nearest.mend or 'use smaller batches, a device with more memory, or several.'}"
+                f"{units.nbytes(self._limit)}: {self._texts()}. {nearest.name} comes nearest{mend}"
             )
         self._between(bare)
         self._cheaper(reports, bare)

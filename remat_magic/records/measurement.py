@@ -108,8 +108,8 @@ class Measurement:
         if self.fits_with_share is None:
             return ""
         return (
-            f"JAX gives a program no more of a GPU that has {units.nbytes(self.memory_bytes or 0)}, unless "
-            f"XLA_CLIENT_MEM_FRACTION={self.fits_with_share:g} is set before it starts: with that it would fit."
+            f"With XLA_CLIENT_MEM_FRACTION={self.fits_with_share:g}, set before JAX starts, it would fit: JAX then "
+            f"gives a program more of the GPU's {units.nbytes(self.memory_bytes or 0)}."
         )
 
     @property
