@@ -159,6 +159,9 @@ def test_what_fits_in_all_of_a_gpu_but_not_in_what_jax_takes_of_it(pretend, monk
     assert measured.mend in fits_html(measured, None)
     with pytest.raises(RematError, match=r"comes nearest\. With XLA_CLIENT_MEM_FRACTION"):
         trace.plan(fits=H100)
+    with monkeypatch.context() as here:  # a GPU that is here can give less than its data sheet says, of any share
+        here.setattr(devices, "usable_bytes", lambda _: round(0.7 * memory))
+        assert trace.measure("none", device=H100).mend == ""
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", ".95")
     measured = trace.measure("none", device=H100)
     assert (measured.fits, measured.available_bytes, measured.mend) == (True, int(0.95 * memory), "")

@@ -136,10 +136,11 @@ def usable_bytes(device: Device) -> int | None:
 
     from remat_magic import _jax
 
-    limit = _jax.memory_limit(jax.devices()[0]) if _jax.has_begun() and how_many_here(device) else None
-    if limit is not None or device.memory_bytes is None or device.target is None:
-        return limit or device.memory_bytes
-    return int(device.memory_bytes * (_jax.share_of_gpu() if device.target.platform == "cuda" else 1))
+    if _jax.has_begun() and how_many_here(device) and (limit := _jax.memory_limit(jax.devices()[0])):
+        return limit
+    if device.memory_bytes is None or device.target is None or device.target.platform != "cuda":
+        return device.memory_bytes
+    return int(device.memory_bytes * _jax.share_of_gpu())
 
 
 def how_many_here(device: Device) -> int:

@@ -101,8 +101,8 @@ def compile_elsewhere(
         # which in small programs is most.
         sizes = [size for size in (total, measured.peak_bytes) if size]
         return replace(measured, fits=True, needed_bytes=min(sizes, default=None))
-    share = _jax.LARGEST_SHARE_OF_GPU
-    more = share if available < total <= share * (device.memory_bytes or 0) else None
+    largest = _jax.LARGEST_SHARE_OF_GPU
+    more = largest if available < total <= available * largest / _jax.share_of_gpu() else None
     return replace(
         measured, fits=total <= available, needed_bytes=total, available_bytes=available, fits_with_share=more
     )
