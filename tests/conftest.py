@@ -110,11 +110,29 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin no test that CI has no time for, but a browser's, of which none may be skipped there."""
+    """Begin no test that CI has no time for, but for what must be tried however slow its machine is."""
     from tests.volume import skip_when_late
 
-    if not item.get_closest_marker("browser"):
+    if not item.get_closest_marker("essential"):
         skip_when_late()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In CI, tell of each failure at once."""
+    manager = session.config.pluginmanager
+    if os.environ.get("CI") and manager.has_plugin("terminalreporter"):  # which workers do not have
+        manager.register(_ToldAtOnce(manager.get_plugin("terminalreporter")))
+
+
+class _ToldAtOnce:
+    """Tells of a failure when it happens: of a run that is cut off, a summary at the end would tell nothing."""
+
+    def __init__(self, terminal: Any) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome in ("failed", "rerun"):
+            self.terminal.write_line(f"\n{report.outcome.upper()} in {report.when}: {report.nodeid}\n{report.longrepr}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -180,11 +198,17 @@ def _on_the_cpu() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _unhurried() -> None:
     """Give searches that are to end after some seconds six times as many: what they find is then no slow machine's."""
-    from remat_magic.planning import fitting_plans, peak_plans, placed_plans, places
+    from remat_magic.planning import fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned, reduction
 
-    slow = SimpleNamespace(perf_counter=lambda: time.perf_counter() / 6)
-    for module in (fitting_plans, peak_plans, placed_plans, places):
+    slow = SimpleNamespace(perf_counter=lambda: time.perf_counter() / 6, thread_time=lambda: time.thread_time() / 6)
+    for module in (fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned):
         module.time = slow  # type: ignore[attr-defined]
+    run = reduction.IntegerProgram.run
+
+    def unhurried(program: Any, budget: float, seconds: float, gap: float, **decided: Any) -> Any:
+        return run(program, budget, 6 * seconds, gap, **decided)
+
+    reduction.IntegerProgram.run = unhurried  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

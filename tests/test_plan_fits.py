@@ -182,13 +182,14 @@ def test_xla_itself_says_that_it_fits(monkeypatch, cache):
     h100 = devices.get("H100 SXM")
     needed = functools.partial(trace.measure, device=h100)
     bare, least = needed("none").needed_bytes, needed("nothing_saveable", "block").needed_bytes
-    memory = (bare + least) // 2
+    memory = (bare + least) // 2 * 4 // 3  # of which JAX gives a program three quarters
     facts = {**h100.target.facts, "device_memory_size": memory}
-    small = dataclasses.replace(h100, name="H100 with little", target=dataclasses.replace(h100.target, facts=facts))
+    target = dataclasses.replace(h100.target, facts=facts)
+    small = dataclasses.replace(h100, name="H100 with little", memory_bytes=memory, target=target)
     plan = trace.plan(fits=small)
     measured = trace.measure(plan, plan.at, device=small)
     assert measured.fits
-    assert least <= measured.needed_bytes <= memory < bare
+    assert least <= measured.needed_bytes <= devices.usable_bytes(small) < bare
     assert 0 < plan.recomputed_flops <= trace.report("nothing_saveable", "block").recomputed_flops
 
 

@@ -497,6 +497,17 @@ def test_hello_is_answered_with_all_that_is_known(widget):
     assert {content["view"]["policy"] for content in messages(widget, "view")} == set(KEYS)
 
 
+def test_hello_brings_what_the_page_lost(widget):
+    """Which says what it has, so that nothing is sent twice."""
+    newest = [widget._view[name] for name in ("policy", "at", "complete", "noted", "serial")]
+    for has, lost in ((newest, False), (["dots_saveable", *newest[1:]], True), ([None] * 5, True)):
+        widget.comm.sent.clear()
+        tell(widget, type="hello", has=has)
+        states = [message["state"] for message in widget.comm.sent if message["method"] == "update"]
+        assert [state["_view"]["policy"] for state in states] == [widget.policy] * lost
+        assert [state["_frame"] for state in states] == [widget._frame] * lost
+
+
 def test_big_programs_are_sent_on_request(browser, monkeypatch):
     trace = FakeTrace()
     lines = tuple(ProgramLine(f"v{number} = sin a") for number in range(12_000))

@@ -50,7 +50,7 @@ class LiveView(Channel):
     _css = style(live=True)
     _frame = traitlets.Unicode().tag(sync=True)
     _view = traitlets.Dict().tag(sync=True)
-    _twin = traitlets.Unicode().tag(sync=True)  # what is kept with the notebook, by its id
+    _twin = traitlets.Unicode().tag(sync=True)  # the id of this model, and of what is kept of it with the notebook
     _live = LiveTrace(None)
     _idle: IdleTime | None = None
     policy = traitlets.Unicode("as_written")
@@ -78,7 +78,8 @@ class LiveView(Channel):
         self._xla_worker = Worker[LiveTrace](self._await_xla)
         self._kept = Kept(self._rendered)
         self._esm = widget_script(panels)
-        super().__init__(_frame=self._draw(), _view={**self._render(first), "serial": 0}, _twin=self._kept.id)
+        view, own = {**self._render(first), "serial": 0}, self._kept.id
+        super().__init__(model_id=own, _frame=self._draw(), _view=view, _twin=own)
         self._settle(first, self._wishes.wished)
 
     def _turn_to(self, live: LiveTrace, policy: Policy, at: str | None) -> Report:

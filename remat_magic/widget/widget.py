@@ -26,6 +26,10 @@ from remat_magic.wording import printable
 __all__ = ["RematWidget"]
 
 
+# What a page says it has of a view, by which the kernel knows whether that is the newest.
+_TOLD = ("policy", "at", "complete", "noted", "serial")
+
+
 class RematWidget(LiveView):
     """What a function keeps for its backward pass, and what every other policy would do.
 
@@ -166,6 +170,9 @@ class RematWidget(LiveView):
         self.send({"type": "hello" if request.kind == "hello" else "heard"})
         match request.kind:
             case "hello":
+                has = content.get("has")
+                if has is not None and has != [self._view.get(name) for name in _TOLD]:
+                    self.send_state(["_frame", "_view"])
                 for view in self._rendered.complete().values():
                     self._send_view(view)
                 if not self._is_seen:  # in marimo, and whatever else shows widgets without a kernel of IPython's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import site
@@ -212,6 +213,13 @@ class NotebookPage:
     def _raised(self, error: Error) -> None:
         self.console.append(str(error))
 
+    def complaints(self) -> list[str]:
+        """What the page logged of the widget, but for what says only that the machine is slow."""
+        ours = [entry for entry in self.console if re.search(r"remat|anywidget", entry, re.IGNORECASE)]
+        # JupyterLab's own; and anywidget's, which scripts/hearing.js makes up for.
+        slow = r"Plugin anywidget:plugin .* to activate|\[anywidget\] Failed to initialize model"
+        return [entry for entry in ours if not re.search(slow, entry)]
+
     def open(self, notebook: str, *, kernel: bool = True) -> None:
         """Open a notebook of the server's folder, alone, and wait until the page can be used.
 
@@ -266,7 +274,7 @@ class NotebookPage:
         """Whether JupyterLab runs in the page."""
         return self.server.interface == "lab" and self.page.evaluate("() => !!window.jupyterapp?.started")
 
-    def run_all(self, seconds: float = 600) -> None:
+    def run_all(self, seconds: float = 1200) -> None:
         """Run all cells by the menu's command and wait until the kernel is idle."""
         self._begin("notebook:run-all-cells")
         self._wait(f"window.rematRan && {_IDLE}", seconds=seconds)
@@ -304,7 +312,7 @@ class NotebookPage:
             code,
         )
 
-    def run_all_by_menu(self, seconds: float = 600) -> None:
+    def run_all_by_menu(self, seconds: float = 1200) -> None:
         """Run all cells through the Run menu, of a notebook whose cells have no outputs yet."""
         self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
         self.page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()

@@ -21,15 +21,20 @@ def shows_a_widget(source: str) -> bool:
     return line is not None and "--text" not in line and not lacks(source)
 
 
-# test_demo_notebook.py always runs all of it, without a page.
-@pytest.mark.parametrize(("until", "least"), [("## 3.", 10), pytest.param("the end", 15, marks=pytest.mark.volume)])
-def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server, until: str, least: int) -> None:
+# How far the demo is run, and at least how many widgets it has until there; test_demo_notebook.py always runs all of it,
+# without a page.
+LEAST = {"### Example 3": 4, "## 3.": 10, "the end": 15}
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize("until", usually(LEAST, "### Example 3"))
+def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server, until: str) -> None:
     demo = nbformat.read(DEMO, as_version=4)
     demo.cells = list(itertools.takewhile(lambda cell: not cell.source.startswith(until), demo.cells))
     nbformat.write(demo, lab.folder / "demo.ipynb")
     cells = demo.cells
     expected = [index for index, cell in enumerate(cells) if cell.cell_type == "code" and shows_a_widget(cell.source)]
-    assert len(expected) >= least
+    assert len(expected) >= LEAST[until]
     notebook.open("demo.ipynb")
     notebook.leave_out_unseen_cells()
     notebook.run_all()

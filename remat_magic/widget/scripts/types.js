@@ -35,6 +35,7 @@
  * @property {(name: string, callback: Function) => void} on
  * @property {(name: string, callback: Function) => void} off
  * @property {(content: object) => void} send
+ * @property {any} widget_manager of the page
  *
  * @typedef {object} Panel what one tab does besides showing the HTML that comes with every view; nothing is required
  * @property {() => void} [open] its tab was opened

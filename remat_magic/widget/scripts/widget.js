@@ -5,6 +5,7 @@ import { policyList } from "./choosing.js";
 import { copyText } from "./clipboard.js";
 import { folding } from "./folding.js";
 import { firstScreen } from "./glance.js";
+import { hearing } from "./hearing.js";
 import { choiceHistory } from "./history.js";
 import { linking } from "./linking.js";
 import { checkpointNames } from "./names.js";
@@ -351,7 +352,11 @@ export function draw({ model, el }, makers) {
   model.on("msg:custom", onMessage);
   open(widget.tab);
   onView();
-  model.send({ type: "hello" });
+  hearing(model, () => {
+    // What is not there, the kernel sends again: it may have been lost on the way here.
+    const { policy, at, complete, noted, serial } = model.get("_view");
+    model.send({ type: "hello", has: [policy, at, complete, noted, serial] });
+  });
 
   return () => {
     for (const panel of panels) panel.stop?.();
