@@ -21,7 +21,7 @@ def shows_a_widget(source: str) -> bool:
     return line is not None and "--text" not in line and not lacks(source)
 
 
-# How far the demo is run, and at least how many widgets it has until there; test_demo_notebook.py always runs all of it,
+# How far the demo is run, and at least how many widgets it has until there. test_demo_notebook.py runs all of it,
 # without a page.
 LEAST = {"### Example 3": 4, "## 3.": 10, "the end": 15}
 
