@@ -154,4 +154,4 @@ def test_no_two_panels_share_a_name():
     asks = [kind for panel in PANELS for group in panel.asks for kind in group]
     for names in (keys, parts, asks):
         assert len(set(names)) == len(names)
-    assert not {"hello", "choose", "names", "peek", "apply"} & set(asks)
+    assert not {"hello", "lost", "choose", "names", "peek", "apply"} & set(asks)

@@ -26,8 +26,8 @@ from remat_magic.wording import printable
 __all__ = ["RematWidget"]
 
 
-# What a page says it has of a view, by which the kernel knows whether that is the newest.
-_TOLD = ("policy", "at", "complete", "noted", "serial")
+# By which a page knows whether the view that it has is the newest.
+_NEWEST = ("policy", "at", "complete", "noted", "serial")
 
 
 class RematWidget(LiveView):
@@ -167,18 +167,20 @@ class RematWidget(LiveView):
             return
         request = Request(content)
         # At once, or what takes long looks as if the kernel were gone.
-        self.send({"type": "hello" if request.kind == "hello" else "heard"})
+        if request.kind == "hello":
+            self.send({"type": "hello", "newest": {name: self._view.get(name) for name in _NEWEST}})
+        else:
+            self.send({"type": "heard"})
         match request.kind:
             case "hello":
-                has = content.get("has")
-                if has is not None and has != [self._view.get(name) for name in _TOLD]:
-                    self.send_state(["_frame", "_view"])
                 for view in self._rendered.complete().values():
                     self._send_view(view)
                 if not self._is_seen:  # in marimo, and whatever else shows widgets without a kernel of IPython's
                     self._is_seen = True
                     self._worker.post(self._wishes.wished)
                     self._ask_xla()
+            case "lost":
+                self.send_state(["_frame", "_view"])
             case "choose":
                 self._choose(request.policy, request.at, request.serial)
             case "names":

@@ -102,7 +102,12 @@ class Server:
         """End every kernel sooner than it would end itself, where nobody looks at how it ends."""
         for child in psutil.Process(self.pid).children():
             child.kill()
-        self.shut_down_kernels()  # before the server starts others
+        for _ in range(60):
+            try:
+                return self.shut_down_kernels()  # before the server starts others
+            except urllib.error.HTTPError:  # it has just begun to
+                time.sleep(0.5)
+        return self.shut_down_kernels()
 
 
 def _free_port() -> int:

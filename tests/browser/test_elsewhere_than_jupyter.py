@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import remat_magic as rm
-from tests.browser.alone import hear, show_alone
+from tests.browser.alone import hear, sent, show_alone
 
 # One document for the outputs of all cells, each output in two elements that are placed by hand.
 VS_CODE = """
@@ -82,3 +82,11 @@ def test_without_anything_kept_of_it_the_widget_hides_nothing(page: Page, trace:
     hear(page, type="hello")
     expect(page.locator(".remat-widget")).to_be_visible()
     expect(kept_in(page, "nothing_saveable").first).to_be_visible()
+
+
+def test_a_view_that_was_lost_is_asked_for(page: Page, trace: rm.Trace) -> None:
+    show_alone(page, trace)
+    hear(page, type="hello", newest={"policy": "as_written", "complete": True})
+    assert sent(page, "lost") == []
+    hear(page, type="hello", newest={"policy": "dots_saveable", "complete": True})
+    assert sent(page, "lost") == [{"type": "lost"}]

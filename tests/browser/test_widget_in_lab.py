@@ -135,12 +135,14 @@ LATE = """() => { const of = AbortSignal.timeout.bind(AbortSignal);
 
 
 def test_a_page_that_loads_the_script_late_hears_the_kernel(loaded: NotebookPage) -> None:
-    """Also of what was chosen before it had."""
+    """Also what it said before."""
     put_back = loaded.page.evaluate_handle(LATE)
     try:
         loaded.run(1)
-        loaded.run(CHOOSE)
         widget = Widget(loaded, 1)
+        widget.shows("as_written")
+        expect(widget.root).to_have_attribute("aria-busy", "false")  # both halves have come
+        loaded.run(CHOOSE)
         widget.shows("dots_saveable")
         widget.policy.select_option("nothing_saveable")
         widget.shows("nothing_saveable")

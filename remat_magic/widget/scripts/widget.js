@@ -114,10 +114,13 @@ export function draw({ model, el }, makers) {
   };
   /** @type {NonNullable<Panel["messages"]>} */
   const messages = {
-    hello() {
+    hello({ newest = {} }) {
       // Only now is there a kernel behind the widget: until then the static twin is what can be read.
       root.hidden = false;
       twin.replace();
+      // What was sent before has come by now, unless nobody heard it.
+      const view = model.get("_view");
+      if (Object.entries(newest).some(([name, value]) => view[name] !== value)) model.send({ type: "lost" });
     },
     view({ view }) {
       const key = keyOf(view.policy, view.at);
@@ -352,11 +355,7 @@ export function draw({ model, el }, makers) {
   model.on("msg:custom", onMessage);
   open(widget.tab);
   onView();
-  hearing(model, () => {
-    // What is not there, the kernel sends again: it may have been lost on the way here.
-    const { policy, at, complete, noted, serial } = model.get("_view");
-    model.send({ type: "hello", has: [policy, at, complete, noted, serial] });
-  });
+  hearing(model, () => model.send({ type: "hello" }));
 
   return () => {
     for (const panel of panels) panel.stop?.();
