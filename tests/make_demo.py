@@ -38,7 +38,7 @@ from remat_magic.widget import RematWidget
 values = [*Out.values(), *globals().values()]
 widgets = {id(value): value for value in values if isinstance(value, RematWidget)}.values()
 for widget in widgets:
-    widget._worker.join(120)
+    widget._worker.join(600)
     widget._kept.update(get_ipython(), lambda: widget._good)
 """
 _LOOK_AHEAD = f"""\

@@ -108,7 +108,7 @@ def held(monkeypatch):
     go, ask = threading.Event(), Engine.of_one_device
 
     def waits(engine):
-        assert go.wait(60)
+        assert go.wait(600)
         return ask(engine)
 
     monkeypatch.setattr(Engine, "of_one_device", waits)
@@ -134,7 +134,7 @@ def test_the_widget_turns_when_xla_has_answered(browser, long, held):  # noqa: F
     assert TOGETHER in widget._view["parts"]["totals"]
     assert messages(widget, "anew") == []
     held.set()
-    widget._xla_worker.join(60)
+    widget._xla_worker.join(600)
     for worker in workers_of(widget):
         worker.join()
     assert (widget.policy, widget.at) == (key, "function")  # the reader's own choice, and none of the first
@@ -161,15 +161,15 @@ def test_what_was_worked_out_before_is_not_shown_after(browser, long, held):  # 
     def slow(request):
         begun.set()
         html = compared(request)
-        assert go.wait(60)
+        assert go.wait(600)
         return html
 
     compare._compared = slow
     request = {"type": "compare", "policy": "none", "at": "function", "device": "", "width": 680}
     widget.comm.callback({"content": {"data": {"method": "custom", "content": request}}, "buffers": []})
-    assert begun.wait(60)
+    assert begun.wait(600)
     held.set()
-    widget._xla_worker.join(60)
+    widget._xla_worker.join(600)
     go.set()
     for worker in workers_of(widget):
         worker.join()
@@ -188,7 +188,7 @@ def test_what_is_looked_ahead_at_meanwhile_is_not_shown_after(browser, long, hel
     def slow(*args):
         found = ahead(*args)
         held.set()
-        widget._xla_worker.join(60)
+        widget._xla_worker.join(600)
         return found
 
     widget._prefetch.step = slow
@@ -208,7 +208,7 @@ def test_places_that_are_tried_meanwhile_are_not_shown_after(browser, long, held
     def slow(live, plans):
         offer(live, plans)
         held.set()
-        widget._xla_worker.join(60)
+        widget._xla_worker.join(600)
 
     monkeypatch.setattr(type(compare._live), "offer", slow)
     tell(widget, type="places", policy="none", at="function", device="", width=680)
@@ -224,7 +224,7 @@ def test_a_choice_of_no_use_does_not_end_the_asking(browser, long, held):  # noq
     widget = RematWidget(long[0], at="function")
     widget._wishes.wish("no_such_policy", "function", 9, lambda _: None)
     held.set()
-    widget._xla_worker.join(60)
+    widget._xla_worker.join(600)
     for worker in workers_of(widget):
         worker.join()
     assert widget.report.of_devices == ONE
@@ -237,7 +237,7 @@ def test_the_widget_says_why_xla_cannot_be_asked(browser, long, held, monkeypatc
     widget = RematWidget(trace, at="function")
     monkeypatch.setattr("remat_magic._jax.propagated", lambda *_: 1 / 0)
     held.set()
-    widget._xla_worker.join(60)
+    widget._xla_worker.join(600)
     (said,) = messages(widget, "say")
     assert said["error"]
     assert "division by zero" in said["text"]
@@ -252,7 +252,7 @@ def test_a_widget_that_is_closed_meanwhile_stays_closed(browser, long, held):  #
     widget.close()
     channel.sent.clear()
     held.set()
-    widget._xla_worker.join(60)
+    widget._xla_worker.join(600)
     assert repr(widget) == "RematWidget(closed)"
     assert channel.sent == []
 

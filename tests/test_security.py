@@ -360,7 +360,7 @@ def test_a_hostile_function_in_a_widget(name, browser, monkeypatch):  # noqa: F8
     def tell(**content):
         channel.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
         for worker in workers_of(widget):
-            worker.join(60)
+            worker.join(600)
 
     at = trace.default_at
     for policy_key in ("none", "dots_saveable", "mine"):

@@ -608,11 +608,11 @@ def test_prefetching_gives_way_to_the_reader(widget):
     def hold():
         with widget._live.trace.lock:
             locked.set()
-            done.wait(120)
+            done.wait(600)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    locked.wait(120)
+    locked.wait(600)
     assert widget.prefetch() is True  # later, perhaps
     assert widget._live.trace.reports == {}
     done.set()
@@ -663,12 +663,12 @@ def test_a_worker_does_the_newest_and_rests():
 
     def work(request):
         begun.set()
-        go.wait(120)
+        go.wait(600)
         done.append(request)
 
     worker = Worker(work)
     worker.post(1)
-    begun.wait(120)
+    begun.wait(600)
     for request in (2, 3, 4):
         worker.post(request)
     go.set()
@@ -688,7 +688,7 @@ def test_what_is_told_again_takes_the_place_of_no_request():
         key, asks = "slow", (("slow",),)
 
         def answer(self, request):
-            go.wait(120)
+            go.wait(600)
             return {}
 
     panel = Slow(LiveTrace(_Previews()), told.append, None)
