@@ -81,7 +81,7 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
     expect(widget.policy).to_be_focused()
-    page.keyboard.type("dots_s")
+    page.keyboard.press("d")  # the first that begins so; of several letters a late machine takes each for a first one
     widget.shows("dots_saveable")
     assert widget.policy.input_value() != before
     for _ in range(12):

@@ -9,7 +9,7 @@ const FOUND = 1_000;
  *
  * anywidget 0.11 gives a widget's script two seconds to load. One that was later, on a page that was busy with thirty
  * others, is drawn all the same, but no message of the kernel comes through to it any more. A script that runs has loaded:
- * from here on its messages are taken as ipywidgets takes them, without asking for that.
+ * its messages are then taken as ipywidgets takes them, without asking for that.
  *
  * @param {Model} model
  * @param {() => void} then what to do once the kernel is heard
@@ -20,16 +20,17 @@ export function hearing(model, then) {
 }
 
 /**
- * Raises where a page has models of another kind, which do not wait.
+ * Raises where a page has models of another kind, which give nothing up.
  *
  * @param {Model} model
  */
 async function hear(model) {
   const own = await model.widget_manager.get_model(model.get("_twin"));
-  const handlers = [];
+  const nothing = { content: { data: {} } };
+  if (await own._handle_comm_msg(nothing).then(() => true, () => false)) return;
+  let handle = null; // of the most general kind of model
   for (let kind = own; kind; kind = Object.getPrototypeOf(kind)) {
-    if (Object.hasOwn(kind, "_handle_comm_msg")) handlers.push(kind._handle_comm_msg);
+    if (Object.hasOwn(kind, "_handle_comm_msg")) handle = kind._handle_comm_msg;
   }
-  const handle = handlers.pop(); // of the most general kind of model
   own.comm.on_msg((/** @type {any} */ message) => handle.call(own, message));
 }
