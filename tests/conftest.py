@@ -199,14 +199,15 @@ def _on_the_cpu() -> None:
 def _unhurried() -> None:
     """Give searches that are to end after some seconds six times as many: what they find is then no slow machine's.
 
-    And work out ahead what takes long, too, for the same reason.
+    So it is with what is worked out ahead, which stops where it would be felt.
     """
     from remat_magic.planning import fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned, reduction
     from remat_magic.widget import idle
 
-    idle.UNIT = 60.0
-    slow = SimpleNamespace(perf_counter=lambda: time.perf_counter() / 6, thread_time=lambda: time.thread_time() / 6)
-    for module in (fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned):
+    slow = SimpleNamespace(
+        perf_counter=lambda: time.perf_counter() / 6, thread_time=lambda: time.thread_time() / 6, sleep=time.sleep
+    )
+    for module in (fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned, idle):
         module.time = slow  # type: ignore[attr-defined]
     run = reduction.IntegerProgram.run
 

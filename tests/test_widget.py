@@ -592,9 +592,8 @@ def test_the_kept_output_follows_a_long_prefetch(browser, monkeypatch):
     assert [update for _, update in screen.shown] == [False] + [True] * len(KEYS)
 
 
-def test_prefetching_stops_where_it_would_be_felt(browser, monkeypatch):
-    monkeypatch.setattr(idle_module, "UNIT", 0.1)
-    trace = FakeTrace(slow=0.12)
+def test_prefetching_stops_where_it_would_be_felt(browser):
+    trace = FakeTrace(slow=6 * 0.12)  # by the tests' clock, 0.12 s
     widget = RematWidget(trace, "none")
     assert widget.prefetch() is False
     assert len(trace.reports) == 1
