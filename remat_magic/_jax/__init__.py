@@ -3,7 +3,16 @@
 What it is tested with is in ``private.TESTED``. Each branch says which version it is for and why.
 """
 
-from remat_magic._jax.bodies import Body, bodies, label_of, map_jaxprs, map_rule, rearranged, rule_inputs
+from remat_magic._jax.bodies import (
+    Body,
+    bodies,
+    label_of,
+    map_jaxprs,
+    map_rule,
+    perturbed_operands,
+    rearranged,
+    rule_inputs,
+)
 from remat_magic._jax.caches import Generation, tracing
 from remat_magic._jax.checkpoints import (
     checkpoint_body,
@@ -249,6 +258,7 @@ __all__ = [
     "params_key",
     "params_text",
     "part",
+    "perturbed_operands",
     "placed",
     "policy_says",
     "policy_says_of_name",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.extend.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
@@ -32,6 +33,8 @@ from remat_magic._jax.trips import trip_count
 _user_context = courtesy(
     "jax._src.source_info_util.user_context", "values in the rules of custom derivatives have no line"
 ) or (lambda *_, **__: contextlib.nullcontext())
+
+_FORWARD_RULE = "fwd_jaxpr_thunk"  # of a custom_vjp
 
 # Wrappers that JAX itself introduces; a user would not know them as a call.
 _UNNAMED_CALLS = frozenset({"closed_call", "core_call", "eval_jaxpr", "call", "core_closed_call"})
@@ -212,31 +215,56 @@ def rule_inputs(eqn: Any) -> Any:
     return eqn.invars[eqn.params["num_consts"] :]
 
 
-def map_rule(eqn: Any, change: Callable[[Any, int], Any]) -> Any:
+def map_rule(eqn: Any, change: Callable[[Any, int], Any], perturbed: Sequence[bool] | None = None) -> Any:
     """The call of a custom derivative with the jaxpr changed that its rule becomes; itself where it has no such rule.
 
     Rules are Python, which JAX runs when it differentiates: the forward rule of a ``custom_vjp``, or that of a
-    ``custom_jvp`` which gives results and tangents. ``change`` is given its jaxpr, and how many of its inputs are
-    primal: the rest are tangents. It is called at once, and again whenever JAX asks for other tangents.
+    ``custom_jvp`` which gives results and tangents. It is called at once, and again whenever JAX asks for other
+    tangents.
+
+    Args:
+        eqn: the call.
+        change: is given the rule's jaxpr, and how many of its inputs are primal: the rest are tangents.
+        perturbed: for each operand of a ``custom_vjp`` whether it has a tangent, as ``perturbed_operands`` has it.
+            Default: all that can have one.
+
+    Raises:
+        Exception: what the rule raises, which is the user's.
     """
-    key = next((key for key in ("fwd_jaxpr_thunk", "jvp_jaxpr_fun") if key in eqn.params), None)
+    key = next((key for key in (_FORWARD_RULE, "jvp_jaxpr_fun") if key in eqn.params), None)
     if key is None:
         return eqn
     rule, inputs = eqn.params[key], len(rule_inputs(eqn))
     changed: dict[tuple[bool, ...], tuple[Any, ...]] = {}
 
-    def changed_rule(*zeros: bool) -> tuple[Any, ...]:
-        if zeros not in changed:
-            jaxpr, *rest = rule.call_wrapped(*zeros)
-            changed[zeros] = (change(jaxpr, inputs), *rest)
-        return changed[zeros]
+    def changed_rule(*flags: bool) -> tuple[Any, ...]:
+        if flags not in changed:
+            jaxpr, *rest = rule.call_wrapped(*flags)
+            changed[flags] = (change(jaxpr, inputs), *rest)
+        return changed[flags]
 
+    if perturbed is None:
+        perturbed = [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in rule_inputs(eqn)]
     info = eqn.source_info
     # As when JAX evaluates the call: it keeps what the rule becomes, with the line of the call. The flags of one rule
     # say which inputs are perturbed, those of the other which tangents are zero.
     with _user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
-        changed_rule(*[key == "fwd_jaxpr_thunk"] * inputs)
+        changed_rule(*(perturbed if key == _FORWARD_RULE else [False] * inputs))
     return eqn.replace(params={**eqn.params, key: wrap_init(changed_rule, debug_info=rule.debug_info)})
+
+
+def perturbed_operands(eqn: Any) -> tuple[bool, ...] | None:
+    """Which operands of a ``custom_vjp`` had a tangent when JAX last differentiated it; None where it has not.
+
+    Its rule should be asked with no others: it may refuse them, as equinox's loops do. Besides, JAX has one place for
+    how many values the rule keeps, whatever the operands, and does not fill it again for those it asked with before.
+    What has no such rule has no such operands.
+    """
+    if _FORWARD_RULE not in eqn.params:
+        return ()
+    cells = (cell.cell_contents for cell in getattr(eqn.params[_FORWARD_RULE].f, "__closure__", None) or ())
+    answers = next((content for content in cells if isinstance(content, dict)), {})
+    return next(reversed(answers), None)
 
 
 def rearranged(like: Any, change: Callable[..., list[Any]], operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -118,7 +118,13 @@ class Asked:
         """The program with a name for each value that a policy at a place can save."""
         with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
             closed, within = self._engine.placed(at), self.within(self._facts, at)
-            return name_everything(closed, within, separately, rules=not self._engine.remat3)
+            return name_everything(
+                closed,
+                within,
+                separately,
+                rules=not self._engine.remat3,
+                differentiate=lambda: self._engine.forward("nothing_saveable", at),
+            )
 
     def named(self, naming: NamedProgram, at: str) -> Skeleton:
         """What such a program does, by which another trace of it is compared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.failures import failures
 from remat_magic.engine.gradients import under_policy
+from remat_magic.engine.halves import forward_half
 from remat_magic.engine.plan_values import PlanValues
 from remat_magic.engine.possible import possible_sites
 from remat_magic.engine.primal import Primal
@@ -24,7 +26,7 @@ from remat_magic.engine.signature import Signature
 from remat_magic.engine.sites import Identity, PolicyWriter, find_sites
 from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.jaxprs.spans import Spans
-from remat_magic.jaxprs.values import Returned, abstract
+from remat_magic.jaxprs.values import Returned, abstract, is_inexact
 from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import lifted
 from remat_magic.policies import AS_WRITTEN
@@ -151,6 +153,13 @@ def _selected(selector: Selector, plan: Plan, closed: Any, function: str) -> Sel
     return selector.select_each({key: resolved(policy) for key, policy in policy_of_each(plan.at).items()})
 
 
+def _differentiate(closed: Any) -> None:
+    """Have JAX differentiate a program in all inputs that it can be differentiated in, if it can."""
+    differentiated = [position for position, aval in enumerate(closed.in_avals) if is_inexact(aval)]
+    with contextlib.suppress(Exception):
+        forward_half(_jax.as_function(closed), closed.in_avals, differentiated, len(closed.out_avals), 0, None)
+
+
 def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     """A function like ``fun``, under a plan: what ``trace.function(plan)`` is, without a trace.
 
@@ -168,8 +177,17 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
         possible = possible_sites(closed, calls, table)
         selector = Selector(closed, table, possible, spans, name)
         if plan.names:
-            rules = not _jax.remat3()
-            plan_values = PlanValues(closed, calls, table, possible, selector, spans, name, rules=rules)
+            plan_values = PlanValues(
+                closed,
+                calls,
+                table,
+                possible,
+                selector,
+                spans,
+                name,
+                rules=not _jax.remat3(),
+                differentiate=lambda _: _differentiate(closed),
+            )
             selection = plan_values.select(plan, _jax.remat3())
         else:
             selection = _selected(selector, plan, closed, name)

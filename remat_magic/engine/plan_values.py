@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ class PlanValues:
         spans: reads its tracebacks.
         function: its name.
         rules: whether policies reach into the rules of custom derivatives; under jax_remat3 they do not.
+        differentiate: has JAX differentiate the program under a selection.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class PlanValues:
         function: str,
         *,
         rules: bool,
+        differentiate: Callable[[Selection], object],
     ) -> None:
         self._closed, self._calls, self._table, self._possible = closed, calls, table, possible
         self._selector = selector
         self._spans, self._function, self._rules = spans, function, rules
+        self._differentiate = differentiate
         self._programs: dict[tuple[str, bool, bool], NamedProgram] = {}
         self._selections: dict[tuple[Any, ...], Selection] = {}
 
@@ -72,7 +76,9 @@ class PlanValues:
         if program is None:
             selection = self._selector.select(resolve("nothing_saveable"), at)
             closed = with_checkpoints(self._closed, self._calls, self._possible, selection.at_sites)
-            program = self._name(selection, closed, separately, self._spans)
+            program = self._name(
+                selection, closed, separately, self._spans, differentiate=lambda: self._differentiate(selection)
+            )
             self._programs[at, separately, remat3] = program
         return program
 
@@ -134,7 +140,7 @@ class PlanValues:
         """
         if selection.naming is None:
             return closed
-        naming = self._name(selection, closed, selection.naming.separately, Spans())
+        naming = self._name(selection, closed, selection.naming.separately, Spans(), like=selection.naming)
         if naming.fingerprint != selection.naming.fingerprint:
             raise RematError(
                 f"{self._function} does other operations for these arguments than for those that the plan was made "
@@ -142,15 +148,25 @@ class PlanValues:
             )
         return naming.closed
 
-    def _name(self, selection: Selection, closed: Any, separately: bool, spans: Spans) -> NamedProgram:
-        if selection.whole is not None:
-            return name_everything(closed, None, separately, rules=self._rules)
+    def _name(
+        self,
+        selection: Selection,
+        closed: Any,
+        separately: bool,
+        spans: Spans,
+        *,
+        differentiate: Callable[[], object] | None = None,
+        like: NamedProgram | None = None,
+    ) -> NamedProgram:
         chosen = dict(selection.at_sites)
 
         def within(eqn: Any) -> bool:
             return self._table.key_of(eqn, spans) in chosen
 
-        return name_everything(closed, within, separately, rules=self._rules)
+        checkpoints = within if selection.whole is None else None
+        return name_everything(
+            closed, checkpoints, separately, rules=self._rules, differentiate=differentiate, like=like
+        )
 
 
 _Line = tuple[str, str, str, int | None]  # function, text of the line, primitive, output

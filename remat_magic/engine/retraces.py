@@ -69,6 +69,7 @@ class Retraces:
             primal.provenances.spans,
             primal.name,
             rules=not primal.remat3,
+            differentiate=self.forward,
         )
 
     def clear(self) -> None:

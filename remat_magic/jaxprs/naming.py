@@ -44,6 +44,7 @@ class NamedProgram:
     ``values`` tells for each name what it was given to. ``rules`` has, for the identity of each call of a custom
     derivative, the jaxpr of its rule with names. ``fingerprint`` is equal for programs of the same operations, whatever
     their shapes. ``unreached`` tells where there are values without names here though a policy may keep them.
+    ``perturbed`` has for each rule that was named, in program order, which operands it was asked with tangents of.
     """
 
     closed: Any
@@ -52,6 +53,7 @@ class NamedProgram:
     fingerprint: str
     separately: bool = False
     unreached: tuple[str, ...] = ()
+    perturbed: tuple[tuple[bool, ...] | None, ...] = ()
 
 
 def checkpoint_names(closed: Any) -> tuple[str, ...]:
@@ -66,7 +68,13 @@ def is_given(name: str | None) -> bool:
 
 
 def name_everything(
-    closed: Any, within: Callable[[Any], bool] | None = None, separately: bool = False, *, rules: bool = True
+    closed: Any,
+    within: Callable[[Any], bool] | None = None,
+    separately: bool = False,
+    *,
+    rules: bool = True,
+    differentiate: Callable[[], object] | None = None,
+    like: NamedProgram | None = None,
 ) -> NamedProgram:
     """Name every value that a policy could keep, also in calls, checkpoints, scans and shard_map.
 
@@ -80,22 +88,40 @@ def name_everything(
         separately: give each call of a shared body names of its own, so that twelve equal layers are decided one by
             one and not at once.
         rules: whether a policy reaches into the rules of custom derivatives; under jax_remat3 it does not.
+        differentiate: has JAX differentiate the program, called where it has not yet and what it asks a rule follows
+            from that.
+        like: the same program, named before: the rules are asked as there.
     """
-    namer = _Namer(within or (lambda _: True), separately, rules)
+    namer = _Namer(within or (lambda _: True), separately, rules, differentiate, like)
     named = namer.jaxpr(closed, (), within is None)
     return NamedProgram(
-        named, namer.values, namer.rules, namer.digest.hexdigest()[:16], separately, tuple(sorted(namer.unreached))
+        named,
+        namer.values,
+        namer.rules,
+        namer.digest.hexdigest()[:16],
+        separately,
+        tuple(sorted(namer.unreached)),
+        tuple(namer.perturbed),
     )
 
 
 class _Namer:
-    def __init__(self, within: Callable[[Any], bool], separately: bool, rules: bool) -> None:
+    def __init__(
+        self,
+        within: Callable[[Any], bool],
+        separately: bool,
+        rules: bool,
+        differentiate: Callable[[], object] | None,
+        like: NamedProgram | None,
+    ) -> None:
         self.values: dict[str, NamedValue] = {}
         self.digest = hashlib.sha256()
         self.rules: dict[int, Any] = {}
         self.unreached: set[str] = set()
         self._next, self._in_rule = 0, False
         self._within, self._separately, self._rules = within, separately, rules
+        self.perturbed: list[tuple[bool, ...] | None] = []
+        self._differentiate, self._like = differentiate, like
         self._anew = Rewriter(shared=not separately)
 
     def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
@@ -184,8 +210,10 @@ class _Namer:
             finally:
                 self._next, self._anew, self._in_rule = max(after, self._next), anew, False
 
+        perturbed = self._perturbed(eqn)
+        self.perturbed.append(perturbed)
         try:
-            eqn = _jax.map_rule(eqn, named)
+            eqn = _jax.map_rule(eqn, named, perturbed)
             self.rules.update({id(eqn): jaxpr for jaxpr in jaxprs})
             return eqn
         except (MemoryError, RecursionError):
@@ -193,6 +221,17 @@ class _Namer:
         except Exception:  # noqa: BLE001 - the rule's own, which differentiating tells of
             self._pass_by(eqn, where)
             return eqn
+
+    def _perturbed(self, eqn: Any) -> tuple[bool, ...] | None:
+        """Which operands of the next rule have tangents; None where JAX has not said."""
+        if self._like is not None:
+            return next(iter(self._like.perturbed[len(self.perturbed) :]), None)
+        perturbed = _jax.perturbed_operands(eqn)
+        if perturbed is None and self._differentiate is not None:
+            differentiate, self._differentiate = self._differentiate, None
+            differentiate()
+            perturbed = _jax.perturbed_operands(eqn)
+        return perturbed
 
     def _pass_by(self, eqn: Any, where: str) -> None:
         """Take down that values inside an equation have no names, if there are any that a policy may keep."""
