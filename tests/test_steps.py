@@ -625,6 +625,24 @@ def test_a_plan_is_applied_to_the_step_that_differentiates_its_function(tmp_path
     assert rm.trace(under, params, x, y).report("as_written").saved_bytes == plan.saved_bytes
 
 
+def make_step(rate):
+    def loss_of_pair(w, x):
+        return (jnp.tanh(jnp.sin(x @ w)) ** 2).sum()
+
+    def step(w, x):
+        value, gradient = jax.value_and_grad(loss_of_pair)(w, x)
+        return w - rate * gradient, value
+
+    return step
+
+
+def test_an_edit_of_a_function_that_a_closure_differentiates_is_verified():
+    """While an edit is traced, code stands in for the closure's; to read its variables must not crash Python 3.11."""
+    edit = rm.trace(make_step(0.1), jnp.ones((8, 8)), jnp.ones((4, 8))).edit("dots_saveable", "function")
+    assert edit.verified
+    assert edit.function == "loss_of_pair"
+
+
 def test_an_edit_is_of_the_loss_where_it_is_written():
     params, x, y = arguments()
     trace = rm.trace(jax.jit(step_of_value_and_grad), params, x, y)

@@ -233,7 +233,7 @@ def _dispatcher(function: FunctionType, new: Callable[..., Any], thread: Sequenc
     def choose() -> Callable[..., Any]:
         return new if threading.get_ident() in thread else own
 
-    template = _stand_in.__code__
+    template = _stand_in(len(code.co_freevars))
     return template.replace(
         co_consts=tuple(choose if constant == STAND_IN else constant for constant in template.co_consts),
         co_freevars=code.co_freevars,
@@ -244,9 +244,23 @@ def _dispatcher(function: FunctionType, new: Callable[..., Any], thread: Sequenc
     )
 
 
-def _stand_in(*args: Any, **kwargs: Any) -> Any:
-    __remat_magic_choose__: Any = "__remat_magic_choose__"
-    return __remat_magic_choose__()(*args, **kwargs)
+@functools.cache
+def _stand_in(free: int) -> CodeType:
+    """Code that calls what is chosen, with so many free variables.
+
+    It is compiled with them: a function's code begins with filling their places, and who reads the variables of a frame
+    where that was not done (debuggers, and what watches a trace) crashes Python 3.11 and 3.12.
+    """
+    names = ", ".join(f"free_{number}" for number in range(free))
+    text = f"""
+def around({names}):
+    def stand_in(*args, **kwargs):
+        {STAND_IN} = {STAND_IN!r}
+        return {STAND_IN}()(*args, **kwargs)
+        {names}
+"""
+    *_, stand_in = code_objects(compile(text, "<stand-in>", "exec", dont_inherit=True))
+    return stand_in
 
 
 def _signature(function: FunctionType) -> inspect.Signature | None:
