@@ -32,7 +32,7 @@ from remat_magic._jax.checkpoints import (
 from remat_magic._jax.collectives import communication
 from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
-from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, of_one_trace
+from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, not_holding, of_one_trace
 from remat_magic._jax.hlo_collectives import Told
 from remat_magic._jax.jaxprs import (
     as_function,
@@ -250,6 +250,7 @@ __all__ = [
     "name_stack",
     "narrowed",
     "nbytes",
+    "not_holding",
     "of_one_device",
     "of_one_trace",
     "old_checkpoint",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from jax.extend.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
@@ -215,18 +214,17 @@ def rule_inputs(eqn: Any) -> Any:
     return eqn.invars[eqn.params["num_consts"] :]
 
 
-def map_rule(eqn: Any, change: Callable[[Any, int], Any], perturbed: Sequence[bool] | None = None) -> Any:
+def map_rule(eqn: Any, change: Callable[[Any, int], Any], perturbed: Sequence[bool]) -> Any:
     """The call of a custom derivative with the jaxpr changed that its rule becomes; itself where it has no such rule.
 
     Rules are Python, which JAX runs when it differentiates: the forward rule of a ``custom_vjp``, or that of a
-    ``custom_jvp`` which gives results and tangents. It is called at once, and again whenever JAX asks for other
+    ``custom_jvp`` which gives results and tangents. The rule is changed at once, and again whenever JAX asks for other
     tangents.
 
     Args:
         eqn: the call.
         change: is given the rule's jaxpr, and how many of its inputs are primal: the rest are tangents.
         perturbed: for each operand of a ``custom_vjp`` whether it has a tangent, as ``perturbed_operands`` has it.
-            Default: all that can have one.
 
     Raises:
         Exception: what the rule raises, which is the user's.
@@ -243,8 +241,6 @@ def map_rule(eqn: Any, change: Callable[[Any, int], Any], perturbed: Sequence[bo
             changed[flags] = (change(jaxpr, inputs), *rest)
         return changed[flags]
 
-    if perturbed is None:
-        perturbed = [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in rule_inputs(eqn)]
     info = eqn.source_info
     # As when JAX evaluates the call: it keeps what the rule becomes, with the line of the call. The flags of one rule
     # say which inputs are perturbed, those of the other which tangents are zero.

@@ -22,7 +22,7 @@ from jax.core import Tracer
 
 from remat_magic._jax.private import courtesy
 
-__all__ = ["Hold", "Vmaps", "holding", "is_holding", "is_staged", "manual_axes", "of_one_trace"]
+__all__ = ["Hold", "Vmaps", "holding", "is_holding", "is_staged", "manual_axes", "not_holding", "of_one_trace"]
 
 Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool, bool], Callable[..., Any]]
 """Is given a function that is about to be differentiated, its arguments, whether it returns a pair of output and
@@ -103,6 +103,17 @@ def _within_backward_pass() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@contextlib.contextmanager
+def not_holding() -> Iterator[None]:
+    """Differentiate as JAX does, also where something takes hold of this thread's gradients: this is none of those."""
+    hold: Hold | None = getattr(_in_thread, "hold", None)
+    _in_thread.hold = None
+    try:
+        yield
+    finally:
+        _in_thread.hold = hold
 
 
 def is_holding() -> bool:

@@ -156,7 +156,7 @@ def _selected(selector: Selector, plan: Plan, closed: Any, function: str) -> Sel
 def _differentiate(closed: Any) -> None:
     """Have JAX differentiate a program in all inputs that it can be differentiated in, if it can."""
     differentiated = [position for position, aval in enumerate(closed.in_avals) if is_inexact(aval)]
-    with contextlib.suppress(Exception):
+    with _jax.not_holding(), contextlib.suppress(Exception):
         forward_half(_jax.as_function(closed), closed.in_avals, differentiated, len(closed.out_avals), 0, None)
 
 

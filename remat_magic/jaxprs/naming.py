@@ -53,7 +53,7 @@ class NamedProgram:
     fingerprint: str
     separately: bool = False
     unreached: tuple[str, ...] = ()
-    perturbed: tuple[tuple[bool, ...] | None, ...] = ()
+    perturbed: tuple[tuple[bool, ...], ...] = ()
 
 
 def checkpoint_names(closed: Any) -> tuple[str, ...]:
@@ -120,8 +120,8 @@ class _Namer:
         self.unreached: set[str] = set()
         self._next, self._in_rule = 0, False
         self._within, self._separately, self._rules = within, separately, rules
-        self.perturbed: list[tuple[bool, ...] | None] = []
-        self._differentiate, self._like = differentiate, like
+        self.perturbed: list[tuple[bool, ...]] = []
+        self._differentiate, self._asked_before = differentiate, iter(() if like is None else like.perturbed)
         self._anew = Rewriter(shared=not separately)
 
     def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
@@ -222,16 +222,14 @@ class _Namer:
             self._pass_by(eqn, where)
             return eqn
 
-    def _perturbed(self, eqn: Any) -> tuple[bool, ...] | None:
-        """Which operands of the next rule have tangents; None where JAX has not said."""
-        if self._like is not None:
-            return next(iter(self._like.perturbed[len(self.perturbed) :]), None)
-        perturbed = _jax.perturbed_operands(eqn)
+    def _perturbed(self, eqn: Any) -> tuple[bool, ...]:
+        """Which operands of the next rule have tangents: all that can, where JAX does not say."""
+        perturbed = next(self._asked_before, None) or _jax.perturbed_operands(eqn)
         if perturbed is None and self._differentiate is not None:
             differentiate, self._differentiate = self._differentiate, None
             differentiate()
             perturbed = _jax.perturbed_operands(eqn)
-        return perturbed
+        return tuple(is_inexact(atom.aval) for atom in _jax.rule_inputs(eqn)) if perturbed is None else perturbed
 
     def _pass_by(self, eqn: Any, where: str) -> None:
         """Take down that values inside an equation have no names, if there are any that a policy may keep."""
