@@ -278,12 +278,9 @@ def test_an_import_costs_only_what_it_needs(code, never):
 
 
 def test_loading_the_extension_imports_only_what_every_cell_needs():
-    (before,) = imported_by(
-        "import jax, IPython; from IPython.testing.globalipapp import start_ipython; start_ipython()"
-    )
-    (after,) = imported_by(
-        "import jax, IPython; from IPython.testing.globalipapp import start_ipython; ip = start_ipython()\n"
-        "ip.run_line_magic('load_ext', 'remat_magic')"
+    before, after = imported_by(
+        "import jax, IPython; from IPython.testing.globalipapp import start_ipython; ip = start_ipython()",
+        "ip.run_line_magic('load_ext', 'remat_magic')",
     )
     assert "remat_magic" in after
     heavy = {"anywidget", "ipywidgets", "rich", "scipy", "matplotlib", "remat_magic.views", "remat_magic.widget"}

@@ -150,6 +150,13 @@ def counted(moments: Moments):
         patch.setattr(manager, name, moments.of_ours(getattr(manager, name)))
     lowered = jax.stages.Lowered
     patch.setattr(lowered, "compile", moments.wrapped(lowered.compile))
+    told = sys.unraisablehook
+
+    def unraisable(failure):  # an interrupt in what Python calls when it collects something goes no further
+        if not isinstance(failure.exc_value, KeyboardInterrupt):
+            told(failure)
+
+    patch.setattr(sys, "unraisablehook", unraisable)
     try:
         yield
     finally:
