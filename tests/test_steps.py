@@ -81,9 +81,9 @@ STEPS = [
 
 
 def arguments(size=8, batch=6):
-    keys = jax.random.split(jax.random.key(0), 5)
-    params = [jax.random.normal(key, (size, size)) / 4 for key in keys[:3]]
-    return params, jax.random.normal(keys[3], (batch, size)), jax.random.normal(keys[4], (batch, size))
+    drawn = np.random.default_rng(0).normal(size=(3 * size + 2 * batch, size)).astype(np.float32)
+    *params, x, y = jnp.split(drawn, [size, 2 * size, 3 * size, 3 * size + batch])
+    return [w / 4 for w in params], x, y
 
 
 def saved_types(fun, *args):
@@ -103,6 +103,11 @@ def made(report):
 
 def agree(one, other):
     return jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-6), one, other))
+
+
+def compute_the_same(one, other, *args):
+    """Jitted, since to compile each operation by itself takes several times as long."""
+    return agree(jax.jit(one)(*args), jax.jit(other)(*args))
 
 
 @pytest.mark.each_once
@@ -243,7 +248,7 @@ def test_a_physics_informed_loss_is_differentiated_itself_and_its_step_is_of_it(
     trace = rm.trace(step, params, times)
     assert trace.function_name == "physics_loss"
     assert made(trace.report()) == saved_types(lambda p: physics_loss(p, times), params)
-    assert agree(trace.function("nothing_saveable")(params, times), step(params, times))
+    assert compute_the_same(trace.function("nothing_saveable"), step, params, times)
 
 
 def test_a_policy_of_a_site_inside_the_loss_goes_there():
@@ -437,7 +442,7 @@ def test_a_call_that_is_mapped_as_a_whole_is_of_all_examples(inside, axes, examp
         for one in axes:
             plain = jax.vmap(plain, one)
         assert trace.step.peak_bytes == rm.trace(jax.jit(plain), params, x, y).step.peak_bytes
-    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+    assert compute_the_same(trace.function("nothing_saveable"), step, params, x, y)
 
 
 def test_a_call_that_is_mapped_in_two_ways_is_told_to_be_of_one_example():
@@ -452,7 +457,7 @@ def test_a_call_that_is_mapped_in_two_ways_is_told_to_be_of_one_example():
     assert trace.step is None
     (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
     assert "over 6 examples: shapes and bytes are of one example" in note
-    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+    assert compute_the_same(trace.function("nothing_saveable"), step, params, x, y)
 
 
 def test_a_policy_is_asked_about_one_example_as_jax_asks_it():
@@ -469,7 +474,7 @@ def test_a_policy_is_asked_about_one_example_as_jax_asks_it():
     trace = rm.trace(step, w, x)
     saved = [row for row in trace.report("dots_with_no_batch_dims_saveable").residuals if row.kind == "intermediate"]
     assert sorted(sorted(row.shape) for row in saved) == [[2, 3, 4, 5]] * 2 + [[2, 3, 5, 5]]
-    assert agree(trace.function("dots_with_no_batch_dims_saveable")(w, x), step(w, x))
+    assert compute_the_same(trace.function("dots_with_no_batch_dims_saveable"), step, w, x)
 
 
 def test_the_mean_over_a_mapped_axis_is_taken_inside_the_loss():
@@ -483,7 +488,7 @@ def test_the_mean_over_a_mapped_axis_is_taken_inside_the_loss():
     (w, *_), x, _ = arguments()
     trace = rm.trace(step, w, x)
     assert trace.report("none").saved_bytes == trace.report().saved_bytes > 0
-    assert agree(trace.function("nothing_saveable")(w, x), step(w, x))
+    assert compute_the_same(trace.function("nothing_saveable"), step, w, x)
 
 
 def test_the_step_of_a_loss_that_prints_is_known():
@@ -512,7 +517,7 @@ def test_a_step_that_is_not_known_says_why():
     assert trace.step is None
     (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
     assert "the peak is of this gradient alone, since the gradient is differentiated itself" in note
-    assert agree(trace.function("nothing_saveable")(w, x), curvature(w, x))
+    assert compute_the_same(trace.function("nothing_saveable"), curvature, w, x)
 
 
 def over_four_devices(fun, **options):
@@ -704,7 +709,7 @@ def test_what_linearize_returns_can_be_mapped_and_differentiated(use):
     trace = rm.trace(along, w, x[0])
     assert trace.function_name == "along"
     assert made(trace.report()) == saved_types(along, w, x[0])
-    assert agree(trace.function("nothing_saveable", "function")(w, x[0]), along(w, x[0]))
+    assert compute_the_same(trace.function("nothing_saveable", "function"), along, w, x[0])
 
 
 def test_an_error_of_the_users_own_after_linearize_is_as_it_was_raised():
@@ -764,7 +769,7 @@ def test_a_gradient_is_shown_where_its_backward_pass_runs_in_a_loop_or_a_branch(
     assert made(trace.report()) == saved_types(lambda p: loss(p, x, y), params)
     assert trace.step is None  # what its halves hold for each other is not known there
     assert "in a loop or a branch that its forward pass is outside of" in trace.notes[0]
-    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+    assert compute_the_same(trace.function("nothing_saveable"), step, params, x, y)
 
 
 def test_a_step_that_attacks_its_examples_first_is_of_the_gradient_in_its_parameters():
@@ -779,7 +784,7 @@ def test_a_step_that_attacks_its_examples_first_is_of_the_gradient_in_its_parame
     assert trace.function_name == "loss"
     assert trace.step is not None
     assert made(trace.report()) == saved_types(lambda p: loss(p, x, y), params)
-    assert agree(trace.function("nothing_saveable")(params, x, y), step(params, x, y))
+    assert compute_the_same(trace.function("nothing_saveable"), step, params, x, y)
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["as it is", "jitted"])

@@ -142,7 +142,8 @@ def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
     opened.page.remove_locator_handler(told)
 
 
-# The last: no kernel comes back by itself.
+# As a restart is to the widget. The last: no kernel comes back by itself.
+@pytest.mark.volume
 def test_the_kernel_is_shut_down_under_a_widget(opened: NotebookPage, lab: Server) -> None:
     (session,) = lab.api("sessions")
     lab.api(f"kernels/{session['kernel']['id']}", "DELETE")
