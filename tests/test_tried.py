@@ -4,6 +4,7 @@ import json
 import re
 
 from tests import tried
+from tests.volume import in_turn
 
 
 def test_the_page_is_in_step():
@@ -55,3 +56,12 @@ def test_a_tally_is_counted_by_version(tmp_path):
         ("1.0", "on"): ["1", "1", "0", "0"],
         ("0.9", "off"): ["1", "1", "0", "0"],
     }
+
+
+def test_where_there_is_no_time_for_all_each_has_its_turn():
+    files = ["a", "b", "c"]
+    turns = [in_turn(files, turn) for turn in range(3)]
+    assert {turn[0] for turn in turns} == {*files}
+    assert all(sorted(turn) == files for turn in turns)
+    assert in_turn(files, 10) == in_turn(files, 1)  # of a checksum
+    assert in_turn([], 1) == []
