@@ -3,7 +3,6 @@
 import atexit
 import gc
 import importlib.util
-import itertools
 import os
 import shutil
 import sys
@@ -71,6 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what chooses jax_remat3 itself, needs an extra or is volume; leave volume out unless it is asked for."""
+    from tests.volume import in_turn
+
     products: dict[str, list[pytest.Function]] = {}
     for item in items:
         if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
@@ -89,21 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--volume"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("volume")])
         items[:] = [item for item in items if not item.get_closest_marker("volume")]
-    items[:] = _in_turn(items)
-
-
-def _in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The browser's tests, some of which are tried however late it is; then the files, in CI from one of them on.
-
-    Where CI has no time for all tests, it would else leave out the same ones each time.
-    """
-    from tests.volume import in_turn
-
-    folder = Path(__file__).parent / "browser"
-    files = [list(of_file) for _, of_file in itertools.groupby(items, lambda item: item.path)]
-    browser = [of_file for of_file in files if of_file[0].path.is_relative_to(folder)]
-    others = [of_file for of_file in files if not of_file[0].path.is_relative_to(folder)]
-    return [*itertools.chain(*browser, *in_turn(others, int(os.environ.get("REMAT_TURN", "0"))))]
+    items[:] = in_turn(items, int(os.environ.get("REMAT_TURN", "0")))
 
 
 def _extras_of(item: pytest.Item) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 from tests import tried
 from tests.volume import in_turn
@@ -58,10 +60,16 @@ def test_a_tally_is_counted_by_version(tmp_path):
     }
 
 
-def test_where_there_is_no_time_for_all_each_has_its_turn():
-    files = ["a", "b", "c"]
-    turns = [in_turn(files, turn) for turn in range(3)]
-    assert {turn[0] for turn in turns} == {*files}
-    assert all(sorted(turn) == files for turn in turns)
-    assert in_turn(files, 10) == in_turn(files, 1)  # of a checksum
+def test_where_there_is_no_time_for_all_each_file_has_its_turn():
+    here = Path(__file__).parent
+    names = ["test_a.py", "browser/test_b.py", "test_c.py", "test_d.py"]
+    items = [SimpleNamespace(path=here / name, number=number) for name in names for number in range(2)]
+
+    def order(turn):
+        return [f"{item.path.name}{item.number}" for item in in_turn(items, turn)]
+
+    for turn, first in enumerate(["test_a.py", "test_c.py", "test_d.py"]):
+        assert order(turn)[:4] == ["test_b.py0", "test_b.py1", f"{first}0", f"{first}1"]
+        assert sorted(order(turn)) == sorted(order(0))
+    assert order(10) == order(1)  # of a checksum
     assert in_turn([], 1) == []
