@@ -48,9 +48,8 @@ def package_folder() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--volume``: all that is tried; ``--programs N``: how many programs by chance each test of them tries."""
+    """``--programs N``: how many programs by chance each test of them tries."""
     parser.addoption("--programs", type=int, default=0, metavar="N", help="programs by chance in each test, new ones")
-    parser.addoption("--volume", action="store_true", help="also try by volume what the usual run tries once")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,35 +61,31 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["REMAT_EXAMPLES"] = str(config.getoption("--programs"))
 
     settings.register_profile("remat", deadline=None, derandomize=bool(os.environ.get("CI")))
-    for name in ("volume", "thorough"):  # of which tests/test_generated.py knows how much that is
-        settings.register_profile(name, settings.get_profile("remat"))
+    settings.register_profile(
+        "thorough", settings.get_profile("remat")
+    )  # tests/test_generated.py knows how much that is
     if not config.getoption("--hypothesis-profile", None):
-        settings.load_profile("volume" if config.getoption("--volume") else "remat")
+        settings.load_profile("remat")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what chooses jax_remat3 itself, needs an extra or is volume; leave volume out unless it is asked for."""
-    from tests.volume import in_turn
-
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not choose
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what chooses jax_remat3 itself, and what needs an extra."""
     products: dict[str, list[pytest.Function]] = {}
     for item in items:
         if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("sets_remat3")
         for extra in _extras_of(item):
             item.add_marker(extra)
-        if _on_remat3(item):  # CI has a run of the usual tests under it, too
-            item.add_marker("volume")
+        if _on_remat3(item):
+            item.add_marker("slow")
         elif item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
             products.setdefault(item.nodeid.split("[")[0], []).append(item)
     for product in products.values():
         usual = _each_once(product)
         for item in product:
             if item not in usual:
-                item.add_marker("volume")
-    if not config.getoption("--volume"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("volume")])
-        items[:] = [item for item in items if not item.get_closest_marker("volume")]
-    items[:] = in_turn(items, int(os.environ.get("REMAT_TURN", "0")))
+                item.add_marker("slow")
 
 
 def _extras_of(item: pytest.Item) -> Iterator[str]:
@@ -109,33 +104,6 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over all modules from here on: tests that call it would wait for that."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin no test that CI has no time for, but for what must be tried however slow its machine is."""
-    from tests.volume import skip_when_late
-
-    if not item.get_closest_marker("essential"):
-        skip_when_late()
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """In CI, tell of each failure at once."""
-    manager = session.config.pluginmanager
-    if os.environ.get("CI") and manager.has_plugin("terminalreporter"):  # which workers do not have
-        manager.register(_ToldAtOnce(manager.get_plugin("terminalreporter")))
-
-
-class _ToldAtOnce:
-    """Tells of a failure when it happens: of a run that is cut off, a summary at the end would tell nothing."""
-
-    def __init__(self, terminal: Any) -> None:
-        self.terminal = terminal
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.outcome in ("failed", "rerun"):
-            self.terminal.write_line(f"\n{report.outcome.upper()} in {report.when}: {report.nodeid}\n{report.longrepr}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -166,29 +134,6 @@ def _each_once(product: list[pytest.Function]) -> set[pytest.Function]:
                 chosen.add(item)
                 seen.update(combination.items())
     return chosen
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the browser tests on one worker, so that one JupyterLab serves them all, and hand out the others singly.
-
-    From both ends: tests of one file, which share what they trace, then mostly run on one worker, and two workers still
-    end together, wherever they meet.
-
-    ``--dist=loadgroup`` is meant for such, but xdist 3.8 renames tests in a way that pytest 9.2 no longer knows.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class BrowserTogether(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "browser" if nodeid.startswith("tests/browser/") else nodeid
-
-        def _assign_work_unit(self, node: Any) -> None:
-            if self.nodes.index(node) % 2:  # the next is the last then, not the first
-                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-            super()._assign_work_unit(node)
-
-    return BrowserTogether(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,7 +20,7 @@ from tests.volume import usually
 # JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
 PLACES = [*((name, "function") for name in PROGRAMS), *((name, "sites") for name in CHECKPOINTED)]
-EACH_PLACE = [pytest.param(name, at, marks=() if name in KINDS else pytest.mark.volume) for name, at in PLACES]
+EACH_PLACE = [pytest.param(name, at, marks=() if name in KINDS else pytest.mark.slow) for name, at in PLACES]
 
 
 def traced(name: str) -> rm.Trace:
@@ -101,20 +101,20 @@ MODELS = {
 }
 EACH_MODEL = usually(MODELS, "transformer", "scanned transformer")
 MODELS_AT = [
-    pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.volume)
+    pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.slow)
     for model, at in itertools.product(MODELS, ("function", "sites"))
 ]
 
 
 def small_or_named(small: Any, named: Any) -> pytest.MarkDecorator:
     """Try a test on a small ``model``, and by volume on one of the benchmark's."""
-    volume = pytest.param(named, id="named", marks=pytest.mark.volume)
+    volume = pytest.param(named, id="named", marks=pytest.mark.slow)
     return pytest.mark.parametrize("model", [pytest.param(small, id="small"), volume])
 
 
 TRANSFORMERS = [
     pytest.param(transformer, id="small"),
-    pytest.param(models.transformer, id="GPT-2", marks=pytest.mark.volume),
+    pytest.param(models.transformer, id="GPT-2", marks=pytest.mark.slow),
 ]
 
 

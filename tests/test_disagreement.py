@@ -162,7 +162,7 @@ def test_told_exactly_where_matmuls_are_missing(name, remat3):
             assert f"the compiled program repeats {repeated(trace, policy) // bodies - missing} and" in sentence
 
 
-@pytest.mark.parametrize(("name", "times"), [("loop", 8), pytest.param("scanned", 20, marks=pytest.mark.volume)])
+@pytest.mark.parametrize(("name", "times"), [("loop", 8), pytest.param("scanned", 20, marks=pytest.mark.slow)])
 def test_a_scan_keeps_them_apart(name, times, remat3):
     trace = rm.trace(*_flat(MODELS[name]))
     assert repeated(trace) == times

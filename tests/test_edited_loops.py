@@ -374,7 +374,7 @@ OF_LINEN = """
 """
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_of_linen_that_breaks(module):
     library("flax.linen")

@@ -216,7 +216,7 @@ def comments(text):
     return sorted(token.string for token in tokens if token.type == tokenize.COMMENT)
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_variables_over_several_lines_are_taken_on_one(module):
     loop = """for (
             i,  # the number

@@ -10,15 +10,18 @@ THESE = Path(__file__).parent
 
 
 @not_on_eight
-@pytest.mark.parametrize("which", ["not volume", pytest.param("volume", marks=pytest.mark.volume)])
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_on_eight_devices(which):
     files = [file for file in sorted(THESE.glob("test_*.py")) if "import eight" in file.read_text()]
-    summary = run_on_eight("--volume", "-m", f"eight_devices and {which}", *map(str, files)).splitlines()[-1]
+    summary = run_on_eight("-m", f"eight_devices and {which}", *map(str, files)).splitlines()[-1]
     assert " passed" in summary
     assert " skipped" not in summary
 
 
 @not_on_eight
-@pytest.mark.volume  # the usual run tries these where there is one device
+@pytest.mark.slow  # the usual run tries these where there is one device
 def test_programs_of_abstract_meshes_are_the_same_where_eight_devices_are():
-    assert " passed" in run_on_eight("-m", "not eight_devices", str(THESE / "test_sharding.py")).splitlines()[-1]
+    assert (
+        " passed"
+        in run_on_eight("-m", "not eight_devices and not slow", str(THESE / "test_sharding.py")).splitlines()[-1]
+    )

@@ -594,7 +594,7 @@ def test_it_is_near_what_xla_needs(case, device):
     assert trace.report(policy, at, device=device).peak_bytes == pytest.approx(needed, rel=0.25)
 
 
-@pytest.mark.volume  # a TPU's compiler takes its time
+@pytest.mark.slow  # a TPU's compiler takes its time
 @pytest.mark.usefixtures("cache")
 def test_xla_for_a_tpu_recomputes_attention_at_once():
     """What it needs of a vision transformer is the other peak that is noted, and not the estimate.

@@ -262,7 +262,7 @@ def test_an_interrupt_at_any_moment(name, remat3):
     interrupts(name, 1)
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_interrupts_at_more_moments(name, remat3):
     interrupts(name, MOMENTS)

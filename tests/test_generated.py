@@ -42,9 +42,7 @@ from tests import generated, generated_operations
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
 from tests.test_parity import types_of_ours
 from tests.views_records import fragments
-from tests.volume import skip_when_late
 
-_TALLY = os.environ.get("REMAT_TALLY", "")
 pytestmark = [
     # JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
     pytest.mark.filterwarnings("ignore:Explicitly requested dtype"),
@@ -58,7 +56,7 @@ def examples(usual: int, volume: int):
     """How many programs a test tries; these are expensive, so fewer than Hypothesis would."""
     profile = settings.get_current_profile_name()
     thorough = profile == "thorough"
-    chosen = settings(
+    return settings(
         max_examples=_MANY or {"thorough": _THOROUGH * volume, "volume": volume}.get(profile, usual),
         # The fixture only sets a flag of JAX, which every example may share.
         suppress_health_check=[
@@ -73,51 +71,6 @@ def examples(usual: int, volume: int):
         phases=[Phase.generate] if _MANY > 100 or thorough else list(Phase),
         database=None,
     )
-
-    def decorate(test):
-        if _TALLY:
-            test.hypothesis.inner_test = _tallied(test.hypothesis.inner_test)
-        test.hypothesis.inner_test = _in_time(test.hypothesis.inner_test)
-        return chosen(test)
-
-    return decorate
-
-
-def _in_time(test):
-    """Skips the rest of the programs where CI has no more time for them."""
-
-    @functools.wraps(test)
-    def timely(*args, **kwargs):
-        skip_when_late()
-        test(*args, **kwargs)
-
-    return timely
-
-
-def _tallied(test):
-    """Writes a line for each program that is tried: for tests/tried.py, which counts them."""
-
-    @functools.wraps(test)
-    def counted(*args, **kwargs):
-        came_to = "discarded"  # also where hypothesis itself gives up an example half-way, which is no Exception
-        try:
-            test(*args, **kwargs)
-            came_to = "passed"
-        except UnsatisfiedAssumption:
-            raise
-        except Exception as error:
-            came_to = "failed"
-            with Path(f"{_TALLY}.failed").open(
-                "a", encoding="utf-8"
-            ) as file:  # at once: the run may not come to an end
-                file.write(f"{test.__name__}: {type(error).__name__}: {error}\n{kwargs!r}\n\n")
-            raise
-        finally:
-            remat3 = bool(getattr(jax.config, "jax_remat3", False))
-            with Path(_TALLY).open("a", encoding="utf-8") as file:
-                file.write(json.dumps([test.__name__, jax.__version__, remat3, came_to]) + "\n")
-
-    return counted
 
 
 def output_of(program: Program, fun=None):

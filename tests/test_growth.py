@@ -5,7 +5,7 @@ import pytest
 import remat_magic as rm
 from tests.benchmarks import growth
 
-pytestmark = pytest.mark.volume  # of how much is worked out
+pytestmark = pytest.mark.slow  # of how much is worked out
 
 # What is shown of few values and of many differs: groups, folds, numbers with more digits. Some of it is cached.
 _SHOWN = ("page", "widget", "text", "compare")

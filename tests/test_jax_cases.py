@@ -516,8 +516,8 @@ def test_parameters_may_come_from_a_generator(remat3):
     ("policy", "at"),
     [
         ("dots_saveable", "sites"),
-        pytest.param("none", "sites", marks=pytest.mark.volume),
-        pytest.param("nothing_saveable", "function", marks=pytest.mark.volume),  # as in test_trace.py
+        pytest.param("none", "sites", marks=pytest.mark.slow),
+        pytest.param("nothing_saveable", "function", marks=pytest.mark.slow),  # as in test_trace.py
     ],
 )
 def test_the_function_with_a_policy_can_be_transformed_in_every_way(policy, at, remat3):

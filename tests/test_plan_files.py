@@ -83,7 +83,7 @@ def in_another_process(program, *args, cwd):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("at", [pytest.param("function", marks=pytest.mark.volume), "block"])
+@pytest.mark.parametrize("at", [pytest.param("function", marks=pytest.mark.slow), "block"])
 def test_a_training_script_applies_the_plan_of_a_notebook(tmp_path, at):
     (tmp_path / "model.py").write_text(MODEL)
     save = (

@@ -113,7 +113,7 @@ USUAL = [("checkpoints", None), ("scanned MLP", "TPU v5e")]
 
 @pytest.mark.parametrize("budgets", BUDGETS)
 @pytest.mark.parametrize(
-    ("model", "device"), [usual if usual in USUAL else pytest.param(*usual, marks=pytest.mark.volume) for usual in ON]
+    ("model", "device"), [usual if usual in USUAL else pytest.param(*usual, marks=pytest.mark.slow) for usual in ON]
 )
 def test_every_policy_at_every_place_is_found(model, device, budgets):
     holds(new(model), choices_of(model, device), budgets, device=device, cost="flops")
@@ -163,7 +163,7 @@ def test_seconds_are_no_more_than_of_any_choice(model, budgets):
         assert plan.seconds <= row.times.extra * (1 + 1e-9)
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [12, 60])
 @examples(3, 5)
 @given(data=st.data())
@@ -233,7 +233,7 @@ def test_what_is_refused_is_less_than_any_choice(model):
     assert parse_bytes(f"{number} {unit}") <= parse_bytes(units.nbytes(least))  # as it is rounded
 
 
-@pytest.mark.volume  # of how much is worked out
+@pytest.mark.slow  # of how much is worked out
 def test_a_refusal_works_out_little_more_than_a_plan(monkeypatch):
     made = []
     full = reports_module.full
@@ -259,7 +259,7 @@ SHARES_AND_PLACES = [*itertools.product(("20%", "60%"), ("function", "sites"))]
     ("model", "made", "share", "seconds"),
     [
         ("transformer", [("30%", "function"), ("60%", "block")], "70%", 0),
-        pytest.param("named transformer", SHARES_AND_PLACES, "40%", UNHURRIED, marks=pytest.mark.volume),
+        pytest.param("named transformer", SHARES_AND_PLACES, "40%", UNHURRIED, marks=pytest.mark.slow),
     ],
 )
 def test_a_plan_that_was_made_before_is_found(model, made, share, seconds):

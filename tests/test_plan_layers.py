@@ -44,7 +44,7 @@ def budgets(trace, at):
 # Of the programs that have no site one of a kind; each of the others at its sites.
 @pytest.mark.parametrize(
     ("name", "at"),
-    [pytest.param(name, at, marks=() if at == "sites" or name in KINDS else pytest.mark.volume) for name, at in PLACES],
+    [pytest.param(name, at, marks=() if at == "sites" or name in KINDS else pytest.mark.slow) for name, at in PLACES],
 )
 def test_a_plan_is_what_jax_does(name, at):
     trace = traced(name)

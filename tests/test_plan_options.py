@@ -41,7 +41,7 @@ from tests.volume import usually
     "model",
     [
         pytest.param(transformer(2, site=True), id="small"),
-        pytest.param(named_models.transformer(2, 32, 16, 2, scanned=False), id="named", marks=pytest.mark.volume),
+        pytest.param(named_models.transformer(2, 32, 16, 2, scanned=False), id="named", marks=pytest.mark.slow),
     ],
 )
 def test_plans_compared_have_keys_of_their_own(model):
@@ -140,7 +140,7 @@ def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plan
     "model",
     [
         pytest.param(transformer(2, batch=4096), id="small"),
-        pytest.param(models.transformer(2), id="GPT-2", marks=pytest.mark.volume),
+        pytest.param(models.transformer(2), id="GPT-2", marks=pytest.mark.slow),
     ],
 )
 def test_on_a_device_nothing_is_proven_of_a_plan_for_a_peak(model):
@@ -398,7 +398,7 @@ def test_a_plan_for_a_peak_chooses_its_place(transformer):
         trace.plan(peak=1000)
 
 
-@pytest.mark.volume  # of how much is traced; both searches are tried whole
+@pytest.mark.slow  # of how much is traced; both searches are tried whole
 @pytest.mark.parametrize("share", ["45%", "60%", "85%"])
 def test_what_cannot_win_within_a_peak_is_not_traced(monkeypatch, share):
     def found():

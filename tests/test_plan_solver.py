@@ -282,7 +282,7 @@ def test_a_slider_does_not_wait(monkeypatch, transformer):
 
 @pytest.mark.parametrize(
     ("blocks", "values", "separately"),
-    [(4, 300, False), *(pytest.param(19, 1500, each, marks=pytest.mark.volume) for each in (False, True))],
+    [(4, 300, False), *(pytest.param(19, 1500, each, marks=pytest.mark.slow) for each in (False, True))],
 )
 def test_fifteen_hundred_values_within_a_hundredth(blocks, values, separately):
     fun, args = models.transformer(blocks)
@@ -303,7 +303,7 @@ def test_fifteen_hundred_values_within_a_hundredth(blocks, values, separately):
     ("model", "share"),
     [
         pytest.param(transformer(4), 0.9, id="small"),
-        pytest.param(models.transformer(12), 0.8, id="GPT-2", marks=pytest.mark.volume),
+        pytest.param(models.transformer(12), 0.8, id="GPT-2", marks=pytest.mark.slow),
     ],
 )
 def test_equal_layers_are_counted_where_telling_them_apart_does_not_end(model, share, monkeypatch):

@@ -15,13 +15,12 @@ from tests.browser.lab import VIEWPORT, NotebookPage, Server, browse, chromium, 
 expect.set_options(timeout=60_000)  # a loaded machine may be slow; no test asserts how fast anything is
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; in CI each has a second try, which the summary lists as RERUN."""
+    """Mark the tests of this folder."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("browser")
-            if os.environ.get("CI"):
-                item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +32,9 @@ def _chromium() -> None:
         pytest.skip(missing)
 
 
-def _alone(folder: Path) -> None:
-    """Fail on a second worker of one run: two JupyterLabs and their kernels would wait for each other's time."""
-    run, worker = (os.environ.get(f"PYTEST_XDIST_{name}", "") for name in ("TESTRUNUID", "WORKER"))
-    mark = folder.parent / f"browser-tests-{run}"  # the workers' folders are beside each other
-    try:
-        with mark.open("x") as file:
-            file.write(worker)
-    except FileExistsError:
-        assert mark.read_text() == worker, "browser tests ran on two workers: see BrowserTogether in tests/conftest.py"
-
-
 @pytest.fixture(scope="session")
 def lab(_chromium: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """JupyterLab, shared by all browser tests."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        _alone(tmp_path_factory.getbasetemp())
     with serve(tmp_path_factory.mktemp("lab")) as server:
         yield server
 

@@ -39,7 +39,7 @@ step([jax.ShapeDtypeStruct((64, 64), f32)] * 3, jax.ShapeDtypeStruct((128, 64), 
 """
 
 
-@pytest.mark.volume  # test_asking_xla.py asks the same of the widget without a page
+@pytest.mark.slow  # test_asking_xla.py asks the same of the widget without a page
 def test_the_figures_turn_to_one_devices(notebook: NotebookPage, lab: Server) -> None:
     write_notebook(lab.folder / "asking.ipynb", LOAD, SETTINGS, STEP)
     notebook.open("asking.ipynb")

@@ -173,8 +173,8 @@ def test_the_mouse_chooses(widget: Widget) -> None:
 @pytest.mark.parametrize(
     ("theme", "width"),
     [
-        pytest.param("Light", 1400, marks=pytest.mark.volume),  # where it fits in 500 pixels, it does in these
-        pytest.param("Dark", 720, marks=pytest.mark.volume),
+        pytest.param("Light", 1400, marks=pytest.mark.slow),  # where it fits in 500 pixels, it does in these
+        pytest.param("Dark", 720, marks=pytest.mark.slow),
         ("Dark High Contrast", 500),
     ],
 )

@@ -26,7 +26,6 @@ def shows_a_widget(source: str) -> bool:
 LEAST = {"### Example 3": 4, "## 3.": 10, "the end": 15}
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("until", usually(LEAST, "### Example 3"))
 def test_the_demo_runs_and_shows_its_widgets(notebook: NotebookPage, lab: Server, until: str) -> None:
     demo = nbformat.read(DEMO, as_version=4)

@@ -28,7 +28,7 @@ def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
     return int(text[0]), int(text[1])
 
 
-@pytest.mark.parametrize("many", [3, pytest.param(50, marks=pytest.mark.volume)])
+@pytest.mark.parametrize("many", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_many_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server, many: int) -> None:
     write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (many - 1)))
     notebook.open("many.ipynb")
@@ -115,7 +115,7 @@ def test_the_kernel_is_restarted_under_a_widget(opened: NotebookPage) -> None:
 
 
 # To the widget it is as above: what it sends arrives, and nobody answers.
-@pytest.mark.volume
+@pytest.mark.slow
 def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Server) -> None:
     """By another page or a program, of which this page is told nothing."""
     (session,) = lab.api("sessions")
@@ -125,7 +125,7 @@ def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Serve
     _comes_back(opened)
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
     """The server starts another one, of which the page is told less than of a restart."""
     before = int(opened.outputs(2).inner_text())
@@ -143,7 +143,7 @@ def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
 
 
 # As a restart is to the widget. The last: no kernel comes back by itself.
-@pytest.mark.volume
+@pytest.mark.slow
 def test_the_kernel_is_shut_down_under_a_widget(opened: NotebookPage, lab: Server) -> None:
     (session,) = lab.api("sessions")
     lab.api(f"kernels/{session['kernel']['id']}", "DELETE")

@@ -9,8 +9,6 @@ from playwright.sync_api import expect
 from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
-pytestmark = pytest.mark.essential
-
 # How many values JAX itself saves for the name's present meaning.
 COUNT_RESIDUALS = """\
 arguments = [jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), (4,)]]
