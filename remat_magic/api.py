@@ -21,7 +21,6 @@ from remat_magic.records import (
     GradientCall,
     GradientDifference,
     Listed,
-    Loop,
     Measurement,
     Note,
     Plan,
@@ -713,23 +712,6 @@ class Trace:
             together=together,
             namespace=namespace,
         )
-
-    def loops(self, *, shortest: int = 4, device: str | Device | None = None) -> Listed[Loop]:
-        """What nesting each scan under ``jax.checkpoint`` would save and recompute, with the code that does it.
-
-        The figures are those of the whole function, as written but for that scan. They are JAX's own: the function is
-        rewritten and traced once for each way.
-
-        Args:
-            shortest: leave out scans of fewer steps. Default: 4; in shorter ones there is nothing to nest.
-            device: as on which the peaks are, in bytes: a ``Device`` or its name. Default: as on this machine's CPU.
-
-        Raises:
-            RematError: the function has no backward half; no such device.
-        """
-        from remat_magic.planning.loops import loops
-
-        return loops(self._on(device), shortest=shortest)
 
     # ------------------------------------------------------------------------------------------------ advice and edits
 

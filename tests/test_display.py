@@ -18,7 +18,7 @@ from remat_magic.views.plan import plan_rows
 from remat_magic.views.what_if import alike_rows, flip_key, what_if_html
 from tests.programs import f32
 
-RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "loops", "frontier"]
+RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "frontier"]
 
 
 def layers(ws, x):
@@ -39,7 +39,6 @@ def records():
         "timeline": trace.timeline(),
         "what_if": trace.what_if("dots_saveable"),
         "advice": trace.advice("nothing_saveable"),
-        "loops": trace.loops(),
         "frontier": trace.frontier(5),
     }
 

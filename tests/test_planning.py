@@ -14,7 +14,7 @@ from remat_magic import units
 from remat_magic.records import Equation, FrontierPoint, Plan, Report, Residual
 from remat_magic.views.edit import edit_html
 from remat_magic.views.plan import beyond_text, frontier_svg, known_points, plan_html, plan_meaning, point_text
-from remat_magic.views.what_if import flip_key, loops_html, what_if_html
+from remat_magic.views.what_if import flip_key, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
@@ -222,15 +222,6 @@ def test_a_click_on_an_older_list_chooses_nothing_else(planning, browser, trace)
     assert [plan for plan, _ in browser.chosen] == [again.plan]
 
 
-def test_loops_come_with_their_code(planning, browser, trace):
-    ask(planning, "loops")
-    html = browser.of("loops")["html"]
-    (loop,) = trace.loops()
-    for way in (loop.as_written, *loop.nested):
-        assert units.nbytes(way.saved_bytes) in html
-    assert html.count("<details>") == len(loop.nested)
-
-
 def test_the_edit_is_a_diff_that_was_verified(planning, browser, trace):
     ask(planning, "edit", policy="dots_saveable")
     html = browser.of("edit")["html"]
@@ -242,7 +233,7 @@ def test_the_edit_is_a_diff_that_was_verified(planning, browser, trace):
 def test_closed_it_answers_nothing(planning, browser):
     planning._live.close()
     planning.close()
-    for kind in ("frontier", "plan", "what-if", "loops", "edit"):
+    for kind in ("frontier", "plan", "what-if", "edit"):
         ask(planning, kind, budget=1)
         planning._workers[kind].join()
     assert browser.messages == browser.chosen == []
@@ -359,6 +350,5 @@ def test_a_plan_says_its_budget_and_whether_it_is_proven():
 
 def test_nothing_to_choose_is_said():
     assert "No single value" in what_if_html(())
-    assert "no scan" in loops_html(())
     assert Report("none", "function").policy == "none"
     assert "Nothing is to be edited" in edit_html(rm.trace(loss, *ARGUMENTS).edit("as_written"))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from remat_magic import _jax
 
-__all__ = ["SHORTEST", "Checkpoint", "alone", "in_segments", "segment_of"]
+__all__ = ["SHORTEST", "Checkpoint", "in_segments", "segment_of"]
 
 SHORTEST = 4
 """Steps: of fewer there is nothing to nest."""
@@ -94,7 +94,7 @@ def in_segments(
         return checkpoint.around(body, inner(scan), scan.outvars)
 
     rest = length - whole
-    one_segment = alone(eqn, size)
+    one_segment = _alone(eqn, size)
     step = _jax.part(body, [segment(one_segment)], one_segment.invars, one_segment.outvars, checkpoint.function, "scan")
     step = _jax.closed(checkpoint.shared(step))
 
@@ -128,7 +128,7 @@ def in_segments(
     return eqns
 
 
-def alone(eqn: Any, length: int) -> Any:
+def _alone(eqn: Any, length: int) -> Any:
     """A scan's equation with another number of steps, and with variables of its own."""
     body = _jax.open_jaxpr(_jax.scan_body(eqn))
     consts, carries, _ = _jax.scan_split(eqn)

@@ -27,7 +27,7 @@ from remat_magic.records.report import Report
 from remat_magic.records.residual import Kind, Origin, Reader, Residual
 from remat_magic.records.site import Site
 from remat_magic.records.source import SourceSpan, SourceText
-from remat_magic.records.suggestions import Advice, FrontierPoint, Loop, Nesting, WhatIf
+from remat_magic.records.suggestions import Advice, FrontierPoint, WhatIf
 from remat_magic.records.timeline import (
     ArgumentRole,
     Half,
@@ -67,11 +67,9 @@ __all__ = [
     "Listed",
     "LiveKind",
     "LiveValue",
-    "Loop",
     "Measurement",
     "MemorySpace",
     "Moment",
-    "Nesting",
     "Note",
     "NoteKind",
     "Offloading",

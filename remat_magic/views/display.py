@@ -13,7 +13,6 @@ from remat_magic.records import (
     Comparison,
     Edit,
     FrontierPoint,
-    Loop,
     Places,
     Plan,
     Report,
@@ -29,7 +28,7 @@ from remat_magic.views.html import page_html, report_html, static
 from remat_magic.views.plan import frontier_svg, plan_html, plan_rows, plan_sentences
 from remat_magic.views.text import Text, grid, printed, render
 from remat_magic.views.timeline import held_rows, timeline_html
-from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, loops_html, what_if_html
+from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, what_if_html
 from remat_magic.wording import one_line, printable
 
 __all__ = ["html", "line", "page_html", "renderable", "text"]
@@ -52,8 +51,6 @@ def html(record: Any) -> str:
             return static(what_if_html(record, live=False))
         case [Advice(), *_]:
             return static(advice_html(record, live=False))
-        case [Loop(), *_]:
-            return static(loops_html(record))
         case [FrontierPoint(), *_]:
             return static(frontier_svg(record))
         case _:
@@ -91,8 +88,6 @@ def renderable(record: Any) -> RenderableType:
             return _what_if(record)
         case [Advice(), *_]:
             return Group(*map(_advice, record))
-        case [Loop(), *_]:
-            return Group(*map(_loop, record))
         case [FrontierPoint(), *_]:
             cells = [
                 (fmt.nbytes(point.budget_bytes), fmt.nbytes(point.saved_bytes), fmt.flops(point.recomputed_flops),
@@ -166,14 +161,3 @@ def _what_if(rows: Sequence[WhatIf]) -> RenderableType:
 def _advice(finding: Advice) -> RenderableType:
     at_stake = f" {stake(finding)} at stake." if stake(finding) else ""
     return Group(Text(f"{finding.sentence}{at_stake}"), Padding(Text(finding.mend), (0, 0, 0, 4)))
-
-
-def _loop(loop: Loop) -> RenderableType:
-    head = Text(f"scan of {loop.function} x{loop.length:,} {fmt.location(loop.source)}".rstrip())
-    if loop.error:
-        return Group(head, Text(loop.error))
-    rows = [
-        (way.kind.replace("_", " "), f"{way.segment:,}", fmt.nbytes(way.saved_bytes), fmt.flops(way.recomputed_flops))
-        for way in (loop.as_written, *loop.nested)
-    ]
-    return Group(head, _table(("How", "Segment", "Saved", "Recomputed"), rows))

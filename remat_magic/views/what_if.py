@@ -1,16 +1,16 @@
-"""What could be done otherwise: single values saved or recomputed instead, and scans nested under checkpoints."""
+"""What could be done otherwise: single values saved or recomputed instead."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Hashable, Sequence
 
-from remat_magic.records import Loop, Nesting, WhatIf
+from remat_magic.records import WhatIf
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS, planned_cells, table, td
 
-__all__ = ["ROWS", "alike_rows", "alike_text", "flip_key", "left_out", "loops_html", "what_if_html"]
+__all__ = ["ROWS", "alike_rows", "alike_text", "flip_key", "left_out", "what_if_html"]
 
 _EACH = "what is told is of each of these alone, and the button is for the first"
 
@@ -112,35 +112,3 @@ def alike_text(row: WhatIf, count: int) -> str:
     times = f"x{row.value.times:,}" if row.value.times > 1 else ""
     many = f"{row.count:,} together" if row.count > 1 else f"{count:,} alike" if count > 1 else ""
     return f"{many}, {times} each" if many and times else many or times
-
-
-def loops_html(loops: Sequence[Loop]) -> str:
-    """Each scan as it stands and nested under checkpoints, with the code."""
-    if not loops:
-        return '<p class="remat-empty">There is no scan of four steps or more.</p>'
-    return "".join(map(_loop, loops))
-
-
-def _loop(loop: Loop) -> str:
-    where = f' <span class="remat-place">{escape(fmt.location(loop.source))}</span>' if loop.source else ""
-    head = f"<h4>scan of <code>{escape(loop.function)}</code> x{loop.length:,}{where}</h4>"
-    if loop.error:
-        return f'{head}<p class="remat-empty">{escape(loop.error)}</p>'
-    heads = [("How", "kind"), ("Segment", "num"), ("Saved", "num"), ("Recomputed", "num"), ("Peak", "num"),
-             ("Code", "what")]  # fmt: skip
-    rows = [_nesting(way) for way in (loop.as_written, *loop.nested)]
-    return head + table(f"Ways to run the scan of {loop.function}", heads, rows, ())
-
-
-def _nesting(way: Nesting) -> str:
-    peak = "" if way.peak_bytes is None else fmt.nbytes(way.peak_bytes)
-    code = f"<details><summary {KEYS}>code</summary><pre>{escape(way.code)}</pre></details>" if way.code else ""
-    cells = [
-        td("kind", escape(way.kind.replace("_", " "))),
-        td("num", f"{way.segment:,}"),
-        td("num", fmt.nbytes(way.saved_bytes), fmt.exact(way.saved_bytes, "bytes")),
-        td("num", fmt.flops(way.recomputed_flops), fmt.exact(way.recomputed_flops, "FLOPs")),
-        td("num", peak),
-        td("what", code),
-    ]
-    return f'<tr class="remat-row">{"".join(cells)}</tr>'

@@ -184,7 +184,6 @@ export function panel(widget, key) {
       },
       flip: showFailure,
       "what-if": showAlternatives,
-      loops: showAlternatives,
       edit: showAlternatives,
     },
     controls: {
@@ -198,7 +197,6 @@ export function panel(widget, key) {
     actions: {
       plan: () => plan(one('[data-control="typed"]').value.trim() || budgetAt()),
       "what-if": () => workOut("what-if"),
-      loops: () => workOut("loops"),
       edit: () => workOut("edit"),
       "to-edit"() {
         widget.open(key, true);

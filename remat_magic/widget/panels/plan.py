@@ -10,7 +10,7 @@ from remat_magic.records import Plan as PlanRecord
 from remat_magic.views import plan as views
 from remat_magic.views.edit import edit_html
 from remat_magic.views.tables import KEYS
-from remat_magic.views.what_if import flip_key, loops_html, what_if_html
+from remat_magic.views.what_if import flip_key, what_if_html
 from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.panel import Panel, Request
 
@@ -20,11 +20,11 @@ _GONE = "That row is of a list that is no longer here: press What if again, and 
 
 
 class Plan(Panel):
-    """The choice of a budget; of single values, loops and the edit of the source besides."""
+    """The choice of a budget; of single values and the edit of the source besides."""
 
     key, title, parts = "plan", "Plan", ("frontier", "planned", "alternatives")
     # Two threads, so that a slider that moves on does not wait for the frontier.
-    asks = (("frontier",), ("plan", "flip", "what-if", "loops", "edit"))
+    asks = (("frontier",), ("plan", "flip", "what-if", "edit"))
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -47,7 +47,7 @@ class Plan(Panel):
             f'data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}></span>'
             f'{select("of", "of", kinds)}<span class="remat-optional">{select("layers", "Equal layers", layers)}</span>'
             f"{button('plan', 'Plan')}</span>"
-            f"{button('what-if', 'What if')}{button('loops', 'Loops')}{button('edit', 'Edit my source')}</div>"
+            f"{button('what-if', 'What if')}{button('edit', 'Edit my source')}</div>"
         )
 
     def turned(self) -> None:
@@ -79,8 +79,6 @@ class Plan(Panel):
                 rows = trace.what_if(policy, place, namespace=namespace, device=device, **_deciding(request))
                 self._flips = {flip_key(row): row for row in rows}
                 return {"html": what_if_html(rows)}
-            case "loops":
-                return {"html": loops_html(trace.loops(device=request.text("device") or None))}
             case _:
                 policy, at, _ = self._arguments(request)
                 return {"html": edit_html(trace.edit(policy, None if isinstance(policy, PlanRecord) else at))}
