@@ -14,7 +14,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
-from hypothesis.errors import UnsatisfiedAssumption
 from jax._src import dtypes
 from jax._src.ad_checkpoint import saved_residuals
 from jax._src.core import jaxprs_in_params
