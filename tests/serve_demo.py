@@ -1,6 +1,7 @@
 """Tries the README's command that opens the demo, to the letter, until its page is served.
 
-``python tests/serve_demo.py`` needs nothing but Python. JupyterLab reads and writes no settings of the developer's, and opens no browser.
+``python tests/serve_demo.py`` needs nothing but Python. JupyterLab reads and writes no settings of the developer's, and
+opens no browser.
 """
 
 import os
