@@ -723,14 +723,13 @@ class Trace:
         *,
         device: str | Device | None = None,
     ) -> Listed[Advice]:
-        """What about a policy, or the function, costs without need, and the mend; what has most at stake first.
+        """What about a policy, or the function, costs memory or has no effect; what has most at stake first.
 
         Args:
             policy: as for ``report``.
             at: as for ``report``.
             namespace: as for ``report``.
-            device: whose times (seconds) are estimated, and as on which the peaks (bytes) are: a ``Device`` or its
-                name. Default: the one that JAX runs on, if it is known, and peaks as on its CPU.
+            device: as on which the peaks (bytes) are: a ``Device`` or its name. Default: as on JAX's CPU.
 
         Raises:
             RematError: as ``report``; no such device.

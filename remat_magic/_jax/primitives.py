@@ -224,11 +224,6 @@ def is_transparent(eqn: Any) -> bool:
     return primitive_name(eqn) in TRANSPARENT
 
 
-def is_operand_again(eqn: Any) -> bool:
-    """Whether what comes out of an equation is its first operand, converted or seen otherwise."""
-    return primitive_name(eqn) in VIEWS or is_conversion(eqn)
-
-
 def is_conversion(eqn: Any) -> bool:
     """Whether an equation makes the same numbers of another type."""
     return eqn.primitive.name == "convert_element_type"

@@ -1,4 +1,4 @@
-"""Advice: what about a policy, or a program, costs memory or work without need, with the line, the figure, the mend.
+"""Advice: what about a policy, or a program, costs memory or has no effect, with the line, the figure, the mend.
 
 Each rule is a function of what is known; it gives advice only where JAX's own jaxprs show the fault, and is silent
 otherwise. Nothing is compiled.
@@ -6,13 +6,13 @@ otherwise. Nothing is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.advice import names, places, policies, programs, values
 from remat_magic.advice.case import Case
+from remat_magic.advice.rules import RULES
 from remat_magic.facts.facts import Facts
 from remat_magic.records import Advice, Listed, Report
 
@@ -34,15 +34,13 @@ def advise(
         policy: as for ``trace.report``, and so are ``at`` and ``namespace``.
         at: where.
         namespace: of the policy's identifiers.
-        device: whose times are estimated, and as on which peaks are; None is the one that JAX runs on, if it is
-            known, and peaks as on its CPU.
+        device: as on which the peaks are; None is JAX's CPU.
 
     Raises:
         RematError: as ``trace.report``; no such device.
     """
-    chosen = None if device is None else devices.get(device)
-    case = Case(facts.on(chosen), at, policy, namespace, chosen)
-    findings = [replace(advice, share=_share(case.report, advice)) for rule in _RULES for advice in rule(case)]
+    case = Case(facts.on(None if device is None else devices.get(device)), at, policy, namespace)
+    findings = [replace(advice, share=_share(case.report, advice)) for rule in RULES for advice in rule(case)]
     return Listed(sorted(findings, key=lambda advice: -advice.share))
 
 
@@ -51,15 +49,3 @@ def _share(report: Report, advice: Advice) -> float:
     flops = (report.forward_flops or 0) + (report.backward_flops or 0)
     work = (advice.figure or 0) / flops if advice.unit == "FLOPs" and flops else 0.0
     return min(max(work, (advice.stake or 0) / (report.peak_bytes or report.saved_bytes or 1)), 1.0)
-
-
-# A family of rules is a file, and has its own list of them: a new rule is a function there, and its test. Of those with
-# as much at stake the first is told first.
-_RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
-    programs.stale,
-    *places.RULES,
-    *names.RULES,
-    *policies.RULES,
-    *values.RULES,
-    *programs.RULES,
-)

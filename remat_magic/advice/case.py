@@ -1,22 +1,19 @@
-"""What the rules of advice look at, and the code that mends what they find."""
+"""What the rules of advice look at."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from remat_magic import devices
-from remat_magic.advice.ground import Ground, ground
 from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.names import GivenName, given_names
 from remat_magic.policies import Key
-from remat_magic.records import Equation, Plan, PlannedValue, RematError, Report, SourceSpan
+from remat_magic.records import Plan, RematError, Report, SourceSpan
 
-__all__ = ["Case", "at_line", "name_for", "with_name", "without_names"]
+__all__ = ["Case", "at_line"]
 
 _PART = 0.1  # of what is saved, or of the peak: logits that take less are not worth a sentence
 
@@ -29,7 +26,6 @@ class Case:
     at: Any
     policy: Any
     namespace: Mapping[str, Any] | None = None
-    chosen_device: devices.Device | None = None
     report: Report = field(init=False)
     names: list[GivenName] = field(init=False)
     asked: dict[str, Key] = field(init=False)
@@ -50,12 +46,12 @@ class Case:
             if key and at in ("sites", key):
                 self.asked[key] = policy
 
-    def other(self, policy: str) -> Report | None:
-        """The report of another policy at the same place."""
+    def other(self, policy: str, at: str | None = None) -> Report | None:
+        """The report of another policy, at the same place or another one; None where there is none."""
         if isinstance(self.at, Mapping):
             return None
         try:
-            report = self.facts.report(policy, self.report.at)
+            report = self.facts.report(policy, at or self.report.at)
         except RematError:
             return None
         return None if report.backward_error else report
@@ -74,11 +70,6 @@ class Case:
         return self.report.policy not in ("as_written", "none", "mixed")
 
     @cached_property
-    def device(self) -> devices.Device | None:
-        """The device that times are estimated for, None where it is not known. The machine itself is measured now."""
-        return self.chosen_device or devices.default()
-
-    @cached_property
     def logits(self) -> list[tuple[Logits, int, int]]:
         """The logits of losses that take much, with the bytes of them that are saved, and that the peak holds."""
         report, large = self.report, list[tuple[Logits, int, int]]()
@@ -95,13 +86,6 @@ class Case:
         """The policy, the place and the namespace, as methods of the facts take them."""
         return self.policy, None if isinstance(self.policy, Plan) else self.at, self.namespace
 
-    @cached_property
-    def ground(self) -> Ground | None:
-        """The graph of single values, None where it says nothing of this policy: of a plan, which was made on it."""
-        if isinstance(self.policy, Plan) or isinstance(self.at, Mapping) or self.report.backward_error:
-            return None
-        return ground(self.facts, self.report, self.policy, self.namespace)
-
 
 def key_of(policy: str) -> Key:
     """The key of a report's or a site's policy, which need be no expression where it is one of the user's own."""
@@ -111,38 +95,6 @@ def key_of(policy: str) -> Key:
         return Key.own(policy)
 
 
-def at_line(span: SourceSpan | None, before: str = " at ") -> str:
-    """A line of the user's with the word before it, empty where it is not known."""
-    return "" if span is None else f"{before}{span.place}"
-
-
-def with_name(policy: Key | None, name: str) -> str:
-    """The code of a policy that saves one checkpoint name more; None is a policy of which no key is known."""
-    return f"policy={(policy or Key.own('its_policy')).saving(name).code}"
-
-
-def without_names(policy: Key | None, names: Iterable[str]) -> str:
-    """The code of a policy that saves by name, without some names; empty for another policy."""
-    if policy is None or len(policy.alternatives) > 1:  # another alternative may save them by what is computed
-        return ""
-    remaining = policy.without(*names)
-    return "" if remaining == policy else f"policy={remaining.code}"
-
-
-_ASSIGNED = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=(?!=)\s*(.*?)\s*(?:#.*)?")
-
-
-def name_for(value: PlannedValue | Equation, used_names: Iterable[str]) -> str:
-    """A checkpoint name for a value, none of those taken: of the variable that it is assigned to, or is a part of."""
-    source, operation = value.source, value.primitive.removesuffix("_general") or "value"
-    assigned = _ASSIGNED.fullmatch(source.text) if source else None
-    if assigned and source and assigned[2] == source.expression:
-        base = assigned[1]
-    else:
-        around = assigned[1] if assigned else source.function.rpartition(".")[2] if source else ""
-        base = "_".join(filter(None, [around if around.isidentifier() else "", operation]))
-    used_names, name, number = frozenset(used_names), base, 1
-    while name in used_names:
-        number += 1
-        name = f"{base}_{number}"
-    return name
+def at_line(span: SourceSpan | None) -> str:
+    """A line of the user's after "at", empty where it is not known."""
+    return "" if span is None else f" at {span.place}"

@@ -141,7 +141,6 @@ class Facts:
                         half,
                         backward,
                         engine.provenances,
-                        engine.argument_names,
                         self._memory,
                         schedule,
                         self._roles(),
@@ -241,7 +240,7 @@ class Facts:
             if report is not None and not report.backward_error:
                 return report.recomputed
             half, backward = engine.half(selection), engine.backward_of(selection)
-            return reports.recomputed(half, backward, engine.provenances, engine.argument_names)
+            return reports.recomputed(half, backward, engine.provenances)
 
     def cached(
         self, policy: Any = "as_written", at: Any = None, namespace: Mapping[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from remat_magic import _jax
 from remat_magic.facts.cost import Cost
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.flow import makers
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.jaxprs.walk import Scope, walk
@@ -24,36 +23,6 @@ class Surroundings:
 
     branches: tuple[tuple[int, int, int], ...] = ()
     runs: int = 1
-
-
-class Arguments:
-    """Tells which argument of a function a collective of its backward half gathers.
-
-    Args:
-        ahead: the forward half, with as many ``outputs`` before its residuals.
-        names: of the function's arguments.
-    """
-
-    def __init__(self, ahead: Any, outputs: int, names: Sequence[str]) -> None:
-        self._ahead, self._names = Scope(_jax.open_jaxpr(ahead)), names
-        self._residuals = self._ahead.jaxpr.outvars[outputs:]
-
-    def gathered(self, scope: Scope, eqn: Any) -> str:
-        """The name of the argument whose shards an equation gathers, converted or seen otherwise; else empty."""
-        atom = eqn.invars[0]
-        while True:
-            origins = makers(scope, atom)
-            if len(origins) != 1:
-                return ""
-            (origin,) = origins
-            if origin.eqn is not None and _jax.is_operand_again(origin.eqn):
-                scope, atom = origin.scope, origin.eqn.invars[0]
-            elif origin.argument is not None and origin.scope is self._ahead:
-                return self._names[origin.argument]
-            elif origin.argument is not None and origin.argument < len(self._residuals):
-                scope, atom = self._ahead, self._residuals[origin.argument]
-            else:
-                return ""
 
 
 class Recomputation:
@@ -161,13 +130,8 @@ class Recomputation:
             candidates = self._forward[traceback] = {id(other): (there, other) for there, other in distinct.values()}
         return any(_same_operation(scope, eqn, there, other) for there, other in candidates.values())
 
-    def records(self, cost: Callable[[Any], Cost], arguments: Arguments) -> tuple[Equation, ...]:
-        """The recomputed operations as plain data.
-
-        Args:
-            cost: what one run of an equation costs.
-            arguments: tells the arguments that values are.
-        """
+    def records(self, cost: Callable[[Any], Cost]) -> tuple[Equation, ...]:
+        """The recomputed operations as plain data, of what one run of each costs."""
         rows: list[Equation] = []
         once: dict[int, tuple[Cost, tuple[str, ...], str | None]] = {}  # what is the same in each call of a body
         for scope, eqn in self.equations:
@@ -195,7 +159,6 @@ class Recomputation:
                     sent_bytes=price.sent * around.runs,
                     collective="" if talk is None else talk.kind,
                     over=() if talk is None else talk.over,
-                    of_argument=arguments.gathered(scope, eqn) if talk and talk.kind == "all-gather" else "",
                 )
             )
         return tuple(rows)

@@ -17,7 +17,7 @@ from remat_magic.facts.inserted import nbytes_of, with_inserted
 from remat_magic.facts.kernels import kernels_of
 from remat_magic.facts.memory import both_halves, live_lines
 from remat_magic.facts.program_text import program_later
-from remat_magic.facts.recomputation import Arguments, Recomputation
+from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
 from remat_magic.facts.schedule import Schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
@@ -57,16 +57,13 @@ def _forward_program(half: Forward, saved: Sequence[Saved], provenances: Provena
     return program_later(half.closed, provenances, marked)
 
 
-def recomputed(
-    half: Forward, backward: Any, provenances: Provenances, arguments: Sequence[str]
-) -> tuple[Equation, ...]:
+def recomputed(half: Forward, backward: Any, provenances: Provenances) -> tuple[Equation, ...]:
     """The operations that a backward half repeats or does only now."""
-    return _again(half, Recomputation(half.closed, backward, provenances, len(half.residual_types)), arguments)
+    return _again(half, Recomputation(half.closed, backward, provenances, len(half.residual_types)))
 
 
-def _again(half: Forward, recomputation: Recomputation, arguments: Sequence[str]) -> tuple[Equation, ...]:
-    cost = functools.partial(equation_cost, type_of=half.type_of)
-    return recomputation.records(cost, Arguments(half.closed, half.outputs, arguments))
+def _again(half: Forward, recomputation: Recomputation) -> tuple[Equation, ...]:
+    return recomputation.records(functools.partial(equation_cost, type_of=half.type_of))
 
 
 def read(first: Report, saved: Sequence[Saved], live: LiveEquations) -> tuple[Residual, ...]:
@@ -82,15 +79,13 @@ def full(
     half: Forward,
     backward: Any,
     provenances: Provenances,
-    arguments: Sequence[str],
     on: DeviceMemory = PLAIN,
     of_step: Schedule | None = None,
     roles: Sequence[ArgumentRole] = (),
 ) -> Report:
     """The report of both halves; the peak is that of the step that they are part of, if they are part of one.
 
-    ``arguments`` are the names of the function's inputs, ``on`` is how a device holds values, ``roles`` are what the
-    step's inputs are.
+    ``on`` is how a device holds values, ``roles`` are what the step's inputs are.
     """
     saved = saved_values(half.closed, half.outputs)
     recomputation = Recomputation(half.closed, backward, provenances, len(half.residual_types))
@@ -119,7 +114,7 @@ def full(
     return replace(
         first,
         residuals=rows,
-        recomputed=_again(half, recomputation, arguments),
+        recomputed=_again(half, recomputation),
         forward=_forward_program(half, saved, provenances),
         backward=program_later(backward, provenances, marked, recomputation.kinds),
         notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation), *_replicated(first.devices, rows)),

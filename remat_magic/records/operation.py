@@ -28,8 +28,7 @@ class Equation:
     Of a collective in a ``shard_map`` or ``pmap``, ``communicated_bytes`` are those of the results that one device has,
     all ``times`` runs together, as ``Measurement.collectives`` counts them in the compiled program; ``sent_bytes`` what
     it sends for them at least, if parts go around in a ring. ``collective`` is what XLA calls it (``all-gather``), and
-    ``over`` names the axes of the mesh that it is along. ``of_argument`` names the argument that an all-gather is of,
-    empty where it is of anything else.
+    ``over`` names the axes of the mesh that it is along.
     """
 
     primitive: str
@@ -47,7 +46,6 @@ class Equation:
     sent_bytes: int = 0
     collective: str = ""
     over: tuple[str, ...] = ()
-    of_argument: str = ""
 
     @property
     def known(self) -> bool:

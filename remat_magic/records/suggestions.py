@@ -15,7 +15,7 @@ __all__ = ["Advice", "FrontierPoint", "WhatIf"]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Something about a policy, or about the program, that costs memory or work without need, and how to mend it.
+    """Something about a policy, or about the program, that costs memory or has no effect, and how to mend it.
 
     ``kind`` names the rule, ``sentence`` says what is wrong and where, ``mend`` what to do. ``figure`` is what the mend
     changes in ``unit``, None where that is not known. ``source`` is the line that ``sentence`` speaks of. ``policy`` at

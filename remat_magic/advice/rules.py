@@ -1,0 +1,370 @@
+"""The rules of advice: what takes memory that a change would free, and what has no effect.
+
+What a user has to choose by is a figure: every finding has one, but for those that say that something has no effect.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from remat_magic import _jax, units
+from remat_magic.advice.case import Case, at_line
+from remat_magic.facts.names import makers_of_operands
+from remat_magic.planning.places import DEEPEST
+from remat_magic.planning.planner import planner, saved_by
+from remat_magic.planning.reckoned import Outcomes
+from remat_magic.policies import Key, resolve
+from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, dearest
+
+__all__ = ["RULES"]
+
+# ------------------------------------------------------------------------------------------------- what has no effect
+
+
+def stale(case: Case) -> Iterator[Advice]:
+    """Functions redefined since JAX traced them."""
+    for name in case.facts.engine.stale:
+        yield Advice(
+            "stale-trace",
+            f"JAX still holds an older trace of {name}, from before it or what it calls was redefined: jit and grad "
+            "may run that one.",
+            "Call jax.clear_caches().",
+            stake=case.report.peak_bytes or case.report.saved_bytes,  # all that is said here is in doubt
+        )
+
+
+def unknown_name(case: Case) -> Iterator[Advice]:
+    """A name that the function does not have, or that is given where the policy's checkpoint does not reach."""
+    function, names = case.facts.engine.function_name, case.facts.engine.names
+    for policy in dict.fromkeys(case.asked.values()):
+        for name in [name for name in policy.names if name not in names]:
+            close = difflib.get_close_matches(name, names, 1)
+            mend = (
+                f"Use one of {', '.join(map(repr, names))}."
+                if names
+                else f"Name a value: checkpoint_name(x, {name!r})."
+            )
+            yield Advice(
+                "unknown-name",
+                f"The policy asks for {name!r}, which {function} does not have.",
+                f"Write {close[0]!r}." if close else mend,
+                stake=_changed(case, policy, name, close[0]) if close else None,
+            )
+    for site, policy in case.asked.items():
+        for name in policy.names:
+            places = [place for place in case.names if place.name == name]
+            if places and site and not any(site in place.sites for place in places):
+                yield Advice(
+                    "unknown-name",
+                    f"The policy of {site} asks for {name!r}, which is named outside {site}"
+                    f"{at_line(places[0].source)}: a policy sees only what is computed under its checkpoint.",
+                    f"Compute and name it inside {site}, or put the checkpoint with this policy around both.",
+                    source=places[0].source,
+                )
+
+
+def _changed(case: Case, policy: Key, wrong: str, right: str) -> int | None:
+    """How many bytes more are saved if a policy asks for another name; None where that is not known."""
+    mended = case.other(str(policy.without(wrong).saving(right))) if policy == case.policy_in_force else None
+    return None if mended is None else abs(mended.saved_bytes - case.report.saved_bytes)
+
+
+def saved_in_vain(case: Case) -> Iterator[Advice]:
+    """A value saved by name whose operation runs again all the same."""
+    in_vain = {note.about for note in case.report.notes if note.kind == "saved-in-vain"}
+    rows = {(row.name, row.primitive): row for row in reversed(case.report.residuals) if row.name}
+    for row in [row for about, row in rows.items() if about in in_vain]:
+        given = next((place for place in case.names if place.name == row.name), None)
+        makers = [before for maker in given.makers for before in makers_of_operands(maker)] if given else []
+        inputs = list[str]()
+        for maker in makers:
+            place = case.facts.engine.provenances.of(maker.eqn, maker.scope.chain)
+            inputs.append(f"the {_jax.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
+        line = (row.source.file, row.source.line) if row.source else None
+        repeated = [e for e in case.report.recomputed if e.repeated and e.source]
+        again = [e for e in repeated if e.source and (e.source.file, e.source.line) == line]
+        what = " and ".join(dict.fromkeys(inputs)) or f"what goes into {row.primitive}"
+        yield Advice(
+            "saved-in-vain",
+            f"{row.name!r} takes {units.nbytes(row.nbytes)}, and {row.primitive}{at_line(row.source)} runs again "
+            "all the same: its derivative reads the value from before it was named.",
+            f"Name {what} instead, or too: recomputing {row.primitive} from it costs little.",
+            sum(e.flops or 0 for e in dearest(again)) or row.nbytes,
+            "FLOPs" if any(e.flops for e in again) else "bytes",
+            row.source,
+            stake=row.nbytes,
+        )
+
+
+def changes_nothing(case: Case) -> Iterator[Advice]:
+    """A policy that does what is done without it."""
+    report = case.report
+    if not case.built or report.backward_error:
+        return
+    for key, text in (("none", "no checkpoint at all"), ("as_written", "the program as written")):
+        other = case.other(key)
+        if other is None or (key == "as_written" and report.at == "function" and not case.facts.engine.sites):
+            continue
+        if _essence(report) == _essence(other):
+            yield Advice(
+                "changes-nothing",
+                f"{report.policy} at {report.at} saves the same {units.nbytes(report.saved_bytes)} and recomputes the "
+                f"same as {text}.",
+                "Leave it off, or choose a policy that saves less.",
+                report.saved_bytes,
+                "bytes",
+            )
+            return
+
+
+def _essence(report: Report) -> Any:
+    saved = sorted((row.type, row.kind, row.nbytes) for row in report.residuals if row.kind != "literal")
+    return saved, report.recomputed_flops, len(report.recomputed)
+
+
+_HARDLY = 0.9  # of the peak without: a checkpoint that leaves more of it is not worth what it costs
+
+
+def only_costs(case: Case) -> Iterator[Advice]:
+    """A checkpoint around the whole function that hardly lowers the peak."""
+    report = case.report
+    if report.at != "function" or not case.built or report.saved_bytes or not report.recomputed_flops:
+        return
+    other = case.other("none")
+    if other is None or report.peak_bytes is None or report.peak_bytes < _HARDLY * (other.peak_bytes or 0):
+        return
+    yield Advice(
+        "only-costs",
+        f"{report.policy} around the whole of {report.function} saves nothing and recomputes everything, and the "
+        f"estimated peak is hardly lower: {units.nbytes(report.peak_bytes)}, without it "
+        f"{units.nbytes(other.peak_bytes or 0)}.",
+        "Checkpoint its parts, such as each layer: what one part recomputes is freed before the next.",
+        report.recomputed_flops,
+        "FLOPs",
+        stake=other.saved_bytes,
+    )
+
+
+# --------------------------------------------------------------------------------------------- what would free memory
+
+_LOWER = 0.8  # of the peak: what is below that is worth a checkpoint
+_POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable")
+_NEARLY = 1.25  # of the lowest peak: what comes so near and recomputes less is the better
+
+
+def no_checkpoint(case: Case) -> Iterator[Advice]:
+    """The place that would gain most by a checkpoint, and what it comes to: traced with one, not reckoned."""
+    engine, report = case.facts.engine, case.report
+    peak = report.peak_bytes
+    if isinstance(case.at, Mapping) or report.backward_error or not peak:
+        return
+    inside = engine.contents()
+    places = [site for site in engine.possible_sites if site.key in inside and site.key != report.at]
+    places = [site for site in places if inside[site.key].depths[site.key] <= DEEPEST]
+    site = max(places, key=lambda site: inside[site.key].gain, default=None)
+    if site is None or not inside[site.key].gain:
+        return
+    tried = [other for policy in _POLICIES if (other := case.other(policy, site.key)) is not None]
+    peaks = [(other.peak_bytes, other) for other in tried if other.peak_bytes is not None]
+    most = min(_NEARLY * min((lower for lower, _ in peaks), default=0), _LOWER * peak)
+    better = [(other.repeated_flops or 0, lower, other) for lower, other in peaks if lower <= most]
+    if not better:
+        return
+    _, lower, best = min(better, key=lambda row: row[:2])
+    repeats = ""
+    if report.forward_flops:
+        now, with_best = ((choice.repeated_flops or 0) / report.forward_flops for choice in (report, best))
+        repeats = f", and {with_best:.0%} of the forward pass is repeated (now {now:.0%})"
+    code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
+    yield Advice(
+        "no-checkpoint-there",
+        f"{site.function}{at_line(site.source)} runs {engine.contents()[site.key].runs} times and has no checkpoint. "
+        f"With {best.policy} there the estimated peak is {units.nbytes(lower)}, not {units.nbytes(peak)}{repeats}.",
+        f"Write {code}{f' on {where}' if where else ''}.",
+        peak - lower,
+        "bytes",
+        site.source,
+        best.policy,
+        site.key,
+        code=code,
+    )
+
+
+_PARTS = 8  # that a loss is computed in, for example
+
+
+def softmax_of_logits(case: Case) -> Iterator[Advice]:
+    """Logits that take a large part of the memory."""
+    report = case.report
+    for logits, saved, alive in case.logits:
+        takes: list[str] = []
+        if saved:
+            of = units.percent(saved, report.saved_bytes)
+            takes.append(f"{units.nbytes(saved)} of the {units.nbytes(report.saved_bytes)} saved ({of})")
+        if alive:
+            peak = report.peak_bytes or 0
+            takes.append(
+                f"with its gradients {units.nbytes(alive)} of the {units.nbytes(peak)} at the estimated peak "
+                f"({units.percent(alive, peak)})"
+            )
+        part = max(saved, alive) // _PARTS
+        if logits.looped and saved:
+            mend = "Put jax.checkpoint around the body of the loop that computes it: it then holds that of one turn."
+        elif logits.looped:
+            mend = "It is that of one turn of a loop: smaller parts, in more turns, hold less of it at a time."
+        else:
+            half = ", or with logits that are kept in bf16 and the rest of the loss under jax.checkpoint"
+            mend = (
+                f"Compute the loss in parts: jax.lax.map over {_PARTS} parts of the rows, with the product and the "
+                f"loss of each under jax.checkpoint, holds {units.nbytes(part)} of it at a time, and repeats that "
+                "product. Less is saved, but the peak is no lower, with a jax.custom_vjp rule of the loss that keeps "
+                f"its inputs only{half if logits.wide else ''}."
+            )
+        yield Advice(
+            "softmax-of-logits",
+            f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}.",
+            mend,
+            max(saved, alive),
+            "bytes",
+            logits.source,
+        )
+
+
+_HALF = frozenset({"bf16", "f16"})
+_WIDE_PART = 0.25  # of all that is saved: from there on what is wider is worth a sentence
+
+
+def too_wide(case: Case) -> Iterator[Advice]:
+    """Wide residuals in a program of narrow weights."""
+    sizes: dict[str, int] = {}
+    for leaf in case.facts.engine.arguments:
+        kind = _jax.short_dtype(leaf.value)
+        sizes[kind] = sizes.get(kind, 0) + leaf.value.size * leaf.value.dtype.itemsize
+    halves = sum(size for kind, size in sizes.items() if kind in _HALF)
+    if not halves or 2 * halves < sum(sizes.values()):
+        return
+    kept = [row for row in case.report.residuals if row.kind == "intermediate" and row.kept]
+    # Of logits the rule above speaks.
+    wide = [row for row in kept if row.dtype in ("f32", "f64") and not any(of.saved([row]) for of, *_ in case.logits)]
+    total = sum(row.nbytes for row in wide)
+    if not wide or total < _WIDE_PART * case.report.saved_bytes:
+        return
+    largest = max(wide, key=lambda row: row.nbytes)
+    kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
+    maker = largest.primitive or "an argument"
+    yield Advice(
+        "wide-residuals",
+        f"The arguments are {kind}, and {units.nbytes(total)} of the {units.nbytes(case.report.saved_bytes)} saved are "
+        f"wider: the largest is {largest.type}, of {maker}{at_line(largest.source)}.",
+        f"Checkpoint the part that computes in {largest.dtype}, so that its {kind} input is saved instead.",
+        total,
+        "bytes",
+        largest.source,
+    )
+
+
+# A chain of elementwise operations takes few FLOPs for each byte of its result, and recomputing it about as long as
+# reading the result; a matmul over a hundred channels takes a hundred. It is also to be clearly better than what the
+# policy as a whole exchanges bytes and FLOPs for.
+_CHEAP = 10.0
+_BETTER = 1.5
+_PART = 0.05  # of all that is saved: what is smaller is not worth a sentence
+_MOST = 3
+
+
+def cheap_to_recompute(case: Case) -> Iterator[Advice]:
+    """Kept values that take many bytes for the FLOPs that they spare: of one name, or of one expression."""
+    report, saved, work = case.report, case.report.saved_bytes, case.report.recomputed_flops
+    no_graph = isinstance(case.policy, Plan) or isinstance(case.at, Mapping) or report.backward_error
+    if no_graph or not saved or report.offloaded_bytes:
+        return
+    try:
+        place = planner(case.facts, report.at, False)
+        resolved = resolve(case.policy, case.facts.engine.names, case.namespace, case.facts.engine.function_name)
+        kept = saved_by(case.facts, place.parts, resolved) & place.every_value().keys()
+    except RematError:
+        return
+    outcomes = Outcomes(place.graph, kept, None)
+    base = outcomes.base
+    least, all_again = place.graph.predict(())
+    usual = (all_again - work) / (saved - least) if saved > least else 0.0
+    of_logits = {source for logits, *_ in case.logits for source in logits.sources}  # another rule speaks of these
+
+    def freed(*values: PlannedValue) -> tuple[int, int]:
+        """The bytes that it frees to recompute some, and the FLOPs.
+
+        Without a checkpoint autodiff keeps other values than a policy can: then it is the less of what the graph says
+        and of what lies between the graph and JAX's report.
+        """
+        after = outcomes.toggled(*(value.key for value in values))
+        again = (after.recomputed_flops - base.recomputed_flops, after.recomputed_flops - work, 0)
+        return min(base.saved_bytes, saved) - after.saved_bytes, max(again)
+
+    groups: dict[Any, list[PlannedValue]] = {}
+    for key, value in place.every_value().items():
+        if key in base.used and (value.name or (value.source and value.source not in of_logits)):
+            groups.setdefault(value.name or value.source, []).append(value)
+    found = list[tuple[float, list[PlannedValue], int, int]]()
+    for values in groups.values():
+        if sum(value.nbytes for value in values) >= _PART * saved:
+            spared, again = freed(*values)
+            if spared >= _PART * saved and again <= min(_CHEAP, usual / _BETTER) * spared:
+                found.append((spared / max(again, 1), values, spared, again))
+    for _, values, spared, again in sorted(found, key=lambda one: -one[0])[:_MOST]:
+        first, times = values[0], sum(value.times for value in values)
+        what = repr(first.name) if first.name else f"`{first.source.expression}`" if first.source else first.primitive
+        mend, code = _again(case, first)
+        yield Advice(
+            "cheap-to-recompute",
+            f"{what}{at_line(first.source)} ({first.primitive}{f', {times:,} times' if times > 1 else ''}) keeps "
+            f"{units.nbytes(spared)}, {units.percent(spared, saved)} of what is saved, that would take "
+            f"{units.flops(again)} to compute again.",
+            mend,
+            spared,
+            "bytes",
+            first.source,
+            code=code,
+        )
+
+
+def _again(case: Case, value: PlannedValue) -> tuple[str, str]:
+    """How to have values computed again that are kept, and what of that is code to paste."""
+    policy = case.policy_in_force
+    # Another alternative of a policy may save a named value by what is computed.
+    if value.name and policy is not None and len(policy.alternatives) == 1:
+        remaining = policy.without(value.name)
+        if remaining != policy:
+            return f"policy={remaining.code}.", f"policy={remaining.code}"
+    if case.built or case.facts.engine.sites:
+        return (
+            f"trace.what_if({case.report.policy!r}, {case.report.at!r}) has the plan that computes it again, and "
+            "trace.edit(plan) the names that do so in the source."
+        ), ""
+    readers = dict.fromkeys(
+        reader.source.place
+        for row in case.report.residuals
+        if row.source == value.source
+        for reader in row.needed_by
+        if reader.source
+    )
+    where = f", {' and '.join(readers)}," if readers else ""
+    return (
+        f"Put it and what reads it{where} in a function of their own: jax.checkpoint(part)(...) keeps its inputs "
+        "instead."
+    ), ""
+
+
+# Of those with as much at stake the first is told first.
+RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+    stale,
+    no_checkpoint,
+    unknown_name,
+    saved_in_vain,
+    only_costs,
+    changes_nothing,
+    cheap_to_recompute,
+    softmax_of_logits,
+    too_wide,
+)
