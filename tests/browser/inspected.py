@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import NotebookPage
 
@@ -26,6 +27,35 @@ f32 = jax.numpy.float32
 layers(*(jax.ShapeDtypeStruct(shape, f32) for shape in [(5, 4), (6, 5), (7, 6), (4,)]))
 """
 SAVED = {"as_written": "116 B", "dots_saveable": "72 B", "nothing_saveable": "0 B"}
+
+# Three checkpointed blocks with a name: all the controls there are.
+BLOCKS = """\
+%%remat
+import jax, jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+@jax.checkpoint
+def block(x, W):
+    return jnp.tanh(checkpoint_name(x @ W, "product"))
+
+def loss(params, x):
+    for W in params:
+        x = block(x, W)
+    return jnp.sum(x)
+
+loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 16), "float32"))
+"""
+# By a tab's title: its part, and what in it has the figures.
+TABS = {
+    "Residuals": ("residuals", "tr.remat-row td.remat-num"),
+    "Recomputed": ("recomputed", "tr.remat-row td.remat-num"),
+    "Source": ("listing", "u"),
+    "Jaxprs": ("jaxprs", "pre .remat-l"),
+    "Memory": ("memory", "svg"),
+    "Advice": ("advice", "li, p"),
+    "Compare": ("comparison", "svg"),
+    "Plan": ("frontier", "svg"),
+}
 
 # What a reader has unfolded on this page or another.
 FORGET = """() => Object.keys(localStorage).filter(key => key.startsWith("remat_magic-"))
@@ -50,6 +80,19 @@ def focus(target: Locator) -> None:
     expect(target).to_be_visible()
     target.focus()
     expect(target).to_be_focused()
+
+
+def expect_report(page: Page) -> None:
+    """What is kept of ``LAYERS`` under the dots, readable: the numbers, the table, the other policies' figures."""
+    report = page.locator(".remat-static").first
+    expect(report).to_be_visible()
+    expect(report).to_contain_text("layers(W1 f32[5,4]")
+    expect(report).to_contain_text(re.compile(r"Saved \d+ [A-Z]\w+ \d{4}; run the cell for the live view\."))
+    expect(report).to_contain_text("saved 72 B")
+    expect(report.locator("table").first).to_contain_text("dot_general")
+    expect(report).to_contain_text("116 B")
+    # What Jupyter says in place of a widget that it cannot show.
+    expect(page.get_by_text(re.compile("Loading widget|model not found"))).to_be_hidden()
 
 
 class Widget:

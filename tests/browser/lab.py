@@ -309,25 +309,6 @@ class NotebookPage:
         """Wait for what holds of a cell; asked at intervals, since each frame asked would have to be drawn."""
         self.page.wait_for_function(f"index => {condition}", arg=index, timeout=seconds * 1000, polling=25)
 
-    def execute(self, code: str) -> None:
-        """Run what is in no cell, which would take the focus."""
-        self.page.evaluate(
-            "async code => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
-            ".requestExecute({ code }).done }",
-            code,
-        )
-
-    def run_all_by_menu(self, seconds: float = 1200) -> None:
-        """Run all cells through the Run menu, of a notebook whose cells have no outputs yet."""
-        self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
-        self.page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()
-        self._wait(
-            "window.jupyterapp.shell.currentWidget.content.widgets.every(cell =>"
-            " cell.model.type !== 'code' || !cell.model.sharedModel.source.trim()"
-            f" || cell.model.executionCount !== null) && {_IDLE}",
-            seconds=seconds,
-        )
-
     def wait_idle(self, seconds: float = 180) -> None:
         """Wait until the kernel is idle and no cell is running."""
         self._wait(_IDLE, seconds=seconds)

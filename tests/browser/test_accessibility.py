@@ -1,35 +1,13 @@
 """axe-core's rules for people who cannot see well, or use no mouse, on everything that the widget shows."""
 
-from importlib.resources import files
-
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.contrast import unreadable
-from tests.browser.inspected import FORGET, LOAD, Widget, write_notebook
+from tests.browser.accessible import unreadable, violations
+from tests.browser.inspected import BLOCKS, FORGET, LOAD, TABS, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
-from tests.volume import usually
 
-AXE = files("axe_playwright_python") / "axe.min.js"
-
-# Names, a site and long jaxprs: all the controls there are.
-CELL = """\
-%%remat
-import jax, jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
-
-@jax.checkpoint
-def block(x, W):
-    return jnp.tanh(checkpoint_name(x @ W, "product"))
-
-def loss(params, x):
-    for W in params:
-        x = block(x, W)
-    return jnp.sum(x)
-
-loss([jax.ShapeDtypeStruct((16, 16), "float32")] * 3, jax.ShapeDtypeStruct((8, 16), "float32"))
-"""
-TABS = ("Residuals", "Recomputed", "Source", "Jaxprs", "Memory", "Advice", "Compare", "Plan")
+pytestmark = pytest.mark.slow
 
 # What can be scrolled sideways, but for programs, whose lines are as JAX prints them.
 SIDEWAYS = """root => [root, ...root.querySelectorAll("*")].filter(e => !e.closest("pre")
@@ -47,25 +25,9 @@ CUT_OFF = """root => [...root.querySelectorAll(".remat-open svg text")].filter(t
   return box.width && (box.left < whole.left - 1 || box.right > whole.right + 1) }).map(text => text.textContent)"""
 
 
-def violations(page: Page, selector: str) -> list[str]:
-    """What axe-core finds wrong within an element, a line each.
-
-    Contrast is not left to it: it gives up on what another element may overlap, and says so where nobody looks.
-
-    Raises:
-        AssertionError: it checked hardly anything.
-    """
-    if not page.evaluate("() => 'axe' in window"):
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-    options = {"rules": {"color-contrast": {"enabled": False}}}
-    found = page.evaluate("([selector, options]) => axe.run(selector, options)", [selector, options])
-    assert len(found["passes"]) > 15
-    return [f"{rule['id']}: {node['html'][:200]}" for rule in found["violations"] for node in rule["nodes"]]
-
-
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "accessible.ipynb", LOAD, CELL)
+    write_notebook(lab.folder / "accessible.ipynb", LOAD, BLOCKS)
     page_of_module.open("accessible.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -82,8 +44,7 @@ def untouched(opened: NotebookPage) -> Widget:
     return widget
 
 
-# Of axe-core's rules without contrast only one looks at colours, those of links; test_demo.py looks at the dark theme.
-@pytest.mark.parametrize("theme", usually(["Light", "Dark", "Light High Contrast", "Dark High Contrast"], "Light"))
+@pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
 def test_every_panel(opened: NotebookPage, theme: str) -> None:
     def faults() -> list[str]:
         return [*violations(opened.page, ".remat-widget"), *unreadable(widget.root)]
@@ -100,10 +61,8 @@ def test_every_panel(opened: NotebookPage, theme: str) -> None:
     widget.unfold()
     for name in TABS:
         widget.tab(name).click()
-        drawn = {"Memory": "memory", "Compare": "comparison", "Plan": "frontier"}
-        if name in drawn:
-            part = widget.part(drawn[name])
-            expect(part.locator("svg")).to_be_visible(timeout=60_000)
+        part, figures = TABS[name]
+        expect(widget.part(part).locator(figures).first).to_be_visible(timeout=60_000)
         assert faults() == [], name
 
 
@@ -116,10 +75,9 @@ def test_every_panel_at_twice_the_size(opened: NotebookPage) -> None:
         widget.unfold()
         for name in TABS:
             widget.tab(name).click()
-            drawn = {"Memory": "memory", "Compare": "comparison", "Plan": "frontier"}
-            if name in drawn:
-                expect(widget.part(drawn[name]).locator("svg")).to_be_visible(timeout=60_000)
-                page.wait_for_timeout(500)  # until it is drawn for this width
+            part, figures = TABS[name]
+            expect(widget.part(part).locator(figures).first).to_be_visible(timeout=60_000)
+            page.wait_for_timeout(500)  # until it is drawn for this width
             expect(widget.root.locator(".remat-open")).not_to_contain_text("Working it out")
             assert widget.root.evaluate(SIDEWAYS) == [], name
             assert widget.root.evaluate(NESTED) == [], name

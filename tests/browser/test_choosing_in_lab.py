@@ -8,35 +8,22 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from remat_magic import units
-from tests.browser.contrast import unreadable
+from tests.browser.accessible import unreadable, violations
 from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
-from tests.browser.test_accessibility import violations
+
+pytestmark = pytest.mark.slow
 
 TELL = """\
 import json
 print(json.dumps([dict(keys=[row.policy, *row.same_as], saved=row.saved_bytes, peak=row.peak_bytes, front=row.pareto)
                   for row in w._live.trace.compare(at="function").rows]))
 """
-# A policy that takes its time, so that what is not known yet can be seen.
-SLOW = """\
-import threading
-going, compare = threading.Event(), type(w._live.trace).compare
-def slowly(trace, *arguments, **options):
-    going.wait(60)
-    return compare(trace, *arguments, **options)
-type(w._live.trace).compare = slowly
-"""
-GO_ON = """\
-type(w._live.trace).compare = compare
-going.set()
-"""
-SLOWLY = 3
 
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "choosing.ipynb", LOAD, LAYERS, TELL, SLOW)
+    write_notebook(lab.folder / "choosing.ipynb", LOAD, LAYERS, TELL)
     page_of_module.open("choosing.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -94,23 +81,6 @@ def test_each_entry_says_what_a_policy_does(widget: Widget) -> None:
     assert 0 < sum(row["front"] for row in rows) < len(rows)
 
 
-def test_it_opens_before_anything_is_known(widget: Widget) -> None:
-    notebook = widget.notebook
-    notebook.run(SLOWLY)
-    try:
-        opened_by_keyboard(widget)
-        count = widget.policy.locator("option").count()
-        expect(entries(widget)).to_have_count(count)
-        expect(widget.root.get_by_text("not worked out yet")).to_have_count(count)
-        widget.notebook.page.keyboard.type("nothing")
-        expect(entries(widget)).to_have_count(1)
-    finally:
-        notebook.execute(GO_ON)
-    expect(entries(widget)).to_have_count(1)  # what was searched for is searched for still
-    expect(entries(widget)).to_contain_text("peak ")
-    expect(widget.root.get_by_text("not worked out yet")).to_have_count(0)
-
-
 def test_the_keyboard_alone_chooses(widget: Widget) -> None:
     page, cells = widget.notebook.page, widget.notebook.cell_count()
     opened_by_keyboard(widget)
@@ -145,38 +115,9 @@ def test_the_keyboard_alone_chooses(widget: Widget) -> None:
     assert widget.notebook.cell_count() == cells
 
 
-def test_what_is_searched_is_what_is_chosen(widget: Widget) -> None:
-    """Of those that do the same, too."""
-    opened_by_keyboard(widget)
-    expect(entries(widget).first).to_contain_text("as written = none = everything_saveable")
-    widget.notebook.page.keyboard.type("everything_s")
-    expect(entries(widget)).to_have_count(1)
-    widget.notebook.page.keyboard.press("Enter")
-    expect(widget.policy).to_have_value("everything_saveable")
-    expect(widget.part("code")).to_contain_text("everything_saveable")
-
-
-def test_the_mouse_chooses(widget: Widget) -> None:
-    widget.policy.click()
-    expect(entries(widget)).not_to_have_count(0)
-    widget.policy.click()
-    expect(entries(widget)).to_have_count(0)
-    widget.policy.click()
-    widget.tab("Source").click()
-    expect(entries(widget)).to_have_count(0)
-    widget.policy.click()
-    expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
-    entries(widget).filter(has_text="dots_saveable").first.click()
-    widget.shows("dots_saveable")
-
-
 @pytest.mark.parametrize(
     ("theme", "width"),
-    [
-        pytest.param("Light", 1400, marks=pytest.mark.slow),  # where it fits in 500 pixels, it does in these
-        pytest.param("Dark", 720, marks=pytest.mark.slow),
-        ("Dark High Contrast", 500),
-    ],
+    [("Light", 1400), ("Dark", 720), ("Dark High Contrast", 500)],
 )
 def test_it_can_be_read(widget: Widget, theme: str, width: int) -> None:
     page = widget.notebook.page

@@ -8,6 +8,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 import remat_magic as rm
 from tests.browser.alone import hear, sent, show_alone
 
+pytestmark = pytest.mark.slow
+
 # One document for the outputs of all cells, each output in two elements that are placed by hand.
 VS_CODE = """
 <div id="container" class="widgetarea">

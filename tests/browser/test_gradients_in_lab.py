@@ -8,6 +8,8 @@ from playwright.sync_api import expect
 from tests.browser.inspected import LOAD, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
+pytestmark = pytest.mark.slow
+
 STEP = """\
 %%remat -o kept
 import jax, jax.numpy as jnp
@@ -31,8 +33,7 @@ generator, critic = train_step(generator, critic, x)
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    named = STEP.replace("-o kept", "--device 'TPU v5e'")
-    write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)", named)
+    write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)")
     page_of_module.open("step.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -62,25 +63,3 @@ def test_the_gradient_can_be_chosen(opened: NotebookPage) -> None:
     widget.root.get_by_label("Gradient of").select_option("none")
     expect(widget.root).to_contain_text("train_step(generator f32[64,64], critic f32[64,64], x f32[128,64])")
     expect(widget.part("residuals")).not_to_be_empty()
-
-
-def test_the_memory_is_that_of_the_step(opened: NotebookPage) -> None:
-    widget = inspection(opened, 1)
-    widget.tab("Memory").click()
-    expect(widget.root).to_contain_text("Held at the peak of train_step")
-    expect(widget.root).to_contain_text("parameter")
-
-
-def test_the_device_that_is_chosen_stays_with_another_gradient(opened: NotebookPage) -> None:
-    """Also where the cell has named another one."""
-    named = inspection(opened, 3)
-    named.tab("Compare").click()
-    device = named.root.get_by_label("Device", exact=True)
-    expect(device).to_have_value("TPU v5e")
-    for chosen, gradient in (("H100 SXM", "critic_loss"), ("", "generator_loss")):
-        device.select_option(chosen)
-        named.root.get_by_label("Gradient of").select_option(gradient)
-        expect(named.root.locator(".remat-signature")).to_contain_text(f"{gradient}(")
-        named.tab("Compare").click()
-        expect(named.part("comparison").locator("table")).to_be_visible()
-        expect(device).to_have_value(chosen)

@@ -8,6 +8,8 @@ from playwright.sync_api import Browser, Page, expect
 import remat_magic as rm
 from tests.browser.alone import hear, sent, show_alone
 
+pytestmark = pytest.mark.slow
+
 MEASURING = {"type": "progress", "job": "measure", "doing": "Measuring", "did": "measured", "device": ""}
 TRYING = {"type": "progress", "job": "places", "doing": "Trying", "did": "tried", "device": "TPU v5e"}
 
@@ -69,13 +71,3 @@ def test_a_search_that_has_no_answer_yet_is_of_the_device_that_is_chosen_now(pag
     before = status.text_content() or ""
     step(page, TRYING, 1, 20, finished=True, cancelled=True)  # in its place
     expect(status).to_have_text(before)
-
-
-def test_what_fails_leaves_its_button_to_be_tried_again(page: Page) -> None:
-    step(page, MEASURING, 2, 9)
-    measure = page.get_by_role("button", name="Measure", exact=True)
-    expect(measure).to_be_disabled()
-    hear(page, type="measure", error="Nothing to run on.")
-    expect(measure).to_be_enabled()
-    expect(page.get_by_role("progressbar")).to_be_hidden()
-    expect(page.locator('[data-part="status"]')).to_have_text("Nothing to run on.")

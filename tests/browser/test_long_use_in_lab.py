@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.inspected import LAYERS, LOAD, Widget, write_notebook
 from tests.browser.lab import NotebookPage, Server
+
+pytestmark = pytest.mark.slow
 
 ONE_MORE = "%remat -p dots_saveable layers(*(jax.ShapeDtypeStruct(s, f32) for s in [(5, 4), (6, 5), (7, 6), (4,)]))"
 # What is open and held in the kernel. Of each widget there are two channels: its own and its layout's.
@@ -28,7 +28,7 @@ def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
     return int(text[0]), int(text[1])
 
 
-@pytest.mark.parametrize("many", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [3, 50])
 def test_many_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, lab: Server, many: int) -> None:
     write_notebook(lab.folder / "many.ipynb", LOAD, LAYERS, COUNT, *([ONE_MORE] * (many - 1)))
     notebook.open("many.ipynb")
@@ -112,43 +112,3 @@ def test_the_kernel_is_restarted_under_a_widget(opened: NotebookPage) -> None:
     opened.wait_idle()
     _says_that_it_is_cut_off(opened)
     _comes_back(opened)
-
-
-# To the widget it is as above: what it sends arrives, and nobody answers.
-@pytest.mark.slow
-def test_the_kernel_is_restarted_from_elsewhere(opened: NotebookPage, lab: Server) -> None:
-    """By another page or a program, of which this page is told nothing."""
-    (session,) = lab.api("sessions")
-    lab.api(f"kernels/{session['kernel']['id']}/restart", "POST")
-    opened.wait_idle()
-    _says_that_it_is_cut_off(opened)
-    _comes_back(opened)
-
-
-@pytest.mark.slow
-def test_the_kernel_is_killed_under_a_widget(opened: NotebookPage) -> None:
-    """The server starts another one, of which the page is told less than of a restart."""
-    before = int(opened.outputs(2).inner_text())
-    # JupyterLab says at some time that it died, over the whole page.
-    told = opened.page.locator(".jp-Dialog").get_by_role("button")
-    opened.page.add_locator_handler(told, lambda: told.first.click())
-    os.kill(before, signal.SIGKILL)
-    opened.page.wait_for_function(
-        "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status !== 'idle'"
-    )
-    opened.wait_idle()
-    _says_that_it_is_cut_off(opened)
-    _comes_back(opened)
-    opened.page.remove_locator_handler(told)
-
-
-# As a restart is to the widget. The last: no kernel comes back by itself.
-@pytest.mark.slow
-def test_the_kernel_is_shut_down_under_a_widget(opened: NotebookPage, lab: Server) -> None:
-    (session,) = lab.api("sessions")
-    lab.api(f"kernels/{session['kernel']['id']}", "DELETE")
-    opened.page.wait_for_function(
-        "() => { const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel;"
-        " return !kernel || ['dead', 'unknown'].includes(kernel.status) }"
-    )
-    _says_that_it_is_cut_off(opened)

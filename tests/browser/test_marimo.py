@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = """
 import marimo
 

@@ -1,13 +1,15 @@
-"""The widget in JupyterLab, used with the mouse, with the keyboard alone and from Python."""
+"""What the widget is for, in JupyterLab: by mouse, by keyboard and from Python, with and without a kernel."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.accessible import unreadable, violations
+from tests.browser.inspected import BLOCKS, FORGET, LAYERS, LOAD, TABS, Widget, expect_report, focus, write_notebook
+from tests.browser.lab import VIEWPORT, NotebookPage, Server
 
 # How many values JAX itself saves for the name's present meaning.
 COUNT_RESIDUALS = """\
@@ -22,8 +24,8 @@ while not pathlib.Path("go-on").exists():
     time.sleep(0.05)
 """
 # What a test runs besides.
-CHOOSE, TELL, RUNNING, COUNT, CLOSE = range(2, 7)
-MORE = ("w.policy = 'dots_saveable'", "w.report.saved_bytes", WAIT, COUNT_RESIDUALS, "w.close()")
+SEVERAL, CHOOSE, TELL, RUNNING, COUNT, CLOSE = range(2, 8)
+MORE = (BLOCKS, "w.policy = 'dots_saveable'", "w.report.saved_bytes", WAIT, COUNT_RESIDUALS, "w.close()")
 
 
 @pytest.fixture(scope="module")
@@ -43,45 +45,40 @@ def opened(loaded: NotebookPage) -> NotebookPage:
     return loaded
 
 
+@pytest.fixture
+def several(loaded: NotebookPage) -> Widget:
+    """A widget of three checkpointed blocks with a name, on a first visit."""
+    loaded.page.mouse.move(0, 0)
+    loaded.page.evaluate(FORGET)
+    loaded.run(SEVERAL)
+    assert loaded.errors() == []
+    widget = Widget(loaded, SEVERAL)
+    expect(widget.part("recomputed")).not_to_be_empty()
+    return widget
+
+
 def test_the_mouse_switches_policies(opened: NotebookPage) -> None:
     widget = Widget(opened, 1)
     widget.shows("as_written")
-    expect(widget.part("residuals").locator("tbody tr")).not_to_have_count(0)
-    for policy in ("dots_saveable", "nothing_saveable", "as_written"):
-        widget.policy.select_option(policy)
+    for policy in ("nothing_saveable", "dots_saveable"):
+        widget.policy.click()
+        expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
+        widget.root.locator("li").get_by_text(policy, exact=True).first.click()
         widget.shows(policy)
-
-
-def test_the_tables_and_jaxprs_follow_the_policy(opened: NotebookPage) -> None:
-    widget = Widget(opened, 1)
-    widget.policy.select_option("dots_saveable")
-    widget.shows("dots_saveable")
     expect(widget.part("code")).to_contain_text("jax.checkpoint_policies.dots_saveable")
-    expect(widget.part("residuals")).to_contain_text("dot_general")
-    widget.tab("Recomputed").click()
-    expect(widget.part("residuals")).to_be_hidden()
-    expect(widget.part("recomputed")).to_contain_text("repeated")
-    expect(widget.part("recomputed")).to_contain_text("deferred")
-    widget.tab("Jaxprs").click()
-    panes = widget.part("jaxprs").locator("pre")
-    expect(panes).to_have_count(2)
-    expect(panes.first).to_contain_text("dot_general")
-    expect(panes.last).to_contain_text("cos")
+    expect(widget.part("residuals").locator("tbody tr", has_text="dot_general")).not_to_have_count(0)
 
 
 def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -> None:
     widget, page = Widget(opened, 1), opened.page
     widget.shows("as_written")
-    before = widget.policy.input_value()
-    page.evaluate("() => document.querySelector('.remat-widget').scrollIntoView()")
-    # From the cell's last focusable element before the widget, Tab leads into it.
+    cells = opened.cell_count()
     focus(widget.policy)
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
     expect(widget.policy).to_be_focused()
     page.keyboard.press("d")  # the first that begins so; of several letters a late machine takes each for a first one
     widget.shows("dots_saveable")
-    assert widget.policy.input_value() != before
     for _ in range(12):
         page.keyboard.press("Tab")
         if page.evaluate("() => document.activeElement?.getAttribute('role')") == "tab":
@@ -90,34 +87,37 @@ def test_the_keyboard_alone_reaches_and_turns_everything(opened: NotebookPage) -
     page.keyboard.press("ArrowRight")
     expect(widget.tab("Recomputed")).to_be_focused()
     expect(widget.part("recomputed")).to_be_visible()
-    passed = list[str]()
+    page.keyboard.type("dd")  # which deletes the cell where the notebook hears it
     for _ in range(12):
         page.keyboard.press("Tab")
-        if page.evaluate("() => document.activeElement?.dataset.action") == "arrange":
-            page.keyboard.press("Enter")  # which leads on to what it has unfolded
-        passed.append(
-            page.evaluate(
-                "() => document.activeElement?.closest('label')?.textContent.trim()"
-                " || document.activeElement?.dataset.part || document.activeElement?.id || ''"
-            )
-        )
-        if passed[-1] == "recomputed":
+        if page.evaluate("() => document.activeElement?.dataset.part") == "recomputed":
             break
     expect(widget.part("recomputed")).to_be_focused()
-    assert "Source beside" in passed  # by way of the panel's tools
-    assert any("find-recomputed" in name for name in passed)
-
-
-@pytest.mark.parametrize("target", ["policy", "tab"])
-def test_keys_typed_in_the_widget_do_not_delete_the_cell(opened: NotebookPage, target: str) -> None:
-    widget = Widget(opened, 1)
-    cells = opened.cell_count()
-    focused = widget.policy if target == "policy" else widget.tab("Residuals")
-    focus(focused)
-    opened.page.keyboard.type("dd")
-    opened.page.wait_for_timeout(300)
+    page.wait_for_timeout(300)
     assert opened.cell_count() == cells
-    expect(widget.root).to_be_visible()
+
+
+def test_the_place_is_chosen(several: Widget) -> None:
+    """At the checkpoints each block's input is kept, of 8 x 16 floats, but for the first, which is an argument."""
+    several.policy.select_option("nothing_saveable")
+    expect(several.totals).to_contain_text("saved 1.02 kB")
+    several.at.select_option("function")
+    expect(several.totals).to_contain_text("saved 0 B")
+    expect(several.policy).to_have_value("nothing_saveable")
+    several.at.select_option("sites")
+    expect(several.totals).to_contain_text("saved 1.02 kB")
+
+
+def test_each_panel_has_its_figures(several: Widget) -> None:
+    for name, (part, figures) in TABS.items():
+        several.tab(name).click()
+        expect(several.tab(name)).to_have_attribute("aria-selected", "true")
+        expect(several.part(part)).to_be_visible()
+        expect(several.part(part).locator(figures).first).to_be_visible(timeout=60_000)
+    several.tab("Jaxprs").click()
+    forward, backward = several.part("jaxprs").locator("pre").all()
+    expect(forward).to_contain_text("dot_general")
+    expect(backward).to_contain_text("transpose")
 
 
 def test_python_does_what_the_dropdown_does(opened: NotebookPage) -> None:
@@ -125,27 +125,6 @@ def test_python_does_what_the_dropdown_does(opened: NotebookPage) -> None:
     Widget(opened, 1).shows("dots_saveable")
     opened.run(TELL)
     expect(opened.outputs(TELL)).to_contain_text("72")
-
-
-# anywidget gives a script two seconds to load, and lets nothing of the kernel through to one that was later.
-LATE = """() => { const of = AbortSignal.timeout.bind(AbortSignal);
-  AbortSignal.timeout = ms => of(ms === 2000 ? 0 : ms); return () => { AbortSignal.timeout = of } }"""
-
-
-def test_a_page_that_loads_the_script_late_hears_the_kernel(loaded: NotebookPage) -> None:
-    """Also what it said before."""
-    put_back = loaded.page.evaluate_handle(LATE)
-    try:
-        loaded.run(1)
-        widget = Widget(loaded, 1)
-        widget.shows("as_written")
-        expect(widget.root).to_have_attribute("aria-busy", "false")  # both halves have come
-        loaded.run(CHOOSE)
-        widget.shows("dots_saveable")
-        widget.policy.select_option("nothing_saveable")
-        widget.shows("nothing_saveable")
-    finally:
-        put_back.evaluate("put_back => put_back()")
 
 
 def test_a_running_cell_does_not_hold_up_the_widget(opened: NotebookPage, go_on: Path) -> None:
@@ -182,37 +161,57 @@ def test_apply_binds_the_name(opened: NotebookPage) -> None:
     expect(opened.outputs(COUNT)).to_contain_text("4 saved")  # the arguments
 
 
-def test_running_the_cell_again_leaves_one_widget(opened: NotebookPage) -> None:
-    opened.run(1)
-    expect(opened.page.locator(".remat-widget")).to_have_count(1)
-    Widget(opened, 1).shows("as_written")
-
-
-def test_only_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
-    expect(opened.cell(1).locator(".remat-static")).to_have_count(1)
-    expect(opened.cell(1).locator(".remat-static")).to_be_hidden()
-    expect(opened.cell(1).locator(".remat-widget")).to_be_visible()
-    _styled(opened, False)
-    Widget(opened, 1).policy.select_option("nothing_saveable")  # for which the hidden output is replaced
-    opened.page.wait_for_function("() => document.querySelectorAll('.remat-static .remat-choice').length > 2")
-    _styled(opened, False)
+def test_one_of_the_two_outputs_is_seen(opened: NotebookPage) -> None:
+    twin = opened.cell(1).locator(".remat-static")
+    for _ in range(2):  # also of a cell that runs again
+        expect(opened.cell(1).locator(".remat-widget")).to_have_count(1)
+        expect(opened.cell(1).locator(".remat-widget")).to_be_visible()
+        expect(twin).to_have_count(1)
+        expect(twin).to_be_hidden()
+        opened.run(1)
     opened.run(CLOSE)
     expect(opened.cell(1).locator(".remat-widget")).to_have_count(0)
-    expect(opened.cell(1).locator(".remat-static")).to_be_visible()
-    _styled(opened, True)
+    expect(twin).to_be_visible()
 
 
-def _styled(opened: NotebookPage, applies: bool) -> None:
-    """Whether the static output's style sheet is matched against the page."""
-    opened.page.wait_for_function(
-        "applies => [...document.querySelectorAll('.remat-static > style')].map(style => !style.disabled).join()"
-        " === String(applies)",
-        arg=applies,
-    )
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_it_is_accessible(several: Widget, theme: str) -> None:
+    """By axe-core's rules and the contrast of each text, also in what is kept."""
+    several.notebook.set_theme(f"JupyterLab {theme}")
+    try:
+        for name in ("Residuals", "Source", "Compare"):
+            several.tab(name).click()
+            part, figures = TABS[name]
+            expect(several.part(part).locator(figures).first).to_be_visible(timeout=60_000)
+            assert violations(several.notebook.page, ".remat-widget") == []
+            assert unreadable(several.root) == []
+        twin = several.notebook.cell(SEVERAL).locator(".remat-static")
+        twin.evaluate("root => { root.closest('.remat-replaced')?.classList.remove('remat-replaced') }")
+        twin.evaluate("root => { for (const details of root.querySelectorAll('details')) details.open = true }")
+        expect(twin).to_be_visible()
+        assert unreadable(twin) == []
+    finally:
+        several.notebook.set_theme("JupyterLab Light")
 
 
-def test_the_page_logs_no_error(opened: NotebookPage) -> None:
-    widget = Widget(opened, 1)
-    for name in ("Recomputed", "Source", "Jaxprs", "Residuals"):
-        widget.tab(name).click()
-    assert opened.complaints() == []
+def test_the_page_logs_no_error(loaded: NotebookPage) -> None:
+    """In all of the above."""
+    assert loaded.complaints() == []
+
+
+# The last, since it closes the notebook.
+def test_what_is_kept_is_read_without_a_kernel(opened: NotebookPage, lab: Server, browser: Browser) -> None:
+    """In a page that has never shown a live widget, whose styles and scripts it could owe something."""
+    opened.run(CHOOSE)
+    Widget(opened, 1).keeps("dots_saveable")
+    opened.save()
+    opened.close()
+    lab.shut_down_kernels()
+    without = nbformat.read(lab.folder / "layers.ipynb", as_version=4)
+    without.metadata.clear()  # JupyterLab would choose another kernel of the same language
+    without.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "gone"}
+    nbformat.write(without, lab.folder / "gone.ipynb")
+    with browser.new_context(viewport=VIEWPORT) as context:
+        later = NotebookPage(lab, context.new_page())
+        later.open("gone.ipynb", kernel=False)
+        expect_report(later.page)
