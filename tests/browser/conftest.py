@@ -15,14 +15,6 @@ from tests.browser.lab import VIEWPORT, NotebookPage, Server, browse, chromium, 
 expect.set_options(timeout=60_000)  # a loaded machine may be slow; no test asserts how fast anything is
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not choose
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("browser")
-
-
 @pytest.fixture(scope="session")
 def _chromium() -> None:
     if chromium() is None:
