@@ -303,8 +303,8 @@ class Trace:
             namespace: as for ``report``.
             device: as on which device: a name of ``remat_magic.devices.names()`` or a ``Device``. On a GPU and a TPU
                 results have their memory from the beginning, and what is written twice is computed once. On a TPU
-                besides what its compiler fuses is not held, arrays are padded, what only matmuls read is held in
-                bfloat16, and some is in another memory (VMEM). Default: as on this machine's CPU.
+                besides what its compiler fuses is not held, arrays are padded, and what only matmuls read is held in
+                bfloat16; what XLA keeps in VMEM counts as if it were held. Default: as on this machine's CPU.
 
         Raises:
             RematError: as ``report``, or the function has no backward half; no such device.

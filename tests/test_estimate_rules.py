@@ -18,7 +18,6 @@ from remat_magic.facts.memory import both_halves
 from remat_magic.facts.registers import fused_operands
 from remat_magic.facts.results import over_donated, within_results
 from remat_magic.facts.schedule import Schedule
-from remat_magic.facts.vector_memory import LiveBuffer, placed
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape
@@ -177,7 +176,7 @@ def logits(w, x):
     return jax.nn.logsumexp((x @ w).astype(jnp.float32), axis=-1).sum()
 
 
-GATES = [SQUARE] * 3, shape(65536, 1024)  # of so many rows that nothing is in the vector memory
+GATES = [SQUARE] * 3, shape(65536, 1024)
 HALF = shape(1024, 8192, dtype=jnp.bfloat16), shape(16384, 1024, dtype=jnp.bfloat16)
 
 
@@ -470,36 +469,8 @@ def test_on_a_gpu_the_result_of_a_kernel_lies_over_what_its_last_operation_reads
     assert run(chain, WIDE, SQUARE, normalizes=True).highest()[0] == VALUE + WEIGHT + 2 * VALUE
 
 
-# ---------------------------------------------------------------------------------------------------- the vector memory
-
-
-def test_a_value_is_in_the_vector_memory_as_long_as_it_lives_or_not_at_all():
-    assert placed([LiveBuffer(0, 4, 6, 1), LiveBuffer(2, 3, 5, 2)], [0] * 4, 10) == ({1}, 6)
-    assert placed([LiveBuffer(0, 4, 6, 1), LiveBuffer(2, 3, 4, 2)], [0] * 4, 10) == ({1, 2}, 10)
-    assert placed([LiveBuffer(0, 2, 6, 1), LiveBuffer(2, 4, 6, 2)], [0] * 4, 10) == ({1, 2}, 6)
-
-
-def test_what_a_loop_uses_inside_is_taken():
-    assert placed([LiveBuffer(0, 4, 6, 1)], [0, 5, 0, 0], 10) == (set(), 5)
-    assert placed([LiveBuffer(0, 4, 11, 1)], [0] * 4, 10) == (set(), 0)
-
-
-def test_a_value_has_one_place_in_it():
-    # 2 and 3 lie on 1, one after the other; 4 finds 4 bytes free all the time, but not the same ones.
-    buffers = [LiveBuffer(0, 2, 6, 1), LiveBuffer(2, 4, 5, 2), LiveBuffer(0, 4, 4, 3), LiveBuffer(1, 3, 1, 4)]
-    assert placed(buffers, [0] * 4, 10) == ({1, 2, 3}, 10)
-
-
 def saved(ws, x):
     return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).sum()
-
-
-def test_residuals_may_lie_there_too():
-    small, big = ((shape(6, 512, 512), shape(rows, 512)) for rows in (2048, 32768))
-    given = [sum(leaf.size * 4 for leaf in args) for args in (small, big)]
-    for args, nbytes in zip((small, big), given, strict=True):
-        timeline = rm.trace(saved, *args).timeline("none", device=TPU)
-        assert (timeline.peak_bytes < 2.02 * nbytes) == (args is small)
 
 
 def test_a_kernel_takes_a_slice_of_a_stack_itself():
@@ -515,11 +486,12 @@ def test_a_slice_that_kernels_take_themselves_is_not_held():
     def scaled(x, ws):
         return lax.scan(lambda x, w: (jnp.tanh(x @ (w * 2)), None), x, ws)[0].sum()
 
-    x, ws = shape(256, 4096), shape(8, 4096, 4096)
+    x, ws = shape(8, 4096), shape(8, 4096, 4096)
     weight = 4096 * 4096 * 4
-    # The stack, and for the products' derivatives each scaled weight in bfloat16. A slice would be half of one more.
+    # The stack, and for the products' derivatives each scaled weight in bfloat16, one of them while it is made. A slice
+    # would be one more.
     found = rm.trace(scaled, x, ws, wrt=0).report("none", device=TPU).peak_bytes
-    assert 12 * weight < found < 12.25 * weight
+    assert 12.5 * weight < found < 12.6 * weight
 
 
 def test_what_a_convolution_gives_back_is_laid_out_as_arguments_are():
@@ -529,7 +501,9 @@ def test_what_a_convolution_gives_back_is_laid_out_as_arguments_are():
 
     images, kernel = shape(8, 128, 128, 3), shape(3, 3, 3, 8)
     timeline = rm.trace(convolve, images, kernel).timeline(device=TPU)
-    assert timeline.moments[0].bytes < 2.2 * images.size * 4
+    given = [value.nbytes for value in timeline.alive_at(0) if value.type == "f32[8,128,128,3]"]
+    assert len(given) == 2  # the images, and their gradient
+    assert all(nbytes < 1.1 * images.size * 4 for nbytes in given)
 
 
 # ----------------------------------------------------------------------------------------------- beside XLA's compilers
@@ -538,7 +512,6 @@ def test_what_a_convolution_gives_back_is_laid_out_as_arguments_are():
 CASES = {
     "normed": (normed(norm_twice), (SQUARE, WIDE), "as_written", "sites"),
     "saved": (saved, (shape(6, 512, 512), shape(32768, 512)), "none", "function"),
-    "saved, in little": (saved, (shape(6, 512, 512), shape(2048, 512)), "none", "function"),
     "gates": (gates, MLP, "none", "function"),
     "attention": (attention, ATTENTION, "none", "function"),
     "head": (head, HEAD, "none", "function"),

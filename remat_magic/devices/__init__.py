@@ -12,13 +12,12 @@ import difflib
 from dataclasses import replace
 
 from remat_magic.devices.data_sheets import ACCELERATORS
-from remat_magic.devices.device import KERNELS_OWN, Device
+from remat_magic.devices.device import Device
 from remat_magic.devices.targets import Target, split_name
 from remat_magic.devices.this_machine import THIS_CPU, this_cpu
 from remat_magic.errors import RematError
 
 __all__ = [
-    "KERNELS_OWN",
     "THIS_CPU",
     "Device",
     "Target",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat_magic.devices.device import KERNELS_OWN, Device
+from remat_magic.devices.device import Device
 from remat_magic.devices.targets import Target
 
 __all__ = ["ACCELERATORS"]
@@ -112,14 +112,11 @@ def _tpu(
     host: float | None,
     links: float,
     kinds: tuple[str, ...],
-    vmem: int,
     topology: str = "",
 ) -> Device:
     """``memory`` in MiB: libtpu 0.0.50 compiles a program with that much, and none with 1 MiB more.
 
-    That is up to 3% less than the data sheet says, and differs by up to 16 MiB between versions of libtpu. ``vmem``:
-    of a core in MiB, by JAX's own table (``jax/_src/tpu_info.py``). Of it XLA leaves 16 MiB to the kernels themselves:
-    compiled for a v5e, no program puts more than 112 MiB there.
+    That is up to 3% less than the data sheet says, and differs by up to 16 MiB between versions of libtpu.
     """
     return Device(
         f"TPU {version}",
@@ -133,7 +130,6 @@ def _tpu(
         kinds=kinds,
         interconnect=links,
         target=Target("tpu", topology) if topology else None,
-        vector_memory=max(0, vmem * 2**20 - KERNELS_OWN),
     )
 
 
@@ -150,7 +146,6 @@ def _tpu_7x() -> Device:
         kinds=("TPU7x", "TPU 7x"),
         interconnect=600e9 / 2,
         target=Target("tpu", "tpu7x:1x1x1"),
-        vector_memory=64 * 2**20 - KERNELS_OWN,
     )
 
 
@@ -161,9 +156,9 @@ ACCELERATORS = (
     _hopper("H200", 4.8e12, ("NVIDIA H200",), 151397597184),
     _b200(),
     # libtpu takes each core of a v4 chip for a device; JAX on such a machine takes both together for one.
-    _tpu("v4", 275, 275, 1.2e12, 32 * 1024, 16e9, 300e9, ("TPU v4",), 16),
-    _tpu("v5e", 197, 393, 0.819e12, 16125, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), 128, "v5e:1x1"),
-    _tpu("v5p", 459, 918, 2.765e12, 98024, 15e9, 600e9, ("TPU v5", "TPU v5p"), 64, "v5p:1x1x1"),
-    _tpu("v6e", 918, 1836, 1.638e12, 31991, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), 128, "v6e:1x1"),
+    _tpu("v4", 275, 275, 1.2e12, 32 * 1024, 16e9, 300e9, ("TPU v4",)),
+    _tpu("v5e", 197, 393, 0.819e12, 16125, 15e9, 200e9, ("TPU v5 lite", "TPU v5e"), "v5e:1x1"),
+    _tpu("v5p", 459, 918, 2.765e12, 98024, 15e9, 600e9, ("TPU v5", "TPU v5p"), "v5p:1x1x1"),
+    _tpu("v6e", 918, 1836, 1.638e12, 31991, 32e9, 400e9, ("TPU v6 lite", "TPU v6e"), "v6e:1x1"),
     _tpu_7x(),
 )

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from remat_magic.devices.targets import Target, split_name
 from remat_magic.errors import RematError
 
-__all__ = ["KERNELS_OWN", "Device"]
-
-KERNELS_OWN = 16 * 2**20
-"""Of a TPU's VMEM the bytes that no value is in: XLA's default limit for what a kernel allocates there."""
+__all__ = ["Device"]
 
 # Who has a platform's compiler: any of these modules; the extra that installs it.
 _COMPILERS = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "cuda")}
@@ -43,7 +40,6 @@ class Device:
         target: how to compile for it where it is not; None where that is not known.
         count: how many devices it is, as JAX counts them: 8 for "TPU v5e:2x4".
         topology: how several are connected, by the name that XLA's compilers have for it; empty for one by itself.
-        vector_memory: of a TPU, the bytes beside its compute units (VMEM) that XLA puts values into; None of others.
     """
 
     name: str
@@ -59,7 +55,6 @@ class Device:
     count: int = 1
     topology: str = ""
     interconnect: float | None = None
-    vector_memory: int | None = None
 
     @property
     def one(self) -> str:
@@ -67,12 +62,17 @@ class Device:
         return split_name(self.name)[0]
 
     @property
+    def is_tpu(self) -> bool:
+        """Whether it is a TPU, also one that XLA cannot compile for here."""
+        return self.target.platform == "tpu" if self.target else any(kind.startswith("TPU") for kind in self.kinds)
+
+    @property
     def holds_otherwise(self) -> bool:
         """Whether values lie in its memory otherwise than in this machine's, so that estimated peaks are others there.
 
         What XLA's compiler does with them is known of TPUs and of what it compiles for.
         """
-        return self.target is not None or self.vector_memory is not None
+        return self.target is not None or self.is_tpu
 
     @property
     def compiles_here(self) -> bool:

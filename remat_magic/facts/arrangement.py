@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from remat_magic import _jax
 from remat_magic.facts.buffers import Buffers
@@ -11,38 +11,24 @@ from remat_magic.facts.held import Held
 from remat_magic.facts.narrowing import read_by_matmuls
 from remat_magic.facts.remade import fused_again, made_again
 from remat_magic.facts.results import over_donated, within_results
-from remat_magic.facts.step_clock import BodyTime, Clock
-from remat_magic.facts.step_order import ScheduledStep, brought_forward, last_uses, put_off, results_put_off
+from remat_magic.facts.step_order import ScheduledStep, brought_forward, put_off, results_put_off
 from remat_magic.facts.sweep import lives
-from remat_magic.facts.vector_memory import LiveBuffer, placed
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 
-__all__ = ["InTime", "arranged"]
-
-
-class InTime(NamedTuple):
-    """Steps in the order in which they run; where there is a vector memory, their clock, and the bytes in use there."""
-
-    steps: list[ScheduledStep]
-    clock: Clock | None = None
-    vector_bytes: int = 0
+__all__ = ["arranged"]
 
 
 def arranged(
-    steps: list[ScheduledStep],
-    buffers: Buffers,
-    around: Mapping[int, tuple[StraightLines, Operation]],
-    bodies: Mapping[int, BodyTime],
-) -> InTime:
+    steps: list[ScheduledStep], buffers: Buffers, around: Mapping[int, tuple[StraightLines, Operation]]
+) -> list[ScheduledStep]:
     """The steps in the order in which they are taken to run.
 
-    What is not held, or not in the device's own memory, takes no bytes from here on.
+    What is not held takes no bytes from here on.
 
     Args:
         steps: in the order of the jaxprs.
         buffers: what they read and make.
         around: for the identity of an equation with bodies the lines that it is from, and its operation.
-        bodies: what loops and branches take, by the identity of their equation.
     """
     on = buffers.on
     read = {number for step in steps for number in step.reads} | buffers.kept
@@ -62,7 +48,7 @@ def arranged(
         order = results_put_off(order, buffers.lasting, buffers.sizes)
     if on.reserves:
         _place_results(order, buffers)
-    return _place_in_vector_memory(order, buffers, bodies) if on.vector_memory else InTime(order)
+    return order
 
 
 def _make_again(steps: list[ScheduledStep], buffers: Buffers) -> set[int]:
@@ -130,29 +116,3 @@ def _place_results(steps: list[ScheduledStep], buffers: Buffers) -> None:
         others = live.keys() - buffers.lasting
         for number in within_results(live, results, others, buffers.sizes):
             buffers.discard(number)
-
-
-def _place_in_vector_memory(steps: list[ScheduledStep], buffers: Buffers, bodies: Mapping[int, BodyTime]) -> InTime:
-    """Let values lie in the vector memory where it has room; results are made there, and copied when they are."""
-    results, sizes, capacity = buffers.reserved, buffers.sizes, buffers.on.vector_memory
-    clock = Clock(steps, buffers, bodies)
-    gains = clock.gains()
-    waiting = {number for number, wait in clock.waits().items() if wait > buffers.on.longest_wait}
-    apart = buffers.throughout | results | waiting
-    live_buffers = [
-        LiveBuffer(*life, sizes[number], number, gains[number])
-        for number, life in lives(steps, buffers).items()
-        if number not in apart
-    ]
-    last = last_uses(steps)
-    for index, step in enumerate(steps):
-        live_buffers += [
-            LiveBuffer(index, last[number] + 1, sizes[number], number, gains[number])
-            for number in step.makes
-            if number in results
-        ]
-    used = [bodies[id(step.eqn)].vector_bytes if id(step.eqn) in bodies else 0 for step in steps]
-    in_vector_memory, vector_bytes = placed(live_buffers, used, capacity)
-    for number in in_vector_memory - results:
-        buffers.discard(number)
-    return InTime(steps, clock, vector_bytes)

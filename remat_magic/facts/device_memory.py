@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.devices import KERNELS_OWN, Device
-from remat_magic.facts.vector_memory import COPIES
+from remat_magic.devices import Device
 
 __all__ = ["PLAIN", "DeviceMemory", "memory_of"]
 
@@ -41,10 +39,6 @@ class DeviceMemory:
         narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
             converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
             of them.
-        vector_memory: the bytes of the memory beside the compute units that values may be in instead, as long as they
-            live: see ``vector_memory.placed``.
-        longest_wait: how many bytes could be moved while a value waits there to be read: see ``step_clock``.
-        flops_per_byte: what its matrix units compute while a byte is moved.
     """
 
     merges: bool = False
@@ -58,9 +52,6 @@ class DeviceMemory:
     normalizes: bool = False
     tiled: bool = False
     narrows: bool = False
-    vector_memory: int = 0
-    longest_wait: int = 0
-    flops_per_byte: float = 1.0
 
     def nbytes(self, aval: Any, lanes: Collection[int] = ()) -> int:
         """The bytes that a value takes; none where it is in another memory. ``lanes``: as for ``tiled_nbytes``."""
@@ -82,18 +73,8 @@ def memory_of(device: Device | None) -> DeviceMemory:
     """How the compiler for a device holds values."""
     if device is None or not device.holds_otherwise:
         return PLAIN
-    if device.vector_memory is None:
+    if not device.is_tpu:
         return DeviceMemory(merges=True, reserves=True, shares=True, fuses=True, normalizes=True)
     return DeviceMemory(
-        merges=True,
-        reserves=True,
-        fuses=True,
-        matmuls=True,
-        puts_off=True,
-        views=True,
-        tiled=True,
-        narrows=True,
-        vector_memory=device.vector_memory,
-        longest_wait=COPIES * (device.vector_memory + KERNELS_OWN),
-        flops_per_byte=(device.peak_flops("bf16", "matmul") or math.inf) / device.memory_bandwidth,
+        merges=True, reserves=True, fuses=True, matmuls=True, puts_off=True, views=True, tiled=True, narrows=True
     )

@@ -7,13 +7,12 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
-from remat_magic.facts.arrangement import InTime, arranged
+from remat_magic.facts.arrangement import arranged
 from remat_magic.facts.buffers import NOTHING, Buffers
 from remat_magic.facts.device_memory import PLAIN, DeviceMemory
 from remat_magic.facts.held import Held, Peak
 from remat_magic.facts.registers import fused_operands, fuses, normalized, strided, unheld
 from remat_magic.facts.residuals import saved_values
-from remat_magic.facts.step_clock import BodyTime
 from remat_magic.facts.step_order import ScheduledStep
 from remat_magic.facts.sweep import StepBytes, described, lives, sweep
 from remat_magic.jaxprs.one_device import TypeOf, own_type
@@ -22,8 +21,8 @@ from remat_magic.records import Half, Moment, Phase
 
 __all__ = ["InnerPeaks", "Schedule"]
 
-InnerPeaks = dict[tuple[int, int], tuple[int, BodyTime | None]]
-"""What one run of a body needs, and the time that it takes, by its identity and the first slice of a stack."""
+InnerPeaks = dict[tuple[int, int], int]
+"""What one run of a body needs, by its identity and the first slice of a stack."""
 
 
 class Schedule(Buffers):
@@ -40,11 +39,8 @@ class Schedule(Buffers):
         self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
         self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
         self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
-        self._body_times: dict[int, BodyTime] = {}  # by the identity of the equation
         self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
-        self._arranged: InTime | None = None
-        self.slices: list[int] = []  # of a loop's body: for each operand the buffer of its slice, if it is one
-        self.stacked: list[int] = []  # for each result the buffer of what is stacked, if it is
+        self._arranged: list[ScheduledStep] | None = None
 
     # -------------------------------------------------------------------------------------------------------- residuals
 
@@ -181,17 +177,8 @@ class Schedule(Buffers):
         """The most that one run of a body needs on top of its operands, which are held outside."""
         key = (id(body.jaxpr), _first_slice(eqn, body))
         if key not in self._inner_peaks:
-            inside = self._inside(lines, eqn, body)
-            self._inner_peaks[key] = inside.highest()[0], inside.body_time(loop=body.kind == "loop")
-        peak, body_time = self._inner_peaks[key]
-        if body_time is not None:
-            self._body_times[id(eqn)] = body_time.beside(self._body_times.get(id(eqn), BodyTime()))
-        return peak
-
-    def body_time(self, *, loop: bool) -> BodyTime | None:
-        """What this, the schedule of a body, takes; None where the device has no vector memory."""
-        _, clock, vector_bytes = self._in_time()
-        return clock and clock.of_body(self.slices, self.stacked, vector_bytes, loop=loop)
+            self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
+        return self._inner_peaks[key]
 
     def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
         """One run of a body.
@@ -210,13 +197,10 @@ class Schedule(Buffers):
             for number in fused_operands(body.jaxpr, lines) - {*range(slices)}:
                 schedule.discard(sliced[number - slices])
         outputs = schedule.run(lines, body.jaxpr, [NOTHING] * slices + sliced, "backward")
-        if _jax.is_scan(eqn):
+        if _jax.is_scan(eqn) and self.on.views:  # what is stacked is written into the stack where it is made
             carries = len(_jax.carried_operands(eqn))
-            schedule.slices = [NOTHING] * slices + sliced
-            schedule.stacked = [NOTHING] * carries + outputs[carries:]
-            if self.on.views:  # what is stacked is written into the stack where it is made
-                outputs, stacked = outputs[:carries], outputs[carries:]
-                schedule.written_outside({*stacked} - {*outputs, *sliced})
+            outputs, stacked = outputs[:carries], outputs[carries:]
+            schedule.written_outside({*stacked} - {*outputs, *sliced})
         schedule.kept = {*outputs}
         return schedule
 
@@ -270,11 +254,8 @@ class Schedule(Buffers):
 
     def _ordered(self) -> list[ScheduledStep]:
         """The steps in the order in which they are taken to run."""
-        return self._in_time().steps
-
-    def _in_time(self) -> InTime:
         if self._arranged is None:
-            self._arranged = arranged(self.steps, self, self._around, self._body_times)
+            self._arranged = arranged(self.steps, self, self._around)
         return self._arranged
 
     def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:

@@ -97,7 +97,7 @@ class LiveValue:
     ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes; ``source`` is the
     line that makes the value, in a loop's body too. In a training step the
     arguments are told apart by their role, and the gradients from other temporaries. As on a TPU ``nbytes`` is with
-    padding, and without what of it is in another memory (VMEM).
+    padding.
     """
 
     type: str
