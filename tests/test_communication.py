@@ -87,7 +87,7 @@ def test_a_program_tells_what_its_compiled_program_does(check):
     fun = jax.shard_map(body, mesh=mesh, in_specs=(P("data"), P()), out_specs=P(), check_vma=check)
     args = shape(mesh, P("data"), WIDTH, WIDTH), shape(mesh, P(), BATCH, WIDTH)
     compiled = jax.jit(fun).lower(*args).compile()
-    told = _jax.xla_counts(compiled.runtime_executable().hlo_modules()).collectives
+    told = _jax.xla_counts(_jax.modules_of(compiled.runtime_executable().hlo_modules())).collectives
     assert set(told) == {"all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"}
     counted = dict.fromkeys(told, 0)
     for eqn in _equations(jax.make_jaxpr(fun)(*args)):
@@ -313,7 +313,7 @@ def test_a_plan_for_links_that_are_not_known_says_so():
 def compiled(fun, *args):
     """What devices tell each other in a compiled program."""
     executable = jax.jit(fun).lower(*args).compile().runtime_executable()
-    return _jax.xla_communicated(executable.hlo_modules())
+    return _jax.xla_communicated(_jax.modules_of(executable.hlo_modules()))
 
 
 @pytest.mark.parametrize("devices", [2, 8])

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jaxlib import _hlo
 
 import remat_magic as rm
+from remat_magic import _jax
 from remat_magic.facts.contractions import in_program
 from remat_magic.measuring.departures import (
     contractions,
@@ -58,8 +60,15 @@ def net(prevent_cse):
 def seen(trace, policy="as_written", at=None):
     """The finding about matmuls, and how many of them the compiled program has by a plain count of its text."""
     gradient = trace.engine.gradient(policy, at)
-    text = compile_for_memory(gradient.lowered, "cpu").as_text()
-    return undone(gradient, recomputation_of(gradient), text), len(re.findall(r" (?:dot|convolution)\(", text))
+    executable = compile_for_memory(gradient.lowered, "cpu")
+    written = len(re.findall(r" (?:dot|convolution)\(", executable.as_text()))
+    return undone(gradient, recomputation_of(gradient), read(executable)), written
+
+
+def read(executable):
+    """The one module of an executable."""
+    (module,) = _jax.modules_of(executable.runtime_executable().hlo_modules())
+    return module
 
 
 def repeated(trace, policy="as_written", at=None):
@@ -76,7 +85,7 @@ def test_a_compiled_program_runs_the_contractions_of_its_jaxpr(name, remat3):
     """XLA splits none and merges none: the two counts share no code and agree to the size."""
     fun, args = MODELS[name]
     gradient = rm.trace(fun, *args).engine.gradient("none")
-    found = contractions(compile_for_memory(gradient.lowered, "cpu").as_text())
+    found = contractions(read(compile_for_memory(gradient.lowered, "cpu")))
     assert found.all == in_program(gradient.jaxpr)
     assert found.all.total() >= (24 if name == "loop" else 30)
     assert found.recomputed.total() == 0
@@ -91,24 +100,33 @@ HloModule jit_f, is_scheduled=true
   ROOT %dot.1 = f32[2,5]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}, MARK
 }
 
+%branch (q: f32[2,3]) -> f32[2,5] {
+  %q = f32[2,3]{1,0} parameter(0)
+  %v = f32[3,5]{1,0} constant({...})
+  ROOT %called = f32[2,5]{1,0} fusion(%q, %v), kind=kLoop, calls=%fused
+}
+
 %body (s: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
   %s = (s32[], f32[2,3]{1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
   %x = f32[2,3]{1,0} get-tuple-element(%s), index=1
   %w = f32[3,5]{1,0} constant({...})
-  %fusion = f32[2,5]{1,0} fusion(%x, %w), kind=kCustom, calls=%fused
-  ROOT %t = (s32[], f32[2,3]{1,0}) tuple(%s, %x)
+  %fusion = f32[2,5]{1,0} fusion(%x, %w), kind=kLoop, calls=%fused.1
+  ROOT %t = (s32[], f32[2,3]{1,0}) tuple(%n, %x)
 }
 
-%condition (s: (s32[], f32[2,3])) -> pred[] {
-  %s = (s32[], f32[2,3]{1,0}) parameter(0)
-  ROOT %c = pred[] constant(true)
+%condition (c: (s32[], f32[2,3])) -> pred[] {
+  %c = (s32[], f32[2,3]{1,0}) parameter(0)
+  ROOT %on = pred[] constant(true)
 }
 
-ENTRY %main (a: f32[2,3], b: f32[7]) -> f32[2,3] {
-  %a = f32[2,3]{1,0} parameter(0)
-  %b = f32[7]{0} parameter(1)
+ENTRY %main (i: s32[], a: f32[2,3], b: f32[7]) -> f32[2,3] {
+  %i = s32[] parameter(0)
+  %a = f32[2,3]{1,0} parameter(1)
+  %b = f32[7]{0} parameter(2)
+  %t0 = (s32[], f32[2,3]{1,0}) tuple(%i, %a)
   %loop = (s32[], f32[2,3]{1,0}) while(%t0), condition=%condition, body=%bodyTRIPS
-  %if = f32[2,5]{1,0} conditional(%i, %a, %a), branch_computations={%fused, %fused}
+  %if = f32[2,5]{1,0} conditional(%i, %a, %a), branch_computations={%branch, %branch.1}
   %gemm = (f32[4]{0}, s8[9]{0}) custom-call(%b, %a), custom_call_target="__cublas$gemm"
   ROOT %other = f32[2,3]{1,0} custom-call(%a, %a), custom_call_target="TopK"
 }
@@ -118,17 +136,36 @@ TRIPS = ', backend_config={"known_trip_count":{"n":"12"}}'
 PLAIN = 'metadata={op_name="jit(f)/dot_general"}'
 
 
+def written(mark, trips):
+    """The module of that text, as XLA reads it; what is called twice is written twice, as XLA has it."""
+    text = HLO.replace("TRIPS", trips)
+    parts = text.split("\n\n")
+    fused, branch = parts[1], parts[2]
+    again = [re.sub(r"%(fused|branch|p0|p1|dot.1|q|v|called)\b", r"%\1.COPY", part) for part in (fused, branch)]
+    copies = [again[0].replace("COPY", "1"), again[0].replace("COPY", "2"), again[1].replace("COPY", "1")]
+    copies[2] = copies[2].replace("calls=%fused.1", "calls=%fused.2")
+    text = "\n\n".join([parts[0], fused, *copies[:2], branch, copies[2], *parts[3:]])
+    module = _hlo.hlo_module_from_text(text.replace("MARK", mark))
+    return _jax.modules_of([module])[0]
+
+
 def test_loops_branches_fusions_and_libraries_are_counted():
-    found = contractions(HLO.replace("MARK", MARK).replace("TRIPS", TRIPS))
+    found = contractions(written(MARK, TRIPS))
     size, library = (2 * 5, 2 * 3 * 3 * 5), (4, 7 * 2 * 3)
     assert found.all == Counter({size: 12 + 2, library: 1})
     assert found.recomputed == Counter({size: 12 + 2, library: 0})
-    assert not contractions(HLO.replace("MARK", PLAIN).replace("TRIPS", TRIPS)).recomputed.total()
+    assert not contractions(written(PLAIN, TRIPS)).recomputed.total()
+
+
+@pytest.mark.parametrize(("layout", "there"), [("{0}", False), ("{0:S(5)}", True)])
+def test_the_host_is_a_memory_of_its_own(layout, there):
+    text = "HloModule m\n\nENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %x = f32[2]{0} parameter(0)\n}\n"
+    (module,) = _jax.modules_of([_hlo.hlo_module_from_text(text.replace("{0}", layout))])
+    assert [instruction.on_host for instruction in module.instructions] == [there]
 
 
 def test_a_loop_of_unknown_length_is_not_guessed():
-    assert contractions(HLO.replace("MARK", PLAIN).replace("TRIPS", "")) is None
-    assert contractions("HloModule empty") is None
+    assert contractions(written(PLAIN, "")) is None
 
 
 # ------------------------------------------------------------------------------------------------------ XLA undoes it
@@ -178,9 +215,9 @@ def test_what_the_user_computes_twice_is_not_taken_for_it(remat3):
 
     trace = rm.trace(twice, jax.ShapeDtypeStruct((4, 64, 64), "float32"), ROWS)
     gradient = trace.engine.gradient()
-    text = compile_for_memory(gradient.lowered, "cpu").as_text()
-    assert contractions(text).all.total() < in_program(gradient.jaxpr).total()
-    assert undone(gradient, recomputation_of(gradient), text) == ""
+    module = read(compile_for_memory(gradient.lowered, "cpu"))
+    assert contractions(module).all.total() < in_program(gradient.jaxpr).total()
+    assert undone(gradient, recomputation_of(gradient), module) == ""
 
 
 def _flat(model):
@@ -212,11 +249,11 @@ def test_a_forward_pass_that_only_the_value_needs_is_told(remat3):
         return compile_for_memory(jax.jit(make(fun, (0, 1))).lower(*args), "cpu")
 
     plain, whole = compiled(fun, jax.grad), compiled(jax.checkpoint(fun), jax.grad)
-    assert contractions(whole.as_text()).all == contractions(plain.as_text()).all
+    assert contractions(read(whole)).all == contractions(read(plain)).all
     bytes_without, bytes_with = (c.memory_analysis().temp_size_in_bytes for c in (plain, whole))
     assert bytes_with == pytest.approx(bytes_without, rel=0.1)
     with_value = compiled(jax.checkpoint(fun), jax.value_and_grad)
-    assert contractions(with_value.as_text()).all.total() == contractions(plain.as_text()).all.total() + 8
+    assert contractions(read(with_value)).all.total() == contractions(read(plain)).all.total() + 8
 
 
 @pytest.mark.parametrize("policy", ["none", "dots_saveable", "everything_saveable"])

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import remat_magic as rm
 from remat_magic import _jax
 from remat_magic._jax import hlo
-from remat_magic._jax.hlo_trips import trips
+from remat_magic._jax.hlo import trips
 from remat_magic.measuring import measure as module
 from tests.benchmarks.named_models import transformer
 from tests.eight_devices import eight
@@ -105,7 +105,7 @@ def test_a_loop_that_counts_says_how_often_it_runs(first, last, step, kept):
     times = max(0, -((first - last) // step))
     for written in (proto, proto.replace(b"known_trip_count", b"_nown_trip_count")):
         read = hlo.read_module(written)
-        loops = [(loop, name) for name, within in read.computations.items() for loop in within.calling(b"while")]
+        loops = [(loop, name) for name, within in read.computations.items() for loop in within.calling("while")]
         # XLA may drop a loop that never runs.
         assert [trips(read, *loop) for loop in loops] in ([times], [] if times == 0 else [times])
 
@@ -127,20 +127,20 @@ def test_a_loop_that_counts_otherwise_does_not(way):
     (optimized,) = compiled.runtime_executable().hlo_modules()
     written = optimized.as_serialized_hlo_module_proto().replace(b"known_trip_count", b"_nown_trip_count")
     read = hlo.read_module(written)
-    (loop,) = [(loop, name) for name, within in read.computations.items() for loop in within.calling(b"while")]
+    (loop,) = [(loop, name) for name, within in read.computations.items() for loop in within.calling("while")]
     assert trips(read, *loop) is None
 
 
 def test_a_loop_that_begins_behind_many_fusions_is_read_in_little_time():
     """Each takes the one before twice: what is read of both, and both of these, doubles sixty times."""
     deep, made = 60, hlo.Instruction
-    first, second = made(b"parameter", index=0), made(b"parameter", index=1)
-    chain = {number: made(b"fusion", (number - 1, number - 1), (1,)) for number in range(1, deep)}
-    carried = made(b"parameter"), made(b"get-tuple-element", (0,), index=0)
-    body = {**dict(enumerate(carried)), 2: made(b"constant", value=1), 3: made(b"add", (1, 2)), 4: made(b"tuple", (3,))}
-    test = {**dict(enumerate(carried)), 2: made(b"constant", value=7), 3: made(b"compare", (1, 2), direction=b"LT")}
-    start = {0: made(b"constant", value=0), **chain, deep: made(b"tuple", (deep - 1,))}
-    loop = made(b"while", (deep,), (2, 3))
+    first, second = made("parameter", index=0), made("parameter", index=1)
+    chain = {number: made("fusion", (number - 1, number - 1), (1,)) for number in range(1, deep)}
+    carried = made("parameter"), made("get-tuple-element", (0,), index=0)
+    body = {**dict(enumerate(carried)), 2: made("constant", value=1), 3: made("add", (1, 2)), 4: made("tuple", (3,))}
+    test = {**dict(enumerate(carried)), 2: made("constant", value=7), 3: made("compare", (1, 2), direction="LT")}
+    start = {0: made("constant", value=0), **chain, deep: made("tuple", (deep - 1,))}
+    loop = made("while", (deep,), (2, 3))
     programs = ({**start, deep + 1: loop}, {0: first, 1: second}, body, test)
     roots = (deep + 1, 0, 4, 3)
     computations = {

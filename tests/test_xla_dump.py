@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from remat_magic.measuring.xla_dump import read_dump, with_texts
+from remat_magic.measuring.xla_memory import dump_options, read_dump, with_texts
 from remat_magic.records import XlaMemory
 
 LAYERS, ROWS, WIDTH = 3, 512, 64
@@ -35,7 +35,7 @@ def shapes(sharding=None):
 
 
 def compiled(folder, fun=step, sharding=None, **options):
-    executable = jax.jit(fun, **options).lower(*shapes(sharding)).compile(compiler_options={"xla_dump_to": str(folder)})
+    executable = jax.jit(fun, **options).lower(*shapes(sharding)).compile(compiler_options=dump_options(folder))
     memory = read_dump(folder)
     assert memory is not None
     return executable.memory_analysis(), memory
@@ -125,11 +125,11 @@ def test_a_record_goes_through_json(on_cpu):
 
 def test_a_value_without_a_size_is_counted(on_cpu, tmp_path):
     _, _, folder = on_cpu
-    for path in Path(folder).glob("*after_optimizations*.txt"):
-        text = path.read_text()
+    for path in Path(folder).glob("*after_optimizations*"):
+        data = path.read_bytes()
         if path.name.endswith("buffer-assignment.txt"):
-            text = re.sub(r"^ value: .* while\.\d+\{2\} .*\n", "", text, flags=re.M)
-        (tmp_path / path.name).write_text(text)
+            data = re.sub(rb"^ value: .* while\.\d+\{2\} .*\n", b"", data, flags=re.M)
+        (tmp_path / path.name).write_bytes(data)
     assert read_dump(tmp_path).unknown > 0
 
 

@@ -30,10 +30,10 @@ from remat_magic._jax.checkpoints import (
     replace_checkpoint,
 )
 from remat_magic._jax.collectives import communication
-from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program, rematerialized
+from remat_magic._jax.compile_only import ENVIRONMENT, QUICK, bytecode, calls_back, compile_program
 from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, staged, tracebacks, variables
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, not_holding, of_one_trace
-from remat_magic._jax.hlo_collectives import Told
+from remat_magic._jax.hlo import Instruction, Module, elements, modules_of, read_dump, trips
 from remat_magic._jax.jaxprs import (
     as_function,
     closed,
@@ -150,7 +150,7 @@ from remat_magic._jax.types import (
     type_text,
     zero_keys,
 )
-from remat_magic._jax.xla_costs import xla_communicated, xla_counts
+from remat_magic._jax.xla_costs import Told, rematerialized, xla_communicated, xla_counts
 
 __all__ = [
     "ELSEWHERE",
@@ -161,7 +161,9 @@ __all__ = [
     "QUICK",
     "Body",
     "Generation",
+    "Instruction",
     "Lack",
+    "Module",
     "Told",
     "Vmaps",
     "as_function",
@@ -185,6 +187,7 @@ __all__ = [
     "devices_of",
     "do_the_same",
     "donated",
+    "elements",
     "equation_of_one",
     "equations_of",
     "fresh_rows",
@@ -244,6 +247,7 @@ __all__ = [
     "memory_space",
     "mesh_devices",
     "mesh_in_force",
+    "modules_of",
     "name_equation",
     "name_stack",
     "narrowed",
@@ -265,6 +269,7 @@ __all__ = [
     "prevents_cse",
     "primitive_name",
     "propagated",
+    "read_dump",
     "reading",
     "rearranged",
     "rearranges",
@@ -298,6 +303,7 @@ __all__ = [
     "tracebacks",
     "tracing",
     "trip_count",
+    "trips",
     "type_in_mesh",
     "type_text",
     "untold_axes",

@@ -1,7 +1,7 @@
 """What devices tell each other by the collectives that a program names itself, in the bodies of ``shard_map``.
 
 ``pmap`` is a ``shard_map`` on every line of JAX. Outside of one XLA alone decides what is told, whatever the mesh:
-those collectives are in the compiled program only, of which ``hlo_collectives`` tells the same.
+those collectives are in the compiled program only, of which ``xla_costs`` tells the same.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ settings from the environment before JAX is imported. ``ENVIRONMENT`` is that.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from jax.experimental import topologies
 
+from remat_magic._jax.hlo import Module, modules_of
 from remat_magic._jax.private import cannot, courtesy
 
-__all__ = ["ENVIRONMENT", "QUICK", "bytecode", "calls_back", "compile_program", "rematerialized"]
+__all__ = ["ENVIRONMENT", "QUICK", "bytecode", "calls_back", "compile_program"]
 
 _EFFECT = "nothing is compiled for devices that are not here"
 _get_options = courtesy("jax._src.compiler.get_compile_options", _EFFECT)
@@ -52,7 +52,7 @@ def calls_back(error: BaseException) -> bool:
 
 def compile_program(
     program: bytes, platform: str, topology: str, facts: Mapping[str, Any], devices: int, options: Mapping[str, Any]
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, tuple[Module, ...] | None]:
     """Compile a program for one device, or for several that share the work.
 
     Args:
@@ -64,7 +64,8 @@ def compile_program(
         options: XLA's, as ``Lowered.compile`` takes them.
 
     Returns:
-        The bytes of one device, as ``Compiled.memory_analysis()`` has them, and the optimized modules.
+        The bytes of one device, as ``Compiled.memory_analysis()`` has them, and the optimized modules; None where they
+        cannot be read.
 
     Raises:
         RematError: this JAX has another way.
@@ -92,7 +93,7 @@ def compile_program(
     with _make_context() as context:
         module = _module.parse(program, context)
         executable = client.compile(module, _device_list(tuple(there)), wanted)
-    return executable.get_compiled_memory_stats(), executable.hlo_modules()
+    return executable.get_compiled_memory_stats(), modules_of(executable.hlo_modules())
 
 
 def _target_config(facts: Mapping[str, Any]) -> str:
@@ -114,11 +115,3 @@ def _target_config(facts: Mapping[str, Any]) -> str:
     info = "\n".join([*fields, capability, f"name: {name}", *versions])
     rest = f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 10 patch: 0 }}\ndevice_description_str: {name}'
     return f"gpu_device_info {{\n{info}\n}}\n{rest}\n"
-
-
-_REMATERIALIZED = re.compile(r"^\s*(?:ROOT )?%?[\w-]+(?:\.\d+)*\.remat\S* = ", re.MULTILINE)
-
-
-def rematerialized(text: str) -> int:
-    """How many instructions XLA computes again by itself, for want of memory: it writes so in their names."""
-    return len(_REMATERIALIZED.findall(text))

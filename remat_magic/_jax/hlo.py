@@ -1,59 +1,96 @@
-"""XLA's optimized modules: their computations and instructions.
+"""XLA's optimized modules: their computations and instructions, how often loops run, and lines of Python.
 
-A module is read as the ``HloModuleProto`` of ``xla/service/hlo.proto``, in protobuf's wire format; few of its fields
-are needed.
+This alone reads compiled programs: as the ``HloModuleProto`` of ``xla/service/hlo.proto``, in protobuf's wire format
+(https://protobuf.dev/programming-guides/encoding/). Few of its fields are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from remat_magic._jax.protobuf import fields, numbers
+__all__ = [
+    "Computation",
+    "Frame",
+    "Instruction",
+    "Module",
+    "elements",
+    "fields",
+    "modules_of",
+    "nbytes",
+    "number",
+    "read_dump",
+    "read_module",
+    "text",
+    "trips",
+]
 
-__all__ = ["Computation", "Instruction", "Module", "read_module"]
-
-# Fields of HloModuleProto, HloComputationProto, HloInstructionProto and LiteralProto.
-_MODULE_COMPUTATIONS, _MODULE_ENTRY = 3, 6
+# Fields of HloModuleProto, HloComputationProto, HloInstructionProto, OpMetadata, and StackFrameIndexProto.
+_MODULE_COMPUTATIONS, _MODULE_ENTRY, _MODULE_FRAMES = 3, 6, 17
 _NAME, _INSTRUCTIONS, _SHAPE, _ID, _ROOT = 1, 2, 4, 5, 6
 _RESULT = 3  # the shape of an instruction's result
-_OPCODE, _LITERAL, _PARAMETER, _INDEX, _CONFIG = 2, 8, 9, 13, 43
+_OPCODE, _METADATA, _LITERAL, _PARAMETER, _INDEX, _TARGET, _CONFIG = 2, 7, 8, 9, 13, 28, 43
 _INSTRUCTION_ID, _OPERANDS, _CALLED, _DIRECTION = 35, 36, 38, 63
+_OP_NAME, _FRAME = 2, 15
+_FILES, _FUNCTIONS, _LOCATIONS, _FRAMES = 1, 2, 3, 4
 # Which devices tell each other: as lists, as the parts of a range, or as axes of a mesh.
 _GROUPS, _RANGES, _AXES = 87, 92, 93
 _SIGNED, _UNSIGNED = (4, 5), (6, 7)  # integers of a literal, of 32 and 64 bits
+# Fields of ShapeProto and LayoutProto, and the bits of its element types, of ``xla/xla_data.proto``.
+_ELEMENT, _DIMENSIONS, _PARTS, _LAYOUT, _SPACE = 2, 3, 4, 5, 8
+_BITS = {
+    **dict.fromkeys((1, 2, 6, 19, 20, 23, 24, 25, 28, 29, 33), 8),  # pred, integers, and floats of 8 bits
+    **dict.fromkeys((3, 7, 10, 16), 16),
+    **dict.fromkeys((4, 8, 11), 32),
+    **dict.fromkeys((5, 9, 12, 15), 64),
+    **dict.fromkeys((21, 22, 32), 4),
+    18: 128,
+    17: 0,  # a token
+}
+_HOST = 5  # XLA's number of the host's memory, on each platform
 
-_START = b"-start"  # of what runs while others do
-_COLLECTIVES = (
-    b"all-gather",
-    b"all-reduce",
-    b"reduce-scatter",
-    b"all-to-all",
-    b"ragged-all-to-all",
-    b"collective-permute",
-    b"collective-broadcast",
-)
+_COLLECTIVES = {
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """An instruction; ``value`` is a constant integer's, ``index`` the part of a tuple or a parameter's number."""
 
-    opcode: bytes
+    opcode: str
     operands: tuple[int, ...] = ()
     called: tuple[int, ...] = ()
     index: int = 0
     value: int | None = None
-    direction: bytes = b""
+    direction: str = ""
     config: bytes = b""
-    result: bytes = b""  # of a collective: its shape, as it is written
+    result: bytes = b""  # its shape, as it is written
     devices: int | None = None  # of a collective: how many tell each other, where that is known
+    name: str = ""
+    op_name: str = ""  # JAX's path of the operation
+    frame: int = 0  # the number of the innermost line of Python
+    target: str = ""  # of a custom call
 
     @property
     def collective(self) -> str:
         """The kind of collective that it is or begins, as ``"all-gather"``; empty for all else."""
-        return _collective(self.opcode)
+        kind = self.opcode.removesuffix("-start")
+        return kind if kind in _COLLECTIVES else ""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its result, or a part of it, is in the host's memory."""
+        return _HOST in _spaces(self.result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +102,71 @@ class Computation:
     root: int
     instructions: Mapping[int, Instruction]
 
-    def calling(self, opcode: bytes) -> list[Instruction]:
+    def calling(self, opcode: str) -> list[Instruction]:
         """The instructions of an opcode that calls other computations."""
         return [instruction for instruction in self.instructions.values() if instruction.opcode == opcode]
 
 
+class Frame(NamedTuple):
+    """A line of Python with its columns in bytes, and the number of the frame that called it; 0 for none."""
+
+    file: str
+    function: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    caller: int
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The computations by their numbers, and which one is the whole program.
+    """The computations by their numbers, and which one is the whole program; lines of Python by their numbers.
 
     ``calls`` has for each computation where it is called, as the number of the caller and of the instruction there.
+    ``proto`` is what was read.
     """
 
     computations: Mapping[int, Computation]
     entry: int
+    frames: Mapping[int, Frame] = field(default_factory=dict[int, Frame])
+    proto: bytes = b""
     calls: Mapping[int, list[tuple[int, int]]] = field(init=False)
 
     def __post_init__(self) -> None:
         """Look for the calls once: a long program has many loops."""
         calls: dict[int, list[tuple[int, int]]] = {}
         for caller, within in self.computations.items():
-            for number, instruction in within.instructions.items():
-                if instruction.opcode == b"call":
-                    calls.setdefault(instruction.called[0], []).append((caller, number))
+            for place, instruction in within.instructions.items():
+                if instruction.opcode == "call":
+                    calls.setdefault(instruction.called[0], []).append((caller, place))
         object.__setattr__(self, "calls", calls)
 
+    @property
+    def instructions(self) -> Iterator[Instruction]:
+        """Those of all computations."""
+        for computation in self.computations.values():
+            yield from computation.instructions.values()
 
-def _collective(opcode: bytes) -> str:
-    kind = opcode.removesuffix(_START)
-    return kind.decode() if kind in _COLLECTIVES else ""
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def modules_of(optimized: Iterable[Any]) -> tuple[Module, ...] | None:
+    """Read optimized modules, as ``Compiled.runtime_executable().hlo_modules()`` has them, for whatever device.
+
+    Returns:
+        None where another XLA writes them otherwise.
+    """
+    try:
+        return tuple(read_module(module.as_serialized_hlo_module_proto()) for module in optimized)
+    except Exception:  # noqa: BLE001 - whatever it may be that another XLA writes otherwise, or raises
+        return None
+
+
+def read_dump(proto: bytes) -> Module:
+    """Read an ``HloProto``, as XLA dumps it; errors are those of ``read_module``."""
+    return read_module(next((value for name, value, _ in fields(proto) if name == 1), b""))
 
 
 def read_module(proto: bytes) -> Module:
@@ -102,14 +175,16 @@ def read_module(proto: bytes) -> Module:
     Raises:
         Exception: whatever it may be that another XLA writes otherwise.
     """
-    computations, entry = {}, 0
+    computations, frames, entry = dict[int, Computation](), dict[int, Frame](), 0
     for name, value, _ in fields(proto):
         if name == _MODULE_COMPUTATIONS:
-            number, computation = _computation(value)
-            computations[number] = computation
+            place, computation = _computation(value)
+            computations[place] = computation
         elif name == _MODULE_ENTRY:
             entry = value
-    return Module(computations, entry)
+        elif name == _MODULE_FRAMES:
+            frames = _frames(value)
+    return Module(computations, entry, frames, proto)
 
 
 def _computation(proto: bytes) -> tuple[int, Computation]:
@@ -124,22 +199,47 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
     parts = dict[int, Any]()
     for name, value, _ in fields(proto):
         if name in (_OPERANDS, _CALLED):
-            (operands if name == _OPERANDS else called).extend(numbers(value))
+            (operands if name == _OPERANDS else called).extend(_numbers(value))
         else:
             parts[name] = value
-    opcode = parts[_OPCODE]
-    collective = _collective(opcode)
-    return parts.get(_INSTRUCTION_ID, 0), Instruction(
+    metadata = {name: value for name, value, _ in fields(parts.get(_METADATA, b""))}
+    opcode = parts[_OPCODE].decode()
+    instruction = Instruction(
         opcode,
         tuple(operands),
         tuple(called),
-        parts.get(_PARAMETER if opcode == b"parameter" else _INDEX, 0),
-        _integer(parts.get(_LITERAL, b"")) if opcode == b"constant" else None,
-        parts.get(_DIRECTION, b""),
+        parts.get(_PARAMETER if opcode == "parameter" else _INDEX, 0),
+        _integer(parts.get(_LITERAL, b"")) if opcode == "constant" else None,
+        parts.get(_DIRECTION, b"").decode(),
         parts.get(_CONFIG, b""),
-        parts.get(_RESULT, b"") if collective else b"",
-        _devices(parts) if collective else None,
+        parts.get(_RESULT, b""),
+        name=parts.get(_NAME, b"").decode(),
+        op_name=metadata.get(_OP_NAME, b"").decode("utf-8", "replace"),
+        frame=metadata.get(_FRAME, 0),
+        target=parts.get(_TARGET, b"").decode("utf-8", "replace"),
     )
+    if instruction.collective:
+        instruction = replace(instruction, devices=_devices(parts))
+    return parts.get(_INSTRUCTION_ID, 0), instruction
+
+
+def _frames(proto: bytes) -> dict[int, Frame]:
+    """Its tables are numbered from 1."""
+    rows: dict[int, list[Any]] = {_FILES: [b""], _FUNCTIONS: [b""], _LOCATIONS: [b""], _FRAMES: [b""]}
+    for name, value, _ in fields(proto):
+        rows[name].append(value)
+    frames = dict[int, Frame]()
+    for place, frame in enumerate(rows[_FRAMES]):
+        location = _number(frame, 1)
+        if 0 < location < len(rows[_LOCATIONS]):
+            at = {name: value for name, value, _ in fields(rows[_LOCATIONS][location])}
+            file, function = (
+                rows[table][at.get(table, 0)].decode("utf-8", "replace") for table in (_FILES, _FUNCTIONS)
+            )
+            line = at.get(3, 0)
+            end = at.get(5, 0) or line
+            frames[place] = Frame(file, function, line, at.get(4, 0), end, at.get(6, 0), _number(frame, 2))
+    return frames
 
 
 def _devices(parts: Mapping[int, Any]) -> int | None:
@@ -161,7 +261,7 @@ def _devices(parts: Mapping[int, Any]) -> int | None:
 
 
 def _count(group: bytes) -> int:
-    return sum(len(numbers(value)) for name, value, _ in fields(group) if name == 1)
+    return sum(len(_numbers(value)) for name, value, _ in fields(group) if name == 1)
 
 
 def _number(proto: bytes, name: int) -> int:
@@ -172,7 +272,213 @@ def _number(proto: bytes, name: int) -> int:
 def _integer(literal: bytes) -> int | None:
     """The value of a single integer."""
     for name, value, _ in fields(literal):
-        if name in (*_SIGNED, *_UNSIGNED) and len(integers := numbers(value)) == 1:
+        if name in (*_SIGNED, *_UNSIGNED) and len(integers := _numbers(value)) == 1:
             (integer,) = integers
             return integer - 2**64 if name in _SIGNED and integer >= 2**63 else integer
     return None
+
+
+def _array(shape: bytes) -> tuple[int, int, list[bytes]]:
+    """How many elements a shape has, of how many bits; of a tuple its parts."""
+    parts, dimensions, bits = list[bytes](), list[int](), 0
+    for name, value, _ in fields(shape):
+        if name == _ELEMENT:
+            bits = _BITS.get(value, 0)
+        elif name == _DIMENSIONS:
+            dimensions += _numbers(value)
+        elif name == _PARTS:
+            parts.append(value)
+    return math.prod(dimensions), bits, parts
+
+
+def elements(shape: bytes) -> int:
+    """How many elements an array has, or the first part of a tuple."""
+    count, _, parts = _array(shape)
+    return elements(parts[0]) if parts else count
+
+
+def nbytes(shape: bytes, part: int | None = None) -> int:
+    """The bytes of a shape, or of one part of a tuple."""
+    count, bits, parts = _array(shape)
+    if parts:
+        return sum(map(nbytes, parts if part is None else parts[part : part + 1]))
+    return -(-count * bits // 8)
+
+
+def _spaces(shape: bytes) -> set[int]:
+    """The numbers of the memories that a shape is in."""
+    spaces = set[int]()
+    for name, value, _ in fields(shape):
+        if name == _PARTS:
+            spaces |= _spaces(value)
+        elif name == _LAYOUT:
+            spaces.add(_number(value, _SPACE))
+    return spaces
+
+
+# ---------------------------------------------------------------------------------------------------------- wire format
+
+_TEXT = 2  # the wire type of everything that has a length
+
+
+def fields(proto: bytes) -> Iterator[tuple[int, Any, bytes]]:
+    """The fields of a message: number, value (an int, or bytes), and all of its bytes."""
+    at = 0
+    while at < len(proto):
+        start = at
+        key, at = _varint(proto, at)
+        kind, value = key & 7, None
+        if kind == 0:
+            value, at = _varint(proto, at)
+        elif kind == _TEXT:
+            size, at = _varint(proto, at)
+            value, at = proto[at : at + size], at + size
+        else:  # a fixed number of 8 or 4 bytes
+            at += 8 if kind == 1 else 4
+        yield key >> 3, value, proto[start:at]
+
+
+def _varint(proto: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = proto[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def _numbers(value: int | bytes) -> list[int]:
+    """A repeated number, packed or not."""
+    if isinstance(value, int):
+        return [value]
+    several, at = list[int](), 0
+    while at < len(value):
+        one, at = _varint(value, at)
+        several.append(one)
+    return several
+
+
+def _written(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def number(key: int, value: int) -> bytes:
+    """A field that is a number, as it is written."""
+    return _written(key << 3) + _written(value)
+
+
+def text(key: int, value: bytes) -> bytes:
+    """A field that is a text or another message, as it is written."""
+    return _written(key << 3 | _TEXT) + _written(len(value)) + value
+
+
+# ---------------------------------------------------------------------------------------------------------------- loops
+
+_TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
+
+
+def trips(module: Module, loop: Instruction, within: int) -> int | None:
+    """How often a loop runs: as XLA notes it (for CPU and GPU), or as the loop itself says; None if neither does.
+
+    A loop says so where it counts: it goes on while a value that begins as one constant, and to which each run
+    adds another, is less than a third.
+
+    Args:
+        module: what the loop is in.
+        loop: a ``while``.
+        within: the number of the computation that it stands in.
+    """
+    if noted := _TRIPS.search(loop.config):
+        return int(noted[1])
+    body, condition = (module.computations[called] for called in loop.called)
+    before = _Value(module, module.computations[within], loop.operands[0], _call_of(module, within)).seen
+    after = _Value(module, body, body.root).seen
+    test = _Value(module, condition, condition.root).seen
+
+    def constant(value: _Value) -> int | None:
+        """Of a constant, or of what the loop carries and leaves as it is."""
+        carried = value.carried
+        if carried is None:
+            return value.instruction.value
+        return before.part(carried).instruction.value if after.part(carried).carried == carried else None
+
+    if test.opcode != "compare" or test.instruction.direction not in ("LT", "GT"):
+        return None
+    less, more = (0, 1) if test.instruction.direction == "LT" else (1, 0)
+    counter = test.operand(less).carried
+    if counter is None:
+        return None
+    added = after.part(counter)
+    if added.opcode != "add":
+        return None
+    both = [added.operand(0), added.operand(1)]
+    steps = [operand for operand in both if operand.carried != counter]
+    if len(steps) != 1:
+        return None
+    start, step = before.part(counter).instruction.value, constant(steps[0])
+    end = constant(test.operand(more))
+    if start is None or step is None or end is None or step <= 0:
+        return None
+    return max(0, -((start - end) // step))
+
+
+def _call_of(module: Module, called: int) -> _Value | None:
+    """The only call of a computation, where there is one: XLA for CPU puts small loops apart."""
+    calls = module.calls.get(called, [])
+    if len(calls) != 1:
+        return None
+    caller, place = calls[0]
+    return _Value(module, module.computations[caller], place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What an instruction gives. The parameter of a loop's own computations is what the loop carries."""
+
+    module: Module
+    within: Computation
+    number: int
+    call: _Value | None = None  # the fusion or call that it stands in
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.within.instructions[self.number]
+
+    @property
+    def opcode(self) -> str:
+        return self.instruction.opcode
+
+    @property
+    def carried(self) -> int | None:
+        """Which part it is of what the loop carries, unchanged since this run began; None for all else."""
+        if self.opcode != "get-tuple-element" or self.operand(0).opcode != "parameter":
+            return None
+        return self.instruction.index
+
+    def operand(self, number: int) -> _Value:
+        """One of what the instruction reads."""
+        return replace(self, number=self.instruction.operands[number]).seen
+
+    def part(self, number: int) -> _Value:
+        """A part of a tuple that is put together here; of another tuple the tuple itself, which is no constant."""
+        return self.operand(number) if self.opcode == "tuple" else self
+
+    @property
+    def seen(self) -> _Value:
+        """The same value where it is made: behind copies, and inside of fusions. Follows one way, not every operand."""
+        opcode, instruction = self.opcode, self.instruction
+        if opcode in ("copy", "bitcast"):
+            return self.operand(0)
+        if opcode == "parameter" and self.call is not None:
+            return self.call.operand(instruction.index)
+        if opcode in ("fusion", "call"):
+            called = self.module.computations[instruction.called[0]]
+            return _Value(self.module, called, called.root, self).seen
+        if opcode == "get-tuple-element" and (whole := self.operand(0)).opcode == "tuple":
+            return whole.part(instruction.index)
+        return self

@@ -12,13 +12,13 @@ import jax
 from jax.sharding import NamedSharding
 
 from remat_magic._jax.bodies import map_jaxprs
-from remat_magic._jax.hlo_collectives import Told
+from remat_magic._jax.hlo import modules_of
 from remat_magic._jax.jaxprs import consts_of, is_closed, is_literal, open_jaxpr
 from remat_magic._jax.primitives import is_custom_rule, is_jit, is_shard_map
 from remat_magic._jax.private import courtesy
 from remat_magic._jax.shardings import is_even, of_one_device, type_in_mesh
 from remat_magic._jax.simulated import meshes_of, with_devices
-from remat_magic._jax.xla_costs import xla_communicated
+from remat_magic._jax.xla_costs import Told, xla_communicated
 
 __all__ = ["propagated"]
 
@@ -78,7 +78,7 @@ def propagated(
     communicated = None
     with contextlib.suppress(Exception):  # whatever another JAX or XLA may not have
         executable: Any = compiled.runtime_executable()
-        communicated = xla_communicated(executable.hlo_modules())
+        communicated = xla_communicated(modules_of(executable.hlo_modules()))
     return watch.told, communicated
 
 

@@ -1,4 +1,4 @@
-"""What XLA counts of a compiled program, with the bodies of loops as often as they run.
+"""What XLA counts of a compiled program, with the bodies of loops as often as they run; what devices tell each other.
 
 XLA's ``HloCostAnalysis`` counts the body of a loop once. So it is asked of each body alone, too: as the entry of a
 module that is otherwise the same. Of a slice that is copied while others run it counts all that the slice is taken
@@ -11,20 +11,20 @@ import contextlib
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from remat_magic._jax.hlo import Module, read_module
-from remat_magic._jax.hlo_collectives import Told, add, collectives, told
-from remat_magic._jax.hlo_trips import trips
+from remat_magic._jax.collectives import sent_bytes
+from remat_magic._jax.hlo import Computation, Module, fields, nbytes, number, text, trips
 from remat_magic._jax.private import courtesy
-from remat_magic._jax.protobuf import fields, number, text
 
-__all__ = ["XlaCounts", "xla_communicated", "xla_counts"]
+__all__ = ["Told", "rematerialized", "xla_communicated", "xla_counts"]
 
-_cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", "what XLA counts of a program is not told")
+_EFFECT = "what XLA counts of a program is not told"
+_cost_analysis = courtesy("jaxlib._jax.hlo_module_cost_analysis", _EFFECT)
+_hlo_module = courtesy("jaxlib._hlo.HloModule", _EFFECT)
 
 # Fields of HloModuleProto.
 _MODULE_COMPUTATIONS, _MODULE_ENTRY_NAME, _MODULE_SHAPE, _MODULE_ENTRY = 3, 2, 4, 6
@@ -35,11 +35,23 @@ _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames
 _CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
 
 
+class Told(NamedTuple):
+    """A collective: its kind ("all-gather"), the bytes that one device has of the result, and those that it sends.
+
+    It sends as much as in ``collectives.Communication``, and None is unknown. Of a sum of which each device goes on
+    with its own part alone it sends as much as of a reduce-scatter, which XLA for a CPU makes none of.
+    """
+
+    kind: str
+    nbytes: int
+    sent: int | None
+
+
 class XlaCounts(NamedTuple):
     """Of one run, each None where it is not known.
 
     Floating point operations, the bytes that its instructions read and write, what devices tell each other, as
-    ``hlo_collectives.collectives`` has it, and the cycles that a TPU takes, by XLA's own estimate.
+    ``_collectives`` has it, and the cycles that a TPU takes, by XLA's own estimate.
     """
 
     flops: int | None
@@ -48,21 +60,20 @@ class XlaCounts(NamedTuple):
     cycles: int | None = None
 
 
-def xla_counts(modules: Iterable[Any]) -> XlaCounts:
-    """What XLA counts of a program.
-
-    Args:
-        modules: optimized ones, as ``Compiled.runtime_executable().hlo_modules()`` has them, for whatever device.
+def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
+    """What XLA counts of a program, given its optimized modules; None where they cannot be read.
 
     Returns:
         The counts of one run; None where XLA does not say, or does not know how often a loop runs.
     """
-    counts = [_of_module(module) for module in modules]
-    if not counts:
+    if modules is None:
+        return XlaCounts(None, None, None)
+    if not modules:
         return XlaCounts(None, None, {})
+    counts = [_of_module(module) for module in modules]
     talked = dict[str, tuple[int, int]]()
     for of_module in counts:
-        add(talked, of_module.collectives or {})
+        _add(talked, of_module.collectives or {})
     return XlaCounts(
         _sum(of_module.flops for of_module in counts),
         _sum(of_module.bytes_accessed for of_module in counts),
@@ -71,20 +82,32 @@ def xla_counts(modules: Iterable[Any]) -> XlaCounts:
     )
 
 
-def xla_communicated(modules: Iterable[Any]) -> Counter[Told] | None:
+def xla_communicated(modules: Sequence[Module] | None) -> Counter[Told] | None:
     """How often one device takes part in each collective of a program, ``modules`` as for ``xla_counts``.
 
     None where XLA does not say, or how often a loop runs is not known.
     """
+    if modules is None:
+        return None
     total = Counter[Told]()
     with contextlib.suppress(Exception):  # as in _of_module
         for module in modules:
-            of_module = told(read_module(module.as_serialized_hlo_module_proto()))
+            of_module = _told_in(module)
             if of_module is None:
                 return None
             total += of_module
         return total
     return None
+
+
+_REMATERIALIZED = re.compile(r"[\w-]+(?:\.\d+)*\.remat\S*")
+
+
+def rematerialized(modules: Sequence[Module] | None) -> int | None:
+    """How many instructions XLA computes again by itself, for want of memory: it writes so in their names."""
+    if modules is None:
+        return None
+    return sum(bool(_REMATERIALIZED.fullmatch(row.name)) for module in modules for row in module.instructions)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -97,18 +120,15 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _of_module(module: Any) -> XlaCounts:
-    talked, counted, cycles = None, None, None
+def _of_module(module: Module) -> XlaCounts:
+    talked, counted, cycles, proto = None, None, None, module.proto
     # Another XLA writes its modules otherwise, or raises what it likes: unknown.
     with contextlib.suppress(Exception):
-        proto = module.as_serialized_hlo_module_proto()
-        read = read_module(proto)
         if b"async-start" in proto and b"async-update" not in proto:
             proto = _waiting(proto)
-            module = type(module).from_serialized_hlo_module_proto(proto)
-        talked = collectives(read)
-        cycles = _estimated_cycles(read)
-        counted = None if any(library in proto for library in _UNCOUNTED) else _counts(module, proto, read)
+        talked = _collectives(module)
+        cycles = _estimated_cycles(module)
+        counted = None if any(library in proto for library in _UNCOUNTED) else _counts(proto, module)
     flops, bytes_accessed = counted or (None, None)
     return XlaCounts(flops, bytes_accessed, talked, cycles)
 
@@ -128,12 +148,12 @@ def _estimated_cycles(module: Module) -> int | None:
             if noted := _CYCLES.search(instruction.config):
                 total += int(noted[1])  # of a fusion; what it calls runs in it
                 continue
-            if instruction.opcode not in (b"while", b"call", b"conditional"):
+            if instruction.opcode not in ("while", "call", "conditional"):
                 continue
-            times = trips(module, instruction, number) if instruction.opcode == b"while" else 1
+            times = trips(module, instruction, number) if instruction.opcode == "while" else 1
             for called in instruction.called:
                 inside = of(called)
-                if inside is None or (inside and (times is None or instruction.opcode == b"conditional")):
+                if inside is None or (inside and (times is None or instruction.opcode == "conditional")):
                     return None
                 total += (times or 0) * inside
         return total
@@ -167,37 +187,38 @@ def _waiting(proto: bytes) -> bytes:
     )
 
 
-def _counts(module: Any, proto: bytes, read: Module) -> tuple[int, int] | None:
-    if _cost_analysis is None:
+def _counts(proto: bytes, read: Module) -> tuple[int, int] | None:
+    if _cost_analysis is None or _hlo_module is None:
         return None
+    parse = _hlo_module.from_serialized_hlo_module_proto
     kept = b"".join(raw for name, _, raw in fields(proto) if name in _MODULE_KEPT)
 
     @functools.cache
     def once(name: int) -> tuple[int, int] | None:
         """Of a computation, with the bodies of its loops once."""
-        alone, computation = module, read.computations[name]
+        alone, computation = proto, read.computations[name]
         if name != read.entry:
             head = text(_MODULE_ENTRY_NAME, computation.name) + text(_MODULE_SHAPE, computation.shape)
-            alone = type(module).from_serialized_hlo_module_proto(kept + head + number(_MODULE_ENTRY, name))
-        counted = _cost_analysis(_client(), alone)
+            alone = kept + head + number(_MODULE_ENTRY, name)
+        counted = _cost_analysis(_client(), parse(alone))
         flops, bytes_accessed = counted.get("flops", -1), counted.get("bytes accessed", -1)
         return None if min(flops, bytes_accessed) < 0 else (round(flops), round(bytes_accessed))  # -1 is unknown
 
     @functools.cache
     def has_loops(name: int) -> bool:
         computation = read.computations[name]
-        calls = [*computation.calling(b"call"), *computation.calling(b"conditional")]
-        return bool(computation.calling(b"while")) or any(has_loops(part) for call in calls for part in call.called)
+        calls = [*computation.calling("call"), *computation.calling("conditional")]
+        return bool(computation.calling("while")) or any(has_loops(part) for call in calls for part in call.called)
 
     @functools.cache
     def whole(name: int) -> tuple[int, int] | None:
         """Of a computation, with the bodies of its loops as often as they run."""
         total, computation = once(name), read.computations[name]
-        conditionals = computation.calling(b"conditional")
+        conditionals = computation.calling("conditional")
         if any(has_loops(branch) for conditional in conditionals for branch in conditional.called):
             return None  # XLA counts the dearest branch, with the bodies in it once
-        parts = [(loop.called[0], trips(read, loop, name)) for loop in computation.calling(b"while")]
-        parts += [(part, 1) for call in computation.calling(b"call") for part in call.called]
+        parts = [(loop.called[0], trips(read, loop, name)) for loop in computation.calling("while")]
+        parts += [(part, 1) for call in computation.calling("call") for part in call.called]
         for part, times in parts:
             if times == 1 and not has_loops(part):
                 continue
@@ -216,3 +237,99 @@ def _client() -> Any:
         return jax.devices("cpu")[0].client
     except RuntimeError:
         return jax.devices()[0].client
+
+
+# -------------------------------------------------------------------------------------- what devices tell each other
+
+_AGAIN = ("async-update", "async-done")  # name once more the computation that was begun
+_PASSED_ON = ("copy", "bitcast", "get-tuple-element", "all-reduce-done")
+
+
+def _told_in(module: Module) -> Counter[Told] | None:
+    """What devices tell each other in one run of a module: how often one takes part in each collective.
+
+    None where nothing tells how often a loop runs that has one.
+    """
+
+    @functools.cache
+    def of(number: int) -> Counter[Told] | None:
+        """Of one run of a computation."""
+        total, within = Counter[Told](), module.computations[number]
+        for place, instruction in within.instructions.items():
+            opcode = instruction.opcode
+            if instruction.collective:
+                total[_told(module, within, place)] += 1
+                continue
+            times = trips(module, instruction, number) if opcode == "while" else 1
+            for called in () if opcode in _AGAIN else instruction.called:
+                inside = of(called)
+                # Which branch runs is not known, and of some loops not how often.
+                if inside is None or (inside and (times is None or opcode == "conditional")):
+                    return None
+                for collective, runs in inside.items():
+                    total[collective] += (times or 0) * runs
+        return total
+
+    return of(module.entry)
+
+
+def _collectives(module: Module) -> dict[str, tuple[int, int]] | None:
+    """What devices tell each other in one run of a module.
+
+    Returns:
+        For each kind of collective operation, as ``"all-gather"``, how often one device takes part in one, and how many
+        bytes it has of the results, all runs together; None where nothing tells how often a loop runs that has one.
+    """
+    counts = _told_in(module)
+    if counts is None:
+        return None
+    total = dict[str, tuple[int, int]]()
+    for collective, runs in counts.items():
+        _add(total, {collective.kind: (1, collective.nbytes)}, runs)
+    return total
+
+
+def _add(total: dict[str, tuple[int, int]], more: Mapping[str, tuple[int, int]], times: int = 1) -> None:
+    """Add to some collectives what comes so often."""
+    for kind, (runs, size) in more.items():
+        before = total.get(kind, (0, 0))
+        total[kind] = before[0] + times * runs, before[1] + times * size
+
+
+def _told(module: Module, within: Computation, number: int) -> Told:
+    instruction = within.instructions[number]
+    # What begins a gather or permutation has the operand beside the result.
+    both = instruction.opcode in ("all-gather-start", "collective-permute-start")
+    kind, size = instruction.collective, nbytes(instruction.result, 1 if both else None)
+    devices = instruction.devices
+    if kind in ("collective-permute", "collective-broadcast", "ragged-all-to-all"):
+        devices = devices or 1  # of which it does not matter
+    if devices is None:
+        return Told(kind, size, None)
+    sent = sent_bytes(kind, size, devices)
+    if kind == "all-reduce" and _is_cut(module, within, number):
+        sent = sent_bytes("reduce-scatter", size // devices, devices)
+    return Told(kind, size, sent)
+
+
+def _is_cut(module: Module, within: Computation, number: int) -> bool:
+    """Whether all that is done with a value is to cut a part out whose place is computed, as each device its own."""
+    if number == within.root:
+        return False
+    users = [(place, user) for place, user in within.instructions.items() if number in user.operands]
+    for place, user in users:
+        if user.opcode in _PASSED_ON:
+            cut = _is_cut(module, within, place)
+        elif user.opcode in ("fusion", "call"):
+            called = module.computations[user.called[0]]
+            passed = [index for index, operand in enumerate(user.operands) if operand == number]
+            cut = all(
+                _is_cut(module, called, inner)
+                for inner, parameter in called.instructions.items()
+                if parameter.opcode == "parameter" and parameter.index in passed
+            )
+        else:
+            cut = user.opcode == "dynamic-slice" and user.operands[0] == number
+        if not cut:
+            return False
+    return bool(users)

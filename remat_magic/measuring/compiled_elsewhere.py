@@ -11,7 +11,7 @@ from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.measuring.answers import Stopped, collectives_of, failure, place_of, text_of
 from remat_magic.measuring.elsewhere import compile_for
-from remat_magic.measuring.xla_dump import with_texts
+from remat_magic.measuring.xla_memory import with_texts
 from remat_magic.records import Effort, Measurement, RematError, XlaMemory
 
 __all__ = ["compile_elsewhere"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.measuring.xla_dump import read_dump
+from remat_magic.measuring.xla_memory import dump_options, read_dump
 
 __all__ = ["compile_in"]
 
@@ -36,7 +36,7 @@ def compile_in(folder: Path) -> dict[str, Any]:
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     program = (folder / "program").read_bytes()
     dump = folder / "dump"
-    options = {**request["options"], "xla_dump_to": str(dump)}
+    options = {**request["options"], **dump_options(dump)}
     began = time.perf_counter()
     try:
         memory, modules = _jax.compile_program(
@@ -60,7 +60,7 @@ def compile_in(folder: Path) -> dict[str, Any]:
         "bytes_accessed": counted.bytes_accessed,
         "cycles": counted.cycles,
         "collectives": counted.collectives,
-        "rematerialized": sum(_jax.rematerialized(module.to_string()) for module in modules),
+        "rematerialized": _jax.rematerialized(modules),
         "timeline": _timeline(dump),
     }
 

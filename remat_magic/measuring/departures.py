@@ -5,14 +5,12 @@ those of the forward pass where no barrier keeps them apart (``prevent_cse=False
 without loops), so that their values stay in memory; it drops a forward pass that only the backward pass read; and it
 computes elementwise residuals again in fusions rather than keep them.
 
-Matrix multiplications and convolutions are counted in the compiled program's text. That is XLA's HLO, as
-``jax.stages.Compiled.as_text`` gives it (the grammar: openxla.org/xla/operation_semantics): computations of one
-instruction a line, ``%name = type opcode(%operand, ...), attribute=value, ...``, that name the computations which they
-call.
+Matrix multiplications and convolutions are counted in the compiled program.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -22,7 +20,7 @@ from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Gradient
-from remat_magic.facts.contractions import in_program, of_equations
+from remat_magic.facts.contractions import Size, in_program, of_equations
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.walk import walk
@@ -44,29 +42,34 @@ __all__ = [
 _LARGE, _SMALL = 0.2, 0.1
 
 
-def departures(gradient: Gradient, text: str | None, measured: Measurement, saved_bytes: int) -> tuple[Note, ...]:
+def departures(
+    gradient: Gradient, modules: Sequence[_jax.Module] | None, measured: Measurement, saved_bytes: int
+) -> tuple[Note, ...]:
     """What one compiled program shows by itself.
 
     Args:
         gradient: the program as it was lowered.
-        text: its HLO after XLA's optimizations; None where the backend does not give it.
+        modules: what XLA made of it; None where the backend does not give them.
         measured: its measurement.
         saved_bytes: the report's.
     """
     recomputation = recomputation_of(gradient)
     notes = (
-        Note("offload-kept", offload_kept(gradient, text) if text else ""),
-        Note("checkpoint-undone", undone(gradient, recomputation, text) if text and measured.devices == 1 else ""),
+        Note("offload-kept", offload_kept(gradient, modules) if modules else ""),
+        Note(
+            "checkpoint-undone",
+            undone(gradient, recomputation, modules[0]) if modules and measured.devices == 1 else "",
+        ),
         Note("forward-dropped", forward_is_dead(gradient, recomputation)),
         Note("kept-less", kept_less(measured, saved_bytes)),
     )
     return tuple(note for note in notes if note)
 
 
-def offload_kept(gradient: Gradient, text: str) -> str:
+def offload_kept(gradient: Gradient, modules: Sequence[_jax.Module]) -> str:
     """Whether nothing that the policy offloads is in the host's memory in the compiled program."""
     moved = sum(_jax.nbytes(aval) for aval in gradient.forward.residual_types if _jax.memory_space(aval))
-    if not moved or _HOST in text:
+    if not moved or any(row.on_host for module in modules for row in module.instructions):
         return ""
     return (
         f"XLA keeps on the device what the policy offloads: nothing of its {units.nbytes(moved)} is in the host's "
@@ -80,7 +83,7 @@ def recomputation_of(gradient: Gradient) -> Recomputation:
     return Recomputation(half.closed, gradient.backward, gradient.provenances, len(half.residual_types))
 
 
-def undone(gradient: Gradient, recomputation: Recomputation, text: str) -> str:
+def undone(gradient: Gradient, recomputation: Recomputation, module: _jax.Module) -> str:
     """Whether XLA took recomputed matrix multiplications or convolutions for those of the forward pass.
 
     Two counts must agree for each size: as many as are missing from the compiled program, compared with the jaxpr that
@@ -91,7 +94,7 @@ def undone(gradient: Gradient, recomputation: Recomputation, text: str) -> str:
     written = in_program(gradient.jaxpr)
     if not repeated or not written:
         return ""
-    compiled = contractions(text)
+    compiled = contractions(module)
     if compiled is None:
         return ""
     gone = {
@@ -200,27 +203,17 @@ def without_effect(measured: Sequence[tuple[Report, Measurement]]) -> dict[int, 
 
 # -------------------------------------------------------------------------------- contractions in the compiled program
 
-_Size = tuple[int, int]  # elements of the result, and of both operands multiplied
-
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_OPERAND = re.compile(r"%([\w.\-]+)")
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LIBRARY = re.compile(r"gemm|matmul|conv", re.IGNORECASE)  # cuBLAS, cuDNN, oneDNN
-_HOST = "S(5)"  # the memory space of a layout that is on the host
 _MARK = "rematted_computation"  # the name that JAX puts on what a checkpoint makes run again
+_AGAIN = ("async-update", "async-done")  # name once more the computation that was begun
 
 
 @dataclass(slots=True)
 class _Counts:
     """How often each size of matrix multiplication and convolution runs, and how often as marked recomputation."""
 
-    all: Counter[_Size] = field(default_factory=Counter[_Size])
-    recomputed: Counter[_Size] = field(default_factory=Counter[_Size])
+    all: Counter[Size] = field(default_factory=Counter[Size])
+    recomputed: Counter[Size] = field(default_factory=Counter[Size])
 
     def add(self, other: _Counts, times: int) -> None:
         """Add that many runs of another computation."""
@@ -229,68 +222,33 @@ class _Counts:
                 counter[size] += count * times
 
 
-@dataclass(slots=True)
-class _Computation:
-    own: _Counts = field(default_factory=_Counts)
-    calls: list[tuple[str, int | None]] = field(default_factory=list[tuple[str, int | None]])
-
-
-def contractions(text: str) -> _Counts | None:
+def contractions(module: _jax.Module) -> _Counts | None:
     """Count the matrix multiplications and convolutions that a compiled program runs.
 
-    Loops count as often as XLA says that they run, each branch of a conditional counts.
+    Loops count as often as they run, each branch of a conditional counts.
 
     Returns:
-        None where the text has no entry computation, or a loop of unknown length holds one of them.
+        None where a loop of unknown length holds one of them.
     """
-    computations: dict[str, _Computation] = {}
-    elements: dict[str, int] = {}
-    here, entry = _Computation(), ""
-    for line in text.splitlines():
-        header = _COMPUTATION.match(line)
-        if header:
-            here = computations.setdefault(header[2], _Computation())
-            elements = {}
-            entry = header[2] if header[1] else entry
-            continue
-        instruction = _INSTRUCTION.match(line)
-        if instruction:
-            name, result, opcode, rest = instruction.groups()
-            elements[name] = _elements(result)
-            _read(here, opcode, elements[name], rest, elements)
-    return _total(entry, computations, {}) if entry else None
 
+    @functools.cache
+    def of(number: int) -> _Counts | None:
+        """Of one run of a computation."""
+        within, total = module.computations[number], _Counts()
+        for instruction in within.instructions.values():
+            opcode = instruction.opcode
+            if opcode in ("dot", "convolution") or (opcode == "custom-call" and _LIBRARY.search(instruction.target)):
+                operands = [within.instructions[operand].result for operand in instruction.operands[:2]]
+                size = _jax.elements(instruction.result), math.prod(map(_jax.elements, operands))
+                total.all[size] += 1
+                total.recomputed[size] += _MARK in instruction.op_name
+            loop = opcode == "while"
+            times = _jax.trips(module, instruction, number) if loop else 1
+            for called in () if opcode in _AGAIN else instruction.called[:1] if loop else instruction.called:
+                inner = of(called)
+                if inner is None or (times is None and inner.all):
+                    return None
+                total.add(inner, times or 1)
+        return total
 
-def _elements(text: str) -> int:
-    """Of an array, or of the first part of a tuple."""
-    shape = _SHAPE.search(text)
-    return math.prod(int(size) for size in shape[1].split(",") if size) if shape else 0
-
-
-def _read(here: _Computation, opcode: str, size: int, rest: str, elements: dict[str, int]) -> None:
-    target = _TARGET.search(rest) if opcode == "custom-call" else None
-    if opcode in ("dot", "convolution") or (target and _LIBRARY.search(target[1])):
-        operands = [elements.get(name, 0) for name in _OPERAND.findall(rest.split("), ")[0])]
-        key = (size, math.prod(operands[:2]))
-        here.own.all[key] += 1
-        here.own.recomputed[key] += _MARK in rest
-    trips = _TRIPS.search(rest)
-    times = (int(trips[1]) if trips else None) if opcode == "while" else 1
-    here.calls += [(name, times) for name in _CALLED.findall(rest)]
-    for names in _BRANCHES.findall(rest):
-        here.calls += [(name.strip().lstrip("%"), 1) for name in names.split(",")]
-
-
-def _total(name: str, computations: dict[str, _Computation], totals: dict[str, _Counts | None]) -> _Counts | None:
-    if name not in totals:
-        here = computations.get(name, _Computation())
-        total = _Counts()
-        total.add(here.own, 1)
-        for called, times in here.calls:
-            inner = _total(called, computations, totals)
-            if inner is None or (times is None and inner.all):
-                totals[name] = None
-                return None
-            total.add(inner, times or 1)
-        totals[name] = total
-    return totals[name]
+    return of(module.entry)

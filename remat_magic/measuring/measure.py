@@ -91,9 +91,10 @@ def measure_on(
         compiled = compile_for_memory(gradient.lowered, _platform(facts, arrays))
         seconds = time.perf_counter() - start
         unless_stopped()
-        measured = replace(_numbers(measured, compiled), compile_seconds=seconds)
+        modules = _modules(compiled)
+        measured = replace(_numbers(measured, compiled, modules), compile_seconds=seconds)
         saved_bytes = facts.report(policy, at, namespace).saved_bytes
-        measured = replace(measured, findings=departures(gradient, _or_none(compiled.as_text), measured, saved_bytes))
+        measured = replace(measured, findings=departures(gradient, modules, measured, saved_bytes))
         if arrays is not None:
             doing = "run"
             times = _timed(compiled, arrays, gradient.donated, runs, unless_stopped)
@@ -153,12 +154,19 @@ def _shardings(facts: Facts, arrays: Sequence[Any] | None) -> list[Any]:
     return shardings_for(arrays) or [leaf.sharding for leaf in facts.engine.inputs().arrays]
 
 
-def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measurement:
+def _modules(compiled: jax.stages.Compiled) -> tuple[_jax.Module, ...] | None:
+    """The optimized modules of an executable; None where the backend does not give them."""
+    executable: Any = compiled
+    optimized = _or_none(lambda: executable.runtime_executable().hlo_modules())
+    return None if optimized is None else _jax.modules_of(optimized)
+
+
+def _numbers(
+    measured: Measurement, compiled: jax.stages.Compiled, modules: Sequence[_jax.Module] | None
+) -> Measurement:
     """What the executable says of itself."""
     memory = _or_none(compiled.memory_analysis)
-    executable: Any = compiled
-    modules = _or_none(lambda: executable.runtime_executable().hlo_modules())
-    counted = _jax.xla_counts(modules or ())
+    counted = _jax.xla_counts(modules)
     devices = _devices(compiled)
     first = min(devices, key=lambda device: device.id, default=None) or _jax.default_device()
     kind = first.device_kind
@@ -174,7 +182,7 @@ def _numbers(measured: Measurement, compiled: jax.stages.Compiled) -> Measuremen
         peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
         flops=counted.flops,
         bytes_accessed=counted.bytes_accessed,
-        collectives=None if modules is None else collectives_of(counted.collectives),
+        collectives=collectives_of(counted.collectives),
     )
     return _with_limit(measured, first)
 
