@@ -595,8 +595,7 @@ class Trace:
     def _plan_that_fits(
         self, fits: str | Device, at: str | None, *, cost: str, separately: bool, together: bool, seconds: float
     ) -> Plan:
-        from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
-        from remat_magic.measuring.measure import elsewhere
+        from remat_magic.measuring.measure import compile_elsewhere, elsewhere
         from remat_magic.planning.fitting_plans import plan_that_fits
 
         device = elsewhere(fits, None)

@@ -11,10 +11,10 @@ from jaxlib import _hlo
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.facts.contractions import in_program
 from remat_magic.measuring.departures import (
     contractions,
     forward_is_dead,
+    in_program,
     kept_less,
     recomputation_of,
     undone,

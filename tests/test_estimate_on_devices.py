@@ -9,9 +9,8 @@ from jax import lax
 
 import remat_magic as rm
 from remat_magic import _jax, devices
-from remat_magic.facts.device_memory import DeviceMemory
+from remat_magic.facts.buffers import DeviceMemory, ScheduledStep, written_over
 from remat_magic.facts.memory import both_halves
-from remat_magic.facts.step_order import ScheduledStep, written_over
 from tests import test_plan_fits
 from tests.benchmarks.named_models import shape, transformer
 from tests.test_memory import halves

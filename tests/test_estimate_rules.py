@@ -12,12 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic import devices, units
-from remat_magic.facts.device_memory import DeviceMemory
-from remat_magic.facts.held import Held
-from remat_magic.facts.memory import both_halves
-from remat_magic.facts.registers import fused_operands
-from remat_magic.facts.results import over_donated, within_results
-from remat_magic.facts.schedule import Schedule
+from remat_magic.facts.arrangement import over_donated, within_results
+from remat_magic.facts.buffers import DeviceMemory, Held
+from remat_magic.facts.kernels import fused_operands
+from remat_magic.facts.memory import Schedule, both_halves
 from remat_magic.jaxprs.straight_line import StraightLines
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape

@@ -2,20 +2,255 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.buffers import Buffers
-from remat_magic.facts.held import Held
-from remat_magic.facts.narrowing import read_by_matmuls
-from remat_magic.facts.remade import fused_again, made_again
-from remat_magic.facts.results import over_donated, within_results
-from remat_magic.facts.step_order import ScheduledStep, brought_forward, put_off, results_put_off
-from remat_magic.facts.sweep import lives
+from remat_magic._jax.primitives import BROADCASTS, FUSIBLE, MATMULS, REDUCTIONS, TRANSPOSE
+from remat_magic.facts.buffers import (
+    Buffers,
+    Held,
+    ScheduledStep,
+    brought_forward,
+    last_uses,
+    lives,
+    put_off,
+    results_put_off,
+)
 from remat_magic.jaxprs.straight_line import Operation, StraightLines
 
-__all__ = ["arranged"]
+__all__ = [
+    "arranged",
+    "over_donated",
+    "within_results",
+]
+
+
+# ---------------------------------------------------------------------------------------------------- where results lie
+
+
+def over_donated(results: Collection[int], donated: Collection[int], sizes: Sequence[int]) -> list[int]:
+    """The results that lie where a donated argument of the same size does."""
+    free = Counter(sizes[number] for number in donated)
+    placed: list[int] = []
+    for number in sorted(results):
+        if free[sizes[number]]:
+            free[sizes[number]] -= 1
+            placed.append(number)
+    return placed
+
+
+def within_results(
+    lives: Mapping[int, tuple[int, int]], results: Collection[int], others: Collection[int], sizes: Sequence[int]
+) -> list[int]:
+    """The buffers that lie in the memory of a result, which is written when they are gone.
+
+    That is how XLA's buffer assignment shares memory: the largest buffer first, each where it fits best.
+
+    Args:
+        lives: for each buffer the first step that holds it, and the one that holds it no more.
+        results: the buffers that have memory from the beginning.
+        others: those that may lie there.
+        sizes: the bytes of each.
+    """
+    by_size = sorted((number for number in results if number in lives), key=sizes.__getitem__)
+    occupied = [[lives[number]] for number in by_size]
+    written = max((lives[number][0] for number in by_size), default=0)
+    fits = [sizes[number] for number in by_size]
+    placed: list[int] = []
+    for number in sorted(others, key=lambda number: (-sizes[number], number)):
+        first, end = lives[number]
+        if end > written or not sizes[number]:
+            continue
+        for place in range(bisect_left(fits, sizes[number]), len(fits)):
+            if all(end <= begin or stop <= first for begin, stop in occupied[place]):
+                occupied[place].append((first, end))
+                placed.append(number)
+                break
+    return placed
+
+
+# ---------------------------------------------------------------------------------------------- what kernels make again
+
+
+_SMALL = 1 / 32  # of a value: what it is made of besides, such as a number for each row of it
+_MOST = 96  # XLA for GPUs fuses no further where a kernel would read more
+
+
+def made_again(
+    steps: Sequence[ScheduledStep],
+    saved: set[int],
+    lasting: set[int],
+    written: set[int],
+    checkpoints: Mapping[int, object],
+    sizes: Sequence[int],
+    *,
+    matmuls: bool,
+) -> dict[int, tuple[int, ...]]:
+    """The residuals that are made again where they are read, and what is read there instead.
+
+    XLA fuses an elementwise operation into every kernel that reads it, those of the backward half too, and then keeps
+    what it reads. What something else reads is in memory. So is what goes into a checkpoint, or out of it: its barriers
+    do not let kernels through.
+
+    Args:
+        steps: all of them, in the order of the jaxprs.
+        saved: the buffers of residuals, those that are held to the end left out.
+        lasting: the buffers that are held to the end.
+        written: those that kernels read from memory, whatever could make them again.
+        checkpoints: for what a checkpoint makes, which one.
+        sizes: the bytes of each.
+        matmuls: a matmul's kernel runs what makes its operands, too.
+    """
+    in_memory = lasting | written
+    for step in steps:
+        checkpoint = checkpoints.get(step.makes[0]) if step.makes else None
+        fuses = _fuses(step, matmuls=matmuls)
+        in_memory.update([number for number in step.reads if not fuses or checkpoints.get(number) != checkpoint])
+    reads_of: dict[int, Sequence[int]] = {}  # of what can be made again
+    made_of: dict[int, frozenset[int]] = {}  # the last of these that cannot
+    alike: dict[frozenset[int], list[int]] = {}  # residuals that are made of the same
+    for step in steps:
+        for number in step.makes if _name(step) in FUSIBLE and len(step.makes) == 1 else ():
+            reads = [read for read in step.reads if sizes[read] or read in made_of]  # no literals, so that equals meet
+            operands = frozenset[int]().union(*(made_of.get(read, {read}) for read in reads))
+            if number not in in_memory and len(operands) <= _MOST:
+                reads_of[number], made_of[number] = reads, operands
+                if number in saved and sizes[number]:
+                    alike.setdefault(operands, []).append(number)
+    held = lasting | saved.difference(*alike.values())
+    again: dict[int, tuple[int, ...]] = {}
+    for numbers in alike.values():
+        operands_of = {number: _nearest(number, reads_of, held) for number in numbers}
+        operands = set[int]().union(*operands_of.values())
+        if sum([sizes[operand] for operand in operands - held]) < sum([sizes[number] for number in numbers]):
+            again.update((number, tuple(sorted(nearest))) for number, nearest in operands_of.items())
+            held |= operands
+        else:
+            held.update(numbers)
+    return again
+
+
+def fused_again(
+    steps: Sequence[ScheduledStep], changed: set[int], in_memory: set[int], sizes: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """What else is made again where it is read, now that residuals are: what takes no less than what it is made of.
+
+    Matmuls run what makes their operands, too.
+
+    Args:
+        steps: all of them, with what is read for residuals that are made again.
+        changed: the buffers that are made by kernels that read for such.
+        in_memory: the buffers that are in memory whatever could make them again.
+        sizes: the bytes of each.
+
+    Returns:
+        For each buffer that is not held what is read instead.
+    """
+    last = last_uses(steps)
+    in_memory = in_memory.union(*(step.reads for step in steps if not _fuses(step, matmuls=True)))
+    again: dict[int, tuple[int, ...]] = {}
+    for step in steps:
+        if len(step.makes) != 1 or _name(step) not in FUSIBLE - BROADCASTS or in_memory.issuperset(step.makes):
+            continue
+        (number,) = step.makes
+        if number in changed or not again.keys().isdisjoint(step.reads):
+            reads = dict.fromkeys(read for own in step.reads for read in (own, *again.get(own, ())))
+            kept_for_it = [read for read in reads if last[read] < last[number]]
+            large = [sizes[read] for read in kept_for_it if sizes[read] > _SMALL * sizes[number]]
+            if sum(large) <= sizes[number]:
+                again[number] = (*reads,)
+                last.update(dict.fromkeys(kept_for_it, last[number]))
+    return again
+
+
+def _nearest(number: int, reads_of: Mapping[int, Sequence[int]], held: set[int]) -> set[int]:
+    """What a buffer is made again of: on the way to each of its makers, the first that is held."""
+    seen, todo, nearest = set[int](), [*reads_of[number]], set[int]()
+    while todo:
+        read = todo.pop()
+        if read not in seen:
+            seen.add(read)
+            if read in reads_of and read not in held:
+                todo += reads_of[read]
+            else:
+                nearest.add(read)
+    return nearest
+
+
+def _fuses(step: ScheduledStep, *, matmuls: bool) -> bool:
+    name = _name(step)
+    return name in FUSIBLE or name in REDUCTIONS or (matmuls and name in MATMULS)
+
+
+def _name(step: ScheduledStep) -> str:
+    return "" if step.eqn is None else _jax.primitive_name(step.eqn)
+
+
+# --------------------------------------------------------------------------------------------- what is held in bfloat16
+
+
+def read_by_matmuls(
+    steps: Sequence[ScheduledStep], around: Mapping[int, tuple[StraightLines, Operation]]
+) -> tuple[set[int], dict[int, list[int]]]:
+    """The buffers that nothing but matmuls read, and for each the loops that read it for nothing else, as positions.
+
+    Those of which slices, or several side by side, are read so are among them.
+
+    Args:
+        steps: all of them.
+        around: for the identity of an equation with bodies the lines that it is from, and its operation.
+    """
+    matmuls, others, loops = set[int](), set[int](), dict[int, list[int]]()
+    for index in reversed(range(len(steps))):  # what reads a result is met before what makes it
+        step = steps[index]
+        if step.eqn is not None and (_jax.takes_bfloat16(step.eqn) or _moves(step, matmuls, others)):
+            matmuls.update(step.reads)
+            continue
+        inside = _inside(*around[id(step.eqn)]) if id(step.eqn) in around else []
+        for number, only in zip(step.reads, [*inside, *[False] * (len(step.reads) - len(inside))], strict=True):
+            if only:
+                matmuls.add(number)
+                loops.setdefault(number, []).insert(0, index)
+            elif only is not None:
+                others.add(number)
+    return matmuls - others, loops
+
+
+def _moves(step: ScheduledStep, matmuls: set[int], others: set[int]) -> bool:
+    """Whether a step moves elements of what it reads, unchanged, to where nothing but matmuls read them."""
+    return _jax.rearranges(step.eqn) and matmuls.issuperset(step.makes) and others.isdisjoint(step.makes)
+
+
+def _inside(lines: StraightLines, operation: Operation) -> list[bool | None]:
+    """For each operand of a scan whether its body reads it with nothing but matmuls; None where it does not at all."""
+    if not _jax.is_scan(operation.eqn):
+        return []
+    carried = _jax.carried_operands(operation.eqn)
+    only = _inputs(lines, operation.bodies[0].jaxpr)
+    return [False if index in carried else yes for index, yes in enumerate(only)]
+
+
+def _inputs(lines: StraightLines, jaxpr: Any) -> list[bool | None]:
+    flat = lines(jaxpr)
+    shown: dict[int, int] = {}  # of transposes, what they show
+    matmuls, others = set[int](), {*flat.outputs}
+    for operation, reads, makes in flat.lines:
+        read = [shown.get(number, number) for number in reads]
+        if operation.name == TRANSPOSE:
+            shown[makes[0]] = read[0]
+            continue
+        inside = _inside(lines, operation) if operation.bodies else [_jax.takes_bfloat16(operation.eqn)] * len(read)
+        for number, only in zip(read, inside or [False] * len(read), strict=True):
+            if only is not None:
+                (matmuls if only else others).add(number)
+    others.update(shown[number] for number in flat.outputs if number in shown)
+    return [None if number not in matmuls and number not in others else number not in others for number in flat.inputs]
+
+
+# ------------------------------------------------------------------------------------------------------------ all of it
 
 
 def arranged(

@@ -1,18 +1,298 @@
-"""Numbered buffers: how many bytes each takes, what it holds, and for what it is held."""
+"""Buffers: what of the steps of a program is held when, in the order that a compiler for a device gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from remat_magic import _jax
-from remat_magic.facts.device_memory import PLAIN, DeviceMemory
-from remat_magic.facts.held import Held
-from remat_magic.facts.step_order import ScheduledStep
+from remat_magic.devices import Device
 from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.straight_line import StraightLine
+from remat_magic.records import Moment, Phase
 
-__all__ = ["NOTHING", "Buffers"]
+__all__ = [
+    "NOTHING",
+    "PLAIN",
+    "Buffers",
+    "DeviceMemory",
+    "Held",
+    "Peak",
+    "ScheduledStep",
+    "StepBytes",
+    "brought_forward",
+    "described",
+    "last_uses",
+    "lives",
+    "memory_of",
+    "put_off",
+    "results_put_off",
+    "sweep",
+    "written_over",
+]
+
+
+# -------------------------------------------------------------------------------------------- how a device holds values
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How values are held in the memory of a device. Nothing here is fitted: each is what its compiler does.
+
+    Attributes:
+        merges: what is written twice is computed once: common subexpressions are eliminated.
+        reserves: what the program gives back has its memory from the beginning to the end, that of donated arguments
+            of the same size where there are any.
+        shares: until a result is written, what is gone by then lies in its memory.
+        fuses: what only the kernel reads that makes it stays in registers; what kernels can make again of what is held
+            anyway, or of less, is not held: see ``kernels.unheld`` and ``arrangement.made_again``.
+        matmuls: so does what only matmuls read: their kernels run the operations that make what they multiply. What
+            puts one element into each row is a comparison there, which kernels run too: see ``kernels.fuses``.
+        delays: what a checkpoint recomputes runs when a gradient that needs it is due: see ``put_off``. Else
+            all of it runs before the first gradient, as JAX writes it.
+        puts_off: what only results need runs when nothing that takes less can: see ``results_put_off``.
+        views: a kernel reads a transpose, and a loop's slice of a stack, where its operand is, and writes what a loop
+            stacks in place. Else these are copies.
+        normalizes: a softmax or a norm is one kernel, and what it makes is not made again in others: see
+            ``kernels.normalized``. A kernel's result is written over what its last operation reads, and over nothing
+            that the kernel reads for the others.
+        tiled: arrays are padded to whole tiles, those of the shapes that convolutions take and make along the batch or
+            the channels, but for arguments and results. What takes every so many elements, or puts them apart, is a
+            kernel of its own.
+        narrows: matrix units take bfloat16: a float32 value that only matmuls of the default precision read is
+            converted where it is made, and held so; weights that a loop takes a slice of are converted before it, all
+            of them.
+    """
+
+    merges: bool = False
+    reserves: bool = False
+    shares: bool = False
+    fuses: bool = False
+    matmuls: bool = False
+    delays: bool = True
+    puts_off: bool = False
+    views: bool = False
+    normalizes: bool = False
+    tiled: bool = False
+    narrows: bool = False
+
+    def nbytes(self, aval: Any, lanes: Collection[int] = ()) -> int:
+        """The bytes that a value takes; none where it is in another memory. ``lanes``: as for ``tiled_nbytes``."""
+        if _jax.memory_space(aval):
+            return 0
+        return _jax.tiled_nbytes(aval, lanes) if self.tiled else _jax.nbytes(aval)
+
+    @property
+    def inside(self) -> DeviceMemory:
+        """In the body of a loop, which has no results of its own."""
+        return replace(self, reserves=False)
+
+
+PLAIN = DeviceMemory()
+"""Of this machine, and of what nothing is known of: each value takes its bytes."""
+
+
+def memory_of(device: Device | None) -> DeviceMemory:
+    """How the compiler for a device holds values."""
+    if device is None or not device.holds_otherwise:
+        return PLAIN
+    if not device.is_tpu:
+        return DeviceMemory(merges=True, reserves=True, shares=True, fuses=True, normalizes=True)
+    return DeviceMemory(
+        merges=True, reserves=True, fuses=True, matmuls=True, puts_off=True, views=True, tiled=True, narrows=True
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- what is held
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that is held at once, in bytes, and the (first) equation that holds it: its half and its index there."""
+
+    bytes: int
+    where: tuple[Phase, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A buffer that is held: its type and what makes it.
+
+    ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise it is ``var``, which
+    ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent). Without an ``aval`` it is what a branch of
+    ``eqn`` needs inside.
+    """
+
+    bytes: int
+    aval: Any = None
+    eqn: Any = None
+    var: Any = None
+    argument: int | None = None
+    constant: bool = False
+    residual: bool = False
+    gradient: bool = False
+    output: bool = False
+
+
+# ----------------------------------------------------------------------------------------------- steps, and their order
+
+
+class ScheduledStep(NamedTuple):  # thousands are made for each report, and a frozen dataclass takes thrice as long
+    """Something that happens at once: what it reads and makes, what may be written over, and what it needs inside."""
+
+    where: tuple[Phase, int]
+    reads: Sequence[int]
+    makes: Sequence[int]
+    over: Sequence[int] = ()
+    inside: int = 0
+    eqn: Any = None
+
+
+def last_uses(steps: Sequence[ScheduledStep]) -> dict[int, int]:
+    """For each buffer the last step that reads or makes it."""
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        for number in step.reads:
+            last[number] = index
+        for number in step.makes:
+            last[number] = index
+    return last
+
+
+def put_off(steps: Sequence[ScheduledStep], wanted: set[int]) -> list[ScheduledStep]:
+    """The steps, those of the backward half put off until the first gradient that needs them is due.
+
+    JAX writes all that a checkpoint recomputes before the first operation that uses any of it; XLA's scheduler keeps
+    memory low and has no reason to run it in that order.
+    """
+    due: dict[int, int] = {}  # for each buffer the step at which it is first asked for
+    keys = list(range(len(steps)))
+    for index in reversed(range(len(steps))):
+        step = steps[index]
+        if step.where[0] == "backward" and wanted.isdisjoint(step.makes):
+            keys[index] = min((due[number] for number in step.makes if number in due), default=index)
+        key = keys[index]
+        for number in step.reads:
+            if due.get(number, key) >= key:
+                due[number] = key
+    return [steps[index] for index in sorted(range(len(steps)), key=keys.__getitem__)]
+
+
+def brought_forward(steps: list[ScheduledStep], lasting: set[int], sizes: Sequence[int]) -> list[ScheduledStep]:
+    """The steps, those of the backward half that free more than they make run as soon as they can.
+
+    Such is the product that is a weight's gradient: JAX writes it, or the sum that it is part of, where the gradient is
+    done with, and its operands would be held until then.
+    """
+    first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
+    readers = _readers(steps, first)
+    left = {number: len(reading) for number, reading in readers.items()}
+    waiting = [0] * len(steps)  # for how many buffers that are not made yet
+    for index in range(first, len(steps)):
+        for number in steps[index].makes:
+            for reader in readers.get(number, ()):
+                waiting[reader] += 1
+    done = [index < first for index in range(len(steps))]
+    order = steps[:first]
+    shrinks_by = [-step.inside - sum([sizes[number] for number in step.makes]) for step in steps]  # if it runs next
+
+    def one_is_left(number: int) -> None:
+        for reader in () if number in lasting else readers[number]:  # of which all but one have run
+            shrinks_by[reader] += sizes[number]
+
+    for number in [number for number, count in left.items() if count == 1]:
+        one_is_left(number)
+
+    for index in range(first, len(steps)):
+        if done[index]:
+            continue
+        todo = [index]
+        while todo:
+            here = todo.pop()
+            if done[here]:
+                continue
+            done[here] = True
+            step = steps[here]
+            order.append(step)
+            able: list[int] = []
+            for number in {*step.reads}:
+                left[number] -= 1
+                if left[number] == 1:
+                    one_is_left(number)
+                    able += readers[number]
+            for number in step.makes:
+                for reader in readers.get(number, ()):
+                    waiting[reader] -= 1
+                    able.append(reader)
+            todo += [other for other in able if not done[other] and not waiting[other] and shrinks_by[other] > 0]
+    return order
+
+
+def results_put_off(steps: list[ScheduledStep], lasting: set[int], sizes: Sequence[int]) -> list[ScheduledStep]:
+    """The steps, those of the forward half that only results need put off until nothing that takes less can run.
+
+    The loss itself is such a result: no gradient needs it, and what is large on the way to it, as a softmax over many
+    words that one is taken of, is made when memory is free again.
+    """
+    first = next((index for index, step in enumerate(steps) if step.where[0] == "backward"), len(steps))
+    needed = {number for step in steps[first:] for number in step.reads}
+    for step in reversed(steps[:first]):
+        if not needed.isdisjoint(step.makes):
+            needed.update(step.reads)
+    left = {number: len(reading) for number, reading in _readers(steps, 0).items()}
+
+    def growth(step: ScheduledStep) -> int:
+        dying = [number for number in {*step.reads} if left[number] == 1 and number not in lasting]
+        return step.inside + sum([sizes[number] for number in step.makes]) - sum([sizes[number] for number in dying])
+
+    order: list[ScheduledStep] = []
+    waiting: deque[ScheduledStep] = deque()
+
+    def run(step: ScheduledStep) -> None:
+        order.append(step)
+        for number in {*step.reads}:
+            left[number] -= 1
+
+    for index, step in enumerate(steps):
+        if index < first and step.reads and needed.isdisjoint(step.makes):
+            waiting.append(step)
+            continue
+        while waiting and growth(waiting[0]) <= max(growth(step), 0):
+            run(waiting.popleft())
+        run(step)
+    return [*order, *waiting]
+
+
+def _readers(steps: Sequence[ScheduledStep], first: int) -> dict[int, list[int]]:
+    """For each buffer the steps that read it, from the first of some half on."""
+    readers: dict[int, list[int]] = {}
+    for index in range(first, len(steps)):
+        for number in {*steps[index].reads}:
+            readers.setdefault(number, []).append(index)
+    return readers
+
+
+def written_over(step: ScheduledStep, dying: Collection[int], sizes: Sequence[int]) -> list[int]:
+    """The operands that die with the step and that a result of the same size is written over.
+
+    What has no bytes is in no memory that could be written over.
+    """
+    free = sorted([number for number in {*dying} & {*step.over} if sizes[number]])
+    if len(free) == len(step.makes) == 1:
+        return free if sizes[free[0]] == sizes[step.makes[0]] else []
+    reused: list[int] = []
+    for result in step.makes:
+        over = next((number for number in free if sizes[number] == sizes[result]), None)
+        if over is not None:
+            free.remove(over)
+            reused.append(over)
+    return reused
+
+
+# -------------------------------------------------------------------------------------------------------------- buffers
+
 
 NOTHING = 0
 """The buffer of what takes no memory: literals."""
@@ -118,3 +398,112 @@ class Buffers:
             if step.eqn is not None:
                 types.update(zip(step.makes, map(self.type_of, step.eqn.outvars), strict=True))
         return types
+
+
+# ---------------------------------------------------------------------------------------------------- what is held when
+
+
+class StepBytes(NamedTuple):
+    """The bytes that are held during a step."""
+
+    step: ScheduledStep
+    arguments: int
+    residuals: int
+    temporaries: int
+
+    @property
+    def moment(self) -> Moment:
+        """The same as a record."""
+        return Moment(*self.step.where, self.arguments, self.residuals, self.temporaries)
+
+
+def sweep(steps: Sequence[ScheduledStep], buffers: Buffers, saved_inside: Callable[[Any], int]) -> Iterator[StepBytes]:
+    """Go through the steps and yield what is held during each.
+
+    ``saved_inside`` tells the bytes of residuals among what an equation needs inside.
+    """
+    sizes, lasting = buffers.sizes, buffers.lasting
+    dying_at = _dying_at(last_uses(steps), lasting)
+    arguments = sum(sizes[number] for number in buffers.throughout)
+    saved = buffers.saved - buffers.throughout
+    reserved = buffers.reserved
+    held_bytes = sum(sizes[number] for number in reserved)
+    held_residuals = 0
+    for index, step in enumerate(steps):
+        for number in step.makes:
+            if number in reserved:
+                continue
+            if number in buffers.donated:
+                arguments += sizes[number]
+                continue
+            held_bytes += sizes[number]
+            if number in saved:
+                held_residuals += sizes[number]
+        dying = dying_at.get(index, ())
+        reused = sum(sizes[number] for number in written_over(step, dying, sizes)) if dying and step.over else 0
+        inside = saved_inside(step.eqn) if step.inside else 0
+        temporaries = held_bytes - held_residuals - reused + step.inside - inside
+        yield StepBytes(step, arguments, held_residuals + inside, temporaries)
+        for number in dying:
+            if number in buffers.donated:
+                arguments -= sizes[number]
+                continue
+            held_bytes -= sizes[number]
+            if number in saved:
+                held_residuals -= sizes[number]
+
+
+def lives(
+    steps: Sequence[ScheduledStep], buffers: Buffers, reserved: set[int] | None = None
+) -> dict[int, tuple[int, int]]:
+    """For each buffer the first step that holds it, and the one that holds it no more.
+
+    What a result is written over is held no more by the step that reads it last. ``reserved`` are there from the
+    beginning, by default those that the device reserves.
+    """
+    lasting = buffers.lasting
+    throughout = buffers.throughout | (buffers.reserved if reserved is None else reserved)
+    live: dict[int, tuple[int, int]] = {number: (0, len(steps)) for number in sorted(throughout)}
+    last = last_uses(steps)
+    dying_at = _dying_at(last, lasting)
+    for index, step in enumerate(steps):
+        for number in step.makes:
+            if number not in live:
+                live[number] = index, len(steps) if number in lasting else last[number] + 1
+        if step.over and index in dying_at:
+            for number in written_over(step, dying_at[index], buffers.sizes):
+                live[number] = live[number][0], index
+    del live[NOTHING]
+    return live
+
+
+def described(steps: Sequence[ScheduledStep], buffers: Buffers, numbers: Iterable[int]) -> list[Held]:
+    """What buffers hold."""
+    saved = buffers.saved - buffers.throughout
+    origins = {
+        number: (buffers.type_of(var), step.eqn, var)
+        for step in steps
+        if step.eqn is not None
+        for number, var in zip(step.makes, step.eqn.outvars, strict=True)
+    }
+    contents = {number: buffers.content(number) or Held(0, *origins.get(number, ())) for number in numbers}
+    return [
+        replace(
+            content,
+            aval=buffers.narrowed.get(number, content.aval),
+            bytes=buffers.sizes[number],
+            residual=number in saved,
+            gradient=number in buffers.gradients,
+            output=number in buffers.kept,
+        )
+        for number, content in contents.items()
+    ]
+
+
+def _dying_at(last: dict[int, int], lasting: set[int]) -> dict[int, list[int]]:
+    """For each step the buffers that are not held after it."""
+    dying_at: dict[int, list[int]] = {}
+    for number, index in last.items():
+        if number not in lasting:
+            dying_at.setdefault(index, []).append(number)
+    return dying_at

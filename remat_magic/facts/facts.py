@@ -14,11 +14,9 @@ from remat_magic.engine.failures import is_passing
 from remat_magic.engine.halves import without_gc
 from remat_magic.engine.selection import Selection
 from remat_magic.facts import reports
-from remat_magic.facts.device_memory import PLAIN, DeviceMemory, memory_of
-from remat_magic.facts.memory import both_halves
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, memory_of
+from remat_magic.facts.memory import Schedule, both_halves, step_schedule
 from remat_magic.facts.residuals import saved_values
-from remat_magic.facts.schedule import Schedule
-from remat_magic.facts.step_memory import step_schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.records import (
     ArgumentRole,

@@ -13,7 +13,7 @@ to the last one that reads it:
   or the most demanding branch needs inside; a loop holds its stacked inputs and outputs outside and a slice inside.
 * Values in another memory ("host") take none of the device's.
 * On a mesh it is what one device holds: its parts of what is spread, and what it has whole.
-* On a TPU other rules hold as well: see ``device_memory``.
+* On a TPU other rules hold as well: see ``buffers.DeviceMemory``.
 
 XLA orders and fuses as it likes, so this is an estimate; it tells policies apart, and says where the peak is. Held
 against XLA's arguments, outputs and temporaries for the CPU of JAX 0.12 on eleven models (MLPs, convolutions,
@@ -27,18 +27,318 @@ come between 14% too low and 82% too high there.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.facts.device_memory import PLAIN, DeviceMemory
-from remat_magic.facts.held import Held, Peak
-from remat_magic.facts.schedule import Schedule
+from remat_magic._jax.primitives import MADE_ANEW, TRANSPOSE, WRITES_OVER_ANY, WRITES_OVER_FIRST
+from remat_magic.engine.differentiated import half_of
+from remat_magic.engine.steps import Halves, Step
+from remat_magic.facts.arrangement import arranged
+from remat_magic.facts.buffers import (
+    NOTHING,
+    PLAIN,
+    Buffers,
+    DeviceMemory,
+    Held,
+    Peak,
+    ScheduledStep,
+    StepBytes,
+    described,
+    lives,
+    sweep,
+)
+from remat_magic.facts.kernels import fused_operands, fuses, normalized, strided, unheld
+from remat_magic.facts.residuals import saved_values
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.one_device import TypeOf, own_type
-from remat_magic.jaxprs.straight_line import StraightLines
-from remat_magic.records import Moment
+from remat_magic.jaxprs.one_device import Spread, TypeOf, own_type
+from remat_magic.jaxprs.straight_line import Operation, StraightLines
+from remat_magic.jaxprs.values import is_inexact
+from remat_magic.jaxprs.walk import walk
+from remat_magic.records import Half, Moment, Phase
 
-__all__ = ["Peak", "both_halves", "live_lines", "peak", "timeline"]
+__all__ = [
+    "Peak",
+    "Schedule",
+    "both_halves",
+    "live_lines",
+    "peak",
+    "step_schedule",
+    "timeline",
+]
+
+
+InnerPeaks = dict[tuple[int, int], int]
+"""What one run of a body needs, by its identity and the first slice of a stack."""
+
+
+class Schedule(Buffers):
+    """Steps on numbered buffers: made by ``run`` and the like, and then asked what is held when."""
+
+    def __init__(
+        self,
+        inner_peaks: InnerPeaks | None = None,
+        type_of: TypeOf = own_type,
+        on: DeviceMemory = PLAIN,
+    ) -> None:
+        super().__init__(type_of, on)
+        self.steps: list[ScheduledStep] = []
+        self._needs_of: dict[int, tuple[list[int], slice, int]] = {}  # by the identity of the equation
+        self._instead: dict[int, tuple[int, ...]] = {}  # of what stays in registers, what its kernel reads
+        self._inner_peaks: InnerPeaks = {} if inner_peaks is None else inner_peaks
+        self._around: dict[int, tuple[StraightLines, Operation]] = {}  # by the identity of the equation
+        self._arranged: list[ScheduledStep] | None = None
+
+    # -------------------------------------------------------------------------------------------------------- residuals
+
+    def arrive(self, phase: Phase, buffers: Sequence[int]) -> None:
+        """Append a step that makes buffers of nothing."""
+        self.steps.append(ScheduledStep((phase, 0), (), tuple(buffers)))
+
+    def give_back(self, results: Sequence[int], avals: Sequence[Any]) -> None:
+        """Hold results of these types to the end.
+
+        Where results are reserved each has memory of its own: arguments are copied, and what is given back twice is.
+        """
+        self.kept = {*results}
+        if not self.on.reserves:
+            return
+        last = self.steps[-1].where if self.steps else ("forward", 0)
+        self.kept = {NOTHING}
+        for number, aval in zip(results, avals, strict=True):
+            own = number
+            if number in self.kept or number in self.throughout:
+                own = self.buffer(aval, Held(0, aval))
+                self.steps.append(ScheduledStep(last, (number,), (own,)))
+            self.kept.add(own)
+
+    def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:
+        """The buffers of the residuals, given those of all results of the forward half, and which residuals are read.
+
+        What is saved as several values is held as several: a view of another residual, or what a broadcast shows. Where
+        XLA fuses, it does so with what reads them.
+        """
+        jaxpr = _jax.open_jaxpr(forward)
+        buffers = [*results[outputs:]]
+        if self.on.fuses:
+            return buffers
+        assigned: set[int] = set()
+        makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        for value in saved_values(forward, outputs):
+            shown = buffers[value.leaves[0]]
+            if _jax.is_literal(value.atom) or value.atom not in makers or not any(read[leaf] for leaf in value.leaves):
+                continue
+            if shown in assigned or self.sizes[shown] < self.nbytes(self.type_of(value.atom)):
+                own = self.buffer(
+                    self.type_of(value.atom), Held(0, self.type_of(value.atom), makers[value.atom], value.atom)
+                )
+                self.steps.append(ScheduledStep(("forward", len(jaxpr.eqns) - 1), (shown,), (own,)))
+                for leaf in value.leaves:
+                    buffers[leaf] = own
+            assigned.add(shown)
+        return buffers
+
+    # ------------------------------------------------------------------------------------------------------------ steps
+
+    def run(self, lines: StraightLines, jaxpr: Any, inputs: Sequence[int], half: Half) -> list[int]:
+        """Append the steps of a whole jaxpr; the buffers of its outputs."""
+        flat = lines(jaxpr)
+        if self.on.tiled:
+            self.lay_out(flat)
+        written, never, again = self._unheld(jaxpr, lines)
+        start = len(self.steps)  # tells this run from others
+        in_kernels: dict[int, int] = {}  # of what is made again, the buffers without bytes that stand for it there
+        buffers = [NOTHING] * len(flat.types)  # by the number of the value
+        for number, buffer in zip(flat.inputs, inputs, strict=True):
+            buffers[number] = buffer
+        for key, number in flat.constants.items():
+            buffers[number] = self.constant(key, flat.types[number])
+        begin = 0
+        for index, end in enumerate(flat.ends):
+            for line in flat.lines[begin:end]:
+                operation, reads, makes = line
+                operands = [buffers[number] for number in reads]
+                if in_kernels and fuses(line, matmuls=self.on.matmuls):
+                    operands = [in_kernels.get(number, buffers[number]) for number in reads]
+                if operation.name in MADE_ANEW and not operation.leaves:
+                    buffers[makes[0]] = operands[0] if operands else NOTHING
+                    continue
+                if self.on.views and operation.name == TRANSPOSE and operands[0] not in self._instead:
+                    buffers[makes[0]] = operands[0]
+                    continue
+                for number, result in zip(makes, self.add(lines, (half, index), operation, operands), strict=True):
+                    buffers[number] = result
+                    if number in flat.apart:
+                        self.checkpoints[result] = start, flat.apart[number]
+                    if number in again:
+                        in_kernels[number] = result = self.buffer(None)
+                    if number in never or number in again:
+                        self.sizes[result] = 0
+                        self._instead[result] = self._read_for(operands)
+            begin = end
+        self.written.update(buffers[number] for number in written)
+        return [buffers[number] for number in flat.outputs]
+
+    def _unheld(self, jaxpr: Any, lines: StraightLines) -> tuple[set[int], set[int], set[int]]:
+        """The values of a jaxpr that are not made again as residuals, and those of ``kernels.unheld``."""
+        flat = lines(jaxpr)
+        in_memory = flat.barred | (normalized(flat) if self.on.normalizes else set())
+        apart = strided(flat)
+        alone = apart if self.on.tiled else set[int]()
+        if not self.on.fuses:
+            return in_memory, set(), set()
+        return in_memory | apart, *unheld(jaxpr, lines, in_memory | alone, alone, matmuls=self.on.matmuls)
+
+    def add(
+        self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
+    ) -> Sequence[int]:
+        """Append an operation; the buffers of its results."""
+        sizes, over, need = self._needs(lines, operation)
+        results = range(len(self.sizes), len(self.sizes) + len(sizes))
+        self.sizes += sizes
+        overwritable = tuple(operands[over]) if self.on.normalizes else self._read_for(operands[over])
+        self.steps.append(ScheduledStep(where, self._read_for(operands), results, overwritable, need, operation.eqn))
+        return results
+
+    def _read_for(self, operands: Sequence[int]) -> tuple[int, ...]:
+        """What is read for operands: they, and for those in registers also what is read for these."""
+        if not self._instead:
+            return tuple(operands)
+        in_kernel = (number for operand in operands for number in self._instead.get(operand, ()))
+        return (*operands, *dict.fromkeys(in_kernel))  # each once: chains that part and meet would double them
+
+    def _needs(self, lines: StraightLines, operation: Operation) -> tuple[list[int], slice, int]:
+        """The bytes of each result, the operands that may be written over, and the bytes needed inside."""
+        eqn = operation.eqn
+        needs = self._needs_of.get(id(eqn))
+        if needs is None:
+            sizes = [self.nbytes(self.type_of(var)) for var in eqn.outvars]
+            inside = max((self._inner_peak(lines, eqn, body) for body in operation.bodies), default=0)
+            self._around[id(eqn)] = lines, operation
+            if operation.bodies and operation.bodies[0].kind != "loop":
+                inside = max(0, inside - sum(sizes))  # what leaves a branch is the equation's result already
+            needs = self._needs_of[id(eqn)] = sizes, _overwritable(operation), inside
+        return needs
+
+    def _inner_peak(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> int:
+        """The most that one run of a body needs on top of its operands, which are held outside."""
+        key = (id(body.jaxpr), _first_slice(eqn, body))
+        if key not in self._inner_peaks:
+            self._inner_peaks[key] = self._inside(lines, eqn, body).highest()[0]
+        return self._inner_peaks[key]
+
+    def _inside(self, lines: StraightLines, eqn: Any, body: _jax.Body) -> Schedule:
+        """One run of a body.
+
+        The slices that a scan hands to an iteration are copies, but for those that kernels take from the stack
+        themselves; carries live in the loop's own buffers.
+        """
+        slices = _first_slice(eqn, body)
+        schedule = self.new()
+        sliced = [
+            schedule.buffer(self.type_of(var), Held(0, self.type_of(var), eqn, var))
+            for var in body.jaxpr.invars[slices:]
+        ]
+        schedule.arrive("backward", sliced)
+        if self.on.views:
+            for number in fused_operands(body.jaxpr, lines) - {*range(slices)}:
+                schedule.discard(sliced[number - slices])
+        outputs = schedule.run(lines, body.jaxpr, [NOTHING] * slices + sliced, "backward")
+        if _jax.is_scan(eqn) and self.on.views:  # what is stacked is written into the stack where it is made
+            carries = len(_jax.carried_operands(eqn))
+            outputs, stacked = outputs[:carries], outputs[carries:]
+            schedule.written_outside({*stacked} - {*outputs, *sliced})
+        schedule.kept = {*outputs}
+        return schedule
+
+    def written_outside(self, buffers: set[int]) -> None:
+        """These are written into memory that is held elsewhere, unless something reads them here."""
+        for number in buffers.difference(*(step.reads for step in self.steps)):
+            self.sizes[number] = 0
+
+    def new(self) -> Schedule:
+        """An empty one for a body, which knows the peaks inside that this one knows."""
+        return Schedule(self._inner_peaks, self.type_of, self.on.inside)
+
+    def saved_inside(self, eqn: Any) -> int:
+        """The bytes of residuals among what an equation needs inside."""
+        del eqn
+        return 0
+
+    # ------------------------------------------------------------------------------------------------ what is held when
+
+    def peak(self) -> Peak:
+        """The most that is held at once."""
+        most, at = self.highest()
+        return Peak(most, self._ordered()[at].where)
+
+    def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[tuple[int, int, Held]]]:
+        """The timeline, the equation of each moment (None where values merely arrive), and what is held when.
+
+        What is held comes with its first moment and the one that holds it no more. What a result is written over is
+        left out, so that the bytes of what is held add up to the moment's.
+        """
+        swept, steps = list(self._sweep()), self._ordered()
+        live = lives(steps, self)
+        held = [(*live[number], value) for number, value in zip(live, described(steps, self, live), strict=True)]
+        inside: dict[int, list[Held]] = {}  # by the identity of the equation: calls of one body share theirs
+        for at, step in enumerate(steps):
+            if step.inside:
+                if id(step.eqn) not in inside:
+                    inside[id(step.eqn)] = self.held_inside(step.eqn)
+                held += [(at, at + 1, value) for value in inside[id(step.eqn)]]
+        moments = tuple(step_bytes.moment for step_bytes in swept)
+        return moments, tuple(step_bytes.step.eqn for step_bytes in swept), held
+
+    def highest(self) -> tuple[int, int]:
+        """The most bytes that are held at once, and the position of the first step that holds them."""
+        totals = [step_bytes.arguments + step_bytes.residuals + step_bytes.temporaries for step_bytes in self._sweep()]
+        most = max(totals)
+        return most, totals.index(most)
+
+    def _sweep(self) -> Iterator[StepBytes]:
+        return sweep(self._ordered(), self, self.saved_inside)
+
+    def _ordered(self) -> list[ScheduledStep]:
+        """The steps in the order in which they are taken to run."""
+        if self._arranged is None:
+            self._arranged = arranged(self.steps, self, self._around)
+        return self._arranged
+
+    def held(self, at: int, besides: Collection[int] = ()) -> list[Held]:
+        """What is held during the step at a position of the sweep, some buffers left out."""
+        steps = self._ordered()
+        live = lives(steps, self).items()
+        alive = [number for number, (first, end) in live if first <= at < end and number not in besides]
+        step = steps[at]
+        return described(steps, self, alive) + (self.held_inside(step.eqn) if step.inside else [])
+
+    def held_inside(self, eqn: Any) -> list[Held]:
+        """What the body of an equation that needs most holds at most; one sum where it is not all known."""
+        lines, operation = self._around[id(eqn)]
+        body = max(operation.bodies, key=lambda body: self._inner_peak(lines, eqn, body))
+        schedule = self._inside(lines, eqn, body)
+        held = schedule.held(schedule.highest()[1], () if body.kind == "loop" else schedule.kept)
+        _, _, needed = self._needs(lines, operation)
+        return held if sum(value.bytes for value in held) == needed else [Held(needed, eqn=eqn)]
+
+
+def _overwritable(operation: Operation) -> slice:
+    """The operands that a result may be written over."""
+    if operation.name in WRITES_OVER_ANY:
+        return slice(None)
+    if operation.name in WRITES_OVER_FIRST:
+        return slice(1)
+    carried = _jax.carried_operands(operation.eqn)
+    return slice(carried.start, carried.stop)
+
+
+def _first_slice(eqn: Any, body: _jax.Body) -> int:
+    """The index of the first of a body's inputs that is a slice of a stacked operand; their number without any."""
+    return _jax.carried_operands(eqn).stop if _jax.is_scan(eqn) else len(body.jaxpr.invars)
+
+
+# ------------------------------------------------------------------------------------------ a function and its gradient
 
 
 def peak(forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None) -> Peak:
@@ -108,3 +408,129 @@ def live_lines(
         StraightLines(LiveEquations(first, wanted), type_of=type_of, merges=merges),
         StraightLines(live, type_of=type_of, merges=merges),
     )
+
+
+# ------------------------------------------------------------------------------------------------------ a training step
+
+
+_Lines = tuple[StraightLines, StraightLines]
+
+
+def step_schedule(step: Step, halves: Mapping[int, Halves], on: DeviceMemory = PLAIN) -> Schedule:
+    """The schedule of a step.
+
+    Arguments are held throughout, but for those that are donated, which are freed after their last reader and may be
+    written over; what the step returns is held to the end.
+
+    Args:
+        step: the step.
+        halves: those of each call that stands for a gradient.
+        on: how the device holds values.
+    """
+    jaxpr = _jax.open_jaxpr(step.closed)
+    schedule = _StepSchedule(halves, {}, {}, _spread(step, halves), on)
+    arguments = list[int]()
+    for number, (var, donated) in enumerate(zip(jaxpr.invars, step.donated, strict=True)):
+        make = schedule.buffer if donated and not on.reserves else schedule.permanent
+        arguments.append(make(schedule.type_of(var), Held(0, schedule.type_of(var), argument=number)))
+        if donated:
+            schedule.donated.add(arguments[-1])
+    if not on.reserves:
+        schedule.arrive("forward", sorted(schedule.donated))
+    lines = StraightLines(
+        LiveEquations(jaxpr), lambda eqn: half_of(eqn) is not None, type_of=schedule.type_of, merges=on.merges
+    )
+    results = schedule.run(lines, step.closed, arguments, "forward")
+    schedule.give_back(results, list(map(schedule.type_of, jaxpr.outvars)))
+    schedule.gradients -= schedule.kept
+    return schedule
+
+
+def _spread(step: Step, halves: Mapping[int, Halves]) -> TypeOf:
+    """How the values of a step are spread, those of the gradients in it included."""
+    if not any(isinstance(both.forward.type_of, Spread) for both in halves.values()):
+        return own_type
+    spread, given = Spread(), dict[Any, Any]()
+    if step.asked is not None:
+        spread.take(step.asked)
+    for _, eqn in walk(step.closed, once=True):
+        part = half_of(eqn)
+        half = halves[part[1]].forward if part is not None and part[0] == "forward" else None
+        if half is not None and isinstance(half.type_of, Spread):
+            spread.take(half.type_of)
+            inputs = _jax.open_jaxpr(half.closed).invars
+            pairs = zip(eqn.invars[len(eqn.invars) - len(inputs) :], inputs, strict=True)
+            given.update((atom, half.type_of(var)) for atom, var in pairs if half.type_of(var) is not var.aval)
+    spread.learn(step.closed, given)
+    return spread
+
+
+class _StepSchedule(Schedule):
+    """A schedule in which the calls that stand for the halves of gradients are these halves."""
+
+    def __init__(
+        self,
+        halves: Mapping[int, Halves],
+        lines: dict[int, _Lines],
+        inner_peaks: InnerPeaks,
+        type_of: TypeOf,
+        on: DeviceMemory,
+    ) -> None:
+        super().__init__(inner_peaks, type_of, on)
+        self._halves = halves
+        self._lines = lines  # of halves, by the number of the call
+        self._residuals: dict[int, list[int]] = {}  # by the buffer that links the halves of a gradient
+        self._within_half = self._updating = False
+        self._saved_inside: dict[int, int] = {}  # by the identity of an equation
+
+    def new(self) -> Schedule:
+        """As ``Schedule.new``, with the same halves."""
+        return _StepSchedule(self._halves, self._lines, self._inner_peaks, self.type_of, self.on.inside)
+
+    def add(
+        self, lines: StraightLines, where: tuple[Phase, int], operation: Operation, operands: Sequence[int]
+    ) -> Sequence[int]:
+        """As ``Schedule.add``; of a call that stands for a half, the steps of that half."""
+        part = None if self._within_half else half_of(operation.eqn)
+        if part is None:
+            if not self._within_half:
+                inside = any(half_of(eqn) for body in operation.bodies for _, eqn in walk(body.jaxpr, once=True))
+                where = ("backward" if inside else "update" if self._updating else where[0], where[1])
+                self._updating = self._updating or inside
+            return super().add(lines, where, operation, operands)
+        half, number = part
+        forward, backward, *_ = self._halves[number]
+        if number not in self._lines:
+            first = _jax.open_jaxpr(forward.closed)
+            live = LiveEquations(_jax.open_jaxpr(backward))
+            self._lines[number] = live_lines(first, forward.outputs, live, self.type_of, merges=self.on.merges)
+        ahead, back = self._lines[number]
+        self._within_half = True
+        try:
+            if half == "forward":
+                inputs = operands[len(operands) - len(_jax.open_jaxpr(forward.closed).invars) :]
+                results = self.run(ahead, forward.closed, inputs, "forward")
+                residuals = len(forward.residual_types)
+                read = back.live.inputs if isinstance(back.live, LiveEquations) else [True] * residuals
+                saved = self.own_buffers(forward.closed, forward.outputs, results, read)
+                self.saved.update({buffer for buffer, yes in zip(saved, read, strict=False) if yes} - {*inputs})
+                link = self.buffer(operation.eqn.outvars[-1].aval)
+                self._residuals[link] = saved
+                return [*results[: forward.outputs], link]
+            given = operands[len(operands) - len(forward.output_types) :]
+            cotangents = [buffer for buffer, aval in zip(given, forward.output_types, strict=True) if is_inexact(aval)]
+            link = next(buffer for buffer in operands if buffer in self._residuals)
+            gradients = self.run(back, backward, [*self._residuals[link], *cotangents], "backward")
+            self.gradients.update(gradients)
+            self._updating = True
+            return gradients
+        finally:
+            self._within_half = False
+
+    def saved_inside(self, eqn: Any) -> int:
+        """As ``Schedule.saved_inside``: of a loop whose body takes a gradient, at the peak in there."""
+        if id(eqn) not in self._saved_inside:
+            takes = any(half_of(inner) for body in _jax.bodies(eqn) for _, inner in walk(body.jaxpr, once=True))
+            held = self.held_inside(eqn) if takes else ()
+            self._saved_inside[id(eqn)] = sum(buffer.bytes for buffer in held if buffer.residual)
+        return self._saved_inside[id(eqn)]

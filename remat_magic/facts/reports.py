@@ -10,16 +10,13 @@ from typing import Any, NamedTuple
 
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Forward
+from remat_magic.facts.buffers import PLAIN, DeviceMemory, Held
 from remat_magic.facts.cost import equation_cost, jaxpr_cost
-from remat_magic.facts.device_memory import PLAIN, DeviceMemory
-from remat_magic.facts.held import Held
-from remat_magic.facts.inserted import nbytes_of, with_inserted
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.facts.memory import both_halves, live_lines
+from remat_magic.facts.memory import Schedule, both_halves, live_lines
 from remat_magic.facts.program_text import program_later
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.facts.residuals import Saved, locate, needed_by, residuals, saved_values
-from remat_magic.facts.schedule import Schedule
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.one_device import Propagated
@@ -29,6 +26,7 @@ from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import (
     ArgumentRole,
     Equation,
+    Kernel,
     Life,
     LiveKind,
     LiveValue,
@@ -39,6 +37,32 @@ from remat_magic.records import (
     SourceSpan,
     Timeline,
 )
+
+
+def nbytes_of(collectives: Counter[_jax.Told] | None) -> int | None:
+    """The bytes that a device has of the results of all collectives; None where they are not known."""
+    return None if collectives is None else sum(runs * collective.nbytes for collective, runs in collectives.items())
+
+
+def with_inserted(
+    kernels: Sequence[Kernel], collectives: Counter[_jax.Told] | None, named_bytes: int
+) -> tuple[Kernel, ...]:
+    """The kernels of a half that XLA has compiled, and one for what it inserts beyond the program's own collectives.
+
+    Args:
+        kernels: those of the program.
+        collectives: all those of the compiled half, those that the program names among them.
+        named_bytes: what these give a device.
+    """
+    nbytes, unknown = nbytes_of(collectives), Kernel(None, 0, "f32", "vector", inserted=True)
+    if collectives is None or nbytes is None or any(collective.sent is None for collective in collectives):
+        return (*kernels, unknown)
+    all_sent = sum(runs * (collective.sent or 0) for collective, runs in collectives.items())
+    sent = all_sent - sum(kernel.runs * kernel.sent for kernel in kernels)
+    if sent <= 0:
+        return tuple(kernels)
+    moved = max(nbytes - named_bytes, 0)
+    return (*kernels, Kernel(0, moved, "f32", "vector", sent=sent, inserted=True))
 
 
 def preview(blank: Report, half: Forward, provenances: Provenances, arguments: Sequence[str]) -> Report:

@@ -5,7 +5,9 @@ those of the forward pass where no barrier keeps them apart (``prevent_cse=False
 without loops), so that their values stay in memory; it drops a forward pass that only the backward pass read; and it
 computes elementwise residuals again in fusions rather than keep them.
 
-Matrix multiplications and convolutions are counted in the compiled program.
+Matrix multiplications and convolutions are counted in the jaxpr and in the compiled program: XLA neither splits them
+nor runs them twice of its own accord. The size of one is the number of elements of its result and the product of those
+of its two operands, which stays the same when XLA reshapes or transposes them, or writes the one as the other.
 """
 
 from __future__ import annotations
@@ -14,28 +16,62 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.engine.halves import Gradient
-from remat_magic.facts.contractions import Size, in_program, of_equations
 from remat_magic.facts.recomputation import Recomputation
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.walk import walk
+from remat_magic.jaxprs.walk import Scope, walk
 from remat_magic.records import Measurement, Note, Report
 
 __all__ = [
     "contractions",
     "departures",
     "forward_is_dead",
+    "in_program",
     "kept_less",
-    "offload_kept",
     "recomputation_of",
     "undone",
     "without_effect",
 ]
+
+
+Size = tuple[int, int]
+
+
+def in_program(jaxpr: Any) -> Counter[Size] | None:
+    """How often each size runs in the live code of a jaxpr, each branch of a conditional counted.
+
+    Returns:
+        None where a ``while`` loop of unknown length holds one of them.
+    """
+    body = _jax.open_jaxpr(jaxpr)
+    live = LiveEquations(body)
+    return of_equations((scope, eqn) for scope, eqn in walk(body, live) if live(eqn))
+
+
+def of_equations(equations: Iterable[tuple[Scope, Any]]) -> Counter[Size] | None:
+    """How often each size runs among these equations; None where the length of a loop around one is not known."""
+    counts: Counter[Size] = Counter()
+    for scope, eqn in equations:
+        size = _size(eqn)
+        if size is None:
+            continue
+        if scope.times is None:
+            return None
+        counts[size] += scope.times
+    return counts
+
+
+def _size(eqn: Any) -> Size | None:
+    if not _jax.is_matmul(eqn):
+        return None
+    left, right = (math.prod(atom.aval.shape) for atom in eqn.invars[:2])
+    return math.prod(eqn.outvars[0].aval.shape), left * right
+
 
 # A saving has to be this large a part of the memory without the checkpoint to be missed, and the temporary bytes have
 # to have fallen by less than this part of it, for the sentence that it does not show.

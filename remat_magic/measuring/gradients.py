@@ -11,8 +11,7 @@ import numpy as np
 
 from remat_magic import _jax
 from remat_magic.facts.facts import Facts, Traced
-from remat_magic.measuring.answers import failure, place_of, text_of
-from remat_magic.measuring.inputs import arrays_for, check_inputs, shardings_for
+from remat_magic.measuring.measure import arrays_for, check_inputs, failure, place_of, shardings_for, text_of
 from remat_magic.records import GradientDifference, RematError
 
 __all__ = ["check_gradients"]

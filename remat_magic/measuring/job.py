@@ -13,11 +13,18 @@ from typing import Any
 from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Traced
-from remat_magic.measuring.answers import Stopped, place_of, text_of
-from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
 from remat_magic.measuring.departures import without_effect
-from remat_magic.measuring.inputs import arrays_for, check_inputs
-from remat_magic.measuring.measure import check_effort, elsewhere, measure_on
+from remat_magic.measuring.measure import (
+    Stopped,
+    arrays_for,
+    check_effort,
+    check_inputs,
+    compile_elsewhere,
+    elsewhere,
+    measure_on,
+    place_of,
+    text_of,
+)
 from remat_magic.records import Effort, Measurement, Plan, Progress, RematError, Report
 
 __all__ = ["Measuring"]

@@ -10,17 +10,238 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from remat_magic import _jax, devices
+from remat_magic import _jax, devices, wording
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.measuring.answers import Stopped, collectives_of, failure, place_of, text_of
-from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
+from remat_magic.jaxprs.values import sharding_of
 from remat_magic.measuring.departures import departures
-from remat_magic.measuring.inputs import arrays_for, check_inputs, shardings_for
-from remat_magic.records import Effort, Measurement, RematError
+from remat_magic.measuring.elsewhere import compile_for
+from remat_magic.measuring.xla_memory import with_texts
+from remat_magic.records import Collective, Effort, Measurement, RematError, XlaMemory
 
-__all__ = ["check_effort", "compile_for_memory", "elsewhere", "measure", "measure_on"]
+__all__ = [
+    "Stopped",
+    "arrays_for",
+    "check_effort",
+    "check_inputs",
+    "compile_elsewhere",
+    "compile_for_memory",
+    "elsewhere",
+    "failure",
+    "measure",
+    "measure_on",
+    "place_of",
+    "shardings_for",
+    "text_of",
+]
+
+
+class Stopped(Exception):  # noqa: N818 - nothing is wrong: somebody asked for it
+    """A measurement was given up between two of its steps."""
+
+
+def text_of(policy: Any) -> str:
+    """What to call a policy before it is resolved."""
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def place_of(facts: Facts, at: Any) -> str:
+    """What to call a place before it is resolved; a mapping has no name."""
+    return at if isinstance(at, str) else facts.engine.default_at if at is None else ""
+
+
+def failure(doing: str, error: BaseException) -> str:
+    """One sentence on what failed."""
+    if isinstance(error, RematError):
+        return str(error)
+    text = wording.one_line(wording.text_of(error), 4000)
+    if "RESOURCE_EXHAUSTED" in text or "ut of memory" in text or isinstance(error, MemoryError):
+        return f"out of memory: the device could not {doing}; choose a policy that saves less, or smaller inputs."
+    first = text.split(". ")[0].rstrip(".")
+    return f"JAX could not {doing}: {type(error).__name__}: {first[:400]}."
+
+
+def collectives_of(by_kind: Mapping[str, tuple[int, int]] | None) -> tuple[Collective, ...] | None:
+    """What a compiled program communicates, from how often and how much of each kind; None where that is unknown."""
+    return None if by_kind is None else tuple(Collective(kind, *counts) for kind, counts in sorted(by_kind.items()))
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+def check_inputs(inputs: Any) -> None:
+    """See that inputs are of one of the forms that :func:`arrays_for` takes.
+
+    Raises:
+        RematError: they are not.
+    """
+    if inputs is None or (isinstance(inputs, str) and inputs == "random"):
+        return
+    pair = isinstance(inputs, tuple) and len(inputs) == 2
+    if not (pair and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], dict)):
+        raise RematError(
+            "inputs is None (compile only), 'random', or the pair (args, kwargs) of a call like the traced one, "
+            "such as ((params, batch), {})."
+        )
+
+
+def arrays_for(facts: Facts, inputs: Any, *, alone: bool = False) -> list[Any] | None:
+    """One array for each array leaf of the traced arguments; None where ``inputs`` is None.
+
+    Args:
+        facts: of the traced function.
+        inputs: ``"random"`` for made-up arrays, or a pair of positional and keyword arguments, of which the array
+            leaves are taken as they are.
+        alone: for the gradient without the training step around it.
+
+    Raises:
+        RematError: the inputs differ in structure or type from the traced arguments.
+    """
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        generator = np.random.default_rng(0)
+        leaves = facts.engine.inputs(alone=alone).arrays
+        return [_random(leaf.value, leaf.sharding, generator) for leaf in leaves]
+    wanted = facts.engine.inputs(alone=alone)
+    given = wanted.arrays_of(*inputs)
+    for leaf, value in zip(wanted.arrays, given, strict=True):
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise RematError(f"the input {leaf.name} is a ShapeDtypeStruct, which has no values: pass inputs='random'.")
+    return given
+
+
+def shardings_for(arrays: Sequence[Any] | None) -> list[Any] | None:
+    """Where each array is to stay; None for as it was when traced."""
+    if arrays is None:
+        return None
+    return [sharding_of(array) for array in arrays]
+
+
+def _random(aval: Any, sharding: Any, generator: np.random.Generator) -> Any:
+    """Normal numbers; for integers zeros, which are safe as indices; False; keys made of zeros.
+
+    The numbers are scaled down by the root of the largest dimension, so that a chain of matrix products neither
+    overflows nor dies away.
+    """
+    if _jax.is_key(aval):
+        array = _jax.zero_keys(aval)
+    elif jnp.issubdtype(aval.dtype, jnp.inexact):
+        values = generator.standard_normal(aval.shape, np.float32)
+        if jnp.issubdtype(aval.dtype, jnp.complexfloating):
+            values = values + 1j * generator.standard_normal(aval.shape, np.float32)
+        array = (np.asarray(values) / max(1, *aval.shape, 1) ** 0.5).astype(aval.dtype)
+    else:
+        array = np.zeros(aval.shape, aval.dtype)
+    return jax.device_put(array, _jax.on_devices_here(sharding))
+
+
+# ----------------------------------------------------------------------------------- for a device that need not be here
+
+
+def compile_elsewhere(
+    facts: Facts,
+    policy: Any,
+    at: Any,
+    device: Device,
+    *,
+    namespace: Mapping[str, Any] | None = None,
+    effort: Effort = "full",
+    seconds: float = 600.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Measurement:
+    """What XLA says of a policy for a device that need not be here. Nothing is run.
+
+    Raises:
+        Stopped: ``stop`` said so.
+    """
+    assert device.target is not None
+    measured = Measurement(
+        text_of(policy),
+        place_of(facts, at),
+        device=device.name,
+        devices_there=device.count,
+        memory_bytes=device.memory_bytes,
+        effort=effort,
+    )
+    if stop():
+        raise Stopped
+    doing = "lower"
+    try:
+        gradient = facts.engine.gradient(policy, at, namespace, platform=device.target.platform)
+        measured = replace(measured, policy=gradient.policy, at=gradient.at)
+        doing = "compile"
+        answer = compile_for(device, gradient.lowered, effort=effort, seconds=seconds, stop=stop)
+    except InterruptedError:
+        raise Stopped from None
+    except RematError as error:
+        if _jax.calls_back(error):
+            name = facts.engine.function_name
+            error = RematError(
+                f"{name} calls back into Python, as jax.debug.print does, which cannot be compiled for {device.name} "
+                "where there is none: take the callbacks out."
+            )
+        return replace(measured, error=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a policy or the system raises is the answer to the question
+        task = f"{doing} {facts.engine.function_name} under {measured.policy} for {device.name}"
+        return replace(measured, error=failure(task, error))
+    timeline = answer.get("timeline")
+    measured = replace(
+        measured,
+        compile_seconds=answer["seconds"],
+        compiled_before=answer["kept"],
+        devices=answer["devices"],
+        timeline=None if timeline is None else _with_names(facts, with_texts(XlaMemory.from_dict(timeline))),
+    )
+    if "memory" not in answer:
+        needed, available = answer.get("needed"), answer.get("available")
+        if needed is None:
+            task = f"compile {facts.engine.function_name} under {measured.policy} for {device.name}"
+            return replace(measured, error=failure(task, RuntimeError(answer["error"])))
+        return replace(measured, fits=False, needed_bytes=needed, available_bytes=available)
+    memory = answer["memory"]
+    measured = replace(
+        measured,
+        temp_bytes=memory["temp"],
+        argument_bytes=memory["argument"],
+        output_bytes=memory["output"],
+        alias_bytes=memory["alias"],
+        peak_bytes=memory.get("peak_memory"),
+        host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
+        flops=answer.get("flops"),
+        bytes_accessed=answer.get("bytes_accessed"),
+        cycles=answer.get("cycles"),
+        collectives=collectives_of(answer.get("collectives")),
+        rematerialized=answer["rematerialized"],
+    )
+    # A compiler for TPUs refuses what is too big, one for GPUs compiles it.
+    available = devices.usable_bytes(device) if device.target.platform == "cuda" else None
+    total = measured.total_bytes
+    if available is None or total is None:
+        # For a TPU ``temp`` is more than what must fit: programs that grow are refused on the line of their peaks (on
+        # both JAX lines within 5%, while the sum of sizes is 6 to 13% above). But a peak is of what is in VMEM as well,
+        # which in small programs is most.
+        sizes = [size for size in (total, measured.peak_bytes) if size]
+        return replace(measured, fits=True, needed_bytes=min(sizes, default=None))
+    largest = _jax.LARGEST_SHARE_OF_GPU
+    more = largest if available < total <= available * largest / _jax.share_of_gpu() else None
+    return replace(
+        measured, fits=total <= available, needed_bytes=total, available_bytes=available, fits_with_share=more
+    )
+
+
+def _with_names(facts: Facts, memory: XlaMemory) -> XlaMemory:
+    """The arguments under their names: the compiled program, of a function or a step, takes all arrays in a row."""
+    leaves = facts.engine.inputs().arrays
+    names = {f"{row}[{number}]": leaf.name for row in ("arrays", "args") for number, leaf in enumerate(leaves)}
+    alive = (replace(buffer, op_name=names.get(buffer.op_name, buffer.op_name)) for buffer in memory.alive)
+    return replace(memory, alive=tuple(alive))
+
+
+# ------------------------------------------------------------------------------------------------------- where JAX runs
+
 
 # A scheduler that orders for parallelism lets temporary memory ignore checkpointing. On two cores neither jax 0.10.2
 # nor 0.12.0.1 takes it, whatever this option says: both then compile what they compile without it.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import remat_magic as rm
 from remat_magic import devices
-from remat_magic.measuring.compiled_elsewhere import compile_elsewhere
+from remat_magic.measuring.measure import compile_elsewhere
 from remat_magic.planning.choices import BUILT_IN
 from remat_magic.planning.fitting_plans import plan_that_fits
 from remat_magic.records import Measurement, Plan, RematError, Report
