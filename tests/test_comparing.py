@@ -33,7 +33,7 @@ from remat_magic.widget.panels import compare as compare_panel
 from tests.plot_records import xla_memory
 from tests.pretend_compiler import NAMES, SIZES
 from tests.programs import f32
-from tests.test_estimate_rules import attention_layers
+from tests.test_estimate import attention_layers
 from tests.views_records import EVIL
 
 

@@ -21,7 +21,7 @@ from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import forget
 from tests.programs import f32
-from tests.test_estimate_rules import attention_layers
+from tests.test_estimate import attention_layers
 from tests.test_widget import FakeComm, FakeShell, Screen, layers, messages, tell
 
 

@@ -66,7 +66,7 @@ def tiled_nbytes(aval: Any, lanes: Collection[int] = ()) -> int:
 
     That is how XLA for a v5e lays values out, of 4, 2 and 1 bytes alike (``T(8,128)``, ``T(8,128)(2,1)``,
     ``T(8,128)(4,1)``), with smaller tiles for fewer than 8 rows; it chooses which dimensions are the last two, those of
-    arguments too. ``tests/test_estimate_on_devices.py`` has sizes from its buffer assignments.
+    arguments too. ``tests/test_estimate.py`` has sizes from its buffer assignments.
 
     Args:
         aval: the value's type.

@@ -1,0 +1,755 @@
+"""The estimated peak as on a device: each rule by programs counted by hand, and beside what XLA needs there."""
+
+import functools
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import remat_magic as rm
+from remat_magic import _jax, devices, units
+from remat_magic.facts.arrangement import over_donated, within_results
+from remat_magic.facts.buffers import DeviceMemory, Held, ScheduledStep, written_over
+from remat_magic.facts.kernels import fused_operands
+from remat_magic.facts.memory import Schedule, both_halves
+from remat_magic.jaxprs.straight_line import StraightLines
+from tests import test_plan_fits
+from tests.benchmarks import other_models
+from tests.benchmarks.named_models import shape, transformer
+from tests.test_memory import halves
+
+TPU, GPU = "TPU v5e", "H100 SXM"
+NHWC = ("NHWC", "HWIO", "NHWC")
+BF16, I32 = jnp.bfloat16, jnp.int32
+WIDE, SQUARE = shape(4096, 1024), shape(1024, 1024)
+VALUE, WEIGHT = 4096 * 1024 * 4, 1024 * 1024 * 4
+
+
+def peak(fun, *args, device=None, policy="as_written"):
+    return rm.trace(fun, *args).report(policy, device=device).peak_bytes
+
+
+def lives(fun, *args, device, policy="none", at="function"):
+    """What takes over a megabyte for a while."""
+    timeline = rm.trace(fun, *args).timeline(policy, at, device=device)
+    return [life.value for life in timeline.lives if life.value.nbytes > 2**20]
+
+
+# As XLA's buffer assignments have them, of programs compiled for a TPU v5e.
+@pytest.mark.parametrize(
+    ("aval", "lanes", "nbytes"),
+    [
+        (shape(), (), 512),
+        (shape(256), (), 1024),
+        (shape(1, 256), (), 1024),
+        (shape(12, 256), (), 16384),
+        (shape(4, 4, 128), (), 8192),
+        (shape(128, 128, dtype=jnp.bool_), (), 16384),
+        (shape(12, 256, 3, 4, 64), (), 9437184),
+        (shape(4, 128, 4, 64, dtype=jnp.bfloat16), (), 262144),
+        (shape(1, 1, 40, 120), (), 20480),
+        (shape(16, 96, 96, 40), (0, 3), 75497472),
+    ],
+    ids=str,
+)
+def test_a_tpu_pads_to_tiles(aval, lanes, nbytes):
+    assert _jax.tiled_nbytes(aval, lanes) == nbytes
+
+
+def convolved(x, w):
+    return (jnp.sin(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC)) ** 2).sum()
+
+
+def multiplied(x, w):
+    return (jnp.sin(x @ w[0, 0]) ** 2).sum()
+
+
+# 16 images of 32 channels: 128 lanes hold 32 of them; 1024 rows and columns have no need of that. The images and their
+# gradient, what is given and, in bfloat16, its cotangent: of a convolution these two take 4 times their bytes.
+@pytest.mark.parametrize(("fun", "times"), [(multiplied, 2 + 1 + 1 / 2), (convolved, 2 + 4 + 4 / 2)])
+def test_only_convolutions_fix_which_dimension_is_padded(fun, times):
+    images, kernel = shape(16, 1024, 1024, 32), shape(1, 1, 32, 32)
+    assert peak(fun, images, kernel, device=TPU) == pytest.approx(times * images.size * 4, rel=1e-4)
+
+
+def test_what_a_convolution_gives_back_is_laid_out_as_arguments_are():
+    def convolve(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return (lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers) ** 2).sum()
+
+    images, kernel = shape(8, 128, 128, 3), shape(3, 3, 3, 8)
+    timeline = rm.trace(convolve, images, kernel).timeline(device=TPU)
+    given = [value.nbytes for value in timeline.alive_at(0) if value.type == "f32[8,128,128,3]"]
+    assert len(given) == 2  # the images, and their gradient
+    assert all(nbytes < 1.1 * images.size * 4 for nbytes in given)
+
+
+# ------------------------------------------------------------------------------------------- results have their memory
+
+
+def layers(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_results_have_their_memory_from_the_beginning(device):
+    timeline = rm.trace(layers, [SQUARE] * 3, WIDE).timeline("nothing_saveable", device=device)
+    both = 2 * (3 * WEIGHT + VALUE)
+    assert timeline.moments[0].bytes >= both
+    results = [value for value in timeline.alive_at(0) if value.kind == "temporary" and value.nbytes >= WEIGHT]
+    assert sum(value.nbytes for value in results) >= both // 2
+    assert rm.trace(layers, [SQUARE] * 3, WIDE).timeline("nothing_saveable").moments[0].bytes < both
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_a_result_lies_where_a_donated_argument_does(device):
+    def step(ws, x):
+        return [w - 0.1 * g for w, g in zip(ws, jax.grad(layers)(ws, x), strict=True)]
+
+    given = ([SQUARE] * 3, WIDE)
+    donated = rm.trace(jax.jit(step, donate_argnums=0), *given).timeline(device=device)
+    kept = rm.trace(jax.jit(step), *given).timeline(device=device)
+    assert donated.moments[0].bytes >= 3 * WEIGHT + VALUE
+    assert kept.moments[0].bytes - donated.moments[0].bytes == 3 * WEIGHT
+
+
+def again(w, x):
+    """A step that gives back an argument twice, a gradient twice, and another value."""
+    g = jax.grad(same_shape)(w, x)
+    return w - g, g, x, x, g
+
+
+@pytest.mark.parametrize(("donated", "shared"), [((), 0), ((0,), WEIGHT), ((1,), VALUE)])
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_each_result_has_memory_of_its_own(device, donated, shared):
+    timeline = rm.trace(jax.jit(again, donate_argnums=donated), SQUARE, WIDE).timeline(device=device)
+    # Two arguments, and five results, one of which lies in what is donated.
+    assert timeline.moments[-1].bytes == (VALUE + WEIGHT) + (2 * VALUE + 3 * WEIGHT) - shared
+
+
+def test_donated_memory_takes_one_result_of_its_size():
+    sizes = [0, 8, 8, 4, 8, 8, 8, 4]
+    assert over_donated([4, 5, 6, 7], [1, 2, 3], sizes) == [4, 5, 7]
+    assert over_donated([4], [], sizes) == []
+
+
+def test_what_is_gone_before_a_result_is_written_lies_there():
+    lives = {1: (5, 9), 2: (0, 5), 3: (4, 7), 4: (0, 3), 5: (3, 5), 6: (0, 2)}
+    sizes = [0, 8, 8, 8, 6, 6, 9]
+    # 2 ends where the result 1 is written; 3 is there then; 4 and 5 fit, but 2 lies there; 6 is too big.
+    assert within_results(lives, [1], [2, 3, 4, 5, 6], sizes) == [2]
+    assert within_results(lives, [1], [3, 4, 5, 6], sizes) == [4, 5]
+    assert within_results({1: (5, 9), 2: (5, 9), 3: (0, 1)}, [1, 2], [3], [0, 8, 4, 4]) == [3]
+
+
+def same_shape(w, x):
+    return (jnp.tanh(x @ w) ** 2).sum()
+
+
+def test_on_a_gpu_a_cotangent_lies_in_the_gradient_of_its_size():
+    def most(*, shares):
+        on = DeviceMemory(reserves=True, shares=shares)
+        return both_halves(*halves(same_shape, SQUARE, WIDE), on=on).peak().bytes
+
+    assert most(shares=False) - most(shares=True) == VALUE
+
+
+# ------------------------------------------------------------------------------------- common subexpressions are merged
+
+
+def norm_twice(x):
+    return (x - x.mean(0)) * lax.rsqrt(((x - x.mean(0)) ** 2).mean(0))
+
+
+def norm_once(x):
+    centred = x - x.mean(0)
+    return centred * lax.rsqrt((centred**2).mean(0))
+
+
+def normed(norm):
+    def block(w, x):
+        return jax.checkpoint(lambda w, x: norm(jnp.tanh(norm(x @ w)) @ w))(w, x)
+
+    return lambda w, x: (block(w, block(w, x)) ** 2).sum()
+
+
+@pytest.mark.parametrize(("device", "once"), [(TPU, True), (GPU, True), (None, False)])
+def test_what_is_written_twice_is_held_once_on_a_device(device, once):
+    twice, alone = (peak(normed(norm), SQUARE, WIDE, device=device) for norm in (norm_twice, norm_once))
+    assert (twice == alone) == once
+    assert twice >= alone
+
+
+def both(f, x):
+    return f(x) * f(x)
+
+
+# How many operations of a name are left once what does the same is one.
+EQUAL = {
+    "literals differ": (lambda x: jnp.sin(x + 1.0) * jnp.sin(x + 2.0), "sin", 2),
+    "literals are equal": (lambda x: jnp.sin(x + 1.0) * jnp.sin(x + 1.0), "sin", 1),
+    "parameters differ": (lambda x: jnp.cumsum(x, 0) * jnp.cumsum(x, 1), "cumsum", 2),
+    "parameters are equal": (lambda x: jnp.cumsum(x, 0) * jnp.cumsum(x, 0), "cumsum", 1),
+    "equal": (lambda x: both(lambda x: jnp.sin(jnp.cos(x)), x), "cos", 1),
+    "a checkpoint keeps them apart": (lambda x: both(jax.checkpoint(lambda x: jnp.sin(jnp.cos(x))), x), "cos", 2),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_what_does_the_same_is_one(name):
+    fun, primitive, left = EQUAL[name]
+    lines = StraightLines(merges=True)(jax.make_jaxpr(fun)(WIDE)).lines
+    assert sum(line.operation.name == primitive for line in lines) == left
+
+
+# ----------------------------------------------------------------------------------------- what is held, and where not
+
+
+def swish(ws, x, around=lambda fun: fun):
+    """Gates: of each the derivative reads what goes in and the logistic function of it."""
+    for w in ws:
+        x = around(lambda x, w: (h := checkpoint_name(x @ w, "in")) * checkpoint_name(jax.nn.sigmoid(h), "gate"))(x, w)
+    return x.sum()
+
+
+def logits(w, x):
+    """A softmax in float32 of bfloat16: what it is made of is half as big."""
+    return jax.nn.logsumexp((x @ w).astype(jnp.float32), axis=-1).sum()
+
+
+GATES = [SQUARE] * 3, shape(65536, 1024)
+HALF = shape(1024, 8192, dtype=jnp.bfloat16), shape(16384, 1024, dtype=jnp.bfloat16)
+
+
+def gates(ws, x):
+    """What is multiplied at the end is made of two products that are saved as well."""
+    for w in ws:
+        x = x + (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
+    return (x**2).sum()
+
+
+def head(w, x, tokens):
+    """A softmax over bfloat16 products, of which one element of each row is taken."""
+    logits = jax.nn.log_softmax((x @ w).astype(jnp.float32))
+    return -jnp.take_along_axis(logits, tokens[:, None], -1).mean()
+
+
+def deep_head(ws, w, x, tokens):
+    """The same after layers whose residuals take as much as the softmax."""
+    for each in ws:
+        x = x + jnp.tanh(x @ each[0]) @ each[1]
+    return head(w, x, tokens)
+
+
+def attention(ws, x):
+    for w in ws:
+        q, k, v = ((x @ w[name]).reshape(*x.shape[:2], 8, -1) for name in "qkv")
+        x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
+    return (x.astype(jnp.float32) ** 2).sum()
+
+
+def recurrence(w, x):
+    """A gated linear recurrence over the sequence."""
+    decay = jax.nn.sigmoid(x @ w)
+
+    def join(before, after):
+        return before[0] * after[0], after[0] * before[1] + after[1]
+
+    return (lax.associative_scan(join, (decay, (1 - decay) * x), axis=1)[1] ** 2).sum()
+
+
+RECURRENCE = shape(256, 256), shape(64, 512, 256)
+GATED = {"gate": SQUARE, "up": SQUARE, "down": SQUARE}
+MLP = [GATED] * 2, shape(65536, 1024)
+HEAD = (*HALF, shape(16384, dtype=jnp.int32))
+DEEP_HEAD = [(shape(1024, 4096, dtype=jnp.bfloat16), shape(4096, 1024, dtype=jnp.bfloat16))] * 4, *HEAD
+ATTENTION = (
+    [{name: shape(512, 512, dtype=jnp.bfloat16) for name in "qkv"}] * 2,
+    shape(32, 1024, 512, dtype=jnp.bfloat16),
+)
+
+
+def every_other(x):
+    """Halves are taken out of the rows, and put together again."""
+    even, odd = jnp.exp(x[::2]), jnp.exp(x[1::2])
+    wide = [lax.pad(half, 0.0, [(0, 1, 1), (0, 0, 0)]) for half in (jnp.sin(even * odd), jnp.sin(even + odd))]
+    return (wide[0][1:] * wide[1][:-1]).sum()
+
+
+def waves(ws, x):
+    """Of each layer JAX saves what the derivative of its tanh reads, and what the next product multiplies."""
+    for w in ws:
+        x = jnp.tanh(x @ w) * 2
+    return (x**2).sum()
+
+
+WAVES = [shape(512, 512)] * 6, shape(65536, 512)
+
+
+def scanned(precision=None):
+    def layer(x, w):
+        h = jnp.dot(x, w, precision=precision)
+        return jnp.tanh(jnp.dot(h, w, precision=precision)), None
+
+    def loss(ws, x):
+        return lax.scan(layer, x, ws)[0].sum()
+
+    return loss, (shape(8, 2048, 2048), shape(8192, 2048))
+
+
+def several(w, x, tokens):
+    """Elements that several indices tell: a row may be told twice, which is no comparison."""
+    return -jnp.take_along_axis(jax.nn.log_softmax((x @ w).astype(jnp.float32)), tokens, -1).mean()
+
+
+def beside(w, v, x, y):
+    return (jnp.concatenate([x @ v, y], 1) @ w).sum()
+
+
+SAVED = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("in", "gate"))
+FULL = tuple(shape(*leaf.shape) for leaf in HALF)
+PAIR = shape(4096, 4096), shape(2048, 2048), shape(32768, 2048), shape(32768, 2048)
+LOOP, EXACT = scanned(), scanned(lax.Precision.HIGHEST)
+# Program, arguments, policy, the primitive or the type of a value, the devices that hold it, and those that do not.
+HELD = {
+    "made by elementwise operations of what is held": (swish, GATES, "none", "logistic", (None,), (TPU, GPU)),
+    "a checkpoint's barriers keep kernels apart": (
+        functools.partial(swish, around=SAVED), GATES, "none", "logistic", (TPU, GPU), ()
+    ),
+    "made of what is half as big": (logits, HALF, "none", "exp", (None,), (TPU, GPU)),
+    "made of what is as big": (logits, FULL, "none", "exp", (None, TPU, GPU), ()),
+    "a softmax is one kernel of a GPU": (head, HEAD, "none", "residual f32[16384,8192]", (GPU,), (TPU,)),
+    "one element of each row is a comparison on a TPU": (head, HEAD, "none", "scatter-add", (GPU,), (TPU,)),
+    "several elements are none": (
+        several, (*HALF, shape(16384, 2, dtype=I32)), "none", "scatter-add", (TPU, GPU), ()
+    ),
+    "made of exp and of sums": (attention, ATTENTION, "none", "bf16[1,32,8,1024,1024]", (None,), (TPU,)),
+    "every other row on a TPU": (every_other, (shape(262144, 1024),), "none", "slice", (TPU,), (GPU,)),
+    "rows put apart on a TPU": (every_other, (shape(262144, 1024),), "none", "pad", (TPU,), ()),
+    "read by matmuls alone": (*LOOP, "dots_saveable", "bf16[8,8192,2048]", (TPU,), (GPU, None)),
+    "read by exact matmuls": (*EXACT, "dots_saveable", "f32[8,8192,2048]", (TPU, GPU), ()),
+    "no narrow one of exact matmuls": (*EXACT, "dots_saveable", "bf16[8,8192,2048]", (), (TPU, GPU)),
+    "put beside another for a matmul": (beside, PAIR, "none", "bf16[32768,2048]", (TPU,), (GPU,)),
+    "weights that a loop takes slices of": (*LOOP, "nothing_saveable", "bf16[8,2048,2048]", (TPU,), (GPU,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_device_holds_what_its_kernels_cannot_make_again(name):
+    fun, args, policy, what, there, gone = HELD[name]
+    for device in (*there, *gone):
+        found = lives(fun, *args, device=device, policy=policy)
+        names = {name for value in found for name in (value.primitive, value.type, f"{value.kind} {value.type}")}
+        assert (what in names) == (device in there)
+
+
+def test_the_kernel_of_a_matmul_makes_what_it_multiplies_on_a_tpu():
+    gpu, tpu = (
+        [value for value in lives(gates, *MLP, device=device) if (value.kind, value.primitive) == ("residual", "mul")]
+        for device in (GPU, TPU)
+    )
+    # What ``down`` multiplies in both layers is made of products that are held; no matmul reads the last ``mul``.
+    assert len(gpu) == len(tpu) + 2
+
+
+def test_residuals_of_one_product_are_made_again_together():
+    """Whether literals are read for one of them or not."""
+    assert "mul" in {value.primitive for value in lives(waves, *WAVES, device=None)}
+    kept = [value for value in lives(waves, *WAVES, device=TPU) if value.kind == "residual"]
+    assert len([value for value in kept if value.primitive != "dot_general" and value.nbytes == 65536 * 512 * 4]) <= 1
+
+
+def test_what_only_a_result_needs_is_put_off_on_a_tpu():
+    """The sum of a product has a gradient that does not read the product; it is as large as an argument."""
+
+    def orders(device):
+        moments = rm.trace(lambda w, x: (x @ w).sum(), SQUARE, WIDE).timeline("none", "function", device=device).moments
+        return [moment.half for moment in moments if moment.primitive == "dot_general"]
+
+    assert orders(TPU) == ["backward", "backward", "forward"]
+    assert orders(GPU) == ["forward", "backward", "backward"]
+
+
+def test_what_takes_no_memory_is_not_put_off():
+    """Its operands would be held until then: here the greatest of all elements, of which the gradient reads none."""
+
+    def loss(w, x):
+        y = x @ w
+        return jnp.sin(y).sum() + lax.stop_gradient(y).max()
+
+    moments = rm.trace(loss, SQUARE, WIDE).timeline("none", "function", device=TPU).moments
+    backward = next(at for at, moment in enumerate(moments) if moment.half == "backward")
+    assert "reduce_max" in {moment.primitive for moment in moments[:backward]}
+
+
+def attention_layers(ws, x):
+    """Layers of which only products without batch dimensions are saved, around all of them: scores are made again."""
+
+    def layer(w, x):
+        q, k, v = ((x @ w[name]).reshape(*x.shape[:2], 4, -1) for name in "qkv")
+        scores = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
+        return x + jnp.einsum("bhts,bshd->bthd", scores, v).reshape(x.shape) @ w["o"]
+
+    for w in ws:
+        x = layer(w, x)
+    return (x**2).mean()
+
+
+SCORES = 32 * 4 * 512 * 512 * 4
+
+
+def by_order(count, policy="dots_with_no_batch_dims_saveable", at="function", device=GPU):
+    """The estimated peak of so many layers, and the other one that is noted, if one is."""
+    args = [{name: shape(256, 256) for name in "qkvo"}] * count, shape(32, 512, 256)
+    report = rm.trace(attention_layers, *args).report(policy, at, device=device)
+    notes = [note for note in report.remarked.notes if note.kind == "peak-by-order"]
+    assert report.by_order.text == "".join(notes)
+    sizes = [units.parse_bytes(size) for size in re.findall(r"[\d.]+ [kMGT]?B", "".join(notes))]
+    return report.peak_bytes, *sizes[:1]
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_all_that_is_recomputed_may_be_held_at_once(device):
+    """Recomputed one after another, layers hold the scores of one; all at once, of each."""
+    few, few_at_once = by_order(3, device=device)
+    more, more_at_once = by_order(4, device=device)
+    # Of each further layer the estimate has what it saves; the other has its scores too, on a TPU in bfloat16.
+    assert (more_at_once - few_at_once) - (more - few) > 0.9 * SCORES / (2 if device == TPU else 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "at"),
+    [("none", "function"), ("dots_with_no_batch_dims_saveable", "layer"), ("everything_saveable", "function")],
+)
+def test_no_other_peak_is_told_where_nothing_can_be_recomputed_first(policy, at):
+    """Each layer's own checkpoint waits for that layer's cotangent, in whichever order."""
+    assert len(by_order(4, policy, at)) == 1
+    assert not rm.trace(attention_layers, [dict.fromkeys("qkvo", SQUARE)], shape(8, 64, 1024)).report().by_order.text
+
+
+def test_no_kernel_makes_every_other_element_again():
+    trace = rm.trace(lambda x: (jnp.exp(x)[::2] ** 2).sum(), shape(262144, 1024))
+    lives = trace.timeline("none", "function", device=TPU).lives
+    # Of ``x``, which is held anyway, all could be made again: what the slice makes is half as big.
+    assert sum(life.value.nbytes for life in lives if life.value.kind == "residual") >= 131072 * 1024 * 4
+
+
+def run(fun, *args, normalizes=False):
+    """The schedule of a program alone where kernels fuse, its arguments held throughout."""
+    schedule = Schedule(on=DeviceMemory(fuses=True, normalizes=normalizes))
+    jaxpr = jax.make_jaxpr(fun)(*args)
+    given = [schedule.permanent(var.aval, Held(0, var.aval)) for var in jaxpr.jaxpr.invars]
+    schedule.kept = {*schedule.run(StraightLines(), jaxpr, given, "forward")}
+    return schedule
+
+
+def meeting(x):
+    for _ in range(12):
+        x = jnp.sin(x) + jnp.cos(x)
+    return x
+
+
+def squares(x, w):
+    logits = (x @ w).astype(jnp.float32)
+    return ((logits - logits.max(-1, keepdims=True)) ** 2).sum()
+
+
+def late(x, w):
+    y = jnp.exp(x)
+    return (y @ w @ w * y * x).sum()
+
+
+def added(x, w):
+    return jnp.exp(x @ w) + 1
+
+
+# Program, arguments, whether a softmax is one kernel, and the most bytes beside the arguments: counted by hand.
+ROWS, GIVEN = 4096 * 4, (WIDE, SQUARE)
+KERNELS = {
+    # The product in bfloat16, and the highest of each row.
+    "what takes less is read": (squares, [shape(*s.shape, dtype=BF16) for s in GIVEN], False, VALUE // 2 + ROWS),
+    # Two products at a time: the last kernel makes the exponential again, which the first product reads from memory.
+    "held for what does not fuse": (late, [WIDE, SQUARE], False, 2 * VALUE),
+    # ``+`` reads what is in registers, and the product that ``exp`` reads is gone then; a GPU writes it elsewhere.
+    "written over what a chain reads": (added, [WIDE, SQUARE], False, VALUE),
+    "beside what a chain reads": (added, [WIDE, SQUARE], True, 2 * VALUE),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_hold_what_they_read(name):
+    fun, args, normalizes, most = KERNELS[name]
+    given = sum(leaf.size * leaf.dtype.itemsize for leaf in args)
+    assert run(fun, *args, normalizes=normalizes).highest()[0] - given == pytest.approx(most, abs=ROWS // 2)
+
+
+def test_what_a_kernel_reads_for_chains_that_part_and_meet_is_read_once():
+    steps = run(meeting, WIDE).steps
+    assert max(len(step.reads) for step in steps) <= len(steps)  # an associative scan once took 22 GB
+
+
+def test_residuals_that_are_one_value_are_held_once():
+    def twice(x, w, v):
+        return ((jnp.tanh(x @ w) @ v).sum() + (jnp.tanh(x @ w) @ (2 * v)).sum()) ** 2
+
+    trace = rm.trace(twice, WIDE, SQUARE, SQUARE, wrt=(1, 2))
+    lives = trace.timeline("none", "function", device=GPU).lives
+    saved_twice = [row for row in trace.report("none", "function").residuals if row.primitive == "tanh"]
+    assert sum(row.nbytes for row in saved_twice) == 2 * VALUE
+    assert len([life for life in lives if life.value.kind == "residual" and life.value.nbytes == VALUE]) == 1
+
+
+def saved(ws, x):
+    return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).sum()
+
+
+def test_a_kernel_takes_a_slice_of_a_stack_itself():
+    def body(a, b, w):
+        return jnp.sin(a) * 2 + b @ w, (a * b).sum(0)
+
+    jaxpr = jax.make_jaxpr(body)(WIDE, WIDE, SQUARE)
+    assert fused_operands(jaxpr, StraightLines()) == {0}
+    assert fused_operands(jax.make_jaxpr(lambda a: (jnp.sin(a), a))(WIDE), StraightLines()) == set()
+
+
+def test_a_slice_that_kernels_take_themselves_is_not_held():
+    def scaled(x, ws):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ (w * 2)), None), x, ws)[0].sum()
+
+    x, ws = shape(8, 4096), shape(8, 4096, 4096)
+    weight = 4096 * 4096 * 4
+    # The stack, and for the products' derivatives each scaled weight in bfloat16, one of them while it is made. A slice
+    # would be one more.
+    found = rm.trace(scaled, x, ws, wrt=0).report("none", device=TPU).peak_bytes
+    assert 12.5 * weight < found < 12.6 * weight
+
+
+def fused(fun, *args):
+    """What is held at the peak where chains are fused, in a device without tiles or a memory of its own."""
+    return at_peak(both_halves(*halves(fun, *args), on=DeviceMemory(fuses=True)))
+
+
+def at_peak(schedule):
+    return schedule.held(schedule.highest()[1])
+
+
+def test_a_chain_between_matmuls_is_not_held():
+    @jax.checkpoint
+    def gelu(x, w):
+        return (jax.nn.gelu(x @ w) @ w).sum()
+
+    arguments, gradients = VALUE + WEIGHT, WEIGHT
+    # What the chain of the derivative reads and makes: what goes into the gelu, and the cotangent of what comes out.
+    assert sum(value.bytes for value in fused(gelu, WIDE, SQUARE)) <= arguments + gradients + 2 * VALUE + 8
+    plain = at_peak(both_halves(*halves(gelu, WIDE, SQUARE)))
+    assert sum(value.bytes for value in plain) >= arguments + gradients + 4 * VALUE
+
+
+def test_what_is_held_anyway_is_read_instead_of_what_is_made_of_it():
+    @jax.checkpoint
+    def silu(x, w):
+        h = x @ w
+        return (((h * jax.nn.sigmoid(h)) @ w) ** 2).sum()
+
+    def big(values):
+        return {value.eqn.primitive.name for value in values if value.bytes == VALUE and value.eqn is not None}
+
+    assert "logistic" in big(at_peak(both_halves(*halves(silu, WIDE, SQUARE))))
+    assert "logistic" not in big(fused(silu, WIDE, SQUARE))
+
+
+# ---------------------------------------------------------------------------------------------------------- agreement
+
+
+@functools.cache
+def trace():
+    fun, args = transformer(1, scanned=False)
+    return rm.trace(fun, *args)
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_a_timeline_adds_up(device):
+    for policy in ("none", "nothing_saveable", "dots_saveable"):
+        timeline = trace().timeline(policy, device=device)
+        moment = timeline.moments[timeline.peak]
+        assert timeline.peak_bytes == max(each.bytes for each in timeline.moments)
+        assert sum(value.nbytes for value in timeline.alive) == moment.bytes
+        assert timeline.alive_bytes("argument") + timeline.alive_bytes("constant") == moment.arguments
+        assert timeline.alive_bytes("residual") == moment.residuals
+        for number, each in enumerate(timeline.moments):
+            assert sum(value.nbytes for value in timeline.alive_at(number)) == each.bytes
+        report = trace().facts.on(devices.get(device)).report(policy)
+        assert sum(size for _, size in report.peak_by_kind) == report.peak_bytes == timeline.peak_bytes
+
+
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_tables_have_the_peak_of_their_device(device):
+    small = rm.trace(layers, [SQUARE] * 2, WIDE)
+    for rows in (small.compare(device=device), small.places(device=device, seconds=2)):
+        assert rows
+        for row in rows:
+            if row.policy != "mixed":
+                assert row.peak_bytes == small.timeline(row.policy, row.at, device=device).peak_bytes
+
+
+def test_a_plan_of_a_peak_is_of_its_device():
+    small = rm.trace(layers, [SQUARE] * 3, WIDE)
+    limit = small.timeline("nothing_saveable", device=TPU).peak_bytes
+    plan = small.plan(peak=limit, at="function", device=TPU)
+    assert plan.peak_bytes == small.timeline(plan, device=TPU).peak_bytes <= limit
+    assert plan.peak_bytes != small.report(plan).peak_bytes
+
+
+def test_of_no_device_and_of_a_cpu_are_the_same():
+    plain = trace().report("nothing_saveable").peak_bytes
+    assert trace().timeline("nothing_saveable").peak_bytes == plain
+    assert trace().timeline("nothing_saveable", device=devices.THIS_CPU).peak_bytes == plain
+    peaks = {trace().timeline("nothing_saveable", device=device).peak_bytes for device in (TPU, GPU)}
+    assert len({plain, *peaks}) == 3
+    with pytest.raises(rm.RematError, match="did you mean 'TPU v5p'"):
+        trace().timeline(device="TPU v5x")
+
+
+def _block(w, x):
+    return jnp.tanh(x @ w) @ w
+
+
+def _loss(ws, x):
+    for w in ws:
+        x = _block(w, x)
+    return jnp.sum(x**2)
+
+
+def test_an_edit_keeps_to_a_budget_as_on_the_device_of_its_plan():
+    trace = rm.trace(_loss, [shape(200, 200)] * 6, shape(40000, 200))
+    plan = trace.plan(peak="80%", at="_block", device=TPU, together=True)
+    edit = trace.edit(plan)
+    assert edit.verified
+    assert edit.peak_bytes == plan.peak_bytes == trace.report(plan, device=TPU).peak_bytes <= plan.budget_bytes
+    assert trace.report(plan).peak_bytes != plan.peak_bytes  # as on no device
+    assert edit.excess_bytes == 0
+
+
+def _spread_out(ws, x):
+    def layer(x, w):
+        return jnp.sin(jnp.cos(x @ w) @ w)
+
+    for w in ws:
+        x = layer(x, w)
+    return jnp.sum(x**2)
+
+
+def test_advice_speaks_of_the_peak_on_the_device():
+    trace = rm.trace(_spread_out, [shape(200, 200)] * 6, shape(400100, 200))  # 28 rows short of whole tiles
+    first = trace.advice(device=TPU)[0]
+    now, then = (trace.report(*choice, device=TPU) for choice in (("as_written",), (first.policy, first.at)))
+    assert first.kind == "no-checkpoint-there"
+    assert first.figure == now.peak_bytes - then.peak_bytes
+    assert first.figure != trace.report().peak_bytes - trace.report(first.policy, first.at).peak_bytes
+
+
+@pytest.mark.parametrize("policy", ["dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable"])
+def test_what_has_no_bytes_is_in_no_memory_that_is_written_over(policy):
+    """In groups of layers a sum of no bytes, since it is made again, reads what only stands for another value."""
+
+    trace = rm.trace(test_plan_fits.loss, *test_plan_fits.ARGS)
+    timeline = trace.timeline(policy, "block/2", device=TPU)
+    # The sweep and the lives of buffers are two ways to the same bytes.
+    assert timeline.peak_bytes == trace.report(policy, "block/2", device=TPU).peak_bytes
+    assert timeline.peak_bytes == max(moment.bytes for moment in timeline.moments)
+
+
+def test_what_a_result_is_written_over_is_of_its_size_and_has_bytes():
+    step = ScheduledStep(("backward", 0), (1, 2, 3), (4,), (1, 2, 3))
+    assert written_over(step, {1, 2, 3}, [0, 0, 8, 4, 8]) == [2]
+    assert written_over(step, {1, 3}, [0, 0, 8, 4, 0]) == []
+
+
+# ----------------------------------------------------------------------------------------------- beside XLA's compilers
+
+
+CASES = {
+    "normed": (normed(norm_twice), (SQUARE, WIDE), "as_written", "sites"),
+    "saved": (saved, (shape(6, 512, 512), shape(32768, 512)), "none", "function"),
+    "gates": (gates, MLP, "none", "function"),
+    "attention": (attention, ATTENTION, "none", "function"),
+    "head": (head, HEAD, "none", "function"),
+    "head after layers": (deep_head, DEEP_HEAD, "none", "function"),
+    "associative scan": (recurrence, RECURRENCE, "none", "function"),
+}
+
+
+def compiled(trace, policy="as_written", at=None, *, device):
+    """What XLA needs; skipped where its compiler is not asked for."""
+    if not devices.get(device).compiles_here and not os.environ.get("REMAT_COMPILERS"):
+        pytest.skip(devices.get(device).why_not)
+    measured = trace.measure(policy, at, device=device)
+    assert not measured.error
+    return measured
+
+
+@pytest.mark.compilers
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("donated", [(), (0,), (1,)])
+@pytest.mark.parametrize("device", [TPU, GPU])
+def test_xla_gives_each_result_memory_of_its_own(device, donated):
+    trace = rm.trace(jax.jit(again, donate_argnums=donated), SQUARE, WIDE)
+    measured, timeline = compiled(trace, device=device), trace.timeline(device=device)
+    given = measured.argument_bytes + measured.output_bytes - measured.alias_bytes
+    assert timeline.moments[-1].bytes == pytest.approx(given, abs=4096)  # of a GPU with a table of addresses
+
+
+@pytest.mark.compilers
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("device", [TPU, GPU])
+@pytest.mark.parametrize(("fun", "args"), [(swish, GATES), (logits, HALF)])
+def test_xla_makes_cheap_residuals_again(fun, args, device):
+    alive = compiled(rm.trace(fun, *args), "none", "function", device=device).timeline.alive
+    big = [value for value in alive if value.nbytes > 2**25 and value.role == "saved"]
+    assert not [
+        value for value in big if value.op_name.endswith(("logistic", "exp")) or value.type.startswith("f32[16384")
+    ]
+
+
+@pytest.mark.compilers
+@pytest.mark.usefixtures("cache")
+def test_it_is_near_what_xla_needs_where_products_tell_all():
+    trace = rm.trace(waves, *WAVES)  # a GPU's kernels of matmuls make what they multiply where it is as cheap as here
+    needed = compiled(trace, "none", "function", device=TPU).needed_bytes
+    assert trace.report("none", "function", device=TPU).peak_bytes == pytest.approx(needed, rel=0.25)
+
+
+@pytest.mark.compilers
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("device", [TPU, GPU])
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_near_what_xla_needs(case, device):
+    fun, args, policy, at = CASES[case]
+    trace = rm.trace(fun, *args)
+    needed = compiled(trace, policy, at, device=device).needed_bytes
+    assert trace.report(policy, at, device=device).peak_bytes == pytest.approx(needed, rel=0.25)
+
+
+@pytest.mark.slow  # a TPU's compiler takes its time
+@pytest.mark.compilers
+@pytest.mark.usefixtures("cache")
+def test_xla_for_a_tpu_recomputes_attention_at_once():
+    """What it needs of a vision transformer is the other peak that is noted, and not the estimate.
+
+    Layers as small as these JAX 0.10's compiler puts off in part: it needs three quarters of that peak. Of 196 tokens
+    it needs over nine tenths, as JAX 0.12's does of either, but compiles three times as long.
+    """
+    fun, args = other_models.vision(layers=2, tokens=128)
+    trace = rm.trace(fun, *args)
+    report = trace.report("dots_with_no_batch_dims_saveable", "function", device=TPU)
+    needed = compiled(trace, report.policy, report.at, device=TPU).needed_bytes
+    at_once = units.parse_bytes(re.findall(r"[\d.]+ MB", report.by_order.text)[0])
+    assert 1.15 * report.peak_bytes < needed < at_once
+    if jax.__version_info__ >= (0, 12):
+        assert at_once == pytest.approx(needed, rel=0.1)
