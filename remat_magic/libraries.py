@@ -21,7 +21,6 @@ __all__ = [
     "calls_linen",
     "checkpointed_by_linen",
     "checkpoints",
-    "class_of_linen",
     "gradient_by",
     "is_gradient",
     "is_jitted",
@@ -79,7 +78,6 @@ def checkpoints() -> list[Any]:
         ("flax.linen", "remat"),
         ("flax.nnx", "remat"),
         ("equinox", "filter_checkpoint"),
-        ("haiku", "remat"),
     )
     there = (getattr(sys.modules.get(module), name, None) for module, name in (*own, *others))
     return [present for present in there if present is not None]
@@ -230,17 +228,12 @@ def checkpointed_by_linen(cls: Any) -> type | None:
     if linen is None or not isinstance(cls, type) or not issubclass(cls, linen.Module):
         return None
     call, base = vars(cls).get("__call__"), cls.__bases__[0]
-    is_of_linen = cls.__name__ == class_of_linen(base.__name__)
+    is_of_linen = cls.__name__ == f"Checkpoint{base.__name__}"
     while is_of_linen and call is not None:
         if call.__code__.co_filename == linen.transforms.__file__:
             return base
         call = getattr(call, "__wrapped__", None)
     return None
-
-
-def class_of_linen(name: str) -> str:
-    """What flax's ``nn.remat`` calls the class that it makes of another one; its parameters are called after that."""
-    return f"Checkpoint{name}"
 
 
 def lifted(

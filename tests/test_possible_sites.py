@@ -385,128 +385,38 @@ def test_calls_in_groups_are_as_if_written():
     assert costs(report) == costs(expected)
 
 
-def test_calls_in_a_loop_are_grouped_by_whole_steps():
-    """What the steps do besides is under the checkpoint too: what comes before the first call, and after the last."""
+def test_calls_in_a_loop_are_grouped_as_they_come():
+    """With what is between them; what a loop of Python does around the first and after the last stays outside."""
 
     def block(w, x):
         return jnp.tanh(jnp.sin(x @ w))
 
-    def step(w, x):
-        normed = jnp.exp(x) / 2
-        return x + block(w, normed) * jnp.cos(x)
-
     def loss(ws, x):
-        for number in range(3):
+        for w in ws:
             normed = jnp.exp(x) / 2
-            x = x + block(ws[number], normed) * jnp.cos(x)
-        x = jnp.exp(x)
-        for w, scale in zip(ws, (1.0, 2.0, 3.0), strict=True):
-            x = block(w, x) * scale
+            x = x + block(w, normed) * jnp.cos(x)
+        for w in ws:
+            x = block(w, x) * 3.0
         return x.sum()
 
     def by_hand(ws, x):
-        x = jax.checkpoint(lambda ws, x: step(ws[1], step(ws[0], x)))(ws, x)
-        x = jnp.exp(jax.checkpoint(lambda ws, x: step(ws[2], x))(ws, x))
-        x = jax.checkpoint(lambda v, w, x: block(w, block(v, x) * 1.0) * 2.0)(ws[0], ws[1], x)
-        return jax.checkpoint(lambda w, x: block(w, x) * 3.0)(ws[2], x).sum()
+        def two_steps(v, w, x, normed):
+            x = x + block(v, normed) * jnp.cos(x)
+            return x, block(w, jnp.exp(x) / 2)
 
-    for ws in (jax.ShapeDtypeStruct((3, 4, 4), jnp.float32), [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 3):
-        x = jax.ShapeDtypeStruct((2, 4), jnp.float32)
-        report, expected = (
-            rm.trace(loss, ws, x).report("nothing_saveable", "block/2"),
-            rm.trace(by_hand, ws, x).report(),
-        )
-        assert types(report) == types(expected)
-        assert costs(report) == costs(expected)
+        def two_loops(v, w, x, normed):
+            return block(w, x + block(v, normed) * jnp.cos(x))
 
+        x, y = jax.checkpoint(two_steps)(ws[0], ws[1], x, jnp.exp(x) / 2)
+        x = x + y * jnp.cos(x)
+        x = jax.checkpoint(two_loops)(ws[2], ws[0], x, jnp.exp(x) / 2) * 3.0
+        return (jax.checkpoint(lambda v, w, x: block(w, block(v, x) * 3.0))(ws[1], ws[2], x) * 3.0).sum()
 
-def _block(w, x):
-    return jnp.sin(jnp.tanh(x @ w) @ w)
-
-
-def _helper(w, x):
-    x = x + _block(w, jnp.exp(x)) * 2
-    return jnp.exp(_block(w, jnp.cos(x)))
-
-
-def _stepwise(step, steps, x):
-    """``functools.reduce``, with a checkpoint around each three steps."""
-    for first in range(0, len(steps), 3):
-        x = jax.checkpoint(lambda x, some: functools.reduce(step, some, x))(x, steps[first : first + 3])
-    return x.sum()
-
-
-def _each(ws, x):
-    chunks = [[*enumerate(ws)][first : first + 3] for first in range(0, len(ws), 3)]
-    return sum(
-        sum(jax.checkpoint(lambda chunk=chunk: [jnp.exp(_block(w, x * i)) * 2 for i, w in chunk])()) for chunk in chunks
-    ).sum()
-
-
-def _of_helpers(ws, x):
-    for w in ws:
-        x = jnp.exp(_helper(w, jnp.cos(x)))
-    return x.sum()
-
-
-# What repeats the calls, how many calls three steps make, and what that is by hand.
-REPEATED = {
-    "a comprehension": (
-        lambda ws, x: sum([jnp.exp(_block(w, x * i)) * 2 for i, w in enumerate(ws)]).sum(),
-        3,
-        _each,
-    ),
-    "a generator": (lambda ws, x: sum(jnp.exp(_block(w, x * i)) * 2 for i, w in enumerate(ws)).sum(), 3, _each),
-    "reduce": (
-        lambda ws, x: functools.reduce(lambda x, w: jnp.exp(_block(w, x * 2)) * 2, (w * 2 for w in ws), x).sum(),
-        3,
-        lambda ws, x: _stepwise(lambda x, w: jnp.exp(_block(w, x * 2)) * 2, [w * 2 for w in ws], x),
-    ),
-    "a loop that calls what calls it twice": (
-        _of_helpers,
-        6,
-        lambda ws, x: _stepwise(lambda x, w: jnp.exp(_helper(w, jnp.cos(x))), ws, x),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REPEATED)
-def test_calls_are_grouped_by_whole_steps_of_whatever_repeats_them(name):
-    loss, size, by_hand = REPEATED[name]
-    args = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 7, jax.ShapeDtypeStruct((2, 4), jnp.float32)
-    report, expected = (
-        rm.trace(loss, *args).report("nothing_saveable", f"_block/{size}"),
-        rm.trace(by_hand, *args).report(),
-    )
+    args = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 3, jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    report = rm.trace(loss, *args).report("nothing_saveable", "block/2")
+    expected = rm.trace(by_hand, *args).report()
     assert types(report) == types(expected)
     assert costs(report) == costs(expected)
-
-
-def test_calls_of_which_no_loop_is_seen_are_grouped_as_they_come():
-    """By ``jax.tree.map``, which may call its function several times in a step, and in a jitted function."""
-
-    def mapped(ws, x):
-        for _ in range(2):
-            x = x + sum(jax.tree.map(lambda w, x=x: _block(w, x), ws))
-        return x.sum()
-
-    def jitted(ws, x):
-        for w in ws:
-            x = jnp.exp(jax.jit(lambda w, x: jnp.exp(_block(w, jnp.cos(x))))(w, x))
-        return x.sum()
-
-    args = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 4, jax.ShapeDtypeStruct((2, 4), jnp.float32)
-    trace = rm.trace(jitted, *args)
-    assert costs(trace.report("nothing_saveable", "_block/2")) == costs(trace.report("nothing_saveable", "_block"))
-
-    def two_by_two(ws, x):
-        for _ in range(2):
-            pairs = [jax.checkpoint(lambda v, w, x: (_block(v, x), _block(w, x)))(*ws[n : n + 2], x) for n in (0, 2)]
-            x = x + sum(y for pair in pairs for y in pair)
-        return x.sum()
-
-    report = rm.trace(mapped, *args).report("nothing_saveable", "_block/2")
-    assert costs(report) == costs(rm.trace(two_by_two, *args).report())
 
 
 def test_two_places_may_have_a_policy_each():

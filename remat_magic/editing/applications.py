@@ -13,8 +13,8 @@ from types import FunctionType
 from typing import Any
 
 from remat_magic import libraries
-from remat_magic.editing.parsed_text import Function, ParsedText
-from remat_magic.editing.user_code import UserCode, held, layers, referent
+from remat_magic.editing.source import Function, ParsedText
+from remat_magic.editing.user_code import UserCode, layers, referent
 
 __all__ = ["PARTIAL", "Application", "applications", "applied_for_others", "with_policies"]
 
@@ -48,7 +48,7 @@ class Application:
 
     @functools.cached_property
     def example(self) -> Any:
-        """What it makes of some function; None where that cannot be told, since it only works during a trace."""
+        """What it makes of some function; None where that cannot be told, as flax's, which is for classes."""
         try:
             return self.transformation(_probe)
         except Exception:  # noqa: BLE001 - whatever a library says of it
@@ -71,11 +71,6 @@ class Application:
         """Whether it is flax's ``nn.remat``, which makes classes of other names."""
         general = getattr(self.transformation, "func", self.transformation)
         return general is getattr(sys.modules.get("flax.linen"), "remat", ())
-
-    def made_class(self, code: UserCode) -> bool:
-        """Whether it made a class of linen before the trace, as far as that has a name."""
-        values = code.scope(self.text.file).values() if self.is_of_linen else ()
-        return any(self.class_made_of(value, code) is not None for value in values)
 
     def class_made_of(self, cls: Any, code: UserCode) -> type | None:
         """The class of linen of which this made another, which was there before the trace; else None."""
@@ -234,7 +229,7 @@ def _is_like(value: Any, like: Any) -> bool:
 
 def _first_held(function: Any) -> Any:
     """The code of what stands in a wrapper's closure first: under JAX's filter of tracebacks, what is filtered."""
-    first = next(iter(held(function)), None)
+    first = function.__closure__[0].cell_contents if function.__closure__ else None
     return None if first is getattr(function, "__wrapped__", None) else getattr(first, "__code__", None)
 
 

@@ -11,21 +11,25 @@ from typing import Any
 import jax
 from jax import ad_checkpoint
 
-from remat_magic.editing.live_code import NewWrapper, unwritable
-from remat_magic.editing.names import NameOption, suggested, used_names
-from remat_magic.editing.parsed_text import ParsedText, mark_added
-from remat_magic.editing.probes import body_start
-from remat_magic.editing.text_changes import TextChanges
+from remat_magic.editing.names import NameOption, body_start, suggested, used_names
+from remat_magic.editing.retracing import NewWrapper, unwritable
+from remat_magic.editing.source import ParsedText, TextChanges, mark_added
 from remat_magic.editing.user_code import UserCode
-from remat_magic.editing.ways import CHECKPOINTS
 from remat_magic.facts.facts import Facts
 from remat_magic.parsing import parse_python
 from remat_magic.records import EditedName, FileEdit
 
-__all__ = ["EditedTexts", "Imports"]
+__all__ = ["CHECKPOINTS", "EditedTexts"]
+
+# By the module of a library: what it is usually called, the import of it, and what it has for jax.checkpoint.
+CHECKPOINTS = {
+    "equinox": ("eqx", "import equinox as eqx", "filter_checkpoint"),
+    "flax.nnx": ("nnx", "from flax import nnx", "remat"),
+    "flax.linen": ("nn", "import flax.linen as nn", "remat"),
+}
 
 
-class Imports:
+class _Imports:
     """What to call things of JAX's in one text, with the imports that this takes."""
 
     def __init__(self, text: ParsedText, namespace: Mapping[str, Any]) -> None:
@@ -75,15 +79,11 @@ class Imports:
         return f"{self._name(sys.modules[library], usual, line)}.{function}"
 
     def partial(self) -> str:
-        """``functools.partial``."""
-        return self.of_module(functools.partial)
-
-    def of_module(self, thing: type) -> str:
-        """A class of Python's own, by its module where the text has that."""
-        module, name, namespace = thing.__module__, thing.__name__, self._namespace
-        if namespace.get(module) is sys.modules[module] and namespace.get(name) is not thing:
-            return f"{module}.{name}"
-        return self._name(thing, name, f"from {module} import {name}")
+        """``functools.partial``, by its module where the text has that."""
+        partial, namespace = functools.partial, self._namespace
+        if namespace.get("functools") is functools and namespace.get("partial") is not partial:
+            return "functools.partial"
+        return self._name(partial, "partial", "from functools import partial")
 
 
 class EditedTexts:
@@ -91,21 +91,19 @@ class EditedTexts:
 
     Attributes:
         wrappers: what has become of the checkpoints around functions.
-        added: names of functions that were written, as for ``mark_added``.
     """
 
     def __init__(self, facts: Facts, code: UserCode) -> None:
         self._code = code
-        self._edited: dict[str, tuple[TextChanges, Imports]] = {}
+        self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = set(facts.engine.names).union(*map(used_names, code.texts.values()))
-        self._new_names: set[str] = set()
-        self.added: tuple[set[str], set[str]] = set(), set()
+        self._module_name = ""
         self.wrappers: list[NewWrapper] = []
 
-    def of(self, text: ParsedText) -> tuple[TextChanges, Imports]:
+    def of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
         """The changes of a text, and its imports."""
         if text.file not in self._edited:
-            self._edited[text.file] = TextChanges(text), Imports(text, self._code.namespaces[text.file])
+            self._edited[text.file] = TextChanges(text), _Imports(text, self._code.namespaces[text.file])
         return self._edited[text.file]
 
     def files(self) -> tuple[FileEdit, ...]:
@@ -126,7 +124,7 @@ class EditedTexts:
         except SyntaxError as error:
             raise unwritable(error) from error
         for tree in trees.values():
-            mark_added(tree, *self.added)
+            mark_added(tree, {self._module_name})
         return trees
 
     def name(self, option: NameOption) -> EditedName:
@@ -149,16 +147,12 @@ class EditedTexts:
             changes.add_first(body, body_start(node), line)
         return EditedName(name, nameable.variable, text.span(node), len(option.values))
 
-    def new_name(self, usual: str) -> str:
-        """A name that nothing in the texts has, nor what was written into one before."""
-        names = {*self._new_names}
-        for text in self._code.texts.values():
-            nodes = [*ast.walk(text.tree)]
-            names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-            names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-            names |= {getattr(function, "name", "") for function in text.functions}
-            names |= {*self._code.namespaces[text.file]}
-        while usual in names:
-            usual += "_"
-        self._new_names.add(usual)
-        return usual
+    def module_name(self) -> str:
+        """The parameter of new lambdas for a module, which nothing in the texts has."""
+        if not self._module_name:
+            nodes = [node for text in self._code.texts.values() for node in ast.walk(text.tree)]
+            names = {getattr(node, "id", None) for node in nodes} | {getattr(node, "arg", None) for node in nodes}
+            self._module_name = "module"
+            while self._module_name in names:
+                self._module_name += "_"
+        return self._module_name

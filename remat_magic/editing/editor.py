@@ -1,41 +1,55 @@
 """A plan as an edit of the user's own source, and what JAX does with the edited text.
 
-The edit gives the planned values names where the source makes them, and a policy that saves these names to the
-checkpoint that the plan is for. What it says of itself was traced from the edited text, executed in copies of the
-user's namespaces: nothing of the session changes, and nothing is written.
+An edit does three things: it gives a checkpoint that is there another policy, it puts a checkpoint on a definition or
+at the calls of a function, and it gives expressions and variables names for the policy to save. What it says of itself
+was traced from the edited text, executed in copies of the user's namespaces: nothing of the session changes, and
+nothing is written. Of a plan that needs something else it says so, and is of the nearest plan that can be written.
 """
 
 from __future__ import annotations
 
-import ast
-import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import devices
+from remat_magic import _jax, devices
 from remat_magic.devices import Device
 from remat_magic.editing.applications import Application, applied_for_others
-from remat_magic.editing.asked import Asked
+from remat_magic.editing.checkpoints import Checkpoints, Way, library_caller, ways_at, ways_of_function
 from remat_magic.editing.edited_texts import EditedTexts
 from remat_magic.editing.names import (
+    PROBE,
     ChosenNames,
     NameOption,
     Skeleton,
     choose,
     grouped,
+    is_probe,
     name_options,
+    nameables,
+    probe,
+    probed,
 )
-from remat_magic.editing.policies import Policies
-from remat_magic.editing.probes import PROBE, is_probe, nameables, probe, probed
+from remat_magic.editing.retracing import Retraces, differences
 from remat_magic.editing.user_code import Executed, UserCode, executed_codes
-from remat_magic.editing.verifying import Retraces, differences
-from remat_magic.editing.ways import Way, crossed, library_caller, ungrouped, ways_at, ways_of_function
 from remat_magic.engine.selection import policy_of_each
+from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.plan import best_of_groups
+from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
+from remat_magic.planning.plan import best_of_groups, plan_at
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Edit, EditedName, Plan, PlannedValue, RematError
+from remat_magic.records import (
+    ComparisonRow,
+    Edit,
+    EditedName,
+    Plan,
+    PlannedValue,
+    RematError,
+    Report,
+    Residual,
+    Site,
+)
 
 __all__ = ["edit"]
 
@@ -52,7 +66,7 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
         RematError: as ``trace.edit``.
     """
     editor = _Editor(facts)
-    plan, sentences = Asked(facts).plan_of(choice, at)
+    plan, sentences = _Asked(facts).plan_of(choice, at)
     edited = editor.edit(plan, sentences)
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
@@ -68,18 +82,135 @@ def _peak_device(plan: Plan) -> Device | None:
         return None
 
 
-class _Editor:
-    """Makes edits for one trace; probes its source once."""
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+class _Asked:
+    """Reads what is asked for of one trace: as a plan, and the values of the program that it names."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts, self._engine = facts, facts.engine
-        self._code = UserCode.of(self._engine.traced, self._engine.whole, self._engine.provenances.closed)
-        self._asked, self._retraces = Asked(facts), Retraces(facts, self._code)
 
-    def edit(self, plan: Plan, sentences: Sequence[str]) -> Edit:
+    def plan_of(self, choice: Any, at: Any) -> tuple[Plan, list[str]]:
+        """What is asked for as a plan, with sentences about what no plan can keep."""
+        choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
+        if isinstance(choice, Plan):
+            if at is not None and at != choice.at:
+                raise RematError(f"the plan is for at={choice.at!r}: leave `at` out, or make a plan for {at!r}.")
+            return choice, []
+        place = self._engine.default_at if at is None else at
+        if isinstance(choice, str) or callable(choice):
+            report = self._facts.report(choice, place)
+            return _plan_of(report, report.policy, ()), []
+        if isinstance(choice, Iterable):
+            rows = list(choice)
+            if all(isinstance(row, Residual) for row in rows):
+                return self._of_residuals(rows, place)
+        raise RematError(f"an edit is made of a plan, a policy's key or residuals, not of {type(choice).__name__}.")
+
+    def _of_residuals(self, rows: Sequence[Residual], at: str) -> tuple[Plan, list[str]]:
+        naming = self.naming(at)
+        of_rows = [self._keys_of(row, naming) for row in rows]
+        keys = set[str]().union(*of_rows)
+        sentences = [_why_no_name(row) for row, of_row in zip(rows, of_rows, strict=True) if not of_row]
+        report = self._facts.report("nothing_saveable", at)
+        if not keys:
+            return _plan_of(report, report.policy, ()), sentences or ["no residual was chosen, so none gets a name."]
+        values = tuple(self.planned(key, naming) for key in naming.values if key in keys)
+        draft = replace(_plan_of(report, f"chosen({len(values)})", values), fingerprint=naming.fingerprint)
+        report = self._facts.report(draft)
+        return replace(draft, saved_bytes=report.saved_bytes, recomputed_flops=report.recomputed_flops), sentences
+
+    def planned(self, key: str, naming: NamedProgram) -> PlannedValue:
+        """A value of a program whose values are named, as a plan has it."""
+        value = naming.values[key]
+        place = self._engine.provenances.of(value.eqn)
+        made_by = "" if value.output is None else _jax.primitive_name(value.eqn)
+        return PlannedValue(key, 0, primitive=made_by, name=value.name, source=place.source if place else None)
+
+    def _keys_of(self, row: Residual, naming: NamedProgram) -> set[str]:
+        """The names, in a program whose values are all named, of what a residual can be."""
+        if row.kind not in ("intermediate", "offloaded"):
+            return set()
+        origins = {(origin.primitive, origin.source) for origin in row.origins}
+        keys: set[str] = set()
+        for key, value in naming.values.items():
+            shape = tuple(value.aval.shape)
+            if value.in_rule:
+                continue  # what no expression of the function itself has
+            if row.dtype == _jax.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape:
+                planned = self.planned(key, naming)
+                if (planned.primitive, planned.source) in origins:
+                    keys.add(key)
+        return keys
+
+    def sites(self, at: str) -> tuple[Site, ...]:
+        """The checkpoint sites that a place is; none where a new checkpoint is written."""
+        sites = self._engine.sites
+        if at == "function":
+            own = own_checkpoint(self._engine.provenances.closed)
+            at = "" if own is None else self._engine.site_of(own)
+        return tuple(site for site in sites if at in ("sites", site.key))
+
+    def within(self, facts: Facts, at: str) -> Callable[[Any], bool] | None:
+        """Which equations of a trace are the checkpoints of a place; None: all that is traced is in it."""
+        keys = {at} if facts.engine.place(at) is not None else {site.key for site in self.sites(at)}
+        return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
+
+    def naming(self, at: str, separately: bool = False) -> NamedProgram:
+        """The program with a name for each value that a policy at a place can save."""
+        with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
+            closed, within = self._engine.placed(at), self.within(self._facts, at)
+            return name_everything(
+                closed,
+                within,
+                separately,
+                rules=not self._engine.remat3,
+                differentiate=lambda: self._engine.forward("nothing_saveable", at),
+            )
+
+    def named(self, naming: NamedProgram, at: str) -> Skeleton:
+        """What such a program does, by which another trace of it is compared."""
+        return Skeleton.of(naming.closed, self.within(self._facts, at), is_given)
+
+
+def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Plan:
+    return Plan(
+        report.function, report.at, policy, 0, report.saved_bytes, report.recomputed_flops, 0, names, code=report.code
+    )
+
+
+def _why_no_name(row: Residual) -> str:
+    """Why a residual cannot be kept by a name, whatever the source is."""
+    if row.kind not in ("intermediate", "offloaded"):
+        value_text = f"{row.type}, {row.argument}," if row.argument else row.type
+        return f"{value_text} is kept without a name: it is {'an' if row.kind == 'argument' else 'a'} {row.kind}."
+    value_text = f"{row.type}, {row.primitive or 'a value'}{f', {row.source.place}' if row.source else ''},"
+    if row.dtype.startswith("c"):
+        return f"{value_text} is complex, and JAX cannot save complex values by name."
+    return (
+        f"{value_text} is none of the values that a plan for this place chooses among: the derivative makes it, or it "
+        "is outside, or in a branch, a loop of unknown length or a derivative rule."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the edit of it
+
+
+class _Editor:
+    """Makes edits for one trace."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts, self._engine = facts, facts.engine
+        self._code = UserCode.of(self._engine)
+        self._asked, self._retraces = _Asked(facts), Retraces(facts, self._code)
+
+    def edit(self, plan: Plan, sentences: Sequence[str] = ()) -> Edit:
         """The edit of a plan."""
+        if why := [*self._why_unwritable(plan)]:
+            return replace(self._empty(plan), unnamed=(*sentences, *why), closest=self._at_whole_functions(plan))
         if not plan.names:
-            return self._written(plan, ChosenNames(), sentences or self._why_no_edit(plan))
+            return self._of_policy(plan, sentences)
         naming = self._asked.naming(plan.at, plan.separately)
         if naming.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= naming.values.keys():
             raise RematError(
@@ -88,12 +219,9 @@ class _Editor:
             )
         places = nameables(self._code)
         facts, _ = self._retraces.of(probed(self._code, places), {PROBE: probe})
-        closed = facts.engine.provenances.closed
         with_places = facts.engine.placed(plan.at)
-        program, with_probes = (
-            self._asked.named(naming, plan.at),
-            Skeleton.of(with_places, self._asked.within(facts, plan.at), is_probe),
-        )
+        program = self._asked.named(naming, plan.at)
+        with_probes = Skeleton.of(with_places, self._asked.within(facts, plan.at), is_probe)
         if program.operations != with_probes.operations:
             raise RematError(
                 f"{self._engine.function_name} does not make the same program each time that it is traced, so no edit "
@@ -101,9 +229,10 @@ class _Editor:
             )
         options = name_options(with_probes, places)
         chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
-        missing, as_before = set(chosen.missing), executed_codes(closed) & self._code.codes.keys()
+        missing = set(chosen.missing)
+        as_before = executed_codes(facts.engine.provenances.closed) & self._code.codes.keys()
         why = [
-            self._why_unnamed(self._asked.planned(value.key, naming), program, options, as_before)
+            self._why_unnamed(self._asked.planned(value.key, naming), program, as_before)
             for value in plan.names
             if missing & program.names.get(value.key, {}).keys()
         ]
@@ -116,6 +245,17 @@ class _Editor:
         edited = self._written(plan, chosen, [*sentences, *why])
         return edited if edited.verified else replace(edited, closest=self._closest(plan, options))
 
+    def _of_policy(self, plan: Plan, sentences: Sequence[str]) -> Edit:
+        """The edit of a plan without names; in place of a checkpoint that cannot be taken off, one that saves all."""
+        try:
+            return self._written(plan, ChosenNames(), sentences or self._why_no_edit(plan))
+        except RematError as error:
+            if plan.policy != "none":
+                raise
+            report = self._facts.report("everything_saveable", plan.at)
+            closest = _verified(self._written(_plan_of(report, report.policy, ()), ChosenNames(), ()))
+            return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
+
     def _closest(self, plan: Plan, options: Sequence[NameOption]) -> Edit | None:
         """The edit whose plan is the best within the same budget that the source can name."""
         naming = self._asked.naming(plan.at)
@@ -125,8 +265,41 @@ class _Editor:
         if best is None:
             return None
         used = {groups[value.key] for value in best.names}
-        edited = self._written(best, ChosenNames([option for option in options if option in used]), ())
-        return edited if edited.verified else None
+        return _verified(self._written(best, ChosenNames([option for option in options if option in used]), ()))
+
+    def _why_unwritable(self, plan: Plan) -> Iterator[str]:
+        """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
+        for part in _parts(plan):
+            code = part.code or ("" if part.names else self._facts.report(part.policy, part.at).code)
+            by_hand = f"by hand it is `{code}`." if code else "write the checkpoint by hand."
+            if self._is_of_haiku(part.at):
+                yield f"at {part.at!r} haiku's own checkpoint is needed, which no edit writes: {by_hand}"
+            elif _whole_function(part.at) != part.at and self._engine.place(part.at) is not None:
+                yield f"at {part.at!r} are some of the calls, or several at once, which no edit writes: {by_hand}"
+
+    def _is_of_haiku(self, at: str) -> bool:
+        place = self._engine.place(at)
+        return place is not None and place.callee.library == "haiku"
+
+    def _at_whole_functions(self, plan: Plan) -> Edit | None:
+        """The edit of the nearest plan where one is for places at which no edit writes a checkpoint."""
+        parts = _parts(plan)
+        at = {"function" if self._is_of_haiku(part.at) else _whole_function(part.at): part.policy for part in parts}
+        try:
+            if plan.names or (plan.status and len(parts) == 1):  # within its budget
+                nearest = plan_at(self._facts, next(iter(at)), plan.budget_bytes or plan.saved_bytes, plan.of)
+            elif len(at) == len(parts):
+                report = (
+                    self._facts.report("as_written", at)
+                    if plan.policy == MIXED
+                    else self._facts.report(plan.policy, next(iter(at)))
+                )
+                nearest = _plan_of(report, report.policy, ())
+            else:  # a function has two policies
+                return None
+            return _verified(self.edit(nearest).best)
+        except RematError:
+            return None
 
     def _written(self, plan: Plan, chosen: ChosenNames, unnamed: Sequence[str]) -> Edit:
         """The edit with JAX's own checkpoint, or with that of a library which the source needs for it.
@@ -136,10 +309,13 @@ class _Editor:
         parts = _parts(plan)
         places = self._retraces.applied([site for part in parts for site in self._asked.sites(part.at)])
         ways = list[tuple[Plan, Way]]()
-        for number, part in enumerate(parts[:-1], 1):
-            so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
-            ways.append((part, self._first_verified(part, ways, so_far, chosen, unnamed, places)[1]))
-        return self._first_verified(parts[-1], ways, plan, chosen, unnamed, places)[0]
+        for number, part in enumerate(parts, 1):
+            so_far = plan
+            if number < len(parts):
+                so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
+            edited, way = self._first_verified(part, ways, so_far, chosen, unnamed, places)
+            ways.append((part, way))
+        return edited
 
     def _first_verified(
         self,
@@ -159,35 +335,43 @@ class _Editor:
                 errors.append(error)
             if edits and edits[-1][0].verified:
                 return edits[-1]
-        edits = [edit for edit in edits if not isinstance(edit[1].counter, ast.FunctionDef)]  # a last resort
         if not edits:
-            raise (errors or [self._no_way(part)])[0]
+            raise errors[0]
         return next((edit for edit in edits if edit[0].saved_bytes is not None), edits[0])
 
     def _ways(self, plan: Plan) -> list[Way]:
-        if plan.policy == "none" and self._asked.sites(plan.at):
-            return [Way(), Way(names_kept=True)]
+        """The ways to write what a plan has at one place.
+
+        Raises:
+            RematError: there is none.
+        """
         if self._asked.sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":
             return ways_of_function(self._code, self._engine.differentiated_inside)
         ways = ways_at(self._code, self._engine, plan.at)
-        caller = library_caller(self._engine, plan.at)
-        if caller:
+        if caller := library_caller(self._engine, plan.at):
             raise RematError(
                 f"{plan.at!r} is called in the code of a library, which no edit reaches, by {caller}: choose "
                 f"at={caller!r}, or put a checkpoint around what your source calls."
             )
         if not ways:
-            raise self._no_way(plan)
+            raise RematError(
+                f"where {plan.at!r} is called cannot be told in source text of yours: write the checkpoint there by "
+                f"hand{f', as in `{plan.code}`' if plan.code else ''}."
+            )
         return ways
 
-    def _no_way(self, plan: Plan) -> RematError:
-        by_hand = f"write the checkpoint there by hand{f', as in `{plan.code}`' if plan.code else ''}."
-        return RematError(
-            ungrouped(self._code, self._engine, plan.at, by_hand)
-            or f"where {plan.at!r} is called cannot be told in source text of yours, or not for all of these calls "
-            f"alone: {by_hand}"
+    def _empty(self, plan: Plan) -> Edit:
+        return Edit(
+            self._engine.function_name,
+            plan.at,
+            plan.policy,
+            planned_bytes=plan.saved_bytes,
+            planned_flops=plan.recomputed_flops,
+            label=plan.label,
+            budget_bytes=plan.budget_bytes if plan.status else None,
+            of=plan.of,
         )
 
     def _written_in(
@@ -199,25 +383,13 @@ class _Editor:
         places: Mapping[str, Sequence[Application]],
     ) -> Edit:
         texts = EditedTexts(self._facts, self._code)
-        policies = Policies(self._facts, self._code, texts)
+        checkpoints = Checkpoints(self._facts, self._code, texts)
         names = tuple(texts.name(option) for option in chosen.options)
         for part, way in parts:
             if part.names or part.policy != "as_written":
                 kept = tuple(dict.fromkeys(name.name for name in names))
-                policies.write(part, kept, self._asked.sites(part.at), places, way)
-        edited = Edit(
-            self._engine.function_name,
-            plan.at,
-            plan.policy,
-            texts.files(),
-            names,
-            tuple(unnamed),
-            planned_bytes=plan.saved_bytes,
-            planned_flops=plan.recomputed_flops,
-            label=plan.label,
-            budget_bytes=plan.budget_bytes if plan.status else None,
-            of=plan.of,
-        )
+                checkpoints.write(part, kept, self._asked.sites(part.at), places, way)
+        edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
         expected, trees = self._facts.report(plan if plan.names else plan.policy, plan.at), texts.trees()
         try:
             there, traced = self._retraces.of(trees, {}, texts.wrappers)
@@ -225,20 +397,16 @@ class _Editor:
         except RematError as error:
             return replace(edited, differences=(str(error),))
         differing = differences(expected, traced)
-        if any(way.calls or way.loops for _, way in parts) and not differing:
-            differing = self._retraces.differences_besides(parts, there) or (
-                ["the edited text saves what is asked for, and recomputes something else."]
-                if expected.recomputed_flops != traced.recomputed_flops
-                else []
-            )
+        is_at_calls = any(way.calls for _, way in parts)  # which may call other functions, too
+        if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
+            differing = ["the edited text saves what is asked for, and recomputes something else."]
         if differing:
             keys = [site.key for part, _ in parts for site in self._asked.sites(part.at)]
-            crossing = itertools.chain.from_iterable(crossed(way) for _, way in parts)
-            differing = [*applied_for_others(keys, places), *crossing, *differing]
+            differing = [*applied_for_others(keys, places), *differing, *_besides(chosen, names)]
         return replace(
             edited,
             verified=not differing,
-            differences=tuple(differing + (_besides(chosen, names) if differing else [])),
+            differences=tuple(differing),
             saved_bytes=traced.saved_bytes,
             peak_bytes=peak_bytes,
             recomputed_flops=None if traced.backward_error else traced.recomputed_flops,
@@ -251,13 +419,7 @@ class _Editor:
             return [f"{self._engine.function_name} has no jax.checkpoint of its own to be taken off."]
         return []
 
-    def _why_unnamed(
-        self,
-        value: PlannedValue,
-        program: Skeleton,
-        options: Sequence[NameOption],
-        as_before: set[Executed],
-    ) -> str:
+    def _why_unnamed(self, value: PlannedValue, program: Skeleton, as_before: set[Executed]) -> str:
         """Why a value of a plan cannot be named."""
         types = dict.fromkeys(program.types[named] for named in program.names.get(value.key, {}))
         value_text = f"{value.primitive or 'carried value'} {', '.join(types)}"
@@ -269,25 +431,12 @@ class _Editor:
                 f"{value_text} is made in {where.function}, {where.place}, which no edit reaches: what holds it cannot "
                 "be made again, such as an object of a library or a rule for derivatives."
             )
-        text = self._code.texts[where.file]
         if not value.primitive:
-            if isinstance(self._code.around(where, self._code.codes), ast.Lambda):
-                return (
-                    f"{value_text} is carried into the loop at {where.place} by a lambda, whose parameters can only be "
-                    "named where they are used just once: make it a function with def."
-                )
-            return f"{value_text} is carried into the loop at {where.place}, where no variable of its own holds it."
-        if text.is_formatted(where):
-            return f"{value_text} is made inside a formatted string, {where.place}: assign it to a variable before."
-        start, end = (where.line, where.column), (where.end_line, where.end_column)
-        there = any(
-            place.text is text and (text.start(place.node), text.end(place.node)) == (start, end) and not place.variable
-            for place in (option.nameable for option in options)
-            if place is not None
-        )
-        another = "which gives another value, and " if there else ""
-        place = f"{value_text} is made inside `{where.expression}`, {where.place}"
-        return f"{place}, {another}no expression that can be named has it."
+            return (
+                f"{value_text} is carried into the loop at {where.place}, where no variable of a function with def "
+                "holds it alone."
+            )
+        return f"{value_text} is made inside `{where.expression}`, {where.place}, and no expression there has it alone."
 
 
 def _parts(plan: Plan) -> list[Plan]:
@@ -298,14 +447,21 @@ def _parts(plan: Plan) -> list[Plan]:
     return [replace(plan, policy=policy, at=at, code="") for at, policy in chosen.items()]
 
 
-def _besides(chosen: ChosenNames, names: Sequence[EditedName]) -> list[str]:
-    sentences: list[str] = []
+def _whole_function(at: str) -> str:
+    """The place that is all calls of the function of which a place is some, or some at once."""
+    return re.sub(r"(\[[-\d:]*\])?(/\d+)?$", "", at)
+
+
+def _verified(edit: Edit) -> Edit | None:
+    return edit if edit.verified else None
+
+
+def _besides(chosen: ChosenNames, names: Sequence[EditedName]) -> Iterator[str]:
     for option, name in zip(chosen.options, names, strict=True):
         if others := len(chosen.besides.get(option, ())):
             expression = f"`{name.expression}`" if name.expression else "a name of your own"
             where = f", {name.source.place}" if name.source else ""
-            sentences.append(
+            yield (
                 f"{name.name!r} stands at {expression}{where}, which is executed for {others} other "
                 f"{'value' if others == 1 else 'values'} besides: they have the same name."
             )
-    return sentences

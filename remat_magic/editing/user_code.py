@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import gc
 import itertools
 import sys
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.editing.parsed_text import Function, ParsedText, number_of, parsed_text
+from remat_magic.editing.source import Function, ParsedText, number_of, parsed_text
 from remat_magic.engine import signature
+from remat_magic.engine.engine import Engine
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError, SourceSpan
@@ -25,10 +26,7 @@ __all__ = [
     "Executed",
     "UserCode",
     "executed_codes",
-    "held",
-    "is_users",
     "layers",
-    "reachable",
     "referent",
 ]
 
@@ -59,35 +57,41 @@ class UserCode:
 
     Attributes:
         function: the one that was traced.
+        things: all that can be reached from it and its arguments.
         texts: by file name.
         codes: for each code object of the user's that ran, and its file, its number in the text's ``functions``.
         namespaces: the globals of each file's functions.
     """
 
     function: Any
+    things: list[Any] = field(default_factory=list)
     texts: dict[str, ParsedText] = field(default_factory=dict)
     codes: dict[Executed, int] = field(default_factory=dict)
     namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _functions: list[FunctionType] = field(default_factory=list)  # those that ran
     _scopes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def of(function: Any, *programs: Any) -> UserCode:
-        """What ran of a function, by the programs traced from it: of a step its own, and that of its gradient.
+    def of(engine: Engine) -> UserCode:
+        """What ran of a traced function, by the programs: of a step its own, and that of its gradient.
 
         Raises:
             RematError: a text is not available, or not what the function was compiled from.
         """
-        code = UserCode(function)
+        function = engine.traced
+        code = UserCode(function, [*_reachable(function, engine.inputs_again())])
         by_file: dict[str, set[CodeType]] = {}
-        for file, executed in executed_codes(*programs):
+        for file, executed in executed_codes(engine.whole, engine.provenances.closed):
             by_file.setdefault(file, set()).add(executed)
         if not by_file:
             raise RematError(
                 f"no operation of {function_name(function)} stands in source text of yours: there is nothing to edit."
             )
-        for reached in reachable(function):
-            if isinstance(reached, FunctionType):
-                code.namespaces.setdefault(reached.__code__.co_filename, reached.__globals__)
+        ran = {id(executed) for codes in by_file.values() for executed in codes}
+        for thing in code.things:
+            if type(thing) is FunctionType and id(thing.__code__) in ran:
+                code._functions.append(thing)
+                code.namespaces.setdefault(thing.__code__.co_filename, thing.__globals__)
         for file, codes in sorted(by_file.items()):
             text = code.texts[file] = parsed_text(file, codes)
             numbers = {(file, executed): number_of(text.functions, executed) for executed in codes}
@@ -112,11 +116,8 @@ class UserCode:
         """What the names in a text stand for, as far as they are no variables of a call."""
         if file not in self._scopes:
             scope: dict[str, Any] = {}
-            for node in ast.walk(self.texts[file].tree):
-                if isinstance(node, ast.Import | ast.ImportFrom):
-                    scope.update(_imported(node))
-            for function in reachable(self.function):
-                if isinstance(function, FunctionType) and function.__code__.co_filename == file:
+            for function in self._functions:
+                if function.__code__.co_filename == file:
                     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                         with contextlib.suppress(ValueError):  # not yet bound
                             scope[name] = cell.cell_contents
@@ -175,91 +176,50 @@ def layers(function: Any) -> Iterator[Any]:
         function = inner or getattr(function, "__wrapped__", None)
 
 
-def is_users(kind: type) -> bool:
-    """Whether a class is the user's; what has no file is a notebook's, or built in."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<cell>"
-    return kind.__module__ != "builtins" and is_user_file(file)
-
-
-def held(value: Any) -> list[Any]:
-    """What a function, container or object of the user's holds that can be, or hold, a function."""
-    match value:
-        case functools.partial():
-            return [value.func, *value.args, *value.keywords.values()]
-        case FunctionType():
-            contents = []
-            for cell in value.__closure__ or ():
-                try:
-                    contents.append(cell.cell_contents)
-                except ValueError:  # not yet bound
-                    continue
-            return [*contents, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        case types.MethodType():
-            return [value.__func__, value.__self__]
-        case list() | tuple() if type(value) in (list, tuple) and len(value) < 1000:
-            return list(value)
-        case dict() if type(value) is dict and len(value) < 1000:
-            return list(value.values())
-        case type():
-            return []
-        case _:
-            attributes = getattr(value, "__dict__", None)
-            return list(attributes.values()) if isinstance(attributes, dict) and is_users(type(value)) else []
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Any]]:
-    """What an import binds, of modules that are there already."""
-    for alias in node.names:
-        if isinstance(node, ast.Import):
-            yield (
-                alias.asname or alias.name.partition(".")[0],
-                sys.modules.get(alias.name if alias.asname else alias.name.partition(".")[0]),
-            )
-        elif node.module and not node.level:
-            thing = getattr(sys.modules.get(node.module), alias.name, None)
-            yield alias.asname or alias.name, sys.modules.get(f"{node.module}.{alias.name}") if thing is None else thing
-
-
-def names_of(code: CodeType) -> set[str]:
-    """The names of globals and attributes that code uses, that of the functions in it included."""
-    inside = (names_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return {*code.co_names}.union(*inside)
-
-
-def reachable(function: Any) -> Iterator[Any]:
-    """What can be reached from a function by closures, globals, wrappers and the user's classes and modules."""
+def _reachable(*roots: Any) -> Iterator[Any]:
+    """What can be reached from some things: by the names in code, by closures, and by what objects hold."""
     seen: dict[int, Any] = {}
-    todo: list[Any] = [function]
-    while todo and len(seen) < 20000:
+    todo: list[Any] = [*roots]
+    while todo and len(seen) < 100_000:
         value = todo.pop()
         if id(value) in seen:
             continue
         seen[id(value)] = value
         yield value
-        todo += held(value)
-        if isinstance(value, type):
-            if is_users(value):
-                todo += list(vars(value).values())
-            continue
-        if callable(value):
-            todo.append(getattr(value, "__wrapped__", None))
-        if not isinstance(value, FunctionType):
-            if value is not None and not isinstance(value, types.ModuleType):
-                todo.append(type(value))
-            continue
-        if not is_user_file(value.__code__.co_filename):
-            continue
-        names = names_of(value.__code__)
-        for name in names:
-            used = value.__globals__.get(name)
-            if isinstance(used, types.ModuleType):
-                if is_user_file(getattr(used, "__file__", None) or ""):
-                    todo += [vars(used)[attribute] for attribute in names if attribute in vars(used)]
-            else:
-                todo.append(used)
+        match value:
+            case FunctionType():
+                todo += [*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, vars(value)]
+                if is_user_file(value.__code__.co_filename):
+                    names = _names_of(value.__code__)
+                    used = [value.__globals__[name] for name in names & value.__globals__.keys()]
+                    modules = [vars(thing) for thing in used if isinstance(thing, ModuleType) and _is_users(thing)]
+                    todo += [*used, *(module[name] for module in modules for name in names & module.keys())]
+            case type():
+                todo += [
+                    *value.__mro__,
+                    *(vars(value).values() if _is_users(sys.modules.get(value.__module__)) else ()),
+                ]
+            case ModuleType():
+                pass
+            case list() | tuple() | dict() | set() if len(value) > 1000:  # data
+                pass
+            case _:
+                todo += [getattr(value, "__wrapped__", None), *gc.get_referents(value)]
 
 
-# -------------------------------------------------------------------------------- what the user's expressions stand for
+def _names_of(code: CodeType) -> set[str]:
+    """The names of globals and attributes that code uses, that of the functions in it included."""
+    inside = (_names_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return {*code.co_names}.union(*inside)
+
+
+def _is_users(module: ModuleType | None) -> bool:
+    """Whether a module is the user's; what has no file is a notebook, or built in."""
+    return (
+        module is not None
+        and module.__name__ != "builtins"
+        and (is_user_file(getattr(module, "__file__", None) or "<cell>"))
+    )
 
 
 def referent(expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
@@ -269,6 +229,6 @@ def referent(expression: ast.expr, namespace: Mapping[str, Any]) -> Any:
             return namespace.get(name)
         case ast.Attribute(inner, name):
             owner = referent(inner, namespace)
-            return getattr(owner, name, None) if isinstance(owner, types.ModuleType | type) else None
+            return getattr(owner, name, None) if isinstance(owner, ModuleType | type) else None
         case _:
             return None

@@ -13,13 +13,12 @@ from remat_magic.engine.calls import Calls, Interval
 from remat_magic.engine.possible import Intervals, PossibleSites, Where, is_walked
 from remat_magic.engine.segments import Checkpoint, in_segments
 from remat_magic.engine.sites import PUT_AT
-from remat_magic.engine.whole_steps import Steps, WholeSteps
 from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.walk import walk
 from remat_magic.records import RematError
 
-__all__ = ["grouped_loops", "with_checkpoints"]
+__all__ = ["with_checkpoints"]
 
 
 def with_checkpoints(closed: Any, calls: Calls, possible: PossibleSites, policies: Iterable[tuple[str, Any]]) -> Any:
@@ -38,26 +37,15 @@ def with_checkpoints(closed: Any, calls: Calls, possible: PossibleSites, policie
     return _Writer(closed, calls, chosen)(closed) if chosen else closed
 
 
-def grouped_loops(closed: Any, calls: Calls, possible: PossibleSites, key: str) -> list[Any]:
-    """The scans of a program whose steps a place groups; arguments as for ``with_checkpoints``."""
-    where = possible.where(key)
-    return [] if where is None else _Writer(closed, calls, {key: (where, None)}).grouped_loops()
-
-
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint.
-
-    Those with the numbers ``before`` are put before it, and those with the numbers ``after`` after it.
-    """
+    """The equations ``first`` to ``last`` (excluded) of a jaxpr, to be under one checkpoint."""
 
     first: int
     last: int
     checkpoint: Checkpoint
     given: tuple[Any, ...]
     returned: tuple[Any, ...]
-    before: frozenset[int]
-    after: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +80,8 @@ class _Writer:
             checkpoint = Checkpoint(policy, "{} at {}:{}".format(*who), PUT_AT + key, self._parts)
             if where.group > 1:
                 selected = [*self._beside(selected, where.group, checkpoint, key)]
-            for jaxpr, interval, steps in _grouped(selected, where.group, where.calls == slice(None)):
-                values = interval.given, interval.returned
-                group = _Group(interval.first, interval.last, checkpoint, *values, steps.before, steps.after)
+            for jaxpr, interval in _grouped(selected, where.group):
+                group = _Group(interval.first, interval.last, checkpoint, interval.given, interval.returned)
                 self._groups.setdefault(id(jaxpr), []).append(group)
 
     def _beside(
@@ -145,16 +132,12 @@ class _Writer:
             last_read.update((var, max(group.first, last_read.get(var, 0))) for var in group.given)
         return self._written(jaxpr, eqns, 0, len(eqns), _nested(groups), last_read)
 
-    def grouped_loops(self) -> list[Any]:
-        """The scans, in the program that is to be written anew, whose steps are to be grouped."""
-        return [eqn for _, eqn in walk(self._root) if self._is_grouped(eqn)]
-
     def _is_grouped(self, eqn: Any) -> bool:
         return _jax.is_scan(eqn) and id(_jax.open_jaxpr(_jax.scan_body(eqn))) in self._steps
 
     def _in_groups(self, eqns: Iterable[Any]) -> Iterator[Any]:
         """The equations, those of loops with their steps in groups: the largest outside."""
-        for eqn in filter(None, eqns):  # without those that were put before
+        for eqn in eqns:
             if self._is_grouped(eqn):
                 groups = self._steps[id(_jax.open_jaxpr(_jax.scan_body(eqn)))]
                 yield from _segments(eqn, sorted(groups, key=lambda group: group[0]))
@@ -177,23 +160,13 @@ class _Writer:
             group, inside = groups[following], following + 1
             following = bisect.bisect_left(groups, group.last, inside, key=lambda other: other.first)
             written += self._in_groups(eqns[number : group.first])
-            written += filter(None, (eqns[number] for number in sorted(group.before)))
-            after = [*filter(None, (eqns[number] for number in sorted(group.after)))]
-            if group.before or group.after:
-                apart = group.before | group.after
-                eqns = [None if number in apart else eqn for number, eqn in enumerate(eqns)]
             body = self._written(jaxpr, eqns, group.first, group.last, groups[inside:following], last_read)
             number = group.last
             body_outputs = {var for eqn in body for var in eqn.outvars}
             # JAX keeps all that a function is given or returns, whether it is read or not.
-            read_after = {atom for eqn in after for atom in eqn.invars if not _jax.is_literal(atom)}
-            made = [var for eqn in body for var in eqn.outvars]
-            read_later = (var for var in made if last_read.get(var, -1) >= group.last or var in read_after)
+            read_later = (var for eqn in body for var in eqn.outvars if last_read.get(var, -1) >= group.last)
             outputs = [*dict.fromkeys((*(var for var in group.returned if var in body_outputs), *read_later))]
-            if not outputs:
-                written += [*body, *after]
-                continue
-            written += [group.checkpoint.around(jaxpr, body, outputs, group.given), *after]
+            written += [group.checkpoint.around(jaxpr, body, outputs, group.given)] if outputs else body
         return [*written, *self._in_groups(eqns[number:last])]
 
 
@@ -205,35 +178,20 @@ def _segments(eqn: Any, groups: Sequence[tuple[int, Checkpoint]]) -> list[Any]:
     return in_segments(eqn, size, checkpoint, lambda segment: _segments(segment, groups[:-1]))
 
 
-def _grouped(calls: Sequence[_Standing], size: int, whole: bool) -> Iterator[tuple[Any, Interval, WholeSteps]]:
-    """Each ``size`` calls after one another in one jaxpr as one interval with what is between them.
-
-    If they are ``whole`` steps of a loop of the user's, all that these do belongs to it, as in a function of so many
-    steps; what it returns is then what is read later. What else is done in between, the last, is no part of it.
-    """
-    steps: dict[int, Steps] = {}
-    for jaxpr in {id(call.jaxpr): call.jaxpr for call in calls}.values() if whole and size > 1 else ():
-        of_jaxpr = [call for call in calls if call.jaxpr is jaxpr]
-        steps[id(jaxpr)] = Steps(jaxpr, [call.interval for call in of_jaxpr], of_jaxpr[0].around)
+def _grouped(calls: Sequence[_Standing], size: int) -> Iterator[tuple[Any, Interval]]:
+    """Each ``size`` calls after one another in one jaxpr as one interval with what is between them."""
     groups: list[tuple[Any, list[Interval]]] = []
     for call in calls:
         jaxpr, interval = call.jaxpr, call.interval
         open_group = groups[-1][1] if groups and groups[-1][0] is jaxpr else []
-        own_steps = steps.get(id(jaxpr))
-        goes_on = 0 < len(open_group) < size and open_group[-1].last <= interval.first
-        if goes_on and (own_steps is None or own_steps.go_on(open_group[-1], interval)):
+        if 0 < len(open_group) < size and open_group[-1].last <= interval.first:
             open_group.append(interval)
         else:
             groups.append((jaxpr, [interval]))
     for jaxpr, group in groups:
         first, last = group[0], group[-1]
-        span = steps[id(jaxpr)].whole(first, last) if id(jaxpr) in steps else None
-        if span is not None:
-            yield jaxpr, Interval(last.callee, span.first, span.last), span
-        else:
-            given = first.given if len(group) == 1 else ()
-            span = WholeSteps(first.first, last.last, frozenset(), frozenset())
-            yield jaxpr, Interval(last.callee, span.first, span.last, given, last.returned), span
+        given = first.given if len(group) == 1 else ()
+        yield jaxpr, Interval(last.callee, first.first, last.last, given, last.returned)
 
 
 def _nested(groups: Iterable[_Group]) -> list[_Group]:

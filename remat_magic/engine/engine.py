@@ -9,7 +9,7 @@ from typing import Any
 from remat_magic import _jax, policies
 from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
-from remat_magic.engine.checkpoint_writer import grouped_loops, with_checkpoints
+from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.failures import failures, is_passing
 from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.possible import Where
@@ -51,11 +51,6 @@ class Engine(Subject):
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
             primal = self._primal
             return with_checkpoints(primal.closed, primal.calls, primal.possible, selection.at_sites)
-
-    def grouped_loops(self, at: str) -> list[Any]:
-        """The scans of the program whose steps a place groups."""
-        with self.lock, _jax.reading():
-            return grouped_loops(self._primal.closed, self._primal.calls, self._primal.possible, at)
 
     def halves_in_step(self, selection: Selection) -> dict[int, Halves]:
         """For each call of ``step`` that stands for a gradient both its halves, by its number.

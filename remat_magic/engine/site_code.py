@@ -73,7 +73,7 @@ class CallingLoop:
             inner = f"{scan}({self.function.partition('.')[0]}, ...)"
             code = f"{scan}({_CHECKPOINTS[self.module]}({inner}{options}), ...)"
             within = " by nn.map_variables, under the name that it has" if self.module == "flax.linen" else ""
-            comments = [f"variables cut to ({count}, {size}, ...){within}: trace.edit writes it"]
+            comments = [f"variables cut to ({count}, {size}, ...){within}"]
         elif self.kind == "fori_loop":
             step = f"lambda j, x: {self.function}({size} * i + j, x)"
             code = f"jax.checkpoint(lambda i, x: jax.lax.fori_loop(0, {size}, {step}, x){options})"
@@ -183,7 +183,7 @@ def code_of_group(
     if loop is None or is_called_besides:
         own = "self, " if callee.library == "flax.linen" else ""
         codes.append(_call("group", callee, policy))
-        comments.append(f"group({own}...): {size} of these calls with what is between them, in a loop whole steps")
+        comments.append(f"group({own}...): {size} of these calls with what is between them")
     return _commented(codes, comments)
 
 

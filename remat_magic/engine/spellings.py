@@ -14,25 +14,21 @@ from typing import Any, Literal
 
 from remat_magic import _jax
 from remat_magic.engine import signature
-from remat_magic.engine.source_loops import Position, SourceLoop, nodes_with_loops
 from remat_magic.libraries import calls_linen, is_of_haiku, transforms_by_haiku, uses_haiku
+from remat_magic.parsing import parse_python
 from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
     "Given",
     "Spelling",
     "called_from",
-    "callers",
     "default_texts",
     "frames",
-    "loop_around",
-    "of_user",
-    "passes_on",
-    "position_of",
     "spellings",
     "within_library",
 ]
 
+_Position = tuple[int | None, ...]  # first and last line, first and last column in bytes
 Given = Literal["position", "keyword", "bound", "default", "unknown"]
 """How a call gives a parameter something: ``bound`` by a ``functools.partial`` before, ``default`` not at all."""
 
@@ -100,18 +96,13 @@ def frames(eqn: Any) -> list[tuple[CodeType, int]]:
 
 def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
     """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
-    return next(iter(callers(eqn, who)), None)
-
-
-def callers(eqn: Any, who: tuple[str, str, int]) -> list[tuple[CodeType, int]]:
-    """The code that ``called_from`` gives, and all of the user's around that, innermost first."""
     outside = frames(eqn)
     inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in outside]
     # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
     is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
     if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
         outside = outside[inside.index(True) + 1 :] if True in inside else []
-    return of_user(outside)
+    return _first_of_user(outside)
 
 
 def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> tuple[Literal["", "within", "transformed"], bool]:
@@ -135,11 +126,11 @@ def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> tuple[Lite
     return "", False
 
 
-def of_user(outside: Iterable[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
-    """Those of some frames that are of the user's code; what stands in for it while an edit is traced is not."""
+def _first_of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
+    """The first of some frames of the user's code; what stands in for it while an edit is traced is none."""
     traced = itertools.takewhile(lambda frame: frame[0].co_filename != signature.__file__, outside)
     own = (frame for frame in traced if is_user_file(frame[0].co_filename))
-    return [frame for frame in own if STAND_IN not in frame[0].co_varnames]
+    return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)
 
 
 def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -> tuple[Spelling, ...]:
@@ -149,16 +140,16 @@ def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -
         who: the function.
         equations: of some of its calls one each, with that in whose body it is, or None.
     """
-    calls: dict[tuple[str, Position], Spelling] = {}
+    calls: dict[tuple[str, _Position], Spelling] = {}
     for eqn, around in equations:
         caller, by_loop = called_from(eqn, who), False
         if caller is None and around is not None:  # a body is traced apart from its caller
-            caller = next(iter(of_user(frames(around))), None)
+            caller = _first_of_user(frames(around))
             by_loop = _jax.is_scan(around) or _jax.is_while(around) or _jax.is_cond(around)
         if caller is None:
             continue
         code, instruction = caller
-        position = position_of(code, instruction)
+        position = [*code.co_positions()][instruction // 2]
         if (code.co_filename, position) not in calls:
             text = _Text.of(code.co_filename)
             call = text.calls.get(position)
@@ -167,32 +158,6 @@ def spellings(who: tuple[str, str, int], equations: Iterable[tuple[Any, Any]]) -
                 by_callee = by_loop or _hands_over(call, name, who[2])  # by code that is not the user's
                 calls[code.co_filename, position] = text.spelling(call, name, by_callee)
     return tuple(dict.fromkeys(calls.values()))
-
-
-@lru_cache(maxsize=256)
-def _positions(code: CodeType) -> list[Position]:
-    return [*code.co_positions()]
-
-
-def position_of(code: CodeType, instruction: int) -> Position:
-    """Where the source has an instruction."""
-    return _positions(code)[instruction // 2]
-
-
-def loop_around(code: CodeType, instruction: int, called: Position, name: str) -> SourceLoop | None:
-    """The innermost loop that repeats a call of the code, or that the call is; None where nothing does.
-
-    Code of the user's is ``called`` there, where it is in the same text, and has a ``name``.
-    """
-    position = position_of(code, instruction)
-    loops = _Text.of(code.co_filename).loops.get(position, [])
-    return max(loops, key=lambda loop: (loop.repeats(position, called) is True, loop.name == name), default=None)
-
-
-def passes_on(code: CodeType, instruction: int, function: CodeType) -> bool:
-    """Whether a call gives a function to what it calls, which may call that several times."""
-    call = _Text.of(code.co_filename).calls.get(position_of(code, instruction))
-    return call is None or _hands_over(call, function.co_name, function.co_firstlineno)
 
 
 def default_texts(who: tuple[str, str, int]) -> dict[str, str]:
@@ -217,13 +182,11 @@ class _Text:
 
     Attributes:
         calls: by their position.
-        loops: those that repeat them.
         functions: by their first line.
         assigned: what its variables are assigned.
     """
 
-    calls: Mapping[Position, ast.Call]
-    loops: Mapping[Position, list[SourceLoop]]
+    calls: Mapping[_Position, ast.Call]
     functions: Mapping[int, list[_Function]]
     assigned: Mapping[str, list[ast.expr]]
 
@@ -289,15 +252,15 @@ def _name(expression: ast.expr) -> str:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> _Text:
-    calls, loops = dict[Position, ast.Call](), dict[Position, list[SourceLoop]]()
-    functions, assigned = dict[int, list[_Function]](), dict[str, list[ast.expr]]()
-    for node, loop in nodes_with_loops(text):
+    calls, functions, assigned = dict[_Position, ast.Call](), dict[int, list[_Function]](), dict[str, list[ast.expr]]()
+    try:
+        nodes = [*ast.walk(parse_python(text))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        nodes = []
+    for node in nodes:
         match node:
             case ast.Call():
-                position = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-                calls[position] = node
-                if loop is not None:
-                    loops.setdefault(position, []).append(loop)
+                calls[node.lineno, node.end_lineno, node.col_offset, node.end_col_offset] = node
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 decorators = getattr(node, "decorator_list", [])
                 line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -306,4 +269,4 @@ def _parsed(text: str) -> _Text:
                 assigned.setdefault(name, []).append(value)
             case _:
                 pass
-    return _Text(calls, loops, functions, assigned)
+    return _Text(calls, functions, assigned)

@@ -222,15 +222,20 @@ class Subject:
             Exception: whatever ``fun`` itself raises.
         """
         given, signature = self._given, self._given.signature
-        assert isinstance(signature, Signature)  # not that of a function inside
-        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
-        args, kwargs = signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
+        args, kwargs = self.inputs_again()
         differentiated = tuple(leaf.name for leaf in signature.arrays if leaf.differentiated)
         wrt = differentiated if self._gradient is None else None
         gradient = ITSELF if self._gradient is None else self._gradient.call.key
         with given.tracing():
             other = type(self)(fun, args, kwargs, wrt, given.has_aux, gradient)
         return other.of_one_device() if given.however_long else other
+
+    def inputs_again(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the same types as those that the function was traced with, and the static ones themselves."""
+        signature = self._given.signature
+        assert isinstance(signature, Signature)  # not that of a function inside
+        arrays = [_of_type(leaf.value, leaf.sharding) for leaf in signature.arrays]
+        return signature.call(lambda *args, **kwargs: (args, kwargs), arrays)
 
     @property
     def stale(self) -> tuple[str, ...]:

@@ -64,11 +64,11 @@ class Edit(Displayed, Labelled):
     executed apart from the user's session and traced with the same arguments, has the residuals of the plan (as a
     multiset of types) and saves as many bytes; where it is not, ``differences`` says what differs.
     ``saved_bytes`` and ``recomputed_flops`` are of the edited text, None where it could not be traced; the ``planned``
-    ones of the plan. ``closest`` is another edit, whose every value has an expression and which is verified for the
-    plan that it is made for: the best within the same budget that was found; None where this one is verified, or where
-    there is none. ``budget_bytes`` is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says,
-    None where none was asked for; ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text``
-    is a sentence where the ``best`` edit saves less than no checkpoint there does, and the peak is hardly lower.
+    ones of the plan. ``closest`` is another edit, which is verified for the plan that it is made for: the nearest that
+    an edit can write, within the same budget; None where this one is verified, or where there is none. ``budget_bytes``
+    is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, None where none was asked for;
+    ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text`` is a sentence where the ``best`` edit
+    saves less than no checkpoint there does, and the peak is hardly lower.
     """
 
     function: str

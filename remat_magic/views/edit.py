@@ -25,10 +25,7 @@ def edit_sentences(edit: Edit) -> list[str]:
     best = edit.best
     sentences = list[str]()
     if best is not edit:
-        sentences.append(
-            "The source cannot name just these values; this edit is the best within the same budget whose every value "
-            "has an expression."
-        )
+        sentences.append("No edit of the source does just what is chosen: this is the nearest that one does.")
     if best.verified:
         sentences.append("Verified: the edited source, traced, saves just what it is to save.")
     saved = "" if best.saved_bytes is None else f"It saves {fmt.nbytes(best.saved_bytes)}"

@@ -1,4 +1,4 @@
-"""The user's functions with the code of an edited text, in one thread and for as long as it is traced.
+"""What JAX does with an edited text: the user's functions with its code, in one thread, for as long as it is traced.
 
 Whoever uses a function holds it: a model's class, a wrapper of a library, a closure, JAX. So none is made again. While
 the edited text is traced, each function that it changes looks which thread it is called in, and does there what the
@@ -10,23 +10,26 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import gc
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from remat_magic.editing.applications import PARTIAL, Application
-from remat_magic.editing.parsed_text import ParsedText, code_objects, functions_of, number_of
-from remat_magic.editing.user_code import UserCode, reachable
+from remat_magic import _jax, units
+from remat_magic.editing.applications import PARTIAL, Application, applications, with_policies
+from remat_magic.editing.source import ParsedText, code_objects, functions_of, number_of
+from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.signature import function_name
+from remat_magic.facts.facts import Facts
+from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import modules_as_they_were
-from remat_magic.records import RematError
+from remat_magic.records import RematError, Report, Residual, Site
 from remat_magic.user_files import STAND_IN
 
-__all__ = ["NewWrapper", "as_edited", "unwritable"]
+__all__ = ["NewWrapper", "Retraces", "differences", "unwritable"]
 
 _one_at_a_time = threading.RLock()
 
@@ -47,7 +50,7 @@ class NewWrapper:
 
 
 @contextlib.contextmanager
-def as_edited(
+def _as_edited(
     code: UserCode, trees: Mapping[str, ast.Module], given: Mapping[str, Any], wrappers: Sequence[NewWrapper] = ()
 ) -> Iterator[None]:
     """While this lasts, the user's functions do in this thread what other trees of their texts say.
@@ -62,8 +65,7 @@ def as_edited(
         RematError: something of the edit cannot be evaluated.
     """
     with _one_at_a_time:
-        things = {id(thing): thing for thing in (*gc.get_objects(), *reachable(code.function))}
-        edited = _Edited(code, trees, given).functions([*things.values()], wrappers)
+        edited = _Edited(code, trees, given).functions(code.things, wrappers)
         before = [(function, function.__code__, "__signature__" in vars(function)) for function, _ in edited]
         thread = [threading.get_ident()]
         try:
@@ -72,7 +74,7 @@ def as_edited(
                 function.__code__ = _dispatcher(function, new, thread)
                 if signature is not None:
                     vars(function)["__signature__"] = signature  # that of its code is another now
-            with modules_as_they_were(things.values()):
+            with modules_as_they_were(code.things):
                 yield
         finally:
             thread.clear()  # they do at once what they did
@@ -159,11 +161,7 @@ class _Edited:
         code = self._codes[function.__code__.co_filename][number]
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         closure = tuple(cells.get(name) or CellType() for name in code.co_freevars)
-        new = _copy(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
-        by_keyword = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-        added = dict.fromkeys({*by_keyword} - {*function.__code__.co_varnames})  # with None
-        new.__kwdefaults__ = {**added, **(function.__kwdefaults__ or {})} or None
-        return new
+        return _copy(function, code, self._namespace(function.__globals__, function.__code__.co_filename), closure)
 
     def _namespace(self, original: dict[str, Any], file: str) -> dict[str, Any]:
         """The copy of a file's namespace, with the imports that the edit adds."""
@@ -268,3 +266,86 @@ def _signature(function: FunctionType) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
+
+
+# ----------------------------------------------------------------------------------------------------------- tracing it
+
+_MARK = "__remat_magic_mark__"
+
+
+class _Mark:
+    """A policy that tells where it was given."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+class Retraces:
+    """Traces the function of one trace with other texts."""
+
+    def __init__(self, facts: Facts, code: UserCode) -> None:
+        self._engine, self._code = facts.engine, code
+
+    def of(
+        self, trees: Mapping[str, ast.Module], given: Mapping[str, Any], wrappers: Sequence[NewWrapper] = ()
+    ) -> tuple[Facts, Report]:
+        """The function of other trees, traced, and the report of it.
+
+        Raises:
+            RematError: it cannot be executed apart from the session, or raises there.
+        """
+        with _as_edited(self._code, trees, given, wrappers):
+            try:
+                facts = Facts(self._engine.retraced(self._engine.traced))
+                return facts, facts.report("as_written")
+            except Exception as error:
+                message = str(error).partition("\n")[0].rstrip(".")
+                raise RematError(
+                    f"{self._engine.function_name} raises when it is executed apart from your session, to see what an "
+                    f"edit does: {type(error).__name__}: {message}."
+                ) from error
+
+    def applied(self, sites: Sequence[Site]) -> dict[str, list[Application]]:
+        """Where the source applies the checkpoints of sites: each place is given a policy that is known again."""
+        if not sites:
+            return {}
+        places = applications(self._code)
+        policies = [ast.parse(f"{_MARK}[{number}]", mode="eval").body for number, _ in enumerate(places)]
+        marked = list(zip(places, policies, strict=True))
+        wrappers = [NewWrapper(place.text, place.maker(policy), place) for place, policy in marked]
+        marks = [_Mark(number) for number, _ in enumerate(places)]
+        facts, _ = self.of(with_policies(self._code, marked), {_MARK: marks}, wrappers)
+        by_site: dict[str, list[Application]] = {}
+        for _, eqn in walk(facts.engine.provenances.closed):
+            mark = _jax.checkpoint_policy(eqn) if _jax.is_checkpoint(eqn) else None
+            if isinstance(mark, _Mark):
+                of_site = by_site.setdefault(facts.engine.site_of(eqn), [])
+                if places[mark.number] not in of_site:
+                    of_site.append(places[mark.number])
+        return by_site
+
+
+def differences(expected: Report, traced: Report) -> list[str]:
+    """What differs in what is saved, a sentence each; empty where nothing does."""
+    sentences: list[str] = []
+    of_plan = Counter(_kind_and_type(row) for row in expected.residuals)
+    of_text = Counter(_kind_and_type(row) for row in traced.residuals)
+    for key in dict.fromkeys([*of_plan, *of_text]):
+        planned, saved = of_plan[key], of_text[key]
+        if planned != saved:
+            sentences.append(f"{key} is saved {_times(saved)} by the edited text, and {_times(planned)} by the plan.")
+    if expected.saved_bytes != traced.saved_bytes:
+        text, plan = units.apart(traced.saved_bytes, expected.saved_bytes)
+        sentences.append(f"the edited text saves {text}, and the plan {plan}.")
+    return sentences
+
+
+def _kind_and_type(row: Residual) -> str:
+    return row.type + (f" in {row.memory_space}" if row.memory_space else "")
+
+
+def _times(number: int) -> str:
+    return {0: "not", 1: "once", 2: "twice"}.get(number, f"{number} times")

@@ -1,0 +1,349 @@
+"""Writing policies into the user's texts: at the checkpoints that they apply, or with new ones where there are none."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from remat_magic.editing.applications import PARTIAL, Application
+from remat_magic.editing.edited_texts import CHECKPOINTS, EditedTexts
+from remat_magic.editing.retracing import NewWrapper
+from remat_magic.editing.source import Function, ParsedText, first_line
+from remat_magic.editing.user_code import UserCode
+from remat_magic.engine.engine import Engine
+from remat_magic.engine.sites import Identity
+from remat_magic.engine.spellings import called_from, frames
+from remat_magic.facts.facts import Facts
+from remat_magic.jaxprs.walk import walk
+from remat_magic.parsing import parse_expression
+from remat_magic.policies import Key
+from remat_magic.records import Plan, RematError, Site
+from remat_magic.user_files import is_library_file, is_user_file
+
+__all__ = ["Checkpoints", "Way", "library_caller", "ways_at", "ways_of_function"]
+
+_POLICIES = "jax.checkpoint_policies."
+_OF_ARGUMENTS = ("equinox", "flax.nnx")  # those that a plain function can need, for the arguments that it takes
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to write a checkpoint where there is none.
+
+    Attributes:
+        library: whose, by its module; empty for JAX's own.
+        definitions: the functions that get it, with their texts; none for the traced one, or at calls.
+        calls: else the calls that get it, with their texts.
+        options: the text of further arguments.
+        bind: whether what is passed by keyword at these calls is bound before, by ``functools.partial``.
+        as_argument: whether what these calls call is an argument of the checkpoint: a module, which it must see.
+        which: of the definitions that begin in the line of the traced function.
+    """
+
+    library: str = ""
+    definitions: tuple[tuple[ParsedText, Function], ...] = ()
+    calls: tuple[tuple[ParsedText, ast.Call], ...] = ()
+    options: str = ""
+    bind: bool = False
+    as_argument: bool = False
+    which: int = 0
+
+
+def ways_of_function(code: UserCode, inside: Identity | None) -> list[Way]:
+    """Those for the whole function: JAX's own checkpoint first, then those of the libraries that its texts use.
+
+    Args:
+        code: the user's.
+        inside: the function that it differentiates inside, if that is meant.
+    """
+    values = [value for file in code.texts for value in code.scope(file).values()]
+    modules = {getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None) for value in values}
+    modules |= {kind.__module__ for value in values if isinstance(value, type) for kind in value.__mro__}
+    used = [f"{name}." for name in modules if isinstance(name, str)]
+    libraries = ["", *(name for name in _OF_ARGUMENTS if any(module.startswith(f"{name}.") for module in used))]
+    several = 0 if inside is None else len(code.begun_at(*inside[1:]))
+    return [Way(library, which=which) for library in libraries for which in range(max(1, several))]
+
+
+def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
+    """Those for a function without a checkpoint, the most usual ones first; none where the source has no such place."""
+    place = engine.place(at)
+    if place is None:
+        return []
+    callee = place.callee
+    # A checkpoint of linen's that is given the module is not written around a function that only calls modules.
+    library = callee.library if callee.library in CHECKPOINTS and not callee.in_linen else ""
+    static, bound = [position for position, _ in callee.static if position is not None], bool(callee.module)
+    ways: list[Way] = []
+    if (definitions := _definitions(code, callee.who)) and library == "equinox":
+        ways.append(Way(library, definitions))
+    elif definitions:
+        # As few as will do: parameters that have their defaults are no arguments, and stand at the end.
+        of_object = [[0, *some] for some in _beginnings(static)] * (callee.module == "class")
+        ways += [Way(library, definitions, options=_numbers(some)) for some in (*of_object, *_beginnings(static))]
+    calls = tuple(_calls(code, engine, callee.who))
+    if not calls:
+        return ways
+    by_keyword = any(call.keywords for _, call in calls)
+    if library != "flax.linen":
+        own = "" if library == "flax.nnx" else library  # whose checkpoint takes no objects, and JAX's holds them
+        given = [] if library == "equinox" else [position - bound for position in static]
+        ways += [Way(own, calls=calls, options=_numbers(some)) for some in _beginnings(given)]
+        ways += [Way(own, calls=calls, bind=True)] * by_keyword
+    if library in ("flax.linen", "flax.nnx") and all(call.args for _, call in calls):
+        ways += [
+            Way(library, calls=calls, options=_numbers(some), bind=bind, as_argument=True)
+            for bind in (False, True)[: 1 + by_keyword]
+            for some in _beginnings(static)
+        ]
+    return ways
+
+
+def _beginnings(positions: list[int]) -> list[list[int]]:
+    return [positions[:count] for count in range(len(positions) + 1)]
+
+
+def _numbers(positions: Sequence[int]) -> str:
+    return f", static_argnums={tuple(positions)}" if positions else ""
+
+
+def _definitions(code: UserCode, who: Identity) -> tuple[tuple[ParsedText, Function], ...]:
+    """Where the source defines a function; several lambdas can begin on one line."""
+    name, file, line = who
+    text = code.texts.get(file)
+    short = name.rpartition(".")[2]
+    return tuple(
+        (text, node)
+        for node in (() if text is None else text.functions)
+        if text is not None and (node.lineno if isinstance(node, ast.Lambda) else first_line(node)) == line
+        if short == ("<lambda>" if isinstance(node, ast.Lambda) else node.name)
+    )
+
+
+def _calls(code: UserCode, engine: Engine, who: Identity) -> Iterator[tuple[ParsedText, ast.Call]]:
+    """Where the source calls a function, as JAX's tracebacks say; nowhere where a library's module calls it too."""
+    called = {place for _, eqn in walk(engine.provenances.closed) if (place := called_from(eqn, who)) is not None}
+    if _library_caller(engine, who):
+        return
+    positions = {(frame.co_filename, *[*frame.co_positions()][instruction // 2]) for frame, instruction in called}
+    for text in code.texts.values():
+        for node in ast.walk(text.tree):
+            if isinstance(node, ast.Call) and (
+                (text.file, node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) in positions
+            ):
+                yield text, node
+
+
+def library_caller(engine: Engine, at: str) -> str:
+    """The place, a library's module, that calls the function of another place; empty where only users' code does."""
+    place = engine.place(at)
+    return "" if place is None else _library_caller(engine, place.callee.who)
+
+
+def _library_caller(engine: Engine, who: Identity) -> str:
+    layers: dict[tuple[str, int], str] = {}
+    for site in engine.possible_sites:
+        place = engine.place(site.key)
+        if place is not None and is_library_file(place.callee.who[1]) and place.callee.who != who:
+            layers[place.callee.who[1:]] = site.key
+    for _, eqn in walk(engine.provenances.closed) if layers else ():
+        functions = [(code.co_filename, code.co_firstlineno) for code, _ in frames(eqn)]
+        around = functions[functions.index(who[1:]) + 1 :] if who[1:] in functions else []
+        to_user = itertools.takewhile(lambda frame: not is_user_file(frame[0]), around)
+        callers = [layers[frame] for frame in to_user if frame in layers]
+        if callers:
+            return callers[-1]
+    return ""
+
+
+_PolicyText = Callable[[ParsedText, int, int], str]
+"""The text of a policy in a text, on a line of it, which is so long already without its indentation."""
+
+
+class Checkpoints:
+    """Writes policies into texts."""
+
+    def __init__(self, facts: Facts, code: UserCode, texts: EditedTexts) -> None:
+        self._engine, self._code, self._texts = facts.engine, code, texts
+        self._written: dict[Application, tuple[str, tuple[str, ...]]] = {}  # by where
+
+    def write(
+        self,
+        plan: Plan,
+        names: tuple[str, ...],
+        sites: tuple[Site, ...],
+        places: Mapping[str, Sequence[Application]],
+        way: Way,
+    ) -> None:
+        """Write a plan's policy.
+
+        Args:
+            plan: the plan.
+            names: what it saves by name, where it is no policy of JAX.
+            sites: the checkpoint sites that it is for; none: a new checkpoint is written.
+            places: where the source applies the checkpoint of each site, by its key.
+            way: how a new checkpoint is written.
+
+        Raises:
+            RematError: the place is not in the user's text, or the policy is the user's own.
+        """
+        takes_off = plan.policy == "none" and not plan.names
+        factory = "" if plan.names or takes_off else _code_of(plan.policy)
+
+        def policy(text: ParsedText, line: int, used: int) -> str:
+            changes, imports = self._texts.of(text)
+            start = f"{imports.jax()}.checkpoint_policies"
+            if not names:
+                return factory.replace(_POLICIES, f"{start}.") or f"{start}.nothing_saveable"
+            return changes.names_call(f"{start}.save_only_these_names", names, text.indent(line), used)
+
+        for site in sites:
+            if not places.get(site.key):
+                raise RematError(
+                    f"the jax.checkpoint of {site.function} cannot be found in source text of yours: a library applies "
+                    "it, it is haiku's, or it is passed on under another name, so give it the policy by hand."
+                )
+        for place in {id(place): place for site in sites for place in places[site.key]}.values():
+            if place in self._written:
+                if self._written[place] != (plan.policy, names):
+                    of = ", ".join(key for key, own in places.items() if place in own)
+                    raise RematError(
+                        f"line {place.text.start(place.node)[0]} of {place.text.place} applies the checkpoints of {of} "
+                        "together: choose one policy for them."
+                    )
+                continue
+            self._written[place] = plan.policy, names
+            if takes_off:
+                self._take_off(place)
+            else:
+                self._set(place, policy)
+        if sites or takes_off:
+            return
+        for text, call in way.calls:
+            self._checkpoint_call(text, call, policy, way)
+        for text, definition in way.definitions:
+            self._checkpoint(text, definition, policy, way.library, way.options)
+        if not way.calls and not way.definitions:
+            self._checkpoint_function(policy, way)
+
+    def _set(self, place: Application, policy: _PolicyText) -> None:
+        """Give a checkpoint another policy."""
+        node, text = place.node, place.text
+        changes, imports = self._texts.of(text)
+        if isinstance(node, ast.Call):
+            used = 20 if place.is_decorator else text.end(node)[1] - len(text.indent(node.lineno))
+            written = policy(text, node.lineno, used)
+            changes.set_keyword(node, "policy", written)
+        else:
+            partial = imports.partial()
+            written = policy(text, node.lineno, 30)
+            changes.wrap(node, f"{partial}(", f", policy={written})")
+        self._texts.wrappers.append(NewWrapper(text, place.maker(parse_expression(written)), place))
+
+    def _take_off(self, place: Application) -> None:
+        text, node = place.text, place.node
+        changes, _ = self._texts.of(text)
+        (first, column), (last, end) = text.start(node), text.end(node)
+        alone = text.lines[first - 1][:column].strip() == "@" and not text.lines[last - 1][end:].strip()
+        if place.is_of_linen:
+            raise RematError(
+                f"without the checkpoint at line {first} of {text.place} flax would call parameters otherwise: take it "
+                "off by hand."
+            )
+        if place.is_decorator and alone:
+            changes.delete_lines(first, last)
+        elif place.whole is not None and isinstance(place.inner, ast.expr):
+            inner = text.segment(place.inner)
+            is_part = isinstance(text.parents.get(id(place.whole)), ast.Call | ast.Attribute)
+            bare = isinstance(place.inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+            changes.replace(place.whole, inner if bare or not is_part else f"({inner})")
+        else:
+            raise RematError(f"line {first} of {text.place} does more than apply one checkpoint: take it off by hand.")
+        self._texts.wrappers.append(NewWrapper(text, None, place))
+
+    def _checkpoint_function(self, policy: _PolicyText, way: Way) -> None:
+        definition = self._code.definition(self._engine.differentiated_inside, way.which)
+        if definition is None:
+            raise RematError(
+                "the traced function is not defined in source text of yours: define a function that calls it, and "
+                "trace that."
+            )
+        static = [] if way.library == "equinox" else self._static_arguments()
+        self._checkpoint(*definition, policy, way.library, _numbers(static))
+
+    def _checkpoint(
+        self, text: ParsedText, node: Function, policy: _PolicyText, library: str, further_options: str
+    ) -> None:
+        """Put a new checkpoint on a definition, or around a lambda."""
+        changes, imports = self._texts.of(text)
+        checkpoint = imports.checkpoint(library)
+        start = "" if isinstance(node, ast.Lambda) else f"@{imports.partial()}({checkpoint}"
+        used = 40 if isinstance(node, ast.Lambda) else len(start) + 9
+        options = f", policy={policy(text, node.lineno, used)}{further_options})"
+        if isinstance(node, ast.Lambda):
+            changes.wrap(node, f"{checkpoint}(", options)
+        else:
+            changes.decorate(node, f"{start}{options}", above=library == "flax.linen")
+        maker = parse_expression(f"{PARTIAL}({checkpoint}{options}")
+        self._texts.wrappers.append(NewWrapper(text, maker, text.functions.index(node)))
+
+    def _checkpoint_call(self, text: ParsedText, call: ast.Call, policy: _PolicyText, way: Way) -> None:
+        """Put a new checkpoint around what is called."""
+        changes, imports = self._texts.of(text)
+        start = f"{imports.checkpoint(way.library)}("
+        end = f", policy={policy(text, call.lineno, 40)}{way.options})"
+        bound = [text.segment(keyword) for keyword in call.keywords] if way.bind else []
+        if bound:
+            changes.drop_keywords(call)
+        if way.as_argument:
+            module = self._texts.module_name()
+            rest = "*args, **kwargs" if call.keywords and not bound else "*args"
+            function = f"lambda {module}, {rest}: {module}({', '.join([rest, *bound])})"
+            changes.pass_callee(call, f"{start}{function}{end}")
+        elif bound:
+            changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")
+        else:
+            changes.wrap(call.func, start, end)
+
+    def _static_arguments(self) -> list[int]:
+        """The numbers of the positional arguments that hold no array.
+
+        Raises:
+            RematError: one holds arrays and what ``jax.checkpoint`` cannot take.
+        """
+        engine = self._engine
+        arrays = {leaf.position for leaf in engine.leaves if leaf.is_array}
+        others = [(leaf.position, leaf) for leaf in engine.leaves if not leaf.is_array and leaf.position is not None]
+        for position, leaf in others:
+            if position in arrays and not isinstance(leaf.value, (int, float, complex)):
+                raise RematError(
+                    f"jax.checkpoint takes arrays, and the argument {leaf.argument} of {engine.function_name} holds "
+                    f"{leaf.name}, of type {type(leaf.value).__name__}: pass the arrays apart from the rest, as "
+                    "equinox.partition parts them."
+                )
+        # The object of a method is no argument of the call that was traced.
+        function: Any = engine.traced
+        bound = engine.differentiated_inside is None and (
+            isinstance(function, MethodType)
+            or not (isinstance(function, FunctionType) or hasattr(function, "__wrapped__"))
+        )
+        return sorted({position + bound for position, _ in others if position not in arrays})
+
+
+def _code_of(policy: str) -> str:
+    """The expression for a policy of JAX's that a report was given of, so that its names are those of the program.
+
+    Raises:
+        RematError: it is the user's own, or holds one.
+    """
+    try:
+        key = Key.parse(policy)
+    except RematError:  # what a policy of the user's is called need be no expression: <lambda>
+        key = Key.own(policy)
+    if any(alternative.own for alternative in key.alternatives):
+        raise RematError(f"{policy} is a policy of your own: give it to jax.checkpoint by hand.")
+    return key.code
