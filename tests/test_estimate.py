@@ -158,6 +158,8 @@ def test_on_a_gpu_a_cotangent_lies_in_the_gradient_of_its_size():
         return both_halves(*halves(same_shape, SQUARE, WIDE), on=on).peak().bytes
 
     assert most(shares=False) - most(shares=True) == VALUE
+    # Arguments, their gradients, and the tanh that is saved; the cotangent lies in a gradient.
+    assert peak(same_shape, SQUARE, WIDE, device=GPU) == pytest.approx(2 * (VALUE + WEIGHT) + VALUE, abs=1024)
 
 
 # ------------------------------------------------------------------------------------- common subexpressions are merged

@@ -1,5 +1,6 @@
-"""The kernels of a program: their FLOPs beside the cost table's, their bytes beside XLA's own count."""
+"""The kernels of a program, by hand and beside XLA's own count, and the times that are estimated of them."""
 
+import dataclasses
 import math
 
 import jax
@@ -8,15 +9,14 @@ import pytest
 from jax import lax
 
 import remat_magic as rm
-from remat_magic.devices import get
+from remat_magic.devices import Device, get
 from remat_magic.facts.cost import jaxpr_cost
 from remat_magic.facts.kernels import kernels_of
-from remat_magic.facts.times import seconds
-from remat_magic.records import Kernel
+from remat_magic.facts.times import communicating, seconds, times
+from remat_magic.records import Kernel, Report, Residual
 from tests.benchmarks.models import block
 from tests.cost_helpers import S
 from tests.programs import KINDS, PROGRAMS
-from tests.volume import usually
 
 
 def kernels(f, *args):
@@ -32,77 +32,70 @@ def computed(of_program):
 
 
 N = 1000
-X = S(N)
+X, TALL, HALF = S(N), S(50, N), S(8, 8, dtype="bfloat16")
 UNIT = 4 * N
 
 
 # ------------------------------------------------------------------------------------------------------------- by hand
 
 
-def test_a_chain_is_one_kernel():
-    """Read once, written once, whatever stands between."""
-    assert kernels(lambda x: jnp.exp(jnp.sin(x) * 2 + 1), X) == (Kernel(4 * N, 2 * UNIT, "f32", "vector"),)
+def leaves(x):
+    y = jnp.sin(x)
+    return y, y * y
 
 
-def test_what_several_read_is_read_once_and_written_where_it_leaves():
-    """x in; the sine, which leaves, and its square out."""
-
-    def f(x):
-        y = jnp.sin(x)
-        return y, y * y
-
-    (kernel,) = kernels(f, X)
-    assert kernel.bytes == 3 * UNIT
+def sorts(x):
+    for _ in range(5):
+        x = lax.sort(x)
+    return x
 
 
-def test_a_matmul_reads_and_writes_memory():
-    """The sine is written for the matmul to read; the cosine is taken of what the matmul wrote."""
-    both = kernels(lambda x, w: jnp.cos(jnp.sin(x) @ w), S(8, 16), S(16, 4))
-    x, w, y = 4 * 8 * 16, 4 * 16 * 4, 4 * 8 * 4
-    assert both == (
-        Kernel(8 * 16, 2 * x, "f32", "vector"),
-        Kernel(2 * 8 * 16 * 4, x + w + y, "f32", "matmul"),
-        Kernel(8 * 4, 2 * y, "f32", "vector"),
-    )
+def looped(x):
+    return lax.scan(lambda c, _: (jnp.sin(c), None), x, length=7)[0]
 
 
-def test_a_reduction_takes_from_registers_and_ends_its_kernel():
-    """x in, one sum out; then x in again with the sum, which was not there before."""
-    both = kernels(lambda x: x / jnp.sin(x).sum(), X)
-    assert [kernel.bytes for kernel in both] == [UNIT + 4, 2 * UNIT + 4]
+A, B, C = 4 * 8 * 16, 4 * 16 * 4, 4 * 8 * 4
+# FLOPs, bytes, dtype, unit, and runs of each kernel.
+KERNELS = {
+    # Read once, written once, whatever stands between.
+    "chain": (lambda x: jnp.exp(jnp.sin(x) * 2 + 1), [(4 * N, 2 * UNIT, "f32", "vector", 1)], X),
+    # x in; the sine, which leaves, and its square out.
+    "what leaves": (leaves, [(2 * N, 3 * UNIT, "f32", "vector", 1)], X),
+    # The sine is written for the matmul to read; the cosine is taken of what the matmul wrote.
+    "matmul": (
+        lambda x, w: jnp.cos(jnp.sin(x) @ w),
+        [(8 * 16, 2 * A, "f32", "vector", 1), (2 * 8 * 16 * 4, A + B + C, "f32", "matmul", 1),
+         (8 * 4, 2 * C, "f32", "vector", 1)],
+        S(8, 16), S(16, 4),
+    ),
+    # x in, one sum out; then x in again with the sum, which was not there before.
+    "reduction": (
+        lambda x: x / jnp.sin(x).sum(),
+        [(2 * N - 1, UNIT + 4, "f32", "vector", 1), (N, 2 * UNIT + 4, "f32", "vector", 1)], X,
+    ),
+    # A bias is read as it is, and a mask is made where it is used.
+    "broadcast": (lambda x, b: x + b, [(50 * N, 101 * UNIT, "f32", "vector", 1)], TALL, X),
+    "mask": (
+        lambda x: jnp.where(lax.broadcasted_iota("int32", (50, N), 1) < 3, x, 0),
+        [(50 * N, 100 * UNIT, "bool", "vector", 1)], TALL,
+    ),
+    "slice": (lambda x: jnp.sin(x[:10]), [(10, 2 * 40, "f32", "vector", 1)], X),
+    "dtypes": (
+        lambda a, b: (a @ b).astype("float32") * 2,
+        [(2 * 8**3, 3 * 128, "bf16", "matmul", 1), (64, 128 + 256, "f32", "vector", 1)], HALF, HALF,
+    ),
+    "loop": (looped, [(N, 2 * UNIT, "f32", "vector", 7)], X),
+    "loop in a loop": (
+        lambda x: lax.scan(lambda c, _: (looped(c), None), x, length=3)[0], [(N, 2 * UNIT, "f32", "vector", 21)], X
+    ),
+    "equal ones are merged": (sorts, [(round(N * math.log2(N)), 2 * UNIT, "f32", "vector", 5)], X),
+}  # fmt: skip
 
 
-def test_broadcasts_and_masks_are_not_read():
-    """A bias is read as it is, and a mask is made where it is used."""
-    mask = lambda x: jnp.where(lax.broadcasted_iota("int32", (50, N), 1) < 3, x, 0)  # noqa: E731
-    assert moved(kernels(lambda x, b: x + b, S(50, N), X)) == 101 * UNIT
-    assert moved(kernels(mask, S(50, N))) == 100 * UNIT
-
-
-def test_slices_read_what_they_give():
-    assert moved(kernels(lambda x: jnp.sin(x[:10]), X)) == 2 * 40
-
-
-def test_dtypes_and_units_are_told_apart():
-    both = kernels(lambda a, b: (a @ b).astype("float32") * 2, S(8, 8, dtype="bfloat16"), S(8, 8, dtype="bfloat16"))
-    assert [(kernel.dtype, kernel.unit) for kernel in both] == [("bf16", "matmul"), ("f32", "vector")]
-
-
-def test_loops_run_as_often_as_they_say():
-    body = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, length=7)[0]  # noqa: E731
-    assert kernels(body, X) == (Kernel(N, 2 * UNIT, "f32", "vector", 7),)
-    nested = lambda x: lax.scan(lambda c, _: (body(c), None), x, length=3)[0]  # noqa: E731
-    assert kernels(nested, X) == (Kernel(N, 2 * UNIT, "f32", "vector", 21),)
-
-
-def test_equal_kernels_are_merged():
-    def f(x):
-        for _ in range(5):
-            x = lax.sort(x)
-        return x
-
-    (kernel,) = kernels(f, X)
-    assert kernel.times == 5
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_read_and_write_memory_once(name):
+    f, expected, *args = KERNELS[name]
+    assert kernels(f, *args) == tuple(Kernel(*row) for row in expected)
 
 
 def test_what_is_not_known_stays_unknown():
@@ -136,13 +129,10 @@ def test_equal_kernels_in_a_loop_of_unknown_length_add_up(times):
 
 # ------------------------------------------------------------------------------------------------------ on all programs
 
-COMPLEX = {"complex_numbers"}  # which JAX refuses under dots_saveable
 
-
-@pytest.mark.each_once
 @pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
-@pytest.mark.parametrize("name", usually(sorted({*PROGRAMS} - COMPLEX), *{*KINDS} - COMPLEX))
-def test_no_flop_is_lost(name, policy, remat3):
+@pytest.mark.parametrize("name", sorted({*KINDS} - {"complex_numbers"}))  # which JAX refuses under dots_saveable
+def test_no_flop_is_lost(name, policy):
     """Kernels share out the very FLOPs that the cost table counts, recomputation's included."""
     fun, args = PROGRAMS[name]
     report = rm.trace(fun, *args).report(policy, "function")
@@ -195,10 +185,9 @@ BESIDE_XLA = {
 }
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("policy", ["none", "dots_saveable", "nothing_saveable"])
+@pytest.mark.parametrize("policy", ["none", pytest.param("nothing_saveable", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BESIDE_XLA)
-def test_bytes_are_those_of_the_compiled_step(name, policy, remat3):
+def test_bytes_are_those_of_the_compiled_step(name, policy):
     """Of a whole value_and_grad within a factor of 1.7, where counting every operand and result is 1.9 to 4 off."""
     fun, *args = BESIDE_XLA[name]
     trace = rm.trace(fun, *args)
@@ -214,3 +203,90 @@ def test_bytes_are_those_of_the_compiled_step(name, policy, remat3):
     assert (computed(report.forward_kernels) + computed(report.backward_kernels)) == pytest.approx(
         analysis["flops"], rel=0.03
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- times
+
+ROUND = Device("round", {"bf16": 1e12, "f32": 1e11}, 1e10, 1e9, 10**10, 1e8, "made up for this test")
+BLIND = Device("blind", {"bf16": 1e12}, None, 1e9, 10**10, None, "nothing of vectors or the host")
+# What kernels take on a device, and whether all of it is known: whatever limits each.
+TIMES = {
+    "arithmetic, then memory three times": (
+        [Kernel(10**10, 10**6, "bf16", "matmul"), Kernel(10**7, 2 * 10**6, "f32", "vector", 3)],
+        ROUND,
+        0.016,
+        True,
+    ),
+    "a matmul of f32": ([Kernel(10**11, 0, "f32", "matmul")], ROUND, 1, True),
+    "a matmul of bf16": ([Kernel(10**11, 0, "bf16", "matmul")], ROUND, 0.1, True),
+    "a matmul on the vector units": ([Kernel(10**10, 0, "f64", "matmul")], ROUND, 1, True),
+    "unknown FLOPs": ([Kernel(None, 10**9, "f32", "vector")], ROUND, 1, False),
+    "unknown runs, one at least": ([Kernel(1, 10**9, "f32", "vector", None)], ROUND, 1, False),
+    "no figure for a matmul": ([Kernel(10**12, 10**9, "f32", "matmul")], BLIND, 1, False),
+    "limited by memory, it is said": ([Kernel(10**12, 10**9, "f32", "vector")], BLIND, 1, True),
+}
+
+
+@pytest.mark.parametrize(("work", "device", "expected", "known"), TIMES.values(), ids=TIMES)
+def test_each_kernel_takes_what_limits_it(work, device, expected, known):
+    assert seconds(work, device) == (pytest.approx(expected), known)
+
+
+def test_what_is_inserted_and_not_known_is_no_time_of_none():
+    linked = dataclasses.replace(ROUND, interconnect=1e9)
+    sending = Kernel(0, 10**6, "f32", "vector", sent=10**6, inserted=True)
+    assert communicating([sending], linked) == pytest.approx(0.001)
+    assert communicating([sending, dataclasses.replace(sending, times=None, sent=0)], linked) is None
+    assert communicating([sending], ROUND) is None  # how fast is not known
+    assert communicating([Kernel(None, 10**9, "f32", "vector")], linked) == 0.0  # which sends nothing
+
+
+def report(**changes):
+    work = (Kernel(10**8, 0, "f32", "vector"),)
+    return Report("p", "function", forward_kernels=work, backward_kernels=2 * work, recomputed_kernels=work, **changes)
+
+
+def test_the_total_is_both_halves_with_recomputation_in_the_backward_one():
+    estimate = times(report(), ROUND)
+    assert (estimate.forward, estimate.backward, estimate.recomputed) == pytest.approx((0.01, 0.02, 0.01))
+    assert estimate.total == pytest.approx(0.03)  # recomputation is part of the backward pass
+    assert estimate.extra == pytest.approx(0.01)
+    assert estimate.complete
+    assert estimate.device == "round"
+
+
+def test_offloading_goes_there_and_back():
+    moved = report(residuals=(Residual("f32", (10**6,), 4 * 10**6, "offloaded"),))
+    estimate = times(moved, ROUND)
+    assert estimate.offload == pytest.approx(2 * 4e6 / 1e8)
+    assert estimate.total == pytest.approx(0.03 + 0.08)
+    assert estimate.extra == pytest.approx(0.01 + 0.08)
+    unknown = times(moved, BLIND)
+    assert unknown.offload is None
+    assert not unknown.complete
+
+
+def test_a_big_matmul_is_limited_by_arithmetic():
+    """Of 4096 a side: three times 2 n^3 FLOPs for the value and both gradients, at 989.4 TFLOP/s."""
+    n = 4096
+    matrix = S(n, n, dtype="bfloat16")
+    estimate = times(rm.trace(lambda a, b: (a @ b).astype("float32").sum(), matrix, matrix).report("none"), "H100 SXM")
+    assert estimate.total == pytest.approx(3 * 2 * n**3 / 989.4e12, rel=0.3)
+    assert estimate.forward + estimate.backward > 3 * 2 * n**3 / 989.4e12
+
+
+def test_an_elementwise_function_is_limited_by_memory():
+    """X is read for the sine and for the cosine, which is written; then that is read and the gradient written."""
+    n = 10**8
+    estimate = times(rm.trace(lambda x: jnp.sin(x).sum(), S(n)).report("none"), "A100 80GB SXM")
+    assert estimate.total == pytest.approx(5 * 4 * n / 2.039e12, rel=0.01)
+
+
+def test_no_backward_pass_is_not_complete():
+    fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
+    assert not times(rm.trace(fun, S(3)).report(), ROUND).complete
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(rm.RematError, match="No device is called 'H1000'"):
+        times(report(), "H1000")

@@ -1,4 +1,6 @@
-"""The estimated peak, on programs small enough to be counted by hand, and its growth beside XLA's temporary memory."""
+"""The estimated peak and memory over time: counted by hand, added up on all programs, and beside XLA's own."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,13 @@ import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.facts.memory import Peak, peak, timeline
 from remat_magic.views import text as text_views
-from tests.cost_helpers import REMATS, under
+from tests.cost_helpers import REMATS, S, under
+from tests.programs import KINDS, PROGRAMS
 
 policies = jax.checkpoint_policies
 N = 1000
 UNIT = 4 * N  # bytes of one value of the chains
-X = jax.ShapeDtypeStruct((N,), "float32")
+X = S(N)
 
 
 @pytest.fixture(params=REMATS, autouse=True)
@@ -57,75 +60,60 @@ def chain(length):
     return f
 
 
-# -------------------------------------------------------------------------------------------------------------- chains
+# ----------------------------------------------------------------------------------------------------- counted by hand
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 16])
-def test_chain_keeps_every_cosine(n):
-    """The argument, n cosines, the output, and the cotangent, which each multiplication writes over."""
-    assert units(chain(n)) == n + 3
+def recursive(n):
+    return jnp.sin if n == 1 else lambda x: recursive(n // 2)(jax.checkpoint(recursive(n // 2))(x))
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 16])
-def test_whole_function_checkpoint_gains_nothing(n):
-    """The cosines are all there at once on the backward pass instead."""
-    assert units(jax.checkpoint(chain(n))) == n + 3
+def views(x):
+    for _ in range(8):
+        x = checkpoint_name(jnp.sin(x), "y")
+        x = lax.optimization_barrier(x.reshape(10, N // 10)).reshape(N)
+    return x
 
 
-def test_checkpointed_halves_need_half_the_cosines():
-    """As one half: the value between the halves dies as its cosine is taken, which is written over it."""
-    half = jax.checkpoint(chain(8))
-    assert units(lambda x: half(half(x))) == 8 + 3
+def dead(x):
+    jnp.outer(x, x)
+    return jnp.sin(x)
 
 
-def test_recursive_checkpointing_grows_with_the_logarithm():
-    def recursive(n):
-        return jnp.sin if n == 1 else lambda x: recursive(n // 2)(jax.checkpoint(recursive(n // 2))(x))
-
-    peaks = [units(recursive(n)) for n in (4, 8, 16, 32)]
-    assert set(np.diff(peaks)) == {1}
+def scanned(body, n):
+    return lambda x: lax.scan(lambda c, _: (body(c), None), x, length=n)[0]
 
 
-def test_only_the_checkpoint_of_the_first_half_lowers_the_peak():
-    """f = h . g: what is dropped must be gone when the other half's residuals are all there."""
-    g, h = chain(4), chain(4)
-    plain = units(lambda x: h(g(x)))
-    assert plain == 8 + 3
-    assert units(lambda x: h(jax.checkpoint(g)(x))) == 4 + 3
-    assert units(lambda x: jax.checkpoint(h)(g(x))) == plain
-    assert units(jax.checkpoint(lambda x: h(g(x)))) == plain
+HALF = jax.checkpoint(chain(8))
+FOUR = jax.checkpoint(chain(4))
+# In values of a chain, and by how many it may be off.
+PEAKS = {
+    # The argument, n cosines, the output, and the cotangent, which each multiplication writes over.
+    **{f"chain of {n}": (chain(n), n + 3, 0) for n in (1, 8, 16)},
+    # The cosines are all there at once on the backward pass instead.
+    "checkpoint around everything": (jax.checkpoint(chain(8)), 8 + 3, 0),
+    # The value between the halves dies as its cosine is taken, which is written over it.
+    "two halves": (lambda x: HALF(HALF(x)), 8 + 3, 0),
+    # What is dropped must be gone when the other half's residuals are all there.
+    "the first half": (lambda x: chain(4)(FOUR(x)), 4 + 3, 0),
+    "the second half": (lambda x: FOUR(chain(4)(x)), 8 + 3, 0),
+    # Grows with the logarithm.
+    **{f"recursion {n}": (recursive(n), 3 + log, 0) for log, n in enumerate((4, 8, 16, 32), 2)},
+    "calls": (lambda x: jax.jit(jax.jit(chain(4)))(chain(4)(x)), 8 + 3, 0),
+    "names, views and barriers": (views, 8 + 3, 0),
+    "dead code": (dead, 1 + 3, 0),
+    # The argument, the carry, n cosines stacked; and in one iteration the new carry and its cosine.
+    "scan": (scanned(jnp.sin, 8), 2 + 8 + 2, 0),
+    "scan of chains": (scanned(chain(4), 8), 8 * 4, 8),
+    "scan of checkpoints": (scanned(FOUR, 8), 8 + 4, 5),
+    "scan in scan": (scanned(scanned(jnp.sin, 4), 8), 8 * 4, 10),
+    "checkpointed scan in scan": (scanned(jax.checkpoint(scanned(jnp.sin, 4)), 8), 8 + 4, 8),
+}
 
 
-def test_peak_of_a_long_backward_is_where_recomputation_ends():
-    found = peak(*halves(jax.checkpoint(chain(4)), X))
-    assert found.where[0] == "backward"
-    plain = peak(*halves(chain(4), X))
-    assert plain == Peak((4 + 3) * UNIT, ("backward", 0))
-
-
-# ------------------------------------------------------------------------------------------------- what needs no memory
-
-
-def test_calls_are_part_of_the_program():
-    assert units(jax.jit(chain(8))) == units(chain(8))
-    assert units(lambda x: jax.jit(jax.jit(chain(4)))(chain(4)(x))) == units(chain(8))
-
-
-def test_names_views_and_barriers_are_free():
-    def f(x):
-        for _ in range(8):
-            x = checkpoint_name(jnp.sin(x), "y")
-            x = lax.optimization_barrier(x.reshape(10, N // 10)).reshape(N)
-        return x
-
-    assert units(f) == 8 + 3
-
-
-def test_broadcasts_are_not_held():
-    """The arguments, their sum, and its sum; not the argument fifty times."""
-    tall = jax.ShapeDtypeStruct((50, N), "float32")
-    forward = jax.make_jaxpr(lambda x, y: jnp.sum(jnp.broadcast_to(x, (50, N)) + y, axis=0))(X, tall)
-    assert peak(forward, jax.make_jaxpr(lambda ct: ())(X), 1).bytes == (51 + 50 + 1) * UNIT
+@pytest.mark.parametrize("name", PEAKS)
+def test_a_peak_is_what_is_held_at_once(name):
+    fun, values, off = PEAKS[name]
+    assert units(fun) == pytest.approx(values, abs=off)
 
 
 def test_argument_residuals_are_not_counted_again():
@@ -133,20 +121,47 @@ def test_argument_residuals_are_not_counted_again():
     assert units(lambda x, w: x * w, X, X) == 5
 
 
-def test_captured_constants_are_counted_once():
-    constant = jnp.linspace(0, 1, N)
-    f = lambda x: jnp.sin(x * constant) * constant  # noqa: E731
-    forward, backward, outputs = halves(f, X)
-    moments = timeline(forward, backward, outputs)
-    assert {moment.arguments for moment in moments} == {2 * UNIT}
+def test_peak_of_a_long_backward_is_where_recomputation_ends():
+    assert peak(*halves(FOUR, X)).where[0] == "backward"
+    assert peak(*halves(chain(4), X)) == Peak((4 + 3) * UNIT, ("backward", 0))
 
 
-def test_dead_code_is_not_run():
-    def f(x):
-        jnp.outer(x, x)
-        return jnp.sin(x)
+def wide(x):
+    return jnp.sum(jnp.outer(x[:10], x), 0)
 
-    assert units(f) == units(jnp.sin)
+
+def switch(*branches):
+    return lambda x, i: lax.switch(i, branches, x)
+
+
+def loop(x):
+    return lax.while_loop(lambda s: s[0] < 8, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, jnp.cos(x)))[1]
+
+
+# Forward passes alone: what they hold at the least and at the most, in values.
+FORWARD = {
+    # The arguments, their sum, and its sum; not the argument fifty times.
+    "broadcast": (lambda x, y: jnp.sum(jnp.broadcast_to(x, (50, N)) + y, axis=0), 102, 102, X, S(50, N)),
+    "dearest branch": (switch(jnp.sin, wide), 10, 13, X, S(dtype="int32")),
+    "cheap branches": (switch(jnp.sin, jnp.cos), 2, 4, X, S(dtype="int32")),
+    "a loop writes over a carry that dies": (loop, 2.97, 3.03, X),
+    "nothing": (lambda x: x, 1, 2, X),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_a_forward_pass_holds_as_much(name):
+    fun, least, most, *args = FORWARD[name]
+    found = peak(jax.make_jaxpr(fun)(*args), jax.make_jaxpr(lambda ct: ())(X), 1).bytes / UNIT
+    assert least <= found <= most
+
+
+def test_matmul_operands_and_results_are_alive_together():
+    m, k, n = 64, 32, 16
+    x, w = jax.ShapeDtypeStruct((m, k), "float32"), jax.ShapeDtypeStruct((k, n), "float32")
+    both = m * k + k * n
+    expected = {both + 2 * m * n + both, both + 2 * m * n + both + max(m * k, k * n)}  # JAX may transpose a gradient
+    assert peak(*halves(jnp.matmul, x, w)).bytes / 4 in expected
 
 
 def test_values_on_the_host_take_no_device_memory():
@@ -170,73 +185,6 @@ def test_values_on_the_host_take_no_device_memory():
     assert residual_units(policy) == 0
 
 
-# ---------------------------------------------------------------------------------------------------- matmuls and loops
-
-
-def test_matmul_operands_and_results_are_alive_together():
-    m, k, n = 64, 32, 16
-    x, w = jax.ShapeDtypeStruct((m, k), "float32"), jax.ShapeDtypeStruct((k, n), "float32")
-    both = m * k + k * n
-    expected = {both + 2 * m * n + both, both + 2 * m * n + both + max(m * k, k * n)}  # JAX may transpose a gradient
-    assert peak(*halves(jnp.matmul, x, w)).bytes / 4 in expected
-
-
-def scanned(body, n):
-    return lambda x: lax.scan(lambda c, _: (body(c), None), x, length=n)[0]
-
-
-def test_scan_holds_its_stacks_and_one_iteration():
-    """The argument, the carry, n cosines stacked; and in one iteration the new carry and its cosine."""
-    assert units(scanned(jnp.sin, 8)) == 2 + 8 + 2
-
-
-def test_checkpointed_scan_holds_its_carries_and_one_body():
-    """n carries stacked instead of n times four cosines."""
-    assert units(scanned(chain(4), 8)) == pytest.approx(8 * 4, abs=8)
-    assert units(scanned(jax.checkpoint(chain(4)), 8)) == pytest.approx(8 + 4, abs=5)
-
-
-def test_nested_scans_add_up():
-    inner = scanned(jnp.sin, 4)
-    plain, checkpointed = units(scanned(inner, 8)), units(scanned(jax.checkpoint(inner), 8))
-    assert plain == pytest.approx(8 * 4, abs=10)
-    assert checkpointed == pytest.approx(8 + 4, abs=8)
-
-
-def test_conditional_needs_its_most_demanding_branch():
-    def f(branches):
-        return lambda x, i: lax.switch(i, branches, x)
-
-    i = jax.ShapeDtypeStruct((), "int32")
-    wide = lambda x: jnp.sum(jnp.outer(x[:10], x), 0)  # noqa: E731
-    forward = jax.make_jaxpr(f([jnp.sin, wide]))(X, i)
-    nothing = jax.make_jaxpr(lambda ct: ())(X)
-    found = peak(forward, nothing, 1).bytes
-    assert 10 * UNIT <= found <= 13 * UNIT
-    assert peak(forward, nothing, 1).bytes > peak(jax.make_jaxpr(f([jnp.sin, jnp.cos]))(X, i), nothing, 1).bytes
-
-
-def test_loops_write_over_a_carry_that_dies():
-    loop = lambda x: lax.while_loop(lambda s: s[0] < 8, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, jnp.cos(x)))[1]  # noqa: E731
-    nothing = jax.make_jaxpr(lambda ct: ())(X)
-    assert peak(jax.make_jaxpr(loop)(X), nothing, 1).bytes == pytest.approx(3 * UNIT, rel=0.01)
-
-
-# ------------------------------------------------------------------------------------------------------------- timeline
-
-
-def test_timeline_tells_what_is_held():
-    forward, backward, outputs = halves(chain(8), X)
-    moments = timeline(forward, backward, outputs)
-    assert {moment.arguments for moment in moments} == {UNIT}
-    assert max(moment.residuals for moment in moments) == 8 * UNIT
-    assert moments[-1].residuals <= UNIT
-    assert max(moments, key=lambda moment: moment.bytes).bytes == peak(forward, backward, outputs).bytes
-    assert all(moment.temporaries >= 0 for moment in moments)
-    equations = {"forward": len(forward.jaxpr.eqns), "backward": len(backward.jaxpr.eqns)}
-    assert all(0 <= moment.index < equations[moment.half] for moment in moments)
-
-
 def test_residuals_and_backward_inputs_must_match():
     forward, backward, _ = halves(chain(8), X)
     with pytest.raises(ValueError, match="1 backward inputs are not 8 residuals"):
@@ -245,9 +193,111 @@ def test_residuals_and_backward_inputs_must_match():
         peak(forward, backward, 10)
 
 
-def test_functions_that_do_nothing():
-    identity = jax.make_jaxpr(lambda x: x)(X)
-    assert peak(identity, identity, 1).bytes == 2 * UNIT
+# --------------------------------------------------------------------------------------------------------- over time
+
+
+@pytest.mark.parametrize("policy", ["as_written", "nothing_saveable", "dots_saveable"])
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_held_adds_up_at_every_moment(name, policy):
+    fun, args = PROGRAMS[name]
+    trace = rm.trace(fun, *args)
+    timeline, report = trace.timeline(policy, "function"), trace.report(policy, "function")
+    moments = [moment.bytes for moment in timeline.moments]
+    assert max(moments) == timeline.peak_bytes == report.peak_bytes == sum(value.nbytes for value in timeline.alive)
+    assert (timeline.policy, timeline.at, timeline.function) == (report.policy, report.at, trace.function_name)
+    passes = [moment.half for moment in timeline.moments]
+    assert passes == sorted(passes, key=["forward", "backward"].index)
+    changes = [0] * (len(moments) + 1)
+    for life in timeline.lives:
+        changes[life.first] += life.value.nbytes
+        changes[life.end] -= life.value.nbytes
+    assert list(itertools.accumulate(changes))[:-1] == moments
+    held = {"argument": 0, "constant": 0, "residual": 0, "temporary": 0}
+    for value in timeline.alive:
+        held[value.kind] += value.nbytes
+    assert held["argument"] + held["constant"] == timeline.moments[timeline.peak].arguments
+    assert [value.nbytes for value in timeline.alive] == sorted((v.nbytes for v in timeline.alive), reverse=True)
+    by_kind = dict(report.peak_by_kind)
+    by_kind["temporary"] = by_kind.get("temporary", 0) + by_kind.pop("gradient", 0)
+    assert {kind: nbytes for kind, nbytes in held.items() if nbytes} == {k: v for k, v in by_kind.items() if v}
+
+
+def test_values_are_named_with_their_lines():
+    """As the backward pass of a chain begins: the argument, eight cosines, the output and its cotangent."""
+    timeline = rm.trace(chain(8), X).timeline("none")
+    assert timeline.moments[timeline.peak].half == "backward"
+    kinds = [value.kind for value in timeline.alive]
+    assert [kinds.count(kind) for kind in ("argument", "residual", "temporary")] == [1, 8, 2]
+    assert {value.type for value in timeline.alive} == {f"f32[{N}]"}
+    (argument,) = [value for value in timeline.alive if value.kind == "argument"]
+    assert (argument.argument, argument.source) == ("x", None)
+    for value in timeline.alive:
+        if value.kind == "residual":
+            assert (value.primitive, value.source.expression, value.source.file) == ("cos", "jnp.sin(x)", __file__)
+    found = [(moment.half, moment.primitive) for moment in timeline.moments if moment.primitive]
+    assert found.count(("forward", "sin")) == 8
+    assert all(moment.source.expression == "jnp.sin(x)" for moment in timeline.moments if moment.primitive == "sin")
+
+
+def test_values_live_from_their_maker_to_their_last_reader():
+    """Cosines are held until the backward pass reads them, the last one made first; a sine for the next one only."""
+    timeline = rm.trace(chain(8), X).timeline("none")
+    cosines = sorted((life.first, life.end) for life in timeline.lives if life.value.primitive == "cos")
+    ends = [end for _, end in cosines]
+    assert len(ends) == 8
+    assert ends == sorted({*ends}, reverse=True)
+    backward = next(number for number, moment in enumerate(timeline.moments) if moment.half == "backward")
+    assert all(first < backward < end for first, end in cosines)
+    assert len(timeline.alive_at(0)) < len(timeline.alive_at(timeline.peak))
+    assert timeline.alive == timeline.alive_at(timeline.peak)
+
+
+def two(w, v, x):
+    return jnp.sum(jnp.sin(w * x)) + jnp.sum(jnp.sin(v * x))
+
+
+def test_a_report_tells_what_its_peak_is_made_of():
+    """The gradient of what reads the parameters last is alive with them."""
+    by_kind = dict(rm.trace(chain(8), X).report("none").peak_by_kind)
+    assert by_kind == {"argument": UNIT, "residual": 8 * UNIT, "temporary": 2 * UNIT}
+    assert dict(rm.trace(two, X, X, X).report("none").peak_by_kind)["gradient"] >= UNIT
+
+
+def test_captured_values_are_constants():
+    captured = jnp.linspace(0, 1, N)
+    timeline = rm.trace(lambda x: jnp.sin(x * captured) * captured, X).timeline("none")
+    assert [value.nbytes for value in timeline.alive if value.kind == "constant"] == [UNIT]
+
+
+def test_what_a_loop_needs_inside_is_told():
+    def fun(x):
+        body = lambda c, _: (jnp.sin(jnp.outer(c, c) @ c), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(body), x, length=4)[0].sum()
+
+    timeline = rm.trace(fun, S(100)).timeline()
+    outer = [value for value in timeline.alive if value.nbytes == 4 * 100 * 100]  # the product, in one iteration
+    assert outer
+    assert {(value.type, value.kind, value.source.function) for value in outer} == {
+        ("f32[100,100]", "temporary", "<lambda>")
+    }
+
+
+def test_what_is_written_over_is_not_held_twice():
+    """A loop writes its carry over the operand that dies there, and needs most inside: what is held still adds up."""
+
+    def fun(x):
+        body = lambda c, _: (jnp.sin(jnp.outer(c, c) @ c), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(body), jnp.cos(x), length=4)[0]
+
+    timeline = rm.trace(fun, S(100)).timeline()
+    assert not [value for value in timeline.alive if not value.type or value.primitive == "scan"]
+    assert sum(value.nbytes for value in timeline.alive) == timeline.peak_bytes
+
+
+def test_without_a_backward_half_there_is_no_timeline():
+    fun = lambda x: jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x)).sum()  # noqa: E731
+    with pytest.raises(rm.RematError, match="cannot differentiate a while_loop"):
+        rm.trace(fun, S(3)).timeline()
 
 
 # ----------------------------------------------------------------------------------------------------- beside XLA's own
@@ -261,6 +311,7 @@ def layer(x, w):
     return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
 
 
+@pytest.mark.slow
 def test_growth_from_policy_to_policy_is_that_of_xla(remat):
     """On a scanned transformer, with the scheduler under which XLA's CPU compiler heeds memory."""
     layers, d = 8, 128
