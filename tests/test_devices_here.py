@@ -53,10 +53,9 @@ def spread(size, kind=AxisType.Auto, abstract=False):
 
 
 @eight
-@pytest.mark.each_once
-@pytest.mark.parametrize("compiles", [False, True])
-@pytest.mark.parametrize(("name", "called"), [("H100 SXM x8", H100), ("TPU v5e:2x4", V5E)])
-@pytest.mark.parametrize("function", [loss, step])
+@pytest.mark.parametrize(
+    ("name", "called", "function", "compiles"), [("H100 SXM x8", H100, loss, False), ("TPU v5e:2x4", V5E, step, True)]
+)
 def test_it_runs_on_those_that_are_named_and_here(kind, name, called, function, compiles):
     """The bytes are those of the same program that is given no name; each device has an eighth of the batch."""
     kind(called, compiles)
