@@ -67,7 +67,7 @@ def trace(
     The Python code of ``fun`` runs exactly once, or twice where it takes gradients inside and is differentiated itself.
     If ``fun`` has parameters named ``wrt``, ``has_aux`` or ``gradient``, pass a ``functools.partial``.
 
-    A training step takes a gradient by itself (``jax.grad``, ``value_and_grad``, ``vjp``, ``linearize``, or what flax,
+    A training step takes a gradient by itself (``jax.grad``, ``value_and_grad``, ``vjp``, or what flax,
     equinox and optax make of these): the trace is then of that gradient, and ``Trace.function`` gives the step back.
     What is taken for a step gives back something like what it differentiates, or nothing that depends on the gradient;
     other functions that take gradients inside, such as a loss with a penalty, are differentiated themselves.

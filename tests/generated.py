@@ -553,51 +553,6 @@ MIXES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Layers(_Printed):
-    """Checkpointed layers large enough for their values to be all that matters in memory."""
-
-    mixes: tuple[str, ...]
-    policy: str
-    how: str
-    count: int
-    batch: int
-
-    def function(self) -> Callable[[Any, Any], Any]:
-        """The loss, of the weights and a batch."""
-
-        def mixed(x: Any, weight: Any) -> Any:
-            return functools.reduce(lambda x, mix: MIXES[mix](x, weight), self.mixes, x)
-
-        layer = jax.checkpoint(mixed, policy=POLICIES[self.policy])
-
-        def loss(weights: Any, x: Any) -> Any:
-            if self.how == "scanned":
-                x = jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)[0]
-            else:
-                for number in range(self.count):
-                    x = layer(x, weights[number if self.how == "unrolled" else 0])
-            return jnp.sum(x**2)
-
-        return loss
-
-    def shapes(self) -> tuple[Any, Any]:
-        """The weights, stacked, and the batch."""
-        return _type((self.count, 64, 64), "float32"), _type((self.batch, 64), "float32")
-
-
-def layers(*how: str) -> st.SearchStrategy[Layers]:
-    """Layers that are scanned, unrolled, or unrolled with the same weights in each."""
-    return st.builds(
-        Layers,
-        st.lists(st.sampled_from(sorted(MIXES)), min_size=1, max_size=3).map(tuple),
-        st.sampled_from(["nothing_saveable", "dots_saveable", "everything_saveable"]),
-        st.sampled_from(how),
-        st.integers(2, 6),
-        st.sampled_from([256, 2048]),
-    )
-
-
 def steps_in(body: Body | None, runs: int = 1) -> list[tuple[Step, int]]:
     """Every step at any depth with how often its equations run, as the program says."""
     found: list[tuple[Step, int]] = []

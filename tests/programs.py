@@ -7,11 +7,13 @@ evaluate them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 F32 = jnp.float32
@@ -222,8 +224,18 @@ def binary8(x):
     return binary_chain(8)(x).sum()
 
 
-# One of a kind: plain, a loop, checkpoints in it and in each other, branches, rules, calls, types and integers.
+# One of a kind, for the usual run: plain, a loop, checkpoints in it and in each other, branches, rules, calls, types.
 KINDS = ("three_layers", "scanned_checkpoint", "nested_checkpoint", "conditional", "custom_vjp", "jitted_helper")
 KINDS += ("mixed_precision", "complex_numbers", "embedding", "dictionary")
+
+EACH_PROGRAM = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in PROGRAMS]
+
+
+def in_turn(values: Iterable[Any]) -> list[Any]:
+    """For each program one of some values, for two parameters of a test."""
+    kinds_first = sorted(PROGRAMS, key=lambda name: name not in KINDS)
+    pairs = zip(kinds_first, itertools.cycle(values), strict=False)
+    return [pytest.param(*pair, marks=() if pair[0] in KINDS else pytest.mark.slow) for pair in pairs]
+
 
 CHECKPOINTED = ("scanned_checkpoint", "nested_checkpoint", "binary8")  # those of the above that have sites

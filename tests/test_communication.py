@@ -17,7 +17,6 @@ from remat_magic.views.attribution import line_rows
 from remat_magic.views.choices import figures
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
-from remat_magic.views.totals import totals
 from tests.eight_devices import eight
 
 WIDTH, BATCH, LAYERS = 32, 64, 3
@@ -105,6 +104,7 @@ def _equations(closed):
 
 
 @eight
+@pytest.mark.slow
 @pytest.mark.parametrize(("stacked", "check"), [(True, True), (False, False)])
 def test_both_halves_tell_what_the_compiled_step_does(stacked, check):
     loss, args = fsdp(simulated(4, 2), stacked, check)
@@ -116,25 +116,6 @@ def test_both_halves_tell_what_the_compiled_step_does(stacked, check):
         assert report.forward_communicated_bytes + report.backward_communicated_bytes == measured.communicated_bytes
         assert report.repeated_communicated_bytes == again
         assert told["all-gather"][1] == LAYERS * GATHERED + again
-
-
-@eight
-def test_of_an_automatic_mesh_both_halves_tell_what_the_compiled_step_does():
-    """Scanned, so that XLA cannot merge what both halves gather."""
-    mesh = simulated(8)
-
-    def loss(ws, x):
-        return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).mean()
-
-    args = shape(mesh, P(None, "data"), LAYERS, WIDTH, WIDTH), shape(mesh, P("data"), BATCH, WIDTH)
-    trace = rm.trace(loss, *args)
-    reports = [trace.report(policy, "function") for policy in ("none", "nothing_saveable")]
-    for report in reports:
-        assert report.communicated_bytes == trace.measure(report.policy, "function").communicated_bytes
-        assert report.forward_communicated_bytes == LAYERS * GATHERED + 4  # the weights, and the mean
-    assert reports[1].communicated_bytes - reports[0].communicated_bytes == LAYERS * GATHERED
-    total = next(total for total in totals(reports[1], reports[0]) if total.key == "communicated")
-    assert (total.number, total.change) == (reports[1].communicated_bytes, "+12.3 kB")
 
 
 # ---------------------------------------------------------------------------------------------------------- hand counts
@@ -173,18 +154,6 @@ def test_along_an_axis_of_one_device_nothing_is_told():
         check_vma=False,
     )  # fmt: skip
     assert not any(map(_jax.communication, _equations(jax.make_jaxpr(fun)(jnp.zeros(1024)))))
-
-
-def test_what_is_begun_and_ended_is_told_once():
-    """All of the primitives that JAX has which tell another device anything are known."""
-    from jax._src.lax import parallel
-
-    silent = ["axis_index", "psend", "precv", "preduced", "vary_unreduced_cast", "vary_unreduced_cast_p"]
-    for primitive in {
-        value.name for name, value in vars(parallel).items() if name.endswith("_p") and hasattr(value, "name")
-    }:
-        is_collective = primitive in _jax.collectives._COLLECTIVES
-        assert is_collective != (primitive in silent or primitive.endswith("_done")), primitive
 
 
 # ------------------------------------------------------------------------------------------------- what runs again
@@ -289,23 +258,6 @@ def test_the_peak_holds_what_is_gathered():
         assert gathered < trace.report(policy, "function").peak_bytes
 
 
-@eight
-def test_the_peak_is_near_that_of_the_compiled_program():
-    loss, args = wide(simulated(8), 8)
-    trace = rm.trace(loss, *args)
-    measured = trace.measure("none", "function")
-    assert trace.report("none", "function").peak_bytes == pytest.approx(measured.total_bytes, rel=0.3)
-
-
-def test_a_plan_for_links_that_are_not_known_says_so():
-    loss, args = wide(abstract(2), 2)
-    trace = rm.trace(loss, *args)
-    sentence = "How fast this CPU reaches others is not known"
-    assert sentence in trace.plan(0.5, "function", cost="seconds", device=rm.devices.THIS_CPU).status
-    assert sentence not in trace.plan(0.5, "function", cost="seconds", device="H100 SXM").status
-    assert sentence not in trace.plan(0.5, "function").status
-
-
 # ----------------------------------------------------------------------------------------------- what XLA inserts
 
 
@@ -346,14 +298,6 @@ def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter():
         assert collectives["all-gather", share, share * 3 // 4] == 1
 
 
-def test_who_tells_each_other_may_be_written_as_a_range():
-    """Partial products are summed along the two devices of an axis, eight devices in four pairs."""
-    mesh, part = rm.mesh("data=4,model=2"), BATCH // 4 * WIDTH * 4
-    w, x = shape(mesh, P("model"), WIDTH, WIDTH), shape(mesh, P("data", "model"), BATCH, WIDTH)
-    fun = lambda w, x: lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("data")))  # noqa: E731
-    assert compiled(fun, w, x) == {("all-reduce", part, part): 1}
-
-
 def automatic_fsdp():
     def loss(ws, x):
         return (lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).mean()
@@ -385,6 +329,7 @@ def test_what_xla_inserts_takes_time_in_each_half():
     assert (slower.forward_communicated, slower.complete) == (None, False)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_xla_inserts_for_it():
     loss, args = automatic_fsdp()
     trace = rm.trace(loss, *args)

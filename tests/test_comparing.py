@@ -1,8 +1,6 @@
 """The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
 
-import dataclasses
 import json
-import re
 import threading
 import time
 from types import SimpleNamespace
@@ -18,20 +16,18 @@ from remat_magic.records import (
     Comparison,
     ComparisonRow,
     GradientDifference,
-    Measurement,
     RematError,
     SourceSpan,
 )
 from remat_magic.views import choices
 from remat_magic.views.advice import advice_html
 from remat_magic.views.compare import gradients_html
-from remat_magic.views.fits import fits_html
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
 from remat_magic.widget.panels import PANELS
 from remat_magic.widget.panels import compare as compare_panel
 from tests.plot_records import xla_memory
-from tests.pretend_compiler import NAMES, SIZES
+from tests.pretend_compiler import SIZES
 from tests.programs import f32
 from tests.test_estimate import attention_layers
 from tests.views_records import EVIL
@@ -108,40 +104,6 @@ def test_all_policies_are_compared(comparing, browser):
     assert answer["html"].count('aria-current="true"') == 1
 
 
-def test_where_tracing_takes_long_rows_come_as_they_are_known(comparing, browser, monkeypatch):
-    """Each as it is in the whole table; nothing is called the front before all are known."""
-    monkeypatch.setattr(compare_panel, "_LONG_TO_WAIT", 0)
-    ask(comparing, "compare", device="A100 40GB SXM")
-    whole = browser.of("compare")["html"]
-    *early, last = [message["html"] for message in browser.messages if message["type"] == "compare"]
-    assert last == whole
-    keys = [choice.key for choice in comparing.live.trace.choices()]
-    assert [re.findall('data-same="([^"]*)"', html) for html in early] == [keys[:n] for n in range(1, len(keys))]
-    assert f"2 of {len(keys)} policies" in early[1]
-    assert "◆" in whole
-    assert not any("◆" in html for html in early)
-    for key in keys:
-        rows = re.findall(rf'<tr [^>]*data-same="{key}".*?</tr>', whole + early[-1])
-        # A column that is of some rows only comes with the first of them.
-        assert len({tuple(re.findall('data-value="([^"]*)"', row)[:3]) for row in rows}) <= 1
-
-
-def test_the_plans_of_the_slider_are_compared(browser):
-    trace = rm.trace(loss, *ARGUMENTS)
-    plans = [trace.plan(part, "function") for part in (0.3, 0.6)]
-    live = LiveTrace(trace)
-    asked = [live.preview(plan, plan.at).policy for plan in plans]
-    comparing = Panels(live, browser)
-    first, _ = asked
-    ask(comparing, "compare", policy=first)
-    html = browser.of("compare")["html"]
-    same = re.findall('data-same="([^"]*)"', html)
-    for policy in asked:  # in the table and in the picture, beside another policy where it does just the same
-        assert sum(policy in each.split("\n") for each in same) == 2
-    assert html.count('aria-current="true"') == 1
-    comparing.close()
-
-
 def test_what_each_policy_does_is_told_for_the_list(comparing, browser, monkeypatch):
     """As it is found out, then with those that do the same together and the front of all: what Compare has."""
     trace = comparing.live.trace
@@ -168,22 +130,6 @@ def test_what_each_policy_does_is_told_for_the_list(comparing, browser, monkeypa
         }
     assert plan in [key for row in answers[-1]["rows"] for key in row["keys"]]
     assert any(row["front"] for row in answers[-1]["rows"])
-
-
-def test_a_list_that_is_no_longer_asked_for_is_given_up(comparing, browser, monkeypatch):
-    monkeypatch.setattr(compare_panel, "_TELL", 0)
-    keys = [choice.key for choice in comparing.live.trace.choices()]
-    panel = next(panel for panel in comparing.panels if "choices" in panel._workers)
-    send = panel._send
-
-    def interrupted(message):
-        send(message)
-        panel._listed = None
-
-    panel._send = interrupted
-    ask(comparing, "choices", policies=keys)
-    panel._workers["choices"].join()
-    assert len([message for message in browser.messages if message["type"] == "choices"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -316,14 +262,6 @@ def test_xlas_memory_over_time_follows_the_compilation(comparing, browser, prete
     assert "XLA for" not in other["html"]
 
 
-def test_a_compilation_that_tells_no_memory_over_time_still_says_whether_it_fits(comparing, browser, pretend, cache):
-    pretend(SIZES)
-    ask(comparing, "memory")
-    ask(comparing, "fits", device="H100 SXM")
-    assert "fits H100 SXM" in browser.of("fits")["html"]
-    assert "XLA for" not in browser.of("memory")["html"]
-
-
 def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache):
     """For a TPU: then in full, each called what it is. What is kept in full needs no quick one, nor does a GPU."""
     started = pretend(SIZES)
@@ -348,35 +286,12 @@ def test_what_takes_long_is_compiled_quickly_first(browser, pretend, cache):
     again.close()
 
 
-def test_of_a_choice_that_is_shown_no_more_nothing_is_compiled(browser, pretend, cache):
-    """The newest only, though each compiler would take minutes."""
-    started = pretend(f"if started.read_text().count(chr(10)) < 2: time.sleep(600)\n{SIZES}")
-    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
-    ask(comparing, "fits", device="H100 SXM")
-    deadline = time.monotonic() + 600
-    while not started.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    ask(comparing, "fits", policy="nothing_saveable", device="H100 SXM")
-    assert browser.of("fits")["policy"] == "nothing_saveable"
-    assert [message["policy"] for message in browser.messages] == ["nothing_saveable"]
-    comparing.close()
-
-
 def test_a_compiler_that_is_not_there_is_named(comparing, browser, monkeypatch):
     monkeypatch.setattr(devices.device, "_is_installed", lambda module: False)
     ask(comparing, "fits", device="H100 SXM")
     html = browser.of("fits")["html"]
     assert "The compiler for H100 SXM" in html
     assert html.count("<span") == 1  # and nothing of what fits
-
-
-def test_too_big_says_by_how_much():
-    measured = Measurement("none", EVIL, device=EVIL, fits=False, needed_bytes=5 * 10**9, available_bytes=4 * 10**9)
-    html = fits_html(measured, None)
-    assert "XLA needs 5.00 GB of 4.00 GB, 1.00 GB too much." in html
-    assert "does not fit" in html
-    assert EVIL not in html
 
 
 def test_gradients_are_checked_on_the_inputs(comparing, browser):
@@ -457,50 +372,6 @@ def blocks(w, x):
     return jnp.sum(x)
 
 
-NEEDS = """
-n = started.read_text().count(chr(10))
-answer(memory=dict.fromkeys({NAMES}, 0) | {{'temp': 1000 + n}}, seconds=1.5, rematerialized=0)
-"""
-
-
-def test_places_that_were_tried_are_ranked_by_what_the_compiler_says(browser, pretend, cache):
-    """Those that could be on the front are compiled, then the policies at the one place, in one series."""
-    started = pretend(NEEDS.format(NAMES=NAMES))
-    comparing = Panels(LiveTrace(rm.trace(blocks, *ARGUMENTS)), browser)
-    ask(comparing, "places", device="H100 SXM")
-    browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    estimated = browser.of("places")["html"]
-    assert "estimated peak memory" in estimated
-    browser.messages.clear()
-    ask(comparing, "measure", device="H100 SXM")
-    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert now["done"] == now["total"]
-    dones = [message["done"] for message in browser.messages if message["type"] == "progress"]
-    assert dones == sorted(dones)
-    assert sum(message["finished"] for message in browser.messages if message["type"] == "progress") == 1
-    pages = [message["html"] for message in browser.messages if message["type"] == "places"]
-    assert "that could be on the front are compiled for H100 SXM: all are ranked by the estimate" in pages[1]
-    assert "estimated peak memory" in pages[1]
-    browser.wait(lambda message: message["type"] == "places" and "compiler needs" in message["html"])
-    pages = [message["html"] for message in browser.messages if message["type"] == "places"]
-    assert any("Not compiled, and not ranked:" in page for page in pages)
-    assert not any("estimated peak memory" in page for page in pages if "compiler needs" in page)
-    # The policies at the one place too, and what both have once.
-    table = browser.wait(lambda message: message["type"] == "compare" and "needs" in message["html"])["html"]
-    assert "Ranked by the memory that XLA needs, compiled for H100 SXM" in table
-    assert len(started.read_text().split()) <= now["total"]
-    # Another search begins with what is known.
-    browser.messages.clear()
-    ask(comparing, "places", device="H100 SXM")
-    browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert "compiler needs" in browser.of("places")["html"]
-    # Of another device nothing is.
-    ask(comparing, "places", device="B200")
-    other = browser.wait(lambda message: message["type"] == "places" and message["device"] == "B200")["html"]
-    assert "compiler needs" not in other
-    comparing.close()
-
-
 def test_a_plan_that_is_not_compiled_is_not_ranked_beside_what_is(browser, pretend, cache):
     """All go by the estimate, which is said, until what is shown is compiled as well."""
     pretend(SIZES)
@@ -521,39 +392,6 @@ def test_a_plan_that_is_not_compiled_is_not_ranked_beside_what_is(browser, prete
     html = browser.of("compare")["html"]
     assert "Ranked by the memory that XLA needs" in html
     assert "estimated peak memory" not in html
-    comparing.close()
-
-
-def test_what_is_no_compiled_figure_among_these_says_so():
-    """In the list of policies: of one that XLA cannot compile only the estimate is known."""
-    row = ComparisonRow("none", "function", saved_bytes=8, peak_bytes=64, repeated_flops=0, needed_bytes=80)
-    assert choices.figures(row)["peak"] == "64 B"
-    ranked = dataclasses.replace(row, ranked_by="compiled")
-    assert choices.figures(ranked)["peak"] == "80 B compiled"
-    assert choices.figures(dataclasses.replace(ranked, needed_bytes=None))["peak"] == "64 B estimated"
-
-
-def test_compiling_places_can_be_cancelled(browser, pretend, cache):
-    started = pretend("time.sleep(600)")
-    comparing = Panels(LiveTrace(rm.trace(loss, *ARGUMENTS)), browser)
-    ask(comparing, "places", device="H100 SXM")
-    browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    browser.messages.clear()
-    ask(comparing, "measure", device="H100 SXM")
-    deadline = time.monotonic() + 600
-    while not started.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    ask(comparing, "cancel", job="places")  # of the other job: it goes on
-    ask(comparing, "cancel", job="measure")
-    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert now["cancelled"]
-    # A next series begins.
-    pretend(SIZES)
-    browser.messages.clear()
-    ask(comparing, "measure", device="H100 SXM")
-    now = browser.wait(lambda message: message["type"] == "progress" and message["finished"])
-    assert not now["cancelled"]
     comparing.close()
 
 

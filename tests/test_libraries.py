@@ -10,13 +10,8 @@ import pytest
 
 import remat_magic as rm
 from remat_magic.user_files import is_library_file, is_user_file
-from remat_magic.views.attribution import library_rows, line_rows
 from remat_magic.views.listing import listing_html
-from remat_magic.views.rows import recomputed_rows, residual_rows
-from remat_magic.views.text import plain
-from remat_magic.views.what_if import what_if_html
 from tests.test_views_listing import f32, sums
-from tests.views_records import fragments
 
 SHELF = """\
 import jax
@@ -151,32 +146,6 @@ def test_the_source_has_the_functions_with_costs(report):
     assert called.count("remat-gap") == 1
 
 
-def test_what_is_linked(report):
-    """A library's expression is linked to what it makes, by keys that no line of the user's has."""
-    page = listing_html(report, live=True)
-    own, _, called = page.partition("Library functions")
-    ours = set(re.findall(r' data-e="([^"]*)"', own))
-    theirs = set(re.findall(r' data-e="([^"]*)"', called))
-    assert theirs
-    assert all(key.startswith("~") for key in theirs)
-    assert not any("~" in key for key in ours)
-    rows = re.findall(r' data-e="([^"]*)"', fragments(report)["residuals"])
-    assert {key for row in rows for key in row.split()} & theirs
-
-
-def test_rows_tell_it(report):
-    rows = [*residual_rows(report), *recomputed_rows(report)]
-    assert any(row.library is not None for row in rows)
-    place = f"by shelf.py:{line_of('        y = jnp.sin(x @ W)')}"
-    assert place in plain(report, width=200)
-    assert place in fragments(report)["residuals"]
-
-
-def test_lines_of_the_user_are_what_they_were(report):
-    assert all(row.attribution.source.file == __file__ for row in line_rows(report))
-    assert {row.attribution.source.function for row in library_rows(report)} == {"apply"}
-
-
 def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):
     def f(x):
         return jnp.sum(shelf.jitted(x))
@@ -184,19 +153,6 @@ def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):
     trace = rm.trace(f, f32(3))  # the texts are read when traced
     (tmp_path / "site-packages" / "shelf.py").write_text("")
     assert "jnp.sin(x)" in listing_html(trace.report("everything_saveable"), live=True).replace("</span>", "")
-
-
-def test_plans_and_what_if_tell_it(shelf):
-    def f(W, x):
-        return jnp.sum(shelf.Dense().apply(W, x) * jnp.sin(x))
-
-    trace = rm.trace(f, f32(4, 4), f32(3, 4))
-    plan = trace.plan(0.5)
-    assert plan.names
-    assert {value.library.expression for value in plan.names if value.library} <= {"x @ W", "jnp.sin(x @ W)"}
-    flips = trace.what_if("dots_saveable")
-    assert any(flip.value.library is not None for flip in flips)
-    assert "by shelf.py:" in what_if_html(flips)
 
 
 def test_code_that_libraries_generate_is_not_the_users():

@@ -10,7 +10,7 @@ import pytest
 import remat_magic as rm
 from tests.test_models import library
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 JAX = """
 import jax, jax.numpy as jnp

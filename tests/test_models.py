@@ -1,7 +1,8 @@
 """Models of the libraries that people use: their residuals are those that JAX lists, and go by the model's own names.
 
 The libraries are no dependencies: ``pip install '.[models]'`` brings them. A test whose library is not there is
-skipped, unless REMAT_MODELS is set, as it is where they were installed to be tested with.
+skipped, unless REMAT_MODELS is set, as it is where they were installed to be tested with. What is not slow is one each
+of linen, nnx and equinox.
 """
 
 from __future__ import annotations
@@ -100,29 +101,6 @@ def site_names(trace) -> list[str]:
     return [site.function for site in trace.engine.sites]
 
 
-def test_a_model_of_linen_agrees_with_jax():
-    nn = library("flax.linen")
-
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.gelu(nn.LayerNorm()(nn.Dense(8)(x)))
-            x = nn.BatchNorm(use_running_average=False)(x)
-            return nn.Dropout(0.5, deterministic=False)(nn.Dense(2)(x))
-
-    net = Net()
-    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    variables = jax.eval_shape(net.init, rngs, jnp.ones((3, 4)))
-
-    def loss(params, x):
-        variables = {"params": params, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(8), "var": jnp.ones(8)}}}
-        out, _ = net.apply(variables, x, rngs={"dropout": jax.random.key(1)}, mutable="batch_stats")
-        return (out**2).sum()
-
-    trace = agrees(loss, variables["params"], f32(3, 4))
-    assert {"params['Dense_0']['kernel']", "params['LayerNorm_0']['scale']", "x"} <= argument_names(trace)
-
-
 def linen_stack(nn, policy=None):
     """Three blocks under a checkpoint, in a scan: how large linen models are written."""
 
@@ -144,7 +122,7 @@ def linen_stack(nn, policy=None):
     return (lambda params, x: jnp.sin(net.apply(params, x)).sum()), params
 
 
-@pytest.mark.parametrize("policy", [None, "dots_saveable", "nothing_saveable"])
+@pytest.mark.parametrize("policy", [pytest.param(None, marks=pytest.mark.slow), "dots_saveable"])
 def test_a_scan_of_linen_under_remat_is_one_site(policy):
     loss, params = linen_stack(library("flax.linen"), policy and getattr(jax.checkpoint_policies, policy))
     trace = agrees(loss, params, f32(2, 4))
@@ -157,36 +135,7 @@ def test_a_scan_of_linen_under_remat_is_one_site(policy):
     assert any("scan x3" in row.path for row in scanned)
 
 
-def test_modules_of_linen_under_remat_are_sites_one_by_one():
-    nn = library("flax.linen")
-
-    class Block(nn.Module):
-        width: int
-
-        @nn.compact
-        def __call__(self, x, train: bool):
-            x = x + nn.Dense(4)(jnp.sin(nn.Dense(self.width)(x)))
-            return nn.Dropout(0.1, deterministic=not train)(x)
-
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x, train: bool):
-            for width in (8, 6):
-                x = nn.remat(Block, static_argnums=2)(width)(x, train)
-            return x
-
-    net = Net()
-    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    params = jax.eval_shape(lambda: net.init(rngs, jnp.ones((2, 4)), True))
-
-    def loss(params, x):
-        return net.apply(params, x, True, rngs={"dropout": jax.random.key(1)}).sum()
-
-    trace = agrees(loss, params, f32(2, 4))
-    assert sum(site.times for site in trace.engine.sites) == 2
-    assert all(Path(site.source.file) == Path(__file__) for site in trace.engine.sites)
-
-
+@pytest.mark.slow
 def test_a_transformer_of_linen_agrees_with_jax():
     """Attention of the library's own, dropout, tied embeddings, a mask, and a cross-entropy of optax."""
     nn, optax = library("flax.linen"), library("optax")
@@ -222,6 +171,7 @@ def test_a_transformer_of_linen_agrees_with_jax():
     assert trace.report().wrt == ("params",)  # tokens are integers
 
 
+@pytest.mark.slow
 def test_a_model_of_nnx_agrees_with_jax():
     nnx = library("flax.nnx")
 
@@ -242,20 +192,7 @@ def test_a_model_of_nnx_agrees_with_jax():
     assert any("into" in name and "kernel" in name for name in argument_names(trace)), argument_names(trace)
 
 
-def test_remat_of_nnx_is_a_site_of_the_user():
-    nnx = library("flax.nnx")
-    graph, state = nnx.split(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-
-    def layer(model, x):
-        return jnp.sin(model(x))
-
-    def loss(state, x):
-        return nnx.remat(layer)(nnx.merge(graph, state), x).sum()
-
-    trace = agrees(loss, state, f32(2, 4))
-    assert [Path(site.source.file) for site in trace.engine.sites] == [Path(__file__)]
-
-
+@pytest.mark.slow
 def test_flax_nnx_remat_with_a_policy_in_scan():
     nnx = library("flax.nnx")
 
@@ -278,6 +215,7 @@ def test_flax_nnx_remat_with_a_policy_in_scan():
     assert [(site.times, site.policy) for site in trace.engine.sites] == [(3, "dots_saveable")]
 
 
+@pytest.mark.slow
 def test_a_model_of_equinox_agrees_with_jax():
     eqx = library("equinox")
     model = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))
@@ -294,28 +232,6 @@ def test_a_model_of_equinox_agrees_with_jax():
     assert {"arrays.layers[0].weight", "arrays.layers[2].bias"} <= argument_names(trace)
 
 
-def test_models_of_equinox_may_hold_numbers():
-    """``Dropout.p`` is a Python float that equinox asks for as such; every attention has one."""
-    eqx = library("equinox")
-    model = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
-    x = jnp.ones((3, 4))
-
-    def loss(model, x):
-        return (model(x, x, x) ** 2).sum()
-
-    arrays, static = eqx.partition(model, eqx.is_array)
-    plain = rm.trace(lambda arrays, x: loss(eqx.combine(arrays, static), x), arrays, x)
-    for wrt in (None, "model"):
-        trace = rm.trace(loss, model, x, wrt=wrt)
-        assert trace.wrt == ("model", "x")[: 1 if wrt else 2]
-        assert not trace.notes
-        if wrt is None:
-            assert types_of_ours(trace.report()) == types_of_ours(plain.report())
-    gradient = eqx.filter_jit(eqx.filter_grad(trace.function("dots_saveable")))(model, x)
-    expected = eqx.filter_jit(eqx.filter_grad(loss))(model, x)
-    np.testing.assert_allclose(gradient.output_proj.weight, expected.output_proj.weight, rtol=1e-5)
-
-
 def inspected(fun, *args, **kwargs):
     """What the magic makes of the call: its callee, the trace, and what it says of them."""
     callee = called(fun, args, kwargs)
@@ -323,65 +239,7 @@ def inspected(fun, *args, **kwargs):
     return trace, prepared(callee, trace, Options(), {}).title
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("spelling", ["filter_grad", "filter_value_and_grad", "has_aux", "filter_vjp"])
-def test_gradients_of_equinox_are_peeled(spelling, jitted):
-    eqx = library("equinox")
-    model, x = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0)), jnp.ones((3, 4))
-
-    def loss(model, x):
-        value = (model(x, x, x) ** 2).sum()
-        return (value, x) if spelling == "has_aux" else value
-
-    fun = eqx.filter_jit(loss) if jitted and spelling == "filter_vjp" else loss
-    if spelling == "filter_vjp":
-        trace, title = inspected(eqx.filter_vjp, fun, model, x)
-    else:
-        make = eqx.filter_grad if spelling in ("filter_grad", "has_aux") else eqx.filter_value_and_grad
-        gradient = make(loss, has_aux=spelling == "has_aux")
-        trace, title = inspected(eqx.filter_jit(gradient) if jitted else gradient, model, x)
-    expected = rm.trace(loss, model, x, wrt=None if spelling == "filter_vjp" else 0, has_aux=spelling == "has_aux")
-    assert trace.function_name == "loss"
-    assert trace.wrt == expected.wrt
-    assert types_of_ours(trace.report()) == types_of_ours(expected.report())
-    assert (title, trace.report().notes) == ("", ())
-
-
-@pytest.mark.parametrize("spelling", ["grad", "value_and_grad", "has_aux", "jit"])
-def test_gradients_of_flax_nnx_are_found(spelling):
-    nnx = library("flax.nnx")
-
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.into, self.norm = nnx.Linear(4, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
-
-        def __call__(self, x):
-            return self.norm(jnp.sin(self.into(x)))
-
-    def loss(model, x):
-        value = (model(x) ** 2).sum()
-        return (value, x) if spelling == "has_aux" else value
-
-    gradient = (nnx.value_and_grad if spelling == "value_and_grad" else nnx.grad)(loss, has_aux=spelling == "has_aux")
-    trace, title = inspected(nnx.jit(gradient) if spelling == "jit" else gradient, Net(nnx.Rngs(0)), jnp.ones((3, 4)))
-    assert trace.function_name == "loss"
-    assert {name.split(".")[-2] for name in trace.wrt} == {"kernel", "bias", "scale"}  # and no mean, no var
-    assert title == ""
-
-
-def test_the_gradient_of_an_optimizer_that_keeps_it_is_found():
-    optax = library("optax")
-    w, x = jnp.ones(4), jnp.ones((3, 4))
-
-    def loss(w, x):
-        return jnp.sin(x @ w).sum()
-
-    state = optax.lbfgs().init(w)
-    trace, _ = inspected(optax.value_and_grad_from_state(loss), w, x, state=state)
-    assert (trace.function_name, trace.wrt) == ("loss", ("w",))
-    assert types_of_ours(trace.report()) == types_of_ours(rm.trace(loss, w, x, wrt=0).report())
-
-
+@pytest.mark.slow
 def test_a_checkpoint_of_equinox_agrees_with_jax():
     eqx = library("equinox")
     arrays, static = eqx.partition(eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0)), eqx.is_array)
@@ -397,19 +255,7 @@ def test_a_checkpoint_of_equinox_agrees_with_jax():
     assert {Path(site.source.file) for site in trace.engine.sites} == {Path(__file__)}
 
 
-def test_equinoxs_own_gradient_and_jit_are_seen_through():
-    """Its jit and its vmap are wrappers that JAX takes for a program of the user's."""
-    eqx = library("equinox")
-    model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
-
-    @eqx.filter_jit
-    def loss(model, x):
-        return jnp.sin(eqx.filter_vmap(model)(x)).sum()
-
-    trace = agrees(loss, model, f32(3, 4), run=False)
-    assert "model.weight" in argument_names(trace)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_model_of_haiku_agrees_with_jax(checkpointed):
     hk = library("haiku")
@@ -425,25 +271,6 @@ def test_a_model_of_haiku_agrees_with_jax(checkpointed):
     assert [Path(site.source.file) for site in trace.engine.sites] == [Path(__file__)] * checkpointed
 
 
-def test_a_layer_stack_of_haiku_agrees_with_jax():
-    hk = library("haiku")
-
-    def forward(x):
-        def layer(x):
-            return x + jnp.sin(hk.Linear(4)(x))
-
-        return hk.experimental.layer_stack(3)(hk.remat(layer))(x).sum()
-
-    net = hk.without_apply_rng(hk.transform(forward))
-    params = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((2, 4)))
-    trace = agrees(net.apply, params, f32(2, 4))
-    assert [(site.function, site.times) for site in trace.engine.sites] == [("layer", 3)]
-
-
-def _cross_entropy(optax, logits, labels):
-    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, 4)).mean()
-
-
 def _integer_labels(optax, logits, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -453,19 +280,12 @@ def _ctc(optax, logits, labels):
     return optax.ctc_loss(logits, jnp.zeros(logits.shape[:2]), labels, jnp.zeros(labels.shape)).sum()
 
 
-def _huber(optax, logits, labels):
-    return optax.huber_loss(logits[:, 0], labels).sum()
-
-
 def _focal(optax, logits, labels):
     return optax.sigmoid_focal_loss(logits, jax.nn.one_hot(labels, 4)).sum()
 
 
-def _cosine(optax, logits, labels):
-    return optax.cosine_distance(logits, jax.nn.one_hot(labels, 4)).sum()
-
-
-@pytest.mark.parametrize("measure", [_cross_entropy, _integer_labels, _ctc, _huber, _focal, _cosine])
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", [_integer_labels, _ctc, _focal])
 def test_losses_of_optax_agree_with_jax(measure):
     optax = library("optax")
 
@@ -480,21 +300,11 @@ def test_losses_of_optax_agree_with_jax(measure):
     assert site_names(trace) == ["model"]
 
 
-def test_a_differentiated_step_of_optax_agrees_with_jax():
-    optax = library("optax")
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-
-    def after(w, x):
-        """What a step of training leads to, differentiated: as when hyperparameters are learned."""
-        gradient = jax.grad(lambda w: jnp.sin(x @ w).sum())(w)
-        update, _ = optimizer.update(gradient, optimizer.init(w), w)
-        return jnp.sin(x @ optax.apply_updates(w, update)).sum()
-
-    agrees(after, f32(4, 4), f32(3, 4))
-
-
-@pytest.mark.parametrize("adjoint", ["RecursiveCheckpointAdjoint", "DirectAdjoint", "BacksolveAdjoint"])
-@pytest.mark.parametrize("controller", ["ConstantStepSize", "PIDController"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("adjoint", "controller"),
+    [("RecursiveCheckpointAdjoint", "PIDController"), ("DirectAdjoint", "ConstantStepSize")],
+)
 def test_a_solver_of_diffrax_agrees_with_jax(adjoint, controller):
     """The default adjoint is checkpointing of its own, by loops with a rule of their own, which no policy reaches."""
     diffrax = library("diffrax")
@@ -542,6 +352,7 @@ def _is_of_the_loss(trace, name, changed, differentiated):
     assert trace.step is not None
 
 
+@pytest.mark.slow
 def test_a_training_step_of_optax():
     optax = library("optax")
     optimizer = optax.adamw(1e-3)
@@ -654,27 +465,6 @@ def test_a_training_step_of_flax_nnx():
     assert values[0][0] > values[0][2]  # it learns
 
 
-def test_a_step_that_takes_the_gradient_from_the_state():
-    """The line search of optax keeps value and gradient of the step before, and takes them from there, or anew."""
-    optax = library("optax")
-    solver = optax.lbfgs()
-
-    def loss(w):
-        return jnp.sum(jnp.tanh(w) ** 2 + (w - 1) ** 4)
-
-    @jax.jit
-    def step(w, state):
-        value, gradient = optax.value_and_grad_from_state(loss)(w, state=state)
-        updates, state = solver.update(gradient, state, w, value=value, grad=gradient, value_fn=loss)
-        return optax.apply_updates(w, updates), state
-
-    w = jnp.linspace(-1.0, 1.0, 8)
-    trace = rm.trace(step, w, solver.init(w))
-    assert trace.function_name == "loss"
-    under = trace.function("nothing_saveable")
-    assert jnp.allclose(under(w, solver.init(w))[0], step(w, solver.init(w))[0], atol=1e-5)
-
-
 # --------------------------------------------------------------------------- a checkpoint on a module that has none
 
 
@@ -702,51 +492,6 @@ def _of_linen():
         block = Block if policy is None else nn.remat(Block, policy=policy, static_argnums=(2,))
         return lambda params, x: (Net(block).apply(params, x) ** 2).mean()
 
-    return make, (params, jnp.ones((4, 8))), "Block.__call__"
-
-
-def _of_a_layer_of_linen():
-    nn = library("flax.linen")
-
-    class Net(nn.Module):
-        attention: type
-
-        @nn.compact
-        def __call__(self, x):
-            for number in range(2):
-                x = x + self.attention(num_heads=2, name=f"attention_{number}")(x, x)
-            return x
-
-    layer, x = nn.MultiHeadDotProductAttention, jnp.ones((2, 5, 8))
-
-    def make(policy):
-        attention = layer if policy is None else nn.remat(layer, policy=policy)
-        return lambda params, x: (Net(attention).apply(params, x) ** 2).mean()
-
-    return make, (Net(layer).init(jax.random.key(0), x), x), "MultiHeadDotProductAttention.__call__"
-
-
-def _of_a_scan_of_linen():
-    nn = library("flax.linen")
-
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return x + nn.Dense(8)(nn.gelu(nn.Dense(16)(x))), None
-
-    class Net(nn.Module):
-        block: type
-
-        @nn.compact
-        def __call__(self, x):
-            stack = nn.scan(self.block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
-            return stack(name="layers")(x, None)[0]
-
-    def make(policy):
-        block = Block if policy is None else nn.remat(Block, policy=policy)
-        return lambda params, x: (Net(block).apply(params, x) ** 2).mean()
-
-    params = Net(Block).init(jax.random.key(0), jnp.ones((4, 8)))
     return make, (params, jnp.ones((4, 8))), "Block.__call__"
 
 
@@ -822,10 +567,9 @@ def _of_haiku():
     return make, (make(None, "init")(jax.random.key(0), jnp.ones((4, 8))), jnp.ones((4, 8))), "Block.__call__"
 
 
+@pytest.mark.slow
 @pytest.mark.models
-@pytest.mark.parametrize(
-    "of_library", [_of_linen, _of_a_layer_of_linen, _of_a_scan_of_linen, _of_nnx, _of_equinox, _of_haiku]
-)
+@pytest.mark.parametrize("of_library", [_of_linen, _of_nnx, _of_equinox, _of_haiku])
 def test_a_checkpoint_on_a_module_is_as_if_written(of_library):
     """The oracle is the model with the library's own transformation in its text."""
     make, args, key = of_library()

@@ -9,8 +9,7 @@ import pytest
 from jax._src.ad_checkpoint import saved_residuals
 
 import remat_magic as rm
-from tests.programs import KINDS, PROGRAMS
-from tests.volume import usually
+from tests.programs import EACH_PROGRAM, PROGRAMS, in_turn
 
 P = jax.checkpoint_policies
 POLICIES = {
@@ -44,9 +43,7 @@ def test_as_written_is_what_jax_lists(program, remat3):
     assert types_of_ours(rm.trace(fun, *args).report()) == types_of_jax(fun, args)
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
+@pytest.mark.parametrize(("program", "policy"), in_turn(POLICIES))
 def test_whole_function_under_a_policy(program, policy, remat3):
     fun, args = PROGRAMS[program]
     trace = rm.trace(fun, *args)
@@ -63,8 +60,7 @@ def test_whole_function_under_a_policy(program, policy, remat3):
     assert types_of_ours(trace.report(POLICIES[policy], at="function")) == expected
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
+@pytest.mark.parametrize("program", EACH_PROGRAM)
 def test_forward_residuals_are_the_backwards_inputs(program, remat3):
     """The halves fit: what the one returns last the other takes first, and then the cotangents of the outputs."""
     fun, args = PROGRAMS[program]
@@ -78,8 +74,7 @@ def test_forward_residuals_are_the_backwards_inputs(program, remat3):
         assert taken == saved + [(leaf.shape, leaf.dtype) for leaf in cotangents]
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
+@pytest.mark.parametrize("program", EACH_PROGRAM)
 def test_program_text_is_jax_own(program, remat3):
     """The lines that we annotate are JAX's pretty print, byte for byte."""
     fun, args = PROGRAMS[program]
@@ -92,9 +87,7 @@ def test_program_text_is_jax_own(program, remat3):
         assert half.text == closed.pretty_print(use_color=False)
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("program", usually(PROGRAMS, *KINDS))
-@pytest.mark.parametrize("policy", ["none", "nothing_saveable", "everything_saveable"])
+@pytest.mark.parametrize(("program", "policy"), in_turn(["none", "nothing_saveable", "everything_saveable"]))
 def test_residuals_are_marked_in_both_programs(program, policy, remat3):
     """What leaves the one half and enters the other is marked there, as many variables as there are values."""
     fun, args = PROGRAMS[program]

@@ -165,7 +165,7 @@ def test_seconds_are_no_more_than_of_any_choice(model, budgets):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [12, 60])
-@examples(3, 5)
+@examples(3)
 @given(data=st.data())
 def test_programs_by_chance(remat3, largest, data):
     some = programs(depth=2, without=("grad", "callback"))

@@ -96,19 +96,6 @@ def test_a_residual_that_is_a_literal_array(remat3):
         assert trace.report(policy, "function").complete
 
 
-def test_a_trace_within_a_trace_takes_tracers():
-    """A tracer is on no device yet, and does not say whether it is committed to one."""
-    reports = []
-
-    @jax.jit
-    def outer(x):
-        reports.append(rm.trace(lambda x: jnp.sin(x).sum(), x).report())
-        return x
-
-    outer(jnp.ones(3))
-    assert [row.primitive for row in reports[0].residuals] == ["cos"]
-
-
 def test_the_line_of_a_checkpointed_library_function(remat2):
     """``checkpoint(jnp.sin)`` ends its traceback in JAX; the equation around it knows the line."""
 

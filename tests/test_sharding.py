@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,7 +22,6 @@ from remat_magic.views.display import text
 from remat_magic.views.html import report_html
 from remat_magic.views.text import plain
 from tests.eight_devices import eight
-from tests.volume import usually
 
 # ------------------------------------------------------------------------------------------------------------- models
 
@@ -72,6 +70,14 @@ LAYOUTS = {
 }
 
 
+def layouts(usual):
+    """Each layout, every second one with stacked layers; the usual run tries one of them."""
+    return [
+        pytest.param(name, number % 2 == 1, marks=() if name == usual else pytest.mark.slow)
+        for number, name in enumerate(LAYOUTS)
+    ]
+
+
 def arguments(mesh, batch, up, down, stacked=False):
     def of(shape, spec):
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
@@ -114,9 +120,7 @@ def xla(fun, *args):
 
 
 @eight
-@pytest.mark.each_once
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "stacked"), layouts("fsdp"))
 def test_residuals_have_jaxs_own_shards(name, stacked):
     loss, mesh, args = model(name, stacked)
     with jax.set_mesh(mesh):
@@ -132,9 +136,7 @@ def test_residuals_have_jaxs_own_shards(name, stacked):
 
 
 @eight
-@pytest.mark.each_once
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", usually(LAYOUTS, "fsdp", "tensor"))  # gathered weights, and summed products
+@pytest.mark.parametrize(("name", "stacked"), layouts("tensor"))
 def test_bytes_and_flops_are_what_xla_has_for_one_device(name, stacked):
     loss, mesh, args = model(name, stacked)
     with jax.set_mesh(mesh):
@@ -147,38 +149,6 @@ def test_bytes_and_flops_are_what_xla_has_for_one_device(name, stacked):
             # A gradient of the weights is summed over devices: that is all that XLA has besides.
             both = xla(jax.value_and_grad(loss), *args).cost_analysis()["flops"]
             assert report.forward_flops + report.backward_flops == pytest.approx(both, rel=0.15)
-
-
-@eight
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_policies_repeat_as_many_flops_as_one_device_does(name):
-    """Under a checkpoint of everything the whole forward pass runs again, on each device."""
-    loss, mesh, args = model(name, stacked=True)
-    with jax.set_mesh(mesh):
-        trace = rm.trace(loss, *args)
-        report = trace.report("nothing_saveable", "function")
-        assert report.saved_bytes == 0
-        assert 0.9 * report.forward_flops < report.repeated_flops <= report.forward_flops
-        timeline = trace.timeline("nothing_saveable", "function")
-        assert timeline.peak_bytes == report.peak_bytes == sum(value.nbytes for value in timeline.alive)
-
-
-@eight
-@pytest.mark.each_once
-@pytest.mark.parametrize("name", ["fsdp", "both"])
-@pytest.mark.parametrize("share", [0.3, 0.6])
-def test_plans_are_within_one_devices_budget(name, share):
-    loss, mesh, args = model(name)
-    with jax.set_mesh(mesh):
-        trace = rm.trace(loss, *args)
-        without = trace.report("none", "function")
-        plan = trace.plan(share, "function")
-        applied = trace.report(plan, "function")
-        assert plan.budget_bytes == int(share * without.saved_bytes)
-        assert applied.saved_bytes == plan.saved_bytes <= plan.budget_bytes
-        assert applied.recomputed_flops == plan.recomputed_flops
-        seconds = trace.plan(share, "function", cost="seconds", device="H100 SXM")
-        assert seconds.saved_bytes <= seconds.budget_bytes
 
 
 def test_a_mesh_larger_than_the_machine():
@@ -223,24 +193,6 @@ def test_what_every_device_holds_is_called_out():
     assert plain(report).count("whole on every device") == len(whole)
 
 
-def test_a_step_of_which_each_device_has_a_part():
-    mesh = abstract(4, 2)
-    loss, _, (layers, x) = model("both", make=abstract)
-
-    def step(state, x):
-        layers, momenta = state
-        gradients = jax.grad(loss)(layers, x)
-        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
-        return jax.tree.map(lambda w, m: w - 0.1 * m, layers, momenta), momenta
-
-    with jax.sharding.use_abstract_mesh(mesh):
-        trace = rm.trace(jax.jit(step), (layers, layers), x)
-        report = trace.report()
-    assert trace.step.parameter_bytes == trace.step.optimizer_bytes == LAYERS * 2 * WIDTH * HIDDEN * 4 // 8
-    assert trace.step.batch_bytes == BATCH * WIDTH * 4 // 4
-    assert report.devices == 8
-
-
 # -------------------------------------------------------------------------------------------------- shard_map and pmap
 
 
@@ -263,9 +215,15 @@ def made(report):
     return sum(row.nbytes for row in report.residuals if row.kind == "intermediate" and row.primitive not in _VIEWS)
 
 
-@pytest.mark.parametrize("policy", ["none", "nothing_saveable", "dots_saveable", "save_only_these_names('h')"])
-@pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("kind", ["automatic", "explicit"])
+@pytest.mark.parametrize(
+    ("kind", "check", "policy"),
+    [
+        ("automatic", True, "none"),
+        ("automatic", False, "save_only_these_names('h')"),
+        ("explicit", True, "dots_saveable"),
+        ("explicit", False, "nothing_saveable"),
+    ],
+)
 def test_the_body_of_a_shard_map_is_one_devices(kind, check, policy):
     """As if the body alone were differentiated, on the shapes that one device has."""
     mesh = automatic(8) if kind == "automatic" else abstract(8)
@@ -292,17 +250,7 @@ def test_the_body_of_a_shard_map_is_one_devices(kind, check, policy):
 
 
 @eight
-def test_the_arguments_of_a_shard_map_are_one_devices():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P()))
-    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data")))
-    trace = rm.trace(lambda w, x: (mapped(mesh)(w, x) ** 2).sum(), w, x)
-    assert dict(trace.report().peak_by_kind)["argument"] == trace.measure().argument_bytes
-    shards = {row.argument: (row.sharding, row.shard_shape) for row in trace.report().residuals if row.argument}
-    assert shards["x"] == ("f32[64@data,32]", (8, 32))
-
-
-@eight
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [AxisType.Explicit, AxisType.Auto])
 def test_a_shard_map_over_one_axis_of_two(other):
     """Manual over the data inside, and over the model as the types say."""
@@ -350,25 +298,6 @@ def test_what_nothing_tells_of_outside_a_shard_map_is_said():
     report = rm.trace(lambda w, x: ((mapped(mesh)(w, x) @ w).T ** 2).sum(), w, x).report()
     (note,) = (note for note in report.notes if note.kind == "devices-unknown")
     assert "no sharding in the type: counted as if every device held all of it" in note
-
-
-@eight
-def test_what_each_device_differentiates_is_not_called_replicated():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-
-    def step(w, x):
-        return w - lax.pmean(jax.grad(lambda w: (body(w, x) ** 2).mean())(w), "data")
-
-    whole = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
-    for fun, args in (
-        (whole, (jnp.ones((WIDTH, WIDTH)), jnp.ones((BATCH, WIDTH)))),
-        (jax.pmap(step, axis_name="data"), (jnp.ones((8, WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH)))),
-    ):
-        trace = rm.trace(fun, *args)
-        report = trace.report()
-        assert (report.devices, report.per_device) == (8, True)
-        assert not any(row.replicated for row in report.residuals)
-        assert trace.step.batch_bytes == BATCH // 8 * WIDTH * 4
 
 
 # ------------------------------------------------------------------------------------ choices in a device's own program
@@ -428,6 +357,7 @@ def test_values_in_a_nested_shard_map_are_chosen_among():
 
 
 @eight
+@pytest.mark.slow
 def test_values_in_a_pmap_are_chosen_among():
     chosen_within(pmapped(), jnp.ones((WIDTH, WIDTH)), jnp.ones((8, BATCH // 8, WIDTH)))
 
@@ -494,9 +424,7 @@ def asked(name, stacked):
 
 
 @eight
-@pytest.mark.each_once
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", usually(LAYOUTS, "fsdp", "tensor", "both"))
+@pytest.mark.parametrize(("name", "stacked"), layouts("both"))
 def test_automatic_shardings_are_xlas_own(name, stacked):
     """Against those of the residuals where it compiles the forward half alone, and its bytes and FLOPs of the whole."""
     loss, args = asked(name, stacked)
@@ -525,7 +453,8 @@ def test_automatic_shardings_are_xlas_own(name, stacked):
 
 
 @eight
-@pytest.mark.parametrize("stacked", usually([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [False, True])
 def test_choices_on_an_automatic_mesh_are_of_one_device(stacked):
     loss, args = asked("both", stacked)
     trace = rm.trace(loss, *args)
@@ -546,6 +475,7 @@ def test_choices_on_an_automatic_mesh_are_of_one_device(stacked):
 
 
 @eight
+@pytest.mark.slow
 def test_a_step_on_an_automatic_mesh_is_one_devices():
     """Parameters and optimizer state as XLA holds them, and what the gradient inside saves as of the loss alone."""
     loss, (layers, x) = asked("fsdp", True)
@@ -588,17 +518,7 @@ def test_shardings_that_the_program_asks_for_are_heard():
 
 
 @eight
-def test_what_is_outside_of_a_shard_map_is_asked_for_too():
-    mesh = on_automatic(8)
-    w, x = whole((WIDTH, WIDTH), P(), mesh), whole((BATCH, WIDTH), P("data"), mesh)
-    loss = lambda w, x: ((mapped(mesh)(w, x) @ w).T ** 2).sum()  # noqa: E731
-    trace = rm.trace(loss, w, x)
-    report, measured = trace.report("none", "function"), trace.measure("none", "function")
-    assert not [note for note in report.notes if note.kind.startswith("devices")]
-    assert report.forward_flops + report.backward_flops == pytest.approx(measured.flops, rel=0.15)
-
-
-@eight
+@pytest.mark.slow
 def test_what_does_not_divide_is_filled_up():
     """Ten numbers over four devices are three on each, and a mean that is kept as one number is one."""
     mesh = on_automatic(4, 2)
@@ -620,47 +540,6 @@ def test_what_does_not_divide_is_filled_up():
     assert dict(report.peak_by_kind)["argument"] == measured.argument_bytes
 
 
-@eight
-def test_an_asked_program_is_compiled_and_not_run(tmp_path, monkeypatch):
-    """Nor kept on disk where all else is: what comes from there would ask nothing."""
-    loss, args = asked("data", True)
-    ran, asks, new, ask = [], [], [], _jax.propagated
-    kept = {
-        "jax_compilation_cache_dir": str(tmp_path),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-
-    def prints(layers, x):
-        jax.debug.callback(lambda: ran.append(True))
-        return loss(layers, x)
-
-    def takes_down(*given):
-        before = set(tmp_path.iterdir())
-        told = ask(*given)
-        asks.append(told)
-        new.extend(set(tmp_path.iterdir()) - before)
-        return told
-
-    monkeypatch.setattr(_jax, "propagated", takes_down)
-    before = {name: getattr(jax.config, name) for name in kept}
-    try:
-        for name, value in kept.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        jax.jit(lambda x: jnp.sin(x) * 3).lower(1.0).compile()
-        assert list(tmp_path.iterdir()), "what is compiled is kept"
-        rm.trace(prints, *args).report("none", "function")
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-    assert all(asks)
-    assert asks
-    assert not new
-    assert not ran
-
-
 def of_all_together(function, *args):
     report = rm.trace(function, *args).report()
     alone = rm.trace(function, *(whole(arg.shape) for arg in args)).report()
@@ -679,6 +558,7 @@ def of_all_together(function, *args):
 
 
 @eight
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stacked"), [("both", True), ("sequence", False)])
 def test_an_automatic_mesh_that_is_not_here_is_asked_about_as_one_that_is(name, stacked):
     """Its devices are simulated ones of the package's own; that those of this process are right is tested above."""
@@ -705,13 +585,6 @@ def test_what_asks_for_shardings_over_a_mesh_that_is_not_here_is_heard():
         assert (report.devices, report.per_device) == (64, True)
         hidden = [row for row in report.residuals if row.shape == (BATCH, HIDDEN)]
         assert {row.shard_shape for row in hidden} == {(1, HIDDEN)}
-    before = len(jax.devices())
-    args = arguments(automatic(16, 32), *LAYOUTS["both"][1:4], stacked=True)
-    report = rm.trace(plain_model(True), *args).report("none", "function")
-    assert (report.devices, report.per_device) == (512, True)
-    hidden = {row.shard_shape for row in report.residuals if row.shape == (LAYERS, BATCH, HIDDEN)}
-    assert hidden == {(LAYERS, BATCH // 16, HIDDEN // 32)}
-    assert len(jax.devices()) == before
 
 
 def test_where_xla_cannot_be_asked_figures_are_of_all_devices(monkeypatch):
@@ -724,6 +597,7 @@ def test_where_xla_cannot_be_asked_figures_are_of_all_devices(monkeypatch):
 
 
 @eight
+@pytest.mark.slow
 def test_a_program_that_takes_long_to_ask_about_is_not(monkeypatch):
     loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
     mesh = on_automatic(8)
@@ -733,30 +607,6 @@ def test_a_program_that_takes_long_to_ask_about_is_not(monkeypatch):
     monkeypatch.setattr(primal, "_MOST_ASKED", 100)
     monkeypatch.setattr(_jax, "propagated", lambda *_: 1 / 0)
     assert "division by zero" in of_all_together(loss, *args)
-
-
-@eight
-@pytest.mark.parametrize("most", [30, 2000])
-def test_a_gradient_in_a_step_that_is_not_asked_about_is_not_either(most, monkeypatch):
-    """How it is given its parameters would not be known, and it alone has few operations."""
-    mesh = on_automatic(8)
-    spread = NamedSharding(mesh, P("data"))
-
-    def loss(w, x):
-        return (jnp.tanh(lax.with_sharding_constraint(x, spread) @ w) ** 2).sum()
-
-    def step(w, x):
-        for _ in range(40):
-            w = jnp.sin(w)
-        return w - jax.grad(loss)(w, x)
-
-    monkeypatch.setattr(primal, "_MOST_ASKED", most)
-    report = rm.trace(step, whole((32, 16)), whole((64, 32))).report("none", "function")
-    assert (report.devices, report.per_device) == (8, most == 2000)
-    notes = [note for note in report.notes if note.kind == "devices-together"]
-    assert ["more than 30 operations" in note for note in notes] == [True] * (most == 30)
-    saved = {row.shape: row.shard_shape for row in report.residuals if row.kind == "intermediate"}
-    assert saved[64, 16] == ((8, 16) if most == 2000 else (64, 16))
 
 
 # ------------------------------------------------------------------------------------------------------- communication
@@ -790,34 +640,6 @@ def test_what_devices_tell_each_other_is_counted():
     }
 
 
-@eight
-def test_what_devices_tell_each_other_in_a_loop_of_unknown_length_is_unknown():
-    mesh = on_automatic(8)
-
-    def part(x):
-        return lax.while_loop(lambda x: (x > 1.0).any(), lambda x: lax.psum(x, "data") / 16, x)
-
-    fun = jax.shard_map(part, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    compiled = jax.jit(fun).lower(whole((WIDTH,), P(), mesh)).compile()
-    assert _jax.xla_counts(_jax.modules_of(compiled.runtime_executable().hlo_modules())).collectives is None
-
-
-@eight
-def test_a_gather_that_is_repeated_is_seen():
-    """Sharded weights are gathered once in each half; where all is computed again, once more in the backward one."""
-    loss, args = asked("fsdp", True)
-    trace = rm.trace(loss, *args)
-    policies = ["none", "nothing_saveable"]
-    measured = [trace.measure(policy, "function") for policy in policies]
-    weights = LAYERS * 2 * WIDTH * HIDDEN * 4
-    once, again = (told(each)["all-gather"] for each in measured)
-    assert (once, again) == ((4 * LAYERS, 2 * weights), (6 * LAYERS, 3 * weights))
-    assert measured[0].communicated_bytes == sum(size for _, size in told(measured[0]).values())
-    found = trace.compare(policies, "function", measurements=measured)
-    assert [row.measured_communicated_bytes for row in found] == [each.communicated_bytes for each in measured]
-    assert "12 all-gather: 196,608 bytes" in found._repr_html_()
-
-
 def test_a_run_on_simulated_devices_is_called_so():
     """Whose time is this machine's for all of them; of one device it is its own."""
     mesh = rm.mesh("data=16")
@@ -834,13 +656,6 @@ def test_a_run_on_simulated_devices_is_called_so():
         assert ("measured, on cpu (16 simulated devices, run on this machine), of one device" in texts[0]) == bool(many)
         only_compiled = trace.compare(["none"], "function", measurements=[trace.measure("none", "function")])
         assert "simulated" not in only_compiled._repr_html_()
-
-
-def test_alone_no_device_tells_another_anything():
-    trace = rm.trace(lambda x: jnp.sin(x).sum(), jnp.ones(4))
-    measured = trace.measure("none")
-    assert (measured.collectives, measured.communicated_bytes) == ((), 0)
-    assert "communication" not in trace.compare(["none"], measurements=[measured])._repr_html_()
 
 
 def test_without_a_mesh_nothing_is_said_of_devices():

@@ -61,7 +61,7 @@ def test_a_plan_can_be_asked_what_if(model):
         assert is_what_jax_does(trace, at, row)
 
 
-@examples(4, 6)
+@examples(4)
 @given(program=programs(depth=3))  # JAX takes minutes for branches in branches
 def test_by_chance(remat3, program):
     trace = outcome(lambda: traced_by_chance(program))

@@ -1,8 +1,9 @@
 """Taking hold of the gradients that a program takes while it is traced.
 
-``jax.vjp`` and ``jax.linearize``, and with them ``jax.grad`` and what flax, equinox and optax make of it, all call one
-function of JAX's, ``ad.linearize`` (0.10.2, 0.11.2, 0.12.0.1). While a trace looks for gradients, another stands there,
-for the thread of that trace alone.
+``jax.vjp``, and with it ``jax.grad`` and what flax, equinox and optax make of it, calls a function of JAX's,
+``ad.linearize`` (0.10.2, 0.11.2, 0.12.0.1). While a trace looks for gradients, another stands there, for the thread of
+that trace alone. What ``jax.linearize`` returns can be mapped and differentiated, which no call can that stands for a
+gradient: it is left as it is.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from remat_magic._jax.private import courtesy
 
 __all__ = ["Hold", "Vmaps", "holding", "is_holding", "is_staged", "manual_axes", "not_holding", "of_one_trace"]
 
-Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool, bool], Callable[..., Any]]
-"""Is given a function that is about to be differentiated, its arguments, whether it returns a pair of output and
-auxiliary data, and whether ``jax.linearize`` asks; returns the function to differentiate instead."""
+Hold = Callable[[Callable[..., Any], tuple[Any, ...], bool], Callable[..., Any]]
+"""Is given a function that is about to be differentiated, its arguments, and whether it returns a pair of output and
+auxiliary data; returns the function to differentiate instead."""
 
 _EFFECT = "the gradient that a training step takes inside is not seen"
 _own = courtesy("jax._src.interpreters.ad.linearize", _EFFECT)
@@ -66,16 +67,14 @@ def holding(hold: Hold) -> Iterator[None]:
 
 
 def _one_after_the_other(first: Hold, second: Hold) -> Hold:
-    def both(
-        traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, linearized: bool
-    ) -> Callable[..., Any]:
+    def both(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
         holds = _in_thread.hold
         try:
             _in_thread.hold = first  # gradients inside this one are not the second's
-            instead = first(traceable, args, has_aux, linearized)
+            instead = first(traceable, args, has_aux)
         finally:
             _in_thread.hold = holds
-        return second(instead, args, has_aux, linearized)
+        return second(instead, args, has_aux)
 
     return both
 
@@ -83,9 +82,9 @@ def _one_after_the_other(first: Hold, second: Hold) -> Hold:
 def _stand_in(traceable: Any, primals: Any, *args: Any, has_aux: bool = False, **kwargs: Any) -> Any:
     """In the place of JAX's own: differentiates what the thread's hold gives instead of ``traceable``."""
     hold: Hold | None = getattr(_in_thread, "hold", None)
-    if hold is None or _within_backward_pass():
+    if hold is None or sys._getframe(1).f_code.co_name == "linearize" or _within_backward_pass():
         return _replaced(traceable, primals, *args, has_aux=has_aux, **kwargs)
-    instead = hold(traceable, primals.unflatten(), has_aux, sys._getframe(1).f_code.co_name == "linearize")
+    instead = hold(traceable, primals.unflatten(), has_aux)
     try:
         # What is linearised in there belongs to this gradient: the rules of custom derivatives, and JAX's own.
         _in_thread.hold = None

@@ -26,39 +26,21 @@ from remat_magic.engine.watching import watching
 from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.jaxprs.walk import walk
 
-__all__ = ["LinearizedError", "find_gradients", "under_policy"]
+__all__ = ["find_gradients", "under_policy"]
 
 
-class LinearizedError(Exception):
-    """A trace failed that had calls stand for the gradients of ``jax.linearize``, which may be why.
-
-    The function that ``jax.linearize`` returns can be mapped and differentiated, and that of such a call cannot.
-    """
-
-
-def find_gradients(
-    trace: Callable[[], Any], calls: Calls, linearized: bool = True
-) -> tuple[Any, tuple[Differentiated, ...]]:
+def find_gradients(trace: Callable[[], Any], calls: Calls) -> tuple[Any, tuple[Differentiated, ...]]:
     """Call ``trace``; returns what it does, and the functions that it differentiates on the way, outer ones first.
 
     Args:
         trace: what to call.
         calls: is told of gradients within others.
-        linearized: whether those of ``jax.linearize`` are looked for, too.
-
-    Raises:
-        LinearizedError: they were, and ``trace`` failed.
     """
     functions: list[Differentiated] = []
-    depth, has_linearized = 0, False
+    depth = 0
 
-    def hold(
-        traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, is_linearized: bool
-    ) -> Callable[..., Any]:
-        nonlocal depth, has_linearized
-        if is_linearized and not linearized:
-            return traceable
-        has_linearized |= is_linearized
+    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
+        nonlocal depth
         place = len(functions)
         depth += 1
         try:
@@ -69,13 +51,8 @@ def find_gradients(
         functions.insert(place, call.inner)  # before those that it differentiates itself
         return call.instead() if depth else call.as_calls(place)
 
-    try:
-        with _jax.holding(hold):
-            result = trace()
-    except Exception as error:
-        if has_linearized:
-            raise LinearizedError from error
-        raise
+    with _jax.holding(hold):
+        result = trace()
     return result, tuple(_as_mapped(inner, result, number) for number, inner in enumerate(functions))
 
 
@@ -115,9 +92,7 @@ def under_policy(
         earlier: calls that were recorded before; is given those that are recorded now.
     """
 
-    def hold(
-        traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool, _is_linearized: bool
-    ) -> Callable[..., Any]:
+    def hold(traceable: Callable[..., Any], args: tuple[Any, ...], has_aux: bool) -> Callable[..., Any]:
         with recording(earlier) as calls:
             call = _Call(traceable, args, has_aux)
         if call.inner.who != who:

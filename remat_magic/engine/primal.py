@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.differentiated import Differentiated, InnerInputs, half_of
-from remat_magic.engine.gradients import LinearizedError, find_gradients
+from remat_magic.engine.gradients import find_gradients
 from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_compilable
 from remat_magic.engine.possible import PossibleSites, possible_sites
 from remat_magic.engine.signature import Signature
@@ -100,17 +100,6 @@ class Primal:
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
-        for linearized in (True, False):
-            with contextlib.suppress(LinearizedError):  # an error of the user's own comes again, and alone
-                self._trace(fun, calls, look_inside, linearized)
-                break
-        self.closed = _jax.with_outputs(self.updating, self.outputs + self.auxiliary)
-        stale = _jax.stale_traces(self._generation, fun, self.closed, self._is_as_jax_makes_it)
-        self.stale = tuple(dict.fromkeys(name for _, name in stale))
-        self.function = _jax.as_function(self.closed)
-
-    def _trace(self, fun: Callable[..., Any], calls: Calls | None, look_inside: bool, linearized: bool) -> None:
-        """Trace it once; arguments are those of ``__init__`` and of ``find_gradients``."""
         with self.tracing(), recording() if calls is None else contextlib.nullcontext(calls) as self.calls:
             self.mesh = _jax.mesh_in_force()
 
@@ -118,9 +107,13 @@ class Primal:
                 return self.signature.jaxpr(fun, self._flat)
 
             if look_inside:
-                self.updating, self.gradients = find_gradients(jaxpr, self.calls, linearized)
+                self.updating, self.gradients = find_gradients(jaxpr, self.calls)
             else:
                 self.updating = jaxpr()
+        self.closed = _jax.with_outputs(self.updating, self.outputs + self.auxiliary)
+        stale = _jax.stale_traces(self._generation, fun, self.closed, self._is_as_jax_makes_it)
+        self.stale = tuple(dict.fromkeys(name for _, name in stale))
+        self.function = _jax.as_function(self.closed)
 
     def _is_as_jax_makes_it(self, jaxpr: Any) -> bool:
         """Whether no gradient that was taken hold of stands in a jaxpr: JAX would write it in another way."""

@@ -17,6 +17,7 @@ from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import Frames
 from remat_magic.jaxprs.walk import walk
+from remat_magic.parsing import parse_python
 from remat_magic.records import SourceSpan, SourceText
 
 __all__ = ["source_texts"]
@@ -138,7 +139,7 @@ def _parts(text: str) -> tuple[_Part, ...] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in the user's strings, which their import has told already
-            module = ast.parse(text)
+            module = parse_python(text)
         return tuple(_outermost(module.body, ""))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

@@ -95,7 +95,7 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
             if half[0] == "forward" and _is_returned(scope, eqn.outvars[-1]):  # by who returns what jax.vjp gives
                 calls["backward", half[1]] = None
         transposes = transposes or "transpose(" in _jax.name_stack(eqn)
-    # What jax.linearize only pushes forward has no backward half, and is no gradient.
+    # What is differentiated and never pulled back is no gradient.
     functions = {
         number: inner
         for number, inner in enumerate(primal.gradients)

@@ -199,22 +199,6 @@ class Subject:
                 raise RematError(f"XLA cannot be asked how {self.function_name} is spread over the devices: {why}.")
         return other
 
-    def variant(self, change: Callable[[Any], Any]) -> Self:
-        """One of a changed program; ``change`` gives another of the same arguments and outputs."""
-        primal = self._primal
-        with self.lock, primal.tracing():
-            evaluate, outputs = _jax.as_function(change(primal.closed)), primal.outputs
-
-            def program(*arrays: Any) -> Any:
-                results = evaluate(*arrays)
-                return (results[:outputs], results[outputs:]) if primal.auxiliary else results
-
-            types = tuple(leaf.value for leaf in primal.signature.arrays)
-            other = type(self)(
-                program, types, {}, tuple(primal.signature.differentiated), bool(primal.auxiliary), ITSELF
-            )
-        return other.of_one_device() if self._given.however_long else other
-
     def retraced(self, fun: Any) -> Self:
         """One of another function with arguments of the same types, under the same settings.
 
