@@ -1,7 +1,7 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-The usual run tries a dozen programs, ``--hypothesis-profile=thorough`` sixty times as many, with jax_remat3 too; always the
-same ones.
+The usual run tries a dozen programs, ``-m slow --hypothesis-profile=thorough`` sixty times as many with jax_remat3 and,
+without ``-m slow``, without it; always the same ones.
 ``--programs 5000`` tries that many new ones in each test (``--hypothesis-seed=1`` makes them the same again).
 """
 

@@ -167,8 +167,8 @@ def each_example(params, x, y):
     return jax.vmap(loss, (None, 0, 0))(params, x, y)
 
 
-# The name of what is differentiated; the function that JAX lists the residuals of, and what it is given; how often it is;
-# and whether the step around it is known: what the halves hold for each other is not where they are in different loops.
+# The name of what is differentiated; the function that JAX lists the residuals of, and what it is given; how often;
+# whether the step around it is known: what the halves hold for each other is not where they are in different loops.
 STEPS = {
     step_of_value_and_grad: ("loss", loss, np.s_[:], 1, True),
     step_of_grad: ("loss", loss, np.s_[:], 1, True),

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.advice.case import Case
-from remat_magic.advice.rules import RULES
+from remat_magic.advice.rules import RULES, Case
 from remat_magic.facts.facts import Facts
 from remat_magic.records import Advice, Listed, Report
 
