@@ -7,7 +7,6 @@ parameter. Sets of names are for what is looked up by name; what is asked of one
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -77,10 +76,6 @@ BROADCASTS = names("broadcast_in_dim broadcast_to")
 MADE_ANEW = BROADCASTS | {"iota"}
 """What takes no memory of its own: it is written again wherever it is read."""
 
-_DRAWS = names(
-    "random_seed random_wrap random_split random_fold_in random_bits random_gamma threefry2x32"
-    " rng_bit_generator rng_uniform"
-)
 
 SLICES = names("slice dynamic_slice")
 """These read no more of an operand than they give."""
@@ -224,11 +219,6 @@ def is_transparent(eqn: Any) -> bool:
     return primitive_name(eqn) in TRANSPARENT
 
 
-def is_conversion(eqn: Any) -> bool:
-    """Whether an equation makes the same numbers of another type."""
-    return eqn.primitive.name == "convert_element_type"
-
-
 def is_barrier(eqn: Any) -> bool:
     """Whether an equation is an optimization barrier, of which each output is the operand of the same number."""
     return eqn.primitive.name == "optimization_barrier"
@@ -291,11 +281,6 @@ def params_key(eqn: Any) -> Hashable:
     except TypeError:
         return str(eqn.params)
     return key
-
-
-def params_text(eqn: Any) -> str:
-    """The parameters of an equation as text that is the same in each trace, whatever functions are among them."""
-    return re.sub("0x[0-9a-f]+", "", str(eqn.params))
 
 
 def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
@@ -367,8 +352,3 @@ def carried_operands(eqn: Any) -> range:
     if is_while(eqn):
         return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], len(eqn.invars))
     return range(0)
-
-
-def is_random(eqn: Any) -> bool:
-    """Whether an equation makes random numbers, or keys of them."""
-    return eqn.primitive.name in _DRAWS

@@ -14,12 +14,10 @@ from remat_magic.notebook.hooked_call import (
     Hooked,
     asked,
     calls_in,
-    either,
     hooked_expression,
     is_command,
     is_user_call,
     later,
-    magic_call,
     shown,
     with_fields,
 )
@@ -75,8 +73,7 @@ def _last(body: list[ast.stmt], line: str, defined: ast.expr | None) -> list[ast
             return None if conditional is None else [*before, conditional]
         case [*before, ast.For() | ast.While() as last]:
             turns = _in_turns(last, line, defined)
-            first = _first_turn(last, line, defined, turns) if isinstance(last, ast.For) else None
-            return None if (statements := first or turns) is None else [*before, *statements]
+            return None if turns is None else [*before, *turns]
         case [*before, ast.With() | ast.AsyncWith() as last]:
             inside = _within(last.body, line, defined)
             return None if inside is None else [*before, with_fields(last, body=inside)]
@@ -112,43 +109,6 @@ def _in_turns(loop: ast.For | ast.While, line: str, defined: ast.expr | None) ->
         return None
     finished = _otherwise(defined) or [ast.copy_location(ast.Continue(), loop)]
     return [with_fields(loop, body=inside, orelse=finished), *_leave(defined, loop)]
-
-
-def _first_turn(
-    loop: ast.For, line: str, defined: ast.expr | None, turns: list[ast.stmt] | None
-) -> list[ast.stmt] | None:
-    """A loop of which the call that its turns begin with is inspected, with the first item; None where there is none.
-
-    What the call is given must be known without running anything: no calls in its brackets; and what follows it in
-    the turn must only show its result.
-
-    Args:
-        loop: the loop.
-        line: as for ``inspecting``.
-        defined: as for ``_within``.
-        turns: what to run where that call is not meant; by default the loop.
-    """
-    first, *rest = loop.body
-    value = first.value if isinstance(first, (ast.Expr, *_ASSIGNMENTS)) else None
-    calls = [] if value is None else [node for node in ast.walk(value) if isinstance(node, ast.Call)]
-    functions = _functions_in(rest, {name.partition(".")[0] for name in _targets(first)})
-    if value is None or functions is None or len(calls) != 1 or calls != calls_in(value):
-        return None
-    (call,) = calls
-    names = tuple(node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name))
-    is_meant = asked("is_meant", call, call.func, *call.args, keywords=call.keywords)
-    remark = "Of the loop at the end, the first turn is inspected."
-    inspected = magic_call("inspect_kept", call, line, remark, tuple(_targets(first)), "The loop did not run.")
-    showing = later(ast.Tuple(functions, ast.Load()), call)
-    items = asked("first_item", loop.iter, ast.unparse(call), later(call.func, call), showing, loop.iter, names)
-    turn = ast.ListComp(
-        either(is_meant, inspected, ast.Constant(None)), [ast.comprehension(loop.target, items, [], is_async=0)]
-    )
-    runs = asked("runs_loop", loop, ast.copy_location(turn, loop))
-    run, *after = turns or [loop, *_otherwise(defined)]
-    run = with_fields(run, iter=asked("kept_items", loop.iter))
-    shows = [shown(asked("result", loop)), *_leave(defined, loop)]
-    return [ast.copy_location(ast.If(runs, [run, *after], shows), loop)]
 
 
 # So many statements at the end of a cell are looked behind.

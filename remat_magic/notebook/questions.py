@@ -6,11 +6,8 @@ been acted on, which is at once.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-from IPython.core.error import UsageError
 
 from remat_magic.notebook.session import Session
 
@@ -31,7 +28,6 @@ class Questions:
         self._functions: dict[int, Any] = {}
         self._call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
         self._result: Any = None
-        self._items: Iterable[Any] = ()
 
     def forget(self) -> None:
         """Let go of functions that a cell before asked about and then failed."""
@@ -77,46 +73,6 @@ class Questions:
             return all(map(prepares, functions())) and (gradient is None or differentiates(gradient()))
         except Exception:  # noqa: BLE001  (not known yet: what it is shows when the cell comes to it)
             return False
-
-    def first_item(
-        self,
-        call: str,
-        function: Callable[[], Any],
-        showing: Callable[[], tuple[Any, ...]],
-        items: Iterable[Any],
-        names: Sequence[str],
-    ) -> list[Any]:
-        """The first item of a loop whose turns call a function; none where that only prepares something.
-
-        Args:
-            call: the call, as written.
-            function: gives its function.
-            showing: gives those of the rest of the turn.
-            items: what the loop runs over.
-            names: those in what gives the items: iterators of the user's among them would lose the first.
-        """
-        __tracebackhide__ = True
-        self._items = items
-        if self.only_show(showing) and not self.only_show(lambda: (function(),)):
-            if any(isinstance(self._session.namespace.get(name), Iterator) for name in names):
-                raise UsageError(
-                    "the loop at the end takes its items from an iterator, which looking at the first would use up: "
-                    f"end the cell with the call of one turn, {call}."
-                )
-            following = iter(items)
-            first = list(itertools.islice(following, 1))
-            self._items = itertools.chain(first, following)
-            return first
-        return []
-
-    def kept_items(self) -> Iterable[Any]:
-        """All items of the loop that was asked about."""
-        items, self._items = self._items, ()
-        return items
-
-    def runs_loop(self, first: Sequence[Any]) -> bool:
-        """As ``runs``, of what became of the first turn."""
-        return self.runs(first[0] if first else None)
 
     def kept(self, number: int) -> Any:
         """A function that was asked about."""

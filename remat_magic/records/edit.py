@@ -67,8 +67,8 @@ class Edit(Displayed, Labelled):
     ones of the plan. ``closest`` is another edit, which is verified for the plan that it is made for: the nearest that
     an edit can write, within the same budget; None where this one is verified, or where there is none. ``budget_bytes``
     is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, None where none was asked for;
-    ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text`` is a sentence where the ``best`` edit
-    saves less than no checkpoint there does, and the peak is hardly lower.
+    ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text`` is a sentence where the ``best``
+    edit saves less than no checkpoint there does, and the peak is hardly lower.
     """
 
     function: str
