@@ -65,6 +65,7 @@ GATHERED = WIDTH * WIDTH * 4
 
 
 @eight
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [True, False])
 def test_a_program_tells_what_its_compiled_program_does(check):
     """Every kind of collective that a CPU has, over one axis and over both, in groups, and in a loop."""
@@ -310,6 +311,7 @@ def simulated_mesh(size):
     return rm.mesh({"data": size})
 
 
+@pytest.mark.slow
 def test_what_xla_inserts_takes_time_in_each_half():
     """By hand: each half gathers every weight, and recomputing does so once more."""
     loss, args = automatic_fsdp()

@@ -372,6 +372,7 @@ def blocks(w, x):
     return jnp.sum(x)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_not_compiled_is_not_ranked_beside_what_is(browser, pretend, cache):
     """All go by the estimate, which is said, until what is shown is compiled as well."""
     pretend(SIZES)

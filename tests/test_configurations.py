@@ -121,6 +121,7 @@ def test_python_floats_under_64_bits_are_differentiated(remat3):
     assert report.wrt == ("x", "y")
 
 
+@pytest.mark.slow
 def test_without_jit_the_report_is_of_the_unrolled_program(remat3):
     """``jax.disable_jit`` unrolls what it can: the report is of that program, as JAX's own list is."""
 

@@ -587,30 +587,6 @@ def test_the_collector_stays_off_where_the_user_turned_it_off():
         gc.enable()
 
 
-def test_two_widgets_toggled_from_two_threads(browser):  # noqa: F811
-    """Of one trace, by message and by assignment."""
-    trace = rm.trace(loss, *SHAPES)
-    one, two = RematWidget(trace), RematWidget(trace)
-    keys = ["none", "dots_saveable", "nothing_saveable", "everything_saveable"]
-
-    def toggle(widget, seed):
-        for number, key in enumerate(random.Random(seed).choices(keys, k=12)):
-            if number % 2:
-                widget.policy = key
-            else:
-                content = {"type": "choose", "policy": key, "at": "sites", "serial": number}
-                widget.comm.callback({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
-        widget.policy = keys[seed]
-
-    in_threads(lambda: toggle(one, 0), lambda: toggle(two, 1), lambda: toggle(one, 0))
-    for widget, seed in ((one, 0), (two, 1)):
-        widget._worker.join()
-        assert widget.policy == keys[seed]
-        assert widget.report == trace.report(keys[seed], widget.at)
-        assert views(widget)[-1] == (keys[seed], True)
-        widget.close()
-
-
 def test_a_widget_closed_while_its_worker_runs(browser, caplog):  # noqa: F811
     """Nothing is sent any more, no thread stays, and no exception is left to a log."""
     trace = FakeTrace(slow=0.2)

@@ -25,7 +25,6 @@ from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
 from remat_magic import _jax
-from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Plan
 from tests import generated, generated_operations
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
@@ -177,45 +176,6 @@ def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy,
     halves = outcome(lambda: trace.forward(chosen, at))
     assume(isinstance(halves, Exception) or not _gives_back(halves.jaxpr))
     compare_with_jax(program, lambda: trace.report(chosen, at=at), written)
-
-
-@examples(1)
-@given(
-    program=programs(without=("grad", "custom_jvp", "custom_vjp")),
-    policy=st.sampled_from(sorted(POLICIES)),
-    name=st.sampled_from(["first", "second"]),
-)
-def test_a_policy_at_a_place_without_a_checkpoint_is_that_policy_written_there(remat3, program, policy, name):
-    """The oracle is JAX's list of the program that has the checkpoint in its text."""
-    assume(any(step.site == name for step, _ in steps_in(program.body)))  # before it is traced
-    bare = program.under(None, lambda step: step.site == name, own=False)
-    trace = traced(bare)
-    site = next((site for site in trace.engine.possible_sites if site.function == name), None)
-    assume(site is not None)
-    written = program.under(policy, lambda step: step.site == name, own=False)
-    # What a function with a checkpoint returns as it was given is for JAX a value of its own; it is the value around
-    # where the function is a place.
-    equations = [eqn for _, eqn in walk(traced(written).engine.provenances.closed)]
-    assume(not any(map(_passes_on, equations)))
-    # Under jax_remat3 JAX differentiates what a function with a checkpoint is given and does not read. If that is from
-    # outside of the loop, branch or call that it is called in, and nothing there reads it, only JAX's takes it there.
-    assume(not remat3 or _operands(equations) == _operands(eqn for _, eqn in walk(trace.engine.provenances.closed)))
-    halves = outcome(lambda: trace.forward(POLICIES[policy], site.key))
-    assume(isinstance(halves, Exception) or not _gives_back(halves.jaxpr))
-    compare_with_jax(bare, lambda: trace.report(POLICIES[policy], at=site.key), written)
-
-
-def _passes_on(eqn) -> bool:
-    if not _jax.is_checkpoint(eqn):
-        return False
-    body = _jax.open_jaxpr(_jax.checkpoint_body(eqn))
-    return any(not _jax.is_literal(atom) and atom in body.invars for atom in body.outvars)
-
-
-def _operands(eqns) -> Counter[tuple[str, int]]:
-    """How many operands each loop, branch and call takes."""
-    with_bodies = (eqn for eqn in eqns if _jax.bodies(eqn) and not _jax.is_checkpoint(eqn))
-    return Counter((eqn.primitive.name, len(eqn.invars)) for eqn in with_bodies)
 
 
 def _gives_back(jaxpr) -> bool:
@@ -444,7 +404,7 @@ def test_a_policy_changes_no_value_and_no_gradient(remat3, program, data):
         *(("sites",) if trace.engine.sites else ()),
         *(site.key for site in trace.engine.possible_sites),
     ]
-    places += [f"{key}/{size}" for key in trace.engine.loops for size in (2, 3)]
+    places += [f"{key}/{size}" for key in trace.engine._primal.possible.loops for size in (2, 3)]
     at = data.draw(st.sampled_from(places))
     applied = output_of(program, trace.function(POLICIES.get(policy, policy), at))
 

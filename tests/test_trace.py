@@ -196,24 +196,6 @@ def test_has_aux(remat3):
         rm.trace(lambda x: x.sum(), f32(3), has_aux=True)
 
 
-def test_partials_methods_and_callable_objects_can_be_traced():
-    class Model:
-        def __init__(self, w):
-            self.w = w
-
-        def loss(self, x):
-            return jnp.sin(self.w @ x).sum()
-
-        __call__ = loss
-
-    model = Model(jnp.ones((3, 3)))
-    assert rm.trace(model.loss, f32(3)).function_name == "loss"
-    assert rm.trace(model, f32(3)).function_name == "Model"
-    assert rm.trace(functools.partial(lambda n, x: jnp.sin(x * n).sum(), 2), f32(3)).wrt == ("x",)
-    constants = [r for r in rm.trace(model.loss, f32(3)).report("nothing_saveable").residuals if r.kind == "constant"]
-    assert [r.type for r in constants] == ["f32[3,3]"]  # captured, not passed
-
-
 def test_sites_with_policies_of_their_own(remat3):
     policy = jax.checkpoint_policies.save_only_these_names("h")
 
