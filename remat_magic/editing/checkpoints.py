@@ -14,9 +14,9 @@ from remat_magic.editing.edited_texts import CHECKPOINTS, EditedTexts
 from remat_magic.editing.retracing import NewWrapper
 from remat_magic.editing.source import Function, ParsedText, first_line
 from remat_magic.editing.user_code import UserCode
+from remat_magic.engine.calls import called_from, frames
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import Identity
-from remat_magic.engine.spellings import called_from, frames
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.walk import walk
 from remat_magic.parsing import parse_expression

@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import inspect
 import itertools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,13 +22,20 @@ from typing import Any, Literal
 from jax.tree_util import tree_leaves
 
 from remat_magic import _jax
+from remat_magic.engine import signature
 from remat_magic.engine.sites import Identity
-from remat_magic.engine.spellings import Spelling
 from remat_magic.engine.watching import watching
-from remat_magic.libraries import is_trial_of_linen, module_kind
+from remat_magic.libraries import (
+    calls_linen,
+    is_of_haiku,
+    is_trial_of_linen,
+    module_kind,
+    transforms_by_haiku,
+    uses_haiku,
+)
 from remat_magic.user_files import STAND_IN, is_user_file
 
-__all__ = ["Call", "CalledFunction", "Calls", "Interval", "recording"]
+__all__ = ["Call", "CalledFunction", "Calls", "Interval", "called_from", "frames", "recording", "within_library"]
 
 _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
 _numbers = itertools.count()
@@ -46,8 +54,6 @@ class CalledFunction:
         parameters: the names of its parameters.
         static: the positions and names of parameters that were given something which is no array, such as a bool; those
             that only a keyword gives have no position.
-        calls: how the source writes its calls, where there are such parameters.
-        defaults: the texts of its parameters' defaults there.
         in_haiku: whether it asks a transform of haiku's for parameters, state or keys, though it is no module's:
             ``"transformed"`` where that is what the transform is of, ``"within"`` where it is called in there.
         in_linen: whether it calls modules of linen in a module's method, though it is no module's.
@@ -59,8 +65,6 @@ class CalledFunction:
     module: str = ""
     parameters: tuple[str, ...] = ()
     static: tuple[tuple[int | None, str], ...] = ()
-    calls: tuple[Spelling, ...] = ()
-    defaults: tuple[tuple[str, str], ...] = ()
     in_haiku: Literal["", "within", "transformed"] = ""
     in_linen: bool = False
     leaks: bool = False
@@ -324,3 +328,48 @@ def _is_static(value: Any) -> bool:
     except Exception:  # noqa: BLE001 - of a class of the user's, or a dictionary whose keys have no order
         leaves = [value]
     return bool(leaves) and not any(hasattr(leaf, "dtype") or module_kind(type(leaf)) for leaf in leaves)
+
+
+def frames(eqn: Any) -> list[tuple[CodeType, int]]:
+    """The code that made an equation and the instruction in each, innermost first."""
+    traceback = _jax.traceback_of(eqn)
+    return [] if traceback is None else [*zip(*traceback.raw_frames(), strict=True)]
+
+
+def called_from(eqn: Any, who: tuple[str, str, int]) -> tuple[CodeType, int] | None:
+    """The code of the user's that called a function of which an equation is, or which it calls, and the instruction."""
+    outside = frames(eqn)
+    inside = [(code.co_filename, code.co_firstlineno) == who[1:] for code, _ in outside]
+    # What JAX traces apart from its caller, as a checkpoint's body, has frames of its own alone.
+    is_call = _jax.is_checkpoint(eqn) or _jax.is_jit(eqn)
+    if not (is_call and any(_jax.function_name(body.jaxpr)[1:] == who[1:] for body in _jax.bodies(eqn))):
+        outside = outside[inside.index(True) + 1 :] if True in inside else []
+    return _first_of_user(outside)
+
+
+def within_library(eqns: Iterable[Any], who: tuple[str, str, int]) -> tuple[Literal["", "within", "transformed"], bool]:
+    """What the equations of a call tell of the function: ``CalledFunction.in_haiku`` and ``in_linen``."""
+    if "haiku" not in sys.modules and "flax.linen" not in sys.modules:
+        return "", False
+    for eqn in eqns:
+        codes = [code for code, _ in frames(eqn)]
+        own = next((n for n, code in enumerate(codes) if (code.co_filename, code.co_firstlineno) == who[1:]), None)
+        if own is None:
+            continue
+        inside, outside = codes[: own + 1], codes[own + 1 :]
+        of_haiku, of_linen = transforms_by_haiku(outside), calls_linen(outside)
+        if not of_haiku and not of_linen:  # nor is any other equation of this call within one
+            break
+        if of_haiku and uses_haiku(inside):
+            caller = next(code for code in outside if is_user_file(code.co_filename) or is_of_haiku(code))
+            return "transformed" if transforms_by_haiku([caller]) else "within", False
+        if of_linen and calls_linen(inside):
+            return "", True
+    return "", False
+
+
+def _first_of_user(outside: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
+    """The first of some frames of the user's code; what stands in for it while an edit is traced is none."""
+    traced = itertools.takewhile(lambda frame: frame[0].co_filename != signature.__file__, outside)
+    own = (frame for frame in traced if is_user_file(frame[0].co_filename))
+    return next((frame for frame in own if STAND_IN not in frame[0].co_varnames), None)

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat_magic import _jax
-from remat_magic.engine.calls import CalledFunction, Calls, Interval
+from remat_magic.engine.calls import CalledFunction, Calls, Interval, within_library
 from remat_magic.engine.segments import SHORTEST, segment_of
 from remat_magic.engine.site_code import CallingLoop, code_of, code_of_calls, code_of_group
 from remat_magic.engine.sites import Identity, SiteTable, definition, identity, keys_of
-from remat_magic.engine.spellings import default_texts, spellings, within_library
 from remat_magic.jaxprs.dead_code import last_reads
 from remat_magic.jaxprs.spans import Spans
 from remat_magic.jaxprs.walk import Scope, scopes
@@ -236,8 +235,6 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
     intervals, looped = Intervals(closed, calls), _Looped()
     times: dict[Identity, int | None] = {}
     callees: dict[Identity, CalledFunction] = {}
-    # Of functions that are given what is no array an equation of each call, with that around it.
-    called: dict[Identity, list[tuple[Any, Any]]] = {}
     for scope in scopes(closed, is_walked):
         jaxpr, around = scope.jaxpr, scope.eqn
         bare = intervals.of(jaxpr, around)
@@ -254,11 +251,6 @@ def possible_sites(closed: Any, calls: Calls, table: SiteTable) -> PossibleSites
                 # What a library's own checkpoint lets out, such as state, may leave a function of it.
                 leaks = callee.leaks or (not of_haiku and not of_linen and _leaks(eqns, interval, last_read))
                 callees[who] = replace(callee, in_haiku=of_haiku, in_linen=of_linen, leaks=leaks)
-            if interval.callee.static and interval.callee.module != "equinox":  # which takes them as they are given
-                called.setdefault(who, []).append((jaxpr.eqns[interval.first], around))
-    for who, eqns in called.items():
-        defaults = tuple(default_texts(who).items())
-        callees[who] = replace(callees[who], calls=spellings(who, eqns), defaults=defaults)
     site_keys = frozenset(table.keys.values())
     keys: dict[Identity, str] = {}
     for who, key in keys_of(tuple(times)).items():

@@ -9,7 +9,6 @@ from typing import Any
 
 from remat_magic import _jax, libraries
 from remat_magic.engine.calls import CalledFunction
-from remat_magic.engine.spellings import Given, Spelling
 from remat_magic.user_files import is_user_file
 
 __all__ = ["CallingLoop", "code_of", "code_of_calls", "code_of_group"]
@@ -21,8 +20,6 @@ _CHECKPOINTS = {
     "flax.nnx": "nnx.remat",
     "haiku": "hk.remat",
 }
-_EXAMPLE = 72  # characters of a call: longer ones are not shown
-_LEAKS = "let it return what it leaves in a list, a dict or an object: a checkpoint lets nothing else out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,8 @@ class CallingLoop:
 def code_of(callee: CalledFunction, policy: str = "") -> str:
     """What to write for a checkpoint on a function: all that is called and saved by name goes by its name then, too.
 
-    Where the calls are to be changed for it, a comment says how: a checkpoint takes what is no array by position.
+    Where the calls are to be changed for it, a comment says how: a checkpoint takes what is no array by position. Only
+    an edit reads the calls, and is tried.
 
     Args:
         callee: the function.
@@ -101,53 +99,31 @@ def code_of(callee: CalledFunction, policy: str = "") -> str:
     """
     name, file, _ = callee.who
     by_library = callee.in_linen or callee.library in ("haiku", "class") or (callee.module and not is_user_file(file))
+    static = () if callee.module == "equinox" else callee.static  # which sees for itself
     # Some have no definition to write it on, or none that it may stand on.
-    static = None if by_library or name == "<lambda>" else _by_position(callee)
-    if static is None:
+    if by_library or name == "<lambda>" or any(position is None for position, _ in static):
         return code_of_calls(callee, policy)
-    positions, change = static
-    checkpoint, options = _CHECKPOINTS.get(callee.module, "jax.checkpoint"), _options(policy, positions)
+    checkpoint, options = _CHECKPOINTS.get(callee.module, "jax.checkpoint"), _options(policy, _positions(static))
     written = f"@functools.partial({checkpoint}{options})" if options else f"@{checkpoint}"
-    where = "above other decorators " if callee.module == "flax.linen" else ""
-    return f"{written}  # {where}on {name}{change}{f'; {_LEAKS}' if callee.leaks else ''}"
+    where = f"{'above other decorators ' if callee.module == 'flax.linen' else ''}on {name}"
+    # Of nnx it gives all by position, what has its default too.
+    return _commented([written], [where, "" if callee.module == "flax.nnx" else _by_position(static), _leaks(callee)])
 
 
-def _by_position(callee: CalledFunction) -> tuple[list[int], str] | None:
-    """The numbers of the static parameters of a function with a checkpoint on it, and what its calls are to give.
-
-    None where not all of them can be given by position.
-    """
-    if not callee.static or callee.module == "equinox":  # which sees for itself
-        return [], ""
-    if callee.module == "flax.nnx":  # which gives all by position, what has its default too
-        positions = [position for position, _ in callee.static if position is not None]
-        return (positions, "") if len(positions) == len(callee.static) else None
-    ways = {
-        (position, name): {_given(callee, call, position, name) for call in callee.calls} or {"unknown"}
-        for position, name in callee.static
-    }
-    needed = [place for place, given in ways.items() if given != {"default"}]
-    if not needed:
-        return [], ""
-    last = max(position or 0 for position, _ in needed)
-    first = [*callee.parameters[: last + 1]]
-    bound_by_name = any(call.bound_names & {*first} for call in callee.calls)
-    if bound_by_name or any(position is None or "bound" in ways[position, name] for position, name in needed):
-        return None
-    positions = [position for position, _ in callee.static if position is not None and position <= last]
-    names = [name for position, name in needed if ways[position, name] != {"position"}]
-    if not names:
-        return positions, ""
-    own = first[bool(callee.module) :]
-    calls = [call for call in callee.calls if {_given(callee, call, *place) for place in needed} != {"position"}]
-    examples = [text for call in calls if (text := call.by_position(own, dict(callee.defaults)))]
-    example = next((f": {text}" for text in examples if len(text) <= _EXAMPLE), "")
-    return positions, f"; its calls give {' and '.join(names)} by position then{example}"
+def _positions(static: Iterable[tuple[int | None, str]]) -> list[int]:
+    return [position for position, _ in static if position is not None]
 
 
-def _given(callee: CalledFunction, call: Spelling, position: int | None, name: str) -> Given:
-    own = None if position is None else position - bool(callee.module)
-    return call.given(own, name, name in dict(callee.defaults))
+def _by_position(static: Iterable[tuple[int | None, str]]) -> str:
+    """What is to be said of the calls of a function with static parameters."""
+    names = [name for position, name in static if position is not None]
+    return f"its calls give {' and '.join(names)} by position" if names else ""
+
+
+def _leaks(callee: CalledFunction) -> str:
+    return (
+        "let it return what it leaves in a list, a dict or an object: a checkpoint lets nothing else out" * callee.leaks
+    )
 
 
 def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> str:
@@ -158,12 +134,40 @@ def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> st
         policy: as for ``code_of``.
         key: that of the place, if it is some of the calls.
     """
-    codes, comments = dict[str, None](), dict[str, None]()
-    for call in callee.calls or (Spelling(""),):
-        code, comment = _at_call(callee, policy, call)
-        codes[code], comments[comment] = None, None
+    static = () if callee.module == "equinox" else callee.static
+    names = [name for position, name in static if position is None]
+    function, said, shift = _in_its_place(callee, "".join(f", {name}={name}" for name in names))
+    without = f"without {' and '.join(names)} in the call" if names else ""
+    code = _call(function, callee, policy, [position + shift for position in _positions(static)])
     of_haiku = "in a function that calls it and is what is transformed" if callee.in_haiku == "transformed" else ""
-    return _commented(codes, [*comments, of_haiku, f"for {key}" if key else "", _LEAKS if callee.leaks else ""])
+    of_place = f"for {key}" if key else ""
+    return _commented([code], [said, without, _by_position(static), of_haiku, of_place, _leaks(callee)])
+
+
+def _in_its_place(callee: CalledFunction, keywords: str) -> tuple[str, str, int]:
+    """A function as a checkpoint at its call is given it, what to say of that, and by how much positions shift.
+
+    ``keywords`` are those that it is to be called with, as text.
+    """
+    cls, _, method = callee.who[0].rpartition(".")
+    if callee.module in ("flax.linen", "flax.nnx"):  # which must see the module
+        called = "module" if method == "__call__" else f"module.{method}"
+        return f"lambda module, *args: {called}(*args{keywords})", f"given the {cls} before its arguments", 0
+    shift = -(callee.module in ("class", "haiku"))  # whose objects are no arguments
+    if callee.module == "class":
+        function = f"self.{method}"
+    elif callee.module:
+        function = _instance(cls, method)
+    else:
+        function = f"lambda {', '.join(callee.parameters)}: ..." if method == "<lambda>" else method
+    if callee.in_linen:
+        said = "given the module that calls it (self) before its arguments"
+        return f"lambda module, *args: {function}(*args{keywords})", said, shift + 1
+    return (
+        (f"functools.partial({function}{keywords})", f"in place of {function}", shift)
+        if keywords
+        else (function, "", shift)
+    )
 
 
 def code_of_group(
@@ -191,49 +195,6 @@ def _commented(codes: Iterable[str], comments: Iterable[str]) -> str:
     """What to write at one place or another, and what is to be said of it."""
     comment = "; ".join(filter(None, comments))
     return "; ".join(codes) + (f"  # {comment}" if comment else "")
-
-
-def _at_call(callee: CalledFunction, policy: str, call: Spelling) -> tuple[str, str]:
-    """What to write in the place of a function in one of its calls, and what is to be said of that."""
-    name = callee.who[0]
-    cls, _, method = name.rpartition(".")
-    positions, bound = list[int](), dict[str, str]()
-    for position, parameter in callee.static if callee.module != "equinox" else ():
-        match _given(callee, call, position, parameter):
-            case "keyword":
-                bound[parameter] = dict(call.keywords)[parameter]
-            case "position" | "unknown" if position is not None:
-                positions.append(position - call.bound)
-            case "unknown":
-                bound[parameter] = parameter
-            case _:
-                pass
-    keywords = "".join(f", {parameter}={text}" for parameter, text in bound.items())
-    without = f"without {' and '.join(bound)} in the call" if bound else ""
-    if callee.module in ("flax.linen", "flax.nnx"):  # which must see the module
-        called = "module" if method == "__call__" else f"module.{method}"
-        function = f"lambda module, *args: {called}(*args{keywords})"
-        comment = ", ".join(filter(None, (f"given the {cls} before its arguments", without)))
-        return _call(function, callee, policy, positions), comment
-    if callee.module == "class":
-        function = f"self.{method}"
-    elif callee.module:
-        function = _instance(cls, method)
-    elif call.function:
-        function = call.function
-    else:
-        function = f"lambda {', '.join(callee.parameters)}: ..." if name == "<lambda>" else method
-    if callee.module in ("class", "haiku"):  # whose objects are no arguments
-        positions = [position - 1 for position in positions]
-    if callee.in_linen:
-        comment = ", ".join(filter(None, ("given the module that calls it (self) before its arguments", without)))
-        positions = [position + 1 for position in positions]
-        return _call(f"lambda module, *args: {function}(*args{keywords})", callee, policy, positions), comment
-    comment = f"in place of {function}, {without}" if bound else ""
-    if call.bound or call.bound_names:
-        comment = comment or f"in place of {function}"
-    function = f"functools.partial({function}{keywords})" if bound else function
-    return _call(function, callee, policy, positions), comment
 
 
 def _call(function: str, callee: CalledFunction, policy: str, static: Sequence[int] = ()) -> str:
