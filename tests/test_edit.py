@@ -54,12 +54,12 @@ def module(tmp_path, monkeypatch):
 
 
 def rows(trace, *expressions):
-    """The residuals, of all that could be saved, that stand at these expressions."""
+    """The residuals, of all that could be saved, of some expressions or operations."""
     found = []
     for policy in ("everything_saveable", "dots_saveable"):
         for row in trace.report(policy, "function").residuals:
-            there = () if row.source is None else (row.source.expression, *row.shape)
-            if row.kind == "intermediate" and row not in found and not {*there}.isdisjoint(expressions):
+            there = {row.primitive, row.source and row.source.expression}
+            if row.kind == "intermediate" and row not in found and not there.isdisjoint(expressions):
                 found.append(row)
     assert len(found) >= len(expressions)
     return found
@@ -89,7 +89,7 @@ class Program(NamedTuple):
 
     Attributes:
         text: of a module, whose function ``f`` is traced.
-        ask: a policy, or expressions whose values are to be kept, or the one length of these.
+        ask: a policy; or what residuals are to be kept: expressions and operations.
         lines: what the edited text contains.
         at: the place.
         args: of ``f``; None: the module's ``weights``, and two rows.
@@ -104,21 +104,78 @@ class Program(NamedTuple):
     library: str = ""
 
 
-def body(statements, expression, *lines):
-    """A function of some statements, of which the value of an expression is kept, or those of a shape."""
-    return Program(f"\n\ndef f(w, x):\n    {statements}\n", (expression,), [*lines])
+def place(text, at, line, args=ROWS):
+    """A place of a text that has no checkpoint."""
+    return Program(f"\n{text}\n", "dots_saveable", [line], at, args)
 
 
-BLOCK = "\ndef block(w, x):\n    return jnp.sin(x @ w)\n"
-TWICE = "\n\ndef f(w, x):\n    return block(w, block(w, x)).sum()\n"
-_BLOCK = BLOCK.replace("block", "_block")
+def together(forms, head=""):
+    """A text with a function for each form, of which ``f`` gives the sum."""
+    calls = " + ".join(f"f{number}(w, x).sum()" for number, _ in enumerate(forms))
+    texts = (form.replace("NAME", f"f{number}") for number, form in enumerate(forms))
+    return head + "\n\n".join(texts) + f"\n\ndef f(w, x):\n    return {calls}\n"
 
 
-def site(text, line):
-    """A block, called twice, whose checkpoint stands in a text."""
-    return Program(f"{text}{TWICE}", ("x @ w",), [f"\n{line}\n"], "sites")
-
-
+DEF = "def NAME(w, x):\n    "
+# Functions, and what becomes of `x @ w` in them.
+FORMS = {
+    f"{DEF}q = x @ w\n    return jnp.sin(q)": '    q = checkpoint_name(x @ w, "q")\n',
+    f"{DEF}return jnp.sin(x @ w).sum()": 'return jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum()',
+    f"{DEF}return-(x @ w) @ w": 'return-(checkpoint_name(x @ w, "f2_dot")) @ w',
+    f"{DEF}return-jnp.exp(x @ w) @ jnp.exp(-x)if x.ndim else-x": (
+        'return checkpoint_name(-jnp.exp(checkpoint_name(x @ w, "exp_dot")), "f3_neg") @ jnp.exp(-x)if x.ndim else-x'
+    ),
+    f"{DEF}return (y := x @ w) * jnp.sin(y)": 'return (y := checkpoint_name(x @ w, "y")) * jnp',
+    f"{DEF}return sum(jnp.cos(v @ w) for v in (x, 2 * x))": 'sum(jnp.cos(checkpoint_name(v @ w, "cos_dot")) for v in',
+    f"{DEF}return (lambda v: jnp.exp(v @ w))(x)": '(lambda v: jnp.exp(checkpoint_name(v @ w, "exp_dot_2")))(x)',
+    f"{DEF}return jnp.sum(a=jnp.tan(x @ w))": '(a=jnp.tan(checkpoint_name(x @ w, "tan_dot")))',
+    f'{DEF}return {{"att": x @ w}}["att"] @ w * x': '{"att": checkpoint_name(x @ w, "att")}["att"] @ w, "f8_dot") * x',
+    f'{DEF}ß = "é"; z = jnp.sin(x @ w); return z': '"é"; z = jnp.sin(checkpoint_name(x @ w, "sin_dot_2")); return z',
+    f"{DEF}return jnp.sinh(x @ w if x.ndim else x)": 'sinh(checkpoint_name(x @ w, "sinh_dot") if x.ndim else x)',
+    f"{DEF}x += x @ w\n    return jnp.sin(x)": 'x += checkpoint_name(x @ w, "x_dot")\n',
+    f"{DEF}u = (\n        x  # left\n        @ w\n    )\n    return jnp.sin(u)": (
+        '    u = (\n        checkpoint_name(x  # left\n        @ w, "u")\n    )\n'
+    ),
+    "NAME = lambda w, x: jnp.sin(x @ w)": 'f13 = lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot_3"))',
+    "def make(n):\n    def g(w, x, *, s=n):\n        return jnp.sin(x @ w * s)\n    return g\n\nNAME = make(2.0)": (
+        '        return jnp.sin(checkpoint_name(x @ w, "sin_dot_4") * s)\n'
+    ),
+    "def kind():\n    class Local:\n        def __call__(self, w, x):\n            return jnp.sin(x @ w)\n"
+    "    return Local\n\nKIND = kind()\n\ndef NAME(w, x):\n    return KIND()(w, x)": "sin(checkpoint_name(x @ w, ",
+}
+SINE = f"{DEF}return jnp.sin(x @ w)"
+APPLIED = {  # functions under a checkpoint, and what becomes of that under another policy
+    f"@jax.checkpoint\n{SINE}": f"@partial(jax.checkpoint, {DOTS})\ndef f0",
+    f"from jax import remat as r\n@r\n{SINE}": f"@partial(r, {DOTS})\ndef f1",
+    f"import functools\n@functools.partial(\n    jax.checkpoint,\n    prevent_cse=False,  # why\n)\n{SINE}": (
+        f"    prevent_cse=False, {DOTS}  # why\n)\ndef f2"
+    ),
+    f"@partial(jax.checkpoint, policy={POLICIES}.everything_saveable)\n{SINE}": (
+        f"@partial(jax.checkpoint, {DOTS})\ndef f3"
+    ),
+    "def _four(w, x):\n    return jnp.sin(x @ w)\n\nNAME = jax.checkpoint(_four)": f"f4 = jax.checkpoint(_four, {DOTS}",
+    "NAME = jax.checkpoint((lambda w, x: jnp.sin(x @ w)),)": f"jax.checkpoint((lambda w, x: jnp.sin(x @ w)), {DOTS})",
+    "remat = partial(jax.checkpoint, prevent_cse=False)\n\ndef _six(w, x):\n    return x * w\n\nNAME = remat(_six)": (
+        f"f6 = remat(_six, {DOTS})"
+    ),
+    f"def helper(fun):\n    return jax.checkpoint(fun)\n\n@helper\n{SINE}": f"    return jax.checkpoint(fun, {DOTS})",
+    "class Layer:\n    def run(self, w, x):\n        return jnp.sin(x @ w)\n\n"
+    "calls = [jax.checkpoint(each.run) for each in [Layer()]]\n\ndef NAME(w, x):\n    return calls[0](w, x)": (
+        f"calls = [jax.checkpoint(each.run, {DOTS}) for each in"
+    ),
+    f"@jax.jit\n@jax.checkpoint\n{SINE}": f"@jax.jit\n@partial(jax.checkpoint, {DOTS})\ndef f9",
+    "def of(site):\n    one = jax.checkpoint(_four) if site else _four\n\n    def g(w, x):\n        return one(w, x)\n"
+    "\n    return g\n\nNAME = of(True)": f"    one = jax.checkpoint(_four, {DOTS}) if site else _four\n",
+}
+HELD = [  # a model that is held somewhere, and a function that uses it
+    "MODEL = Model(jnp.ones((4, 4)))\n\ndef NAME(w, x):\n    return MODEL(x @ w)",
+    "def of(model):\n    def g(w, x):\n        return model(x @ w)\n    return g\n\nNAME = of(Model(jnp.eye(4)))",
+    "def NAME(w, x, *, model=Model(jnp.eye(4))):\n    return model(x @ w)",
+    "MODELS = [Model(jnp.ones((4, 4)))]\n\ndef NAME(w, x):\n    return sum(model(x @ w) for model in MODELS)",
+    "class Holder:\n    __slots__ = ('me', 'model')\n\nHELD = Holder()\nHELD.me, HELD.model = HELD, Model(jnp.eye(4))\n"
+    "\ndef NAME(w, x):\n    return HELD.me.model(x @ w)",
+    "CALL = Model(jnp.ones((4, 4))).__call__\n\ndef NAME(w, x):\n    return CALL(x @ w)",
+]
 MODEL = """
 class Base:
     def mix(self, v):
@@ -143,82 +200,20 @@ class Model(Base):
 
 """
 
-
-def held(*lines):
-    """A model that is held somewhere, and used by ``f``."""
-    return Program(MODEL + "\n\n".join(lines), ("v @ self.w",), ["return checkpoint_name(v @ self.w, "])
-
-
-NAMES = {
-    "assigned": body(
-        "q = x @ w\n    return jnp.sin(q).sum()",
-        "x @ w",
-        "from jax.ad_checkpoint import checkpoint_name\nfrom functools import partial\n",
-        f'@partial(jax.checkpoint, policy={POLICIES}.save_only_these_names("q"))\ndef f',
-        '    q = checkpoint_name(x @ w, "q")\n',
+BLOCK = "\ndef block(w, x):\n    return jnp.sin(x @ w)\n"
+TWICE = "\n\ndef f(w, x):\n    return block(w, block(w, x)).sum()\n"
+EDITS = {
+    "names at expressions": Program(together(FORMS), ("dot_general", "-jnp.exp(x @ w)"), [*FORMS.values()]),
+    "names in methods of objects, wherever they are held": Program(
+        together(HELD, MODEL), ("v @ self.w",), ["return checkpoint_name(v @ self.w, 'mix_dot')"]
     ),
-    "inside another": body("return jnp.sin(x @ w).sum()", "x @ w", '(checkpoint_name(x @ w, "sin_dot")).sum()'),
-    "returned": body("return x @ w @ x * x", "x @ w @ x", 'return checkpoint_name(x @ w @ x, "f_dot") * x'),
-    "next to a keyword": body("return-(x @ w) @ x", "x @ w", 'return-(checkpoint_name(x @ w, "f_dot")) @ x'),
-    "beginning at a keyword": body(
-        "return-jnp.exp(x @ w) @ jnp.exp(-x)if x.ndim else-x",
-        "-jnp.exp(x @ w)",
-        'return checkpoint_name(-jnp.exp(x @ w), "f_neg") @ jnp.exp(-x)if x.ndim else-x',
-    ),
-    "a walrus": body("return ((y := x @ w) * jnp.sin(y)).sum()", "x @ w", '((y := checkpoint_name(x @ w, "y")) * jnp'),
-    "in a comprehension": body(
-        "return sum(jnp.sin(v @ w).sum() for v in (x, 2 * x))",
-        "v @ w",
-        'return sum(jnp.sin(checkpoint_name(v @ w, "sin_dot")).sum() for v in (x, 2 * x))',
-    ),
-    "in a lambda": body(
-        "return (lambda v: jnp.sin(v @ w).sum())(x)",
-        "v @ w",
-        'return (lambda v: jnp.sin(checkpoint_name(v @ w, "sin_dot")).sum())(x)',
-    ),
-    "a keyword argument": body(
-        "return jnp.sum(a=jnp.sin(x @ w))", "x @ w", '(a=jnp.sin(checkpoint_name(x @ w, "sin_dot")))'
-    ),
-    "a dictionary": body(
-        "return {'att': x @ w}['att'] @ x * x", "x @ w", "return {'att': checkpoint_name(x @ w, 'att')}['att'] @ x * x"
-    ),
-    "characters of two bytes": body(
-        "ß = 'é'; y = jnp.sin(x @ w); return y.sum()",
-        "x @ w",
-        "ß = 'é'; y = jnp.sin(checkpoint_name(x @ w, 'sin_dot')); return y.sum()",
-    ),
-    "a conditional": body(
-        "return jnp.sin(x @ w if x.ndim else x).sum()", "x @ w", 'sin(checkpoint_name(x @ w, "sin_dot") if x.ndim else'
-    ),
-    "an attribute": body("return jnp.sin(w.T @ x).sum()", "w.T @ x", '(checkpoint_name(w.T @ x, "sin_dot"))'),
-    "an augmented assignment": body(
-        "x += x @ w  # why\n    return (x * x).sum()",
-        "x += x @ w",
-        '    x += x @ w  # why\n    x = checkpoint_name(x, "x")\n    return',
-    ),
-    "an augmented assignment on a line with others": body(
-        "if True: x += x @ w\n    return (x * x).sum()",
-        "x += x @ w",
-        'if True: x += x @ w; x = checkpoint_name(x, "x")\n    return',
-    ),
-    "what is added to a variable": body(
-        "x += x @ w\n    return jnp.sin(x).sum()", "x @ w", 'x += checkpoint_name(x @ w, "x_dot")\n'
-    ),
-    "over several lines": body(
-        "y = (\n        (x @ w)\n        .reshape(2, 2)\n        .sum(0)\n    )\n    return (y * y).sum()",
-        2,
-        '.sum(0), "y")\n    )\n',
-    ),
-    "a lambda with a name": Program(
-        "f = lambda w, x: jnp.sin(x @ w).sum()",
-        ("x @ w",),
-        ['f = jax.checkpoint(lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot")).sum(), '],
-    ),
-    "a function that another one made": Program(
-        "def make(scale):\n    def g(w, x, *, s=scale):\n        return jnp.sin(s * x @ w).sum() * scale\n"
-        "    return g\n\nf = make(2.0)\n",
-        ("s * x @ w",),
-        [f"    @partial(jax.checkpoint, policy={NAMED})\n    def g", 'jnp.sin(checkpoint_name(s * x @ w, "sin_dot"))'],
+    "a name after a statement": Program(
+        "def f(w, x):\n    x += x @ w  # why\n    if True: x *= x @ w\n    return (x * x).sum()\n",
+        ("x += x @ w", "x *= x @ w"),
+        [
+            'x += x @ w  # why\n    x = checkpoint_name(x, "x")\n',
+            '    if True: x *= x @ w; x = checkpoint_name(x, "x_2")\n',
+        ],
     ),
     "names and imports that are there": Program(
         "from jax.ad_checkpoint import checkpoint_name as named\npartial = 3\n\n"
@@ -227,69 +222,11 @@ NAMES = {
         ("x @ w", "sin_dot @ w"),
         ["named(sin_dot @ w, 'sin_dot_2')", "save_only_these_names('q', 'sin_dot_2')", "import partial as partial_\n"],
     ),
-    "a class that a function made": Program(
-        "def make():\n    class Local:\n        def __call__(self, w, x):\n            return jnp.sin(x @ w).sum()\n"
-        "    return Local\n\nKIND = make()\n\ndef f(w, x):\n    return KIND()(w, x)\n",
-        ("x @ w",),
-        ['jnp.sin(checkpoint_name(x @ w, "sin_dot"))'],
+    "policies of checkpoints": Program(
+        f"from functools import partial\n{together(APPLIED)}", "dots_saveable", [*APPLIED.values()], "sites"
     ),
-    "a model that is a global": held("MODEL = Model(jnp.ones((4, 4)))", "def f(w, x):\n    return MODEL(x @ w)"),
-    "a model in a closure": held(
-        "def make(model):\n    def f(w, x):\n        return model(x @ w)\n    return f",
-        "f = make(Model(jnp.ones((4, 4))))",
-    ),
-    "a model that is a default": held(
-        "MODEL = Model(jnp.ones((4, 4)))", "def f(w, x, *, model=MODEL):\n    return model(x @ w)"
-    ),
-    "models in a list": held(
-        "MODELS = [Model(jnp.ones((4, 4)))]", "def f(w, x):\n    return sum(model(x @ w) for model in MODELS)"
-    ),
-    "a model in another object, with slots": held(
-        "class Holder:\n    __slots__ = ('me', 'model')\n\nHELD = Holder()\n"
-        "HELD.me, HELD.model = HELD, Model(jnp.ones((4, 4)))",
-        "def f(w, x):\n    return HELD.me.model(x @ w)",
-    ),
-    "a bound method": held("CALL = Model(jnp.ones((4, 4))).__call__", "def f(w, x):\n    return CALL(x @ w)"),
-}
-SITES = {
-    "a decorator": site(f"@jax.checkpoint{BLOCK}", f"@partial(jax.checkpoint, policy={NAMED})"),
-    "another name": site(f"from jax import remat as r\n@r{BLOCK}", f"@partial(r, policy={NAMED})"),
-    "comma and comment": site(
-        f"import functools\n@functools.partial(\n    jax.checkpoint,\n    prevent_cse=False,  # why\n){BLOCK}",
-        f"    prevent_cse=False, policy={NAMED}  # why",
-    ),
-    "another policy": site(
-        f"from functools import partial\n@partial(jax.checkpoint, {DOTS}){BLOCK}",
-        f"@partial(jax.checkpoint, policy={NAMED})",
-    ),
-    "a call": site(f"{_BLOCK}\nblock = jax.checkpoint(_block)\n", f"block = jax.checkpoint(_block, policy={NAMED})"),
-    "a lambda": site(
-        "block = jax.checkpoint((lambda w, x: jnp.sin(x @ w)),)\n",
-        'block = jax.checkpoint((lambda w, x: jnp.sin(checkpoint_name(x @ w, "sin_dot"))), '
-        'policy=jax.checkpoint_policies.save_only_these_names(\n    "sin_dot",\n))',
-    ),
-    "a call of a partial with a name": site(
-        f"from functools import partial\nremat = partial(jax.checkpoint, prevent_cse=False){_BLOCK}\n"
-        "block = remat(_block)\n",
-        f"block = remat(_block, policy={NAMED})",
-    ),
-    "a helper that applies it": site(
-        f"def remat(fun):\n    return jax.checkpoint(fun)\n\n@remat{BLOCK}",
-        f"    return jax.checkpoint(fun, policy={NAMED})",
-    ),
-    "methods that are held": site(
-        "class Layer:\n    def run(self, w, x):\n        return jnp.sin(x @ w)\n\n"
-        "layers = [Layer()]\ncalls = [jax.checkpoint(each.run) for each in layers]\n\n"
-        "def block(w, x):\n    return calls[0](w, x)\n",
-        f"calls = [jax.checkpoint(each.run, policy={NAMED}) for each in layers]",
-    ),
-    "jit around": site(f"@jax.jit\n@jax.checkpoint{BLOCK}", f"@partial(jax.checkpoint, policy={NAMED})"),
-    "in a function that made the traced one": Program(
-        f"{BLOCK}\n\ndef make(site):\n    one = jax.checkpoint(block) if site else block\n\n"
-        "    def f(w, x):\n        return one(w, one(w, x)).sum()\n\n    return f\n\nf = make(True)\n",
-        ("x @ w",),
-        [f"one = jax.checkpoint(block, policy={NAMED}) if site else block\n"],
-        "sites",
+    "names at a checkpoint": Program(
+        f"@jax.checkpoint{BLOCK}{TWICE}", ("x @ w",), [f"@partial(jax.checkpoint, policy={NAMED})\ndef block"], "sites"
     ),
     "a policy of the program's own names": Program(
         f"from jax.ad_checkpoint import checkpoint_name\n\n@jax.checkpoint{BLOCK}{TWICE}".replace(
@@ -298,21 +235,11 @@ SITES = {
         "dots_saveable | save_only_these_names('h')",
         [f"{POLICIES}.save_from_both_policies({POLICIES}.dots_saveable, {POLICIES}.save_only_these_names('h')))\ndef"],
     ),
-    "taken off a definition": Program(f"@jax.checkpoint{BLOCK}{TWICE}", "none", [f"{HEAD}{BLOCK[1:]}"]),
-    "taken off a call": Program(
-        f"{BLOCK}\n\ndef f(w, x):\n    return jax.checkpoint(block)(w, jax.checkpoint(block)(w, x)).sum()",
+    "checkpoints taken off": Program(
+        f"@jax.checkpoint{BLOCK}\n\ndef f(w, x):\n    return jax.checkpoint(jnp.sin)(block(w, block(w, x))).sum()\n",
         "none",
-        ["    return block(w, block(w, x)).sum()"],
+        [f"{HEAD}{BLOCK[1:]}", "    return jnp.sin(block(w, block(w, x))).sum()"],
     ),
-}
-
-
-def place(text, at, line, args=ROWS, which=""):
-    """A place of a text that has no checkpoint."""
-    return Program(f"\n{text}\n", "dots_saveable", [line], at, args, which)
-
-
-PLACES = {
     "the function, with static arguments": place(
         "def f(kind, w, x, flag):\n    y = x @ w\n    return (jnp.sin(y) if kind == 'sin' and flag else y).sum()",
         "function",
@@ -534,7 +461,6 @@ LIBRARIES = {
     name: Program(text, "dots_saveable", [line], at, None, which)
     for name, (text, (at, line), which) in LIBRARIES.items()
 }
-EDITS = NAMES | {f"site: {name}": row for name, row in SITES.items()} | {f"at {n}": row for n, row in PLACES.items()}
 
 
 def holds(module, program):

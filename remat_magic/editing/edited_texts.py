@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import ad_checkpoint
 
-from remat_magic.editing.names import NameOption, body_start, suggested, used_names
+from remat_magic.editing.names import NameOption, body_start, suggested
 from remat_magic.editing.retracing import NewWrapper, unwritable
 from remat_magic.editing.source import ParsedText, TextChanges, mark_added
 from remat_magic.editing.user_code import UserCode
@@ -96,7 +96,7 @@ class EditedTexts:
     def __init__(self, facts: Facts, code: UserCode) -> None:
         self._code = code
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
-        self._used = set(facts.engine.names).union(*map(used_names, code.texts.values()))
+        self._used = {*facts.engine.names}
         self._module_name = ""
         self.wrappers: list[NewWrapper] = []
 

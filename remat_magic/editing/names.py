@@ -38,7 +38,6 @@ __all__ = [
     "probe",
     "probed",
     "suggested",
-    "used_names",
 ]
 
 PROBE = "__remat_magic_probe__"  # the probe's name in the copied namespace
@@ -508,14 +507,3 @@ def _operation(node: ast.AST) -> str:
             return "item"
         case _:
             return "value"
-
-
-def used_names(text: ParsedText) -> set[str]:
-    """The strings that a text uses as checkpoint names, as far as they are written out."""
-    names: set[str] = set()
-    for node in ast.walk(text.tree):
-        if isinstance(node, ast.Call) and "name" in _called(node.func):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            values = (getattr(part, "value", None) for argument in arguments for part in ast.walk(argument))
-            names |= {value for value in values if isinstance(value, str)}
-    return names

@@ -318,13 +318,15 @@ class Retraces:
         wrappers = [NewWrapper(place.text, place.maker(policy), place) for place, policy in marked]
         marks = [_Mark(number) for number, _ in enumerate(places)]
         facts, _ = self.of(with_policies(self._code, marked), {_MARK: marks}, wrappers)
+        made = ([place for place in places if place.made_of(it, self._code) is not None] for it in self._code.things)
+        several = [of_one for of_one in made if len(of_one) > 1]  # it cannot be told which of them made it
         by_site: dict[str, list[Application]] = {}
         for _, eqn in walk(facts.engine.provenances.closed):
             mark = _jax.checkpoint_policy(eqn) if _jax.is_checkpoint(eqn) else None
             if isinstance(mark, _Mark):
-                of_site = by_site.setdefault(facts.engine.site_of(eqn), [])
-                if places[mark.number] not in of_site:
-                    of_site.append(places[mark.number])
+                place, of_site = places[mark.number], by_site.setdefault(facts.engine.site_of(eqn), [])
+                alike = (other for of_one in several if place in of_one for other in of_one)
+                of_site += [other for other in dict.fromkeys((place, *alike)) if other not in of_site]
         return by_site
 
 
