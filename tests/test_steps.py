@@ -480,7 +480,9 @@ def over_four_devices(fun, **options):
 
 
 @eight
-@pytest.mark.parametrize("how", ["shard_map", "shard_map without vma", "pmap"])
+@pytest.mark.parametrize(
+    "how", ["shard_map", *(pytest.param(how, marks=pytest.mark.slow) for how in ("pmap", "shard_map without vma"))]
+)
 def test_a_gradient_on_several_devices_is_of_one_of_them(how):
     params, x, y = arguments(batch=16)
 

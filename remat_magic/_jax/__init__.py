@@ -46,7 +46,6 @@ from remat_magic._jax.jaxprs import (
     is_dropped,
     is_jaxpr,
     is_literal,
-    like_tuple,
     name_stack,
     open_jaxpr,
     part,
@@ -67,7 +66,6 @@ from remat_magic._jax.primitives import (
     MATMULS,
     carried_operands,
     donated,
-    high_params,
     is_barrier,
     is_broadcast,
     is_call,
@@ -127,7 +125,6 @@ from remat_magic._jax.shardings import (
     mesh_in_force,
     of_one_device,
     placed,
-    shape_of,
     sharding_text,
     spec_types,
     spread_like,
@@ -136,7 +133,6 @@ from remat_magic._jax.shardings import (
 )
 from remat_magic._jax.simulated import automatic_mesh, on_devices_here
 from remat_magic._jax.stale import stale_traces
-from remat_magic._jax.trips import trip_count
 from remat_magic._jax.types import (
     is_key,
     local_shape,
@@ -193,7 +189,6 @@ __all__ = [
     "function_name",
     "has_begun",
     "has_effects",
-    "high_params",
     "holding",
     "inputs_of",
     "is_abstract",
@@ -231,7 +226,6 @@ __all__ = [
     "label_of",
     "lacks",
     "lanes_of_convolution",
-    "like_tuple",
     "local_shape",
     "makers",
     "manual_axes",
@@ -282,7 +276,6 @@ __all__ = [
     "scan_length",
     "scan_split",
     "scan_unroll",
-    "shape_of",
     "sharding_text",
     "share_of_gpu",
     "short_dtype",
@@ -298,7 +291,6 @@ __all__ = [
     "traceback_of",
     "tracebacks",
     "tracing",
-    "trip_count",
     "trips",
     "type_in_mesh",
     "type_text",

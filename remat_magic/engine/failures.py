@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 
 from remat_magic.records import RematError
@@ -40,12 +39,6 @@ def _sentence(function: str, policy: str, error: Exception) -> str:
         return (
             f"{function} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown "
             "length) in reverse; give fori_loop static bounds, or use lax.scan."
-        )
-    varying = re.search(r"Expected cotangent type \S+\{V:(\w+(?:,\w+)*)\}", text)
-    if varying:
-        return (
-            f"JAX cannot differentiate {function}: a shard_map with check_vma=False stands within one that checks what "
-            f"varies over {varying[1].replace(',', ' and ')}; give the outer one check_vma=False, too."
         )
     if "ifferentiation rule" in text or "ranspose rule" in text or "jvp_method" in text:
         return f"{function} cannot be differentiated: {text[:300].rstrip('.')}; give that part a jax.custom_vjp."
