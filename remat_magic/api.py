@@ -427,7 +427,7 @@ class Trace:
         self,
         *,
         device: str | Device | None = None,
-        seconds: float = 10.0,
+        most: int = 40,
         measurements: Iterable[Measurement] = (),
     ) -> Places:
         """Where a checkpoint should go, and with which policy: what each of many choices costs, the best first.
@@ -442,8 +442,7 @@ class Trace:
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
                 ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
                 peaks as on its CPU.
-            seconds: after so many seconds nothing more is begun; ``Places.not_tried`` says what was left out. Default:
-                10.
+            most: how many choices are tried at most; ``Places.not_tried`` says what was left out. Default: 40.
             measurements: what ``measure`` gave, shown beside the estimates. Once those are compiled for ``device`` that
                 could be on the front (``Places.to_compile`` are those that are not), the rows are ranked by the memory
                 that they need there. ``Places.with_measurements`` does the same without a search. Default: none.
@@ -451,21 +450,21 @@ class Trace:
         Raises:
             RematError: no such device. A choice that fails is a row with its error.
         """
-        *_, places = self.placing(device=device, seconds=seconds, measurements=measurements)
+        *_, places = self.placing(device=device, most=most, measurements=measurements)
         return places
 
     def placing(
         self,
         *,
         device: str | Device | None = None,
-        seconds: float = 10.0,
+        most: int = 40,
         measurements: Iterable[Measurement] = (),
     ) -> Iterator[Places]:
         """The same bit by bit: what ``places`` knows before each choice that it tries, and at the end.
 
         Args:
             device: as for ``places``.
-            seconds: as for ``places``.
+            most: as for ``places``.
             measurements: as for ``places``.
 
         Raises:
@@ -473,7 +472,7 @@ class Trace:
         """
         from remat_magic.planning.places import placing
 
-        return placing(self.facts, device, seconds, measurements)
+        return placing(self.facts, device, most, measurements)
 
     def no_gain(
         self,
@@ -497,7 +496,7 @@ class Trace:
         Raises:
             RematError: as ``report``.
         """
-        from remat_magic.planning.no_gain import no_gain_of
+        from remat_magic.planning.places import no_gain_of
 
         return no_gain_of(self._on(device), policy, at, namespace)
 
@@ -515,9 +514,6 @@ class Trace:
         cost: Literal["flops", "seconds"] = "flops",
         device: str | Device | None = None,
         offload: float | str | bool | None = None,
-        separately: bool = False,
-        together: bool = False,
-        seconds: float = 10.0,
         gap: float = 0.01,
     ) -> Plan:
         """What to save within a budget so that recomputation costs least.
@@ -540,8 +536,8 @@ class Trace:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
                 share of what there is without a checkpoint there. Default: ``saved`` or ``peak`` is it.
             at: one place: ``"function"``, ``"sites"`` or the key of a site. Default: the plan chooses it. For a budget
-                of the peak it is the best of ``default_at`` and the places where ``places`` adds least within it, and
-                no policy at a place of that search, nor what was reported or planned before, costs less; for one of
+                of the peak it is the better of ``default_at`` and the place where ``places`` adds least within it, and
+                nothing whose figures are known by then, as it was tried or asked for before, costs less; for one of
                 saved bytes it is ``default_at``, unless no plan fits there, or its peak is hardly lower than
                 without a checkpoint and elsewhere it is, or ``places`` was asked for and knows one that recomputes
                 clearly less. ``Plan.status`` tells of another place.
@@ -558,13 +554,8 @@ class Trace:
             offload: whether values may also go to the host's pinned memory and come back: True, over the device's own
                 link, or the link's bytes/s, a number or a text like ``"32 GB/s"``. What is least is then seconds.
                 Default: no.
-            separately: decide each of equal layers that share one body (the calls of one checkpointed or jitted
-                function) by itself; slower. Default: no, one decision holds for all of them.
-            together: decide equal layers that a Python loop unrolls together too: what one expression of the source
-                makes is saved in all of them or in none. More is recomputed, and there is less to name. Default: no,
-                each is decided by itself.
-            seconds: the time limit of the solver, in seconds. Default: 10.
-            gap: how far from the best the solver may stop, as a share of the cost. Default: 0.01.
+            gap: how far from its bound a plan may be for the solver to stop, as a share of the cost. It also stops
+                after some hundred nodes of its tree. Default: 0.01.
 
         Raises:
             RematError: no budget or two, or it is no size, or less is never needed at this place; no such site, device
@@ -573,8 +564,8 @@ class Trace:
         if fits is not None:
             if (budget, saved, peak, offload) != (None, None, None, None):
                 raise RematError("a plan that fits a device has no budget and offloads nothing: leave these out.")
-            return self._plan_that_fits(fits, at, cost=cost, separately=separately, together=together, seconds=seconds)
-        from remat_magic.planning.placed_plans import plan
+            return self._plan_that_fits(fits, at, cost=cost)
+        from remat_magic.planning.plan import plan
 
         return plan(
             self.facts,
@@ -586,15 +577,10 @@ class Trace:
             cost=cost,
             device=device,
             offload=offload,
-            separately=separately,
-            together=together,
-            seconds=seconds,
             gap=gap,
         )
 
-    def _plan_that_fits(
-        self, fits: str | Device, at: str | None, *, cost: str, separately: bool, together: bool, seconds: float
-    ) -> Plan:
+    def _plan_that_fits(self, fits: str | Device, at: str | None, *, cost: str) -> Plan:
         from remat_magic.measuring.measure import compile_elsewhere, elsewhere
         from remat_magic.planning.fitting_plans import plan_that_fits
 
@@ -605,68 +591,27 @@ class Trace:
         def compiled(policy: Policy, place: str) -> Measurement:
             return compile_elsewhere(self.facts, policy, place, device)
 
-        return plan_that_fits(
-            self.facts, device, compiled, at, cost=cost, separately=separately, together=together, seconds=seconds
-        )
+        return plan_that_fits(self.facts, device, compiled, at, cost=cost)
 
     def frontier(
         self,
-        points: int = 20,
+        points: int = 10,
         at: str | None = None,
-        *,
-        separately: bool = False,
-        together: bool = False,
-        seconds: float = 1.0,
     ) -> Listed[FrontierPoint]:
         """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
 
         The figures are computed, not traced; ``plan`` with the same budget lets JAX confirm them.
 
         Args:
-            points: how many budgets, two at least. Default: 20.
+            points: how many budgets, two at least. Default: 10.
             at: as for ``plan``.
-            separately: as for ``plan``.
-            together: as for ``plan``.
-            seconds: how long to go on improving, in seconds of work: a busy machine takes longer. Default: 1.
 
         Raises:
             RematError: as ``plan``; fewer than two points.
         """
-        from remat_magic.planning.reckoned import frontier
+        from remat_magic.planning.search import frontier
 
-        return frontier(self.facts, points, at, separately=separately, together=together, seconds=seconds)
-
-    def plan_bound(
-        self,
-        budget: float | str,
-        at: str | None = None,
-        *,
-        separately: bool = False,
-        together: bool = False,
-        first: float = 2.0,
-        seconds: float = 0.04,
-    ) -> FrontierPoint:
-        """A lower bound on what any plan within a budget of saved bytes recomputes, quick enough for a slider.
-
-        The first call at a place takes JAX's tracing and up to ``first`` seconds. Later calls read off what it left,
-        and search on for up to ``seconds`` where it was not complete. The figures are computed, not traced.
-
-        Args:
-            budget: as for ``plan``.
-            at: as for ``plan``.
-            separately: as for ``plan``.
-            together: as for ``plan``.
-            first: how long the first call may search, in seconds. Default: 2.
-            seconds: how long each later call may search, in seconds. Default: 0.04.
-
-        Raises:
-            RematError: as ``plan``.
-        """
-        from remat_magic.planning.reckoned import plan_bound
-
-        return plan_bound(
-            self.facts, budget, at, separately=separately, together=together, first=first, seconds=seconds
-        )
+        return frontier(self.facts, points, at)
 
     def what_if(
         self,
@@ -675,8 +620,6 @@ class Trace:
         *,
         device: str | Device | None = None,
         by: Literal["flops", "seconds"] = "flops",
-        separately: bool = False,
-        together: bool = False,
         namespace: Mapping[str, Any] | None = None,
     ) -> Listed[WhatIf]:
         """What changes if one residual is recomputed instead, or one recomputed value is saved.
@@ -690,16 +633,13 @@ class Trace:
             device: whose seconds are estimated, and as on which the choice is: a ``Device`` or its name. Default: the
                 one that JAX runs on, if it is known, and the choice as on its CPU.
             by: what ranks: ``"flops"`` or ``"seconds"``. Default: ``"flops"``.
-            separately: a row for each of equal layers that share one body. Default: one row for all of them.
-            together: one row for all values that one expression makes in equal layers that a Python loop unrolls.
-                Default: a row for each.
             namespace: as for ``report``.
 
         Raises:
             RematError: no such policy, place or device; no backward half; or JAX does otherwise than is computed here
                 (a checkpoint inside another under jax_remat3), so that nothing can be said.
         """
-        from remat_magic.planning.reckoned import what_if
+        from remat_magic.planning.what_if import what_if
 
         return what_if(
             self.facts,
@@ -707,8 +647,6 @@ class Trace:
             at,
             device=device,
             by=by,
-            separately=separately,
-            together=together,
             namespace=namespace,
         )
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -145,24 +144,12 @@ def _on_the_cpu() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _unhurried() -> None:
-    """Give searches that are to end after some seconds six times as many: what they find is then no slow machine's.
-
-    So it is with what is worked out ahead, which stops where it would be felt.
-    """
-    from remat_magic.planning import fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned, reduction
+    """Give what is worked out ahead, which stops where it would be felt, six times as long on a slow machine."""
     from remat_magic.widget import idle
 
-    slow = SimpleNamespace(
+    idle.time = SimpleNamespace(  # type: ignore[attr-defined]
         perf_counter=lambda: time.perf_counter() / 6, thread_time=lambda: time.thread_time() / 6, sleep=time.sleep
     )
-    for module in (fitting_plans, hull, peak_plans, placed_plans, places, problem, reckoned, idle):
-        module.time = slow  # type: ignore[attr-defined]
-    run = reduction.IntegerProgram.run
-
-    def unhurried(program: Any, budget: float, seconds: float, gap: float, **decided: Any) -> Any:
-        return run(program, budget, 6 * seconds, gap, **decided)
-
-    reduction.IntegerProgram.run = unhurried  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import _jax
-from tests.benchmarks import models, named_models
+from tests.benchmarks import named_models
 from tests.programs import CHECKPOINTED, KINDS, PROGRAMS, f32
-from tests.volume import usually
 
-# JAX before 0.12 (and 0.12 without jax_remat3) cannot save complex values under a checkpoint.
 BUILT_IN = ("nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable", "none")
 PLACES = [*((name, "function") for name in PROGRAMS), *((name, "sites") for name in CHECKPOINTED)]
 EACH_PLACE = [pytest.param(name, at, marks=() if name in KINDS else pytest.mark.slow) for name, at in PLACES]
@@ -32,23 +29,6 @@ def traced(name: str) -> rm.Trace:
 def _traced(name: str, remat3: bool) -> rm.Trace:
     fun, args = PROGRAMS[name] if name in PROGRAMS else MODELS[name]()
     return rm.trace(fun, *args)
-
-
-def recurrent(length: int = 24, width: int = 8) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A gated recurrence, scanned over time."""
-
-    def loss(params, xs):
-        def step(h, x):
-            gate = jax.nn.sigmoid(x @ params["wg"] + h @ params["ug"])
-            new = jnp.tanh(x @ params["w"] + (gate * h) @ params["u"])
-            h = (1 - gate) * h + gate * new
-            return h, h
-
-        h, ys = jax.lax.scan(step, jnp.zeros((4, width)), xs)
-        return (ys**2).mean() + h.sum()
-
-    params = {key: f32(width, width) for key in ("wg", "ug", "w", "u")}
-    return loss, (params, f32(length, 4, width))
 
 
 def _norm(x: Any) -> Any:
@@ -90,32 +70,10 @@ def transformer(
     return loss, (weights if scanned else [weights] * blocks, f32(batch, 64, 32))
 
 
-_USUAL = {("scanned transformer", "sites"), ("recurrent", "function")}
 MODELS = {
     "transformer": lambda: transformer(2, site=True),
     "scanned transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=True),
-    "resnet": lambda: named_models.resnet(1, 1, 4, 8, 2),
-    "recurrent": recurrent,
-    "named transformer": lambda: named_models.transformer(4, 32, 16, 2, scanned=False),
-    "deep resnet": lambda: named_models.resnet(2, 2, 4, 8, 2),
 }
-EACH_MODEL = usually(MODELS, "transformer", "scanned transformer")
-MODELS_AT = [
-    pytest.param(model, at, marks=() if (model, at) in _USUAL else pytest.mark.slow)
-    for model, at in itertools.product(MODELS, ("function", "sites"))
-]
-
-
-def small_or_named(small: Any, named: Any) -> pytest.MarkDecorator:
-    """Try a test on a small ``model``, and by volume on one of the benchmark's."""
-    volume = pytest.param(named, id="named", marks=pytest.mark.slow)
-    return pytest.mark.parametrize("model", [pytest.param(small, id="small"), volume])
-
-
-TRANSFORMERS = [
-    pytest.param(transformer, id="small"),
-    pytest.param(models.transformer, id="GPT-2", marks=pytest.mark.slow),
-]
 
 
 def as_reckoned(trace: rm.Trace, at: str) -> bool:

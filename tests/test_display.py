@@ -168,18 +168,6 @@ def test_what_changes_nothing_is_counted(records):
     assert "To flip" not in what_if_html(rows[1:2])
 
 
-def test_values_of_equal_layers_that_go_together(records):
-    """One row says how many; another step of the same expression that changes as much has a row of its own."""
-    first, second, *_ = records["what_if"]
-    step = dataclasses.replace(first.value, key="another step")
-    rows = Listed([dataclasses.replace(first, count=6), dataclasses.replace(first, count=6, value=step), second])
-    assert alike_rows(rows) == [(0, 1), (1, 1), (2, 1)]
-    for shown in (what_if_html(rows), display.text(rows)):
-        assert shown.count("6 together") == 2
-    assert "in all equal layers at once" in what_if_html(rows)
-    assert "One value alone" in what_if_html(rows[2:])
-
-
 def test_equal_layers_have_one_row(records):
     """Where some of six layers save a value there is one row, which says how many, and which."""
     plan = records["plan"]

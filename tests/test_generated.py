@@ -456,12 +456,11 @@ _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
     program=programs(depth=3, without=("grad", "callback")),
     fraction=st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]),
     place=st.sampled_from(["function", "sites", None]),
-    separately=st.booleans(),
 )
-def test_a_plan_does_what_it_predicts(remat3, program, fraction, place, separately):
+def test_a_plan_does_what_it_predicts(remat3, program, fraction, place):
     trace = traced(program)
     at = "function" if place == "sites" and not trace.engine.sites else place
-    plan = outcome(lambda: trace.plan(fraction, at, separately=separately, seconds=2.0))
+    plan = outcome(lambda: trace.plan(fraction, at))
     if isinstance(plan, Exception):
         assert isinstance(plan, rm.RematError), plan
         assert is_sentence(plan)

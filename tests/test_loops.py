@@ -245,7 +245,7 @@ def test_which_groups_of_steps_are_offered(remat2):
     assert group.code.endswith("carry, chunks)  # chunks: xs reshaped to (4, 3, ...)")
     assert "policy=jax.checkpoint_policies.dots_saveable" in trace.report("dots_saveable", at="body/3").code
     assert rm.trace(unrolled()(0), {"w": f32(3, 8, 8)}, f32(8, 8)).groups == ()
-    found = trace.places(device="A100 80GB SXM", seconds=600)
+    found = trace.places(device="A100 80GB SXM")
     assert {"body/3", "body=nothing_saveable, body/3=nothing_saveable"} <= {row.at for row in found}
     report = trace.report("nothing_saveable", at="body/3", device="A100 80GB SXM")
     row = found.row("nothing_saveable", "body/3")
@@ -253,7 +253,7 @@ def test_which_groups_of_steps_are_offered(remat2):
         report.saved_bytes, report.peak_bytes, report.recomputed_flops, report.code)  # fmt: skip
     decorated = rm.trace(checkpointed()(0), {"w": f32(12, 64, 64), "b": f32(12, 64)}, f32(64, 64))
     assert [site.key for site in decorated.groups] == ["body/3"]
-    tried = {row.at for row in decorated.places(device="A100 80GB SXM", seconds=600)}
+    tried = {row.at for row in decorated.places(device="A100 80GB SXM")}
     assert {"body/3", "body=none, body/3=nothing_saveable"} <= tried
 
 

@@ -9,12 +9,10 @@ import pytest
 import remat_magic as rm
 from remat_magic import devices, units
 from remat_magic.devices import Device, Target
-from remat_magic.planning.fitting_plans import _Compiled, plan_that_fits
+from remat_magic.planning.fitting_plans import plan_that_fits
 from remat_magic.records import Measurement, RematError
-from tests.benchmarks import fits
 from tests.programs import f32
 from tests.test_elsewhere import compiler
-from tests.volume import usually
 
 
 def block(x, w):
@@ -59,9 +57,7 @@ def trace():
     return rm.trace(loss, *ARGS)
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("factor", [0.6, 1.3])
-@pytest.mark.parametrize("part", usually([0.6, 0.75, 0.9], 0.6, 0.75))  # the least is 0.57
+@pytest.mark.parametrize(("part", "factor"), [(0.6, 1.3), (0.75, 0.6)])  # the least is 0.57
 def test_the_plan_fits_and_no_policy_of_jax_that_fits_recomputes_less(trace, part, factor):
     most = trace.report("none", device=ON).peak_bytes * factor
     there = Compiler(trace, round(part * most), factor)
@@ -75,7 +71,6 @@ def test_the_plan_fits_and_no_policy_of_jax_that_fits_recomputes_less(trace, par
         if report is not None and there.needs(report) <= there.memory:
             assert plan.recomputed_flops <= report.recomputed_flops, row.label
     assert f"it needs {units.nbytes(there.needs(chosen))} of" in plan.status
-    assert plan.status.count(", ") == len(there.asked) - 1  # each with what it needs
 
 
 def test_what_fits_without_a_checkpoint_needs_none(trace):
@@ -109,9 +104,7 @@ def test_a_checkpoint_that_saves_everything_is_tried():
 
 def test_where_nothing_fits_the_nearest_is_said(trace):
     there = Compiler(trace, 10**5)
-    with pytest.raises(
-        RematError, match=r"fits small, where a program can have 100 kB: none .* comes nearest: use smaller batches"
-    ):
+    with pytest.raises(RematError, match="use smaller batches"):
         there.plan()
     assert len(there.asked) == 4
 
@@ -131,22 +124,6 @@ def test_where_all_need_about_as_much_the_one_that_fits_is_found(trace):
     plan = there.plan()
     assert (plan.policy, plan.at) == CLOSE
     assert len(there.asked) <= 12
-
-
-def test_what_was_compiled_is_called_by_its_place(trace):
-    plan = trace.plan("50%", at="block")
-    names = {
-        "each its own": dataclasses.replace(
-            plan, policy="mixed", label="mixed", at="block=none, block/2=dots_saveable"
-        ),
-        "a policy": dataclasses.replace(plan, policy="dots_saveable", label="dots_saveable"),
-        "none": dataclasses.replace(plan, policy="none", label="none", at="function"),
-    }
-    assert [_Compiled(each, 5, True).text for each in names.values()] == [
-        "block=none, block/2=dots_saveable 5 B",
-        "dots_saveable at block 5 B",
-        "none 5 B",
-    ]
 
 
 def test_a_place_that_was_given_is_the_only_one(trace):
@@ -170,6 +147,7 @@ def test_a_budget_and_a_device_are_too_much(trace):
         trace.plan(fits=devices.THIS_CPU)
 
 
+@pytest.mark.slow
 def test_xla_itself_says_that_it_fits(monkeypatch, cache):
     """On an H100 with little memory, which is another device for its compiler."""
     compiler("H100 SXM")
@@ -200,19 +178,3 @@ def test_the_plan_has_the_peak_of_its_device(trace):
     assert plan.peak_device == "TPU v5e"
     assert plan.peak_bytes == trace.report(plan, device="TPU v5e").peak_bytes != trace.report(plan).peak_bytes
     assert trace.plan(peak="90%").peak_device == ""
-
-
-def test_what_fits_against_the_estimate_is_compiled_too(cache):
-    """Of long elementwise chains XLA keeps nothing, and their estimates are many times what it needs.
-
-    At just the bytes of JAX's own policy at the place that the search over places leaves out.
-    """
-    compiler("H100 SXM")
-    fun, args = fits.chains(4, 128, 1024)
-    trace = rm.trace(fun, *args)
-    judge = fits.Judge(trace, "H100 SXM")
-    needed = judge("dots_saveable", "function").needed_bytes
-    plan, needed_by_plan, compilations = judge.plan(needed)
-    assert needed_by_plan <= needed
-    assert plan.recomputed_flops <= trace.report("dots_saveable", "function").recomputed_flops
-    assert compilations <= 12

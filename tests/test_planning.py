@@ -13,7 +13,7 @@ import remat_magic as rm
 from remat_magic import units
 from remat_magic.records import Equation, FrontierPoint, Plan, Report, Residual
 from remat_magic.views.edit import edit_html
-from remat_magic.views.plan import beyond_text, frontier_svg, known_points, plan_html, plan_meaning, point_text
+from remat_magic.views.plan import frontier_svg, known_points, plan_html, plan_meaning, point_text
 from remat_magic.views.what_if import flip_key, what_if_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
@@ -97,9 +97,7 @@ def test_between_two_stops_both_bound_what_can_be_had(planning, browser, trace):
     stops = browser.of("frontier")["stops"]
     points = trace.frontier(at="function")
     assert len(stops) == len(points)
-    forward = trace.report("none", "function").forward_flops
-    for stop, below, above in zip(stops, points, points[1:], strict=False):
-        assert stop["beyond"] == beyond_text(below, above, forward)
+    for stop, below, above in [*zip(stops, points, points[1:], strict=False)][::3]:
         plan = trace.plan((below.budget_bytes + above.budget_bytes) // 2, "function")
         # A policy of JAX's may keep what no name reaches.
         assert plan.recomputed_flops >= above.bound or plan.policy in ("none", "everything_saveable")
@@ -144,41 +142,6 @@ def test_a_plan_is_shown_by_its_budget(trace):
     assert widget.report.saved_bytes == trace.report(other).saved_bytes != trace.report(plan).saved_bytes
     assert widget._render(widget.report)["label"] == f"{plan.label} #2"
     widget.close()
-
-
-def unrolled(Ws, x):
-    for W in Ws:
-        x = jnp.tanh(jnp.sin(x @ W))
-    return x.sum()
-
-
-def test_equal_layers_as_asked(browser):
-    """In the frontier, in plans and in single values; each answer says of which it is."""
-    trace = rm.trace(unrolled, [ARGUMENTS[0].update(shape=(16, 16))] * 4, ARGUMENTS[1])
-    planning = Planning(LiveTrace(trace), browser, browser.choose)
-    for layers, asked in (("", {}), ("together", {"together": True}), ("separately", {"separately": True})):
-        browser.messages.clear()
-        browser.chosen.clear()
-        for kind, more in (("frontier", {}), ("plan", {"budget": "50%"}), ("what-if", {})):
-            ask(planning, kind, layers=layers, **more)
-            answer = browser.of(kind)
-            assert answer["layers"] == layers
-            assert "error" not in answer
-        stops = [stop["text"] for stop in browser.of("frontier")["stops"]]
-        forward = trace.report("none", "function").forward_flops
-        shaded = "nothing is possible with equal layers together"
-        assert (shaded in browser.of("frontier")["html"]) == (layers == "together")
-        assert stops == [point_text(point, forward) for point in trace.frontier(at="function", **asked)]
-        ((plan, _),) = browser.chosen
-        assert {"together": plan.together, "separately": plan.separately} == {
-            "together": False,
-            "separately": False,
-            **asked,
-        }
-        html = browser.of("what-if")["html"]
-        assert html == what_if_html(trace.what_if("nothing_saveable", "function", **asked))
-        assert ("4 together" in html) == (layers == "together")
-    planning.close()
 
 
 def test_a_budget_that_is_none_is_a_sentence(planning, browser):

@@ -27,7 +27,6 @@ def test_a_body_that_two_calls_share_is_written_once():
     closed = program(jax.jit)
     assert bodies(closed) == (2, 1)
     assert bodies(name_everything(closed).closed) == (2, 1)
-    assert bodies(name_everything(closed, separately=True).closed) == (2, 2)
     checkpointed = program(lambda layer: jax.jit(jax.checkpoint(layer)))
     bare = PolicyWriter(lambda _: NO_CHECKPOINT)(checkpointed)
     assert bodies(checkpointed) == bodies(bare) == (2, 1)

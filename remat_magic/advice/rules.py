@@ -17,7 +17,7 @@ from remat_magic.facts.facts import Facts
 from remat_magic.facts.names import GivenName, given_names, makers_of_operands
 from remat_magic.planning.places import DEEPEST
 from remat_magic.planning.planner import planner, saved_by
-from remat_magic.planning.reckoned import Outcomes
+from remat_magic.planning.what_if import Outcomes
 from remat_magic.policies import Key, resolve
 from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan, dearest
 
@@ -369,7 +369,7 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     if no_graph or not saved or report.offloaded_bytes:
         return
     try:
-        place = planner(case.facts, report.at, False)
+        place = planner(case.facts, report.at)
         resolved = resolve(case.policy, case.facts.engine.names, case.namespace, case.facts.engine.function_name)
         kept = saved_by(case.facts, place.parts, resolved) & place.every_value().keys()
     except RematError:

@@ -37,7 +37,7 @@ from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
-from remat_magic.planning.plan import best_of_groups, plan_at
+from remat_magic.planning.search import best_of_groups, plan_at
 from remat_magic.policies import MIXED
 from remat_magic.records import (
     ComparisonRow,
@@ -157,14 +157,13 @@ class _Asked:
         keys = {at} if facts.engine.place(at) is not None else {site.key for site in self.sites(at)}
         return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
 
-    def naming(self, at: str, separately: bool = False) -> NamedProgram:
+    def naming(self, at: str) -> NamedProgram:
         """The program with a name for each value that a policy at a place can save."""
         with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
             closed, within = self._engine.placed(at), self.within(self._facts, at)
             return name_everything(
                 closed,
                 within,
-                separately,
                 rules=not self._engine.remat3,
                 differentiate=lambda: self._engine.forward("nothing_saveable", at),
             )
@@ -211,7 +210,7 @@ class _Editor:
             return replace(self._empty(plan), unnamed=(*sentences, *why), closest=self._at_whole_functions(plan))
         if not plan.names:
             return self._of_policy(plan, sentences)
-        naming = self._asked.naming(plan.at, plan.separately)
+        naming = self._asked.naming(plan.at)
         if naming.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= naming.values.keys():
             raise RematError(
                 f"this plan was made for another program than {self._engine.function_name} as it was traced: make it "

@@ -427,7 +427,7 @@ class Engine:
             return self._selector.select_each(chosen)
         return self._selector.select(self._resolve(policy, namespace), at)
 
-    def dissect(self, at: Any = None, separately: bool = False) -> Dissection:
+    def dissect(self, at: Any = None) -> Dissection:
         """Both halves with every value named and none of them saved, which tells what recomputing each would take.
 
         Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
@@ -435,7 +435,6 @@ class Engine:
 
         Args:
             at: as for ``report``, one place or all sites.
-            separately: name equal layers that share a body one by one.
 
         Raises:
             RematError: no such site, or no backward half.
@@ -444,7 +443,7 @@ class Engine:
             if isinstance(at, Mapping):
                 raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
-            return self._retraces.dissect(selection, separately)
+            return self._retraces.dissect(selection)
 
     def _resolve(self, policy: Any, namespace: Mapping[str, Any] | None) -> policies.Resolved:
         cached = self._resolved.get(id(policy))

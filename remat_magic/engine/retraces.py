@@ -178,7 +178,7 @@ class Retraces:
         counted = primal.outputs + primal.auxiliary
         return Gradient(selection.policy, selection.at, jaxpr, lowered, half, backward, counted, primal.provenances)
 
-    def dissect(self, selection: Selection, separately: bool) -> Dissection:
+    def dissect(self, selection: Selection) -> Dissection:
         """Both halves with every value named, under a selection that saves none of them.
 
         Under jax_remat3 nothing is left in a backward jaxpr of names that are not saved, so this is always what JAX
@@ -189,9 +189,9 @@ class Retraces:
         """
         primal = self._primal
         with primal.tracing():
-            naming = self._plan_values.program(selection.at, separately, primal.remat3)
+            naming = self._plan_values.program(selection.at, primal.remat3)
         with primal.tracing(remat3=False), without_gc(), failures(primal.name, selection.policy):
-            closed = self._plan_values.program(selection.at, separately, False).closed
+            closed = self._plan_values.program(selection.at, False).closed
             half = primal.half(self._with_policies(selection, closed))
             backward = backward_half(half)
         return Dissection(selection.at, naming, half, backward, primal.provenances, primal.arguments)

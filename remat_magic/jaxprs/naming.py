@@ -51,7 +51,6 @@ class NamedProgram:
     values: dict[str, NamedValue]
     rules: dict[int, Any]
     fingerprint: str
-    separately: bool = False
     unreached: tuple[str, ...] = ()
     perturbed: tuple[tuple[bool, ...], ...] = ()
 
@@ -70,7 +69,6 @@ def is_given(name: str | None) -> bool:
 def name_everything(
     closed: Any,
     within: Callable[[Any], bool] | None = None,
-    separately: bool = False,
     *,
     rules: bool = True,
     differentiate: Callable[[], object] | None = None,
@@ -85,21 +83,18 @@ def name_everything(
         closed: the primal jaxpr.
         within: tells the checkpoint equations that a policy is chosen for, only in which values are named; None for a
             policy of the whole program.
-        separately: give each call of a shared body names of its own, so that twelve equal layers are decided one by
-            one and not at once.
         rules: whether a policy reaches into the rules of custom derivatives; under jax_remat3 it does not.
         differentiate: has JAX differentiate the program, called where it has not yet and what it asks a rule follows
             from that.
         like: the same program, named before: the rules are asked as there.
     """
-    namer = _Namer(within or (lambda _: True), separately, rules, differentiate, like)
+    namer = _Namer(within or (lambda _: True), rules, differentiate, like)
     named = namer.jaxpr(closed, (), within is None)
     return NamedProgram(
         named,
         namer.values,
         namer.rules,
         namer.digest.hexdigest()[:16],
-        separately,
         tuple(sorted(namer.unreached)),
         tuple(namer.perturbed),
     )
@@ -109,7 +104,6 @@ class _Namer:
     def __init__(
         self,
         within: Callable[[Any], bool],
-        separately: bool,
         rules: bool,
         differentiate: Callable[[], object] | None,
         like: NamedProgram | None,
@@ -119,10 +113,10 @@ class _Namer:
         self.rules: dict[int, Any] = {}
         self.unreached: set[str] = set()
         self._next, self._in_rule = 0, False
-        self._within, self._separately, self._rules = within, separately, rules
+        self._within, self._rules = within, rules
         self.perturbed: list[tuple[bool, ...]] = []
         self._differentiate, self._asked_before = differentiate, iter(() if like is None else like.perturbed)
-        self._anew = Rewriter(shared=not separately)
+        self._anew = Rewriter()
 
     def _name(self, like: Any, var: Any, output: int | None, own: str | None) -> tuple[Any, Any]:
         name = f"{PREFIX}{self._next}"
@@ -203,7 +197,7 @@ class _Namer:
         def named(rule: Any, inputs: int) -> Any:
             # Asked again for other tangents, the same values get the same names.
             after, anew = self._next, self._anew
-            self._next, self._anew, self._in_rule = first, Rewriter(shared=not self._separately), True
+            self._next, self._anew, self._in_rule = first, Rewriter(), True
             try:
                 jaxprs.append(self.jaxpr(rule, (), True, rule.invars[inputs:]))
                 return jaxprs[-1]

@@ -31,13 +31,9 @@ class Rewriter:
 
     JAX's own caches are keyed by the jaxpr, and twelve copies of one block would be traced twelve times. Several closed
     jaxprs may hold one open jaxpr (jax 0.10: branches that are closed anew at each call), which stays one as well.
-
-    Args:
-        shared: False writes a body anew for each of its calls.
     """
 
-    def __init__(self, *, shared: bool = True) -> None:
-        self._shared = shared
+    def __init__(self) -> None:
         self._done: dict[Hashable, tuple[Any, Any]] = {}  # keeps the old one, so that its identity stays its own
 
     def __call__(self, jaxpr: Any, write: Callable[[Any, Renamed], Iterable[Any]], *key: Hashable) -> Any:
@@ -52,8 +48,6 @@ class Rewriter:
         if (id(jaxpr), *key) not in self._done:
             opened = self._done.get((id(old), *key))
             new = self._written(old, write) if opened is None else opened[1]
-            if not self._shared:
-                return jaxpr if new is old else _jax.with_body(jaxpr, new)
             self._done[id(old), *key] = old, new
             self._done[id(jaxpr), *key] = jaxpr, jaxpr if new is old else _jax.with_body(jaxpr, new)
         return self._done[id(jaxpr), *key][1]

@@ -8,8 +8,8 @@ than the best of these and is not known to be hopeless: of some programs the est
 
 from __future__ import annotations
 
+import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +17,10 @@ from typing import Any
 from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.choices import Choice, built_in, known_choices
-from remat_magic.planning.placed_plans import plan
 from remat_magic.planning.places import POLICIES, searched
-from remat_magic.planning.plan_records import order, plan_of
+from remat_magic.planning.plan import plan
 from remat_magic.planning.planner import Objective, objective
+from remat_magic.planning.search import Choice, built_in, known_choices, order, plan_of
 from remat_magic.policies import MIXED
 from remat_magic.records import Measurement, Plan, RematError, Report
 
@@ -31,6 +30,7 @@ _LOWEST = 3  # choices of the lowest estimated peaks that are compiled before no
 _NEAR = 1.25  # of the device's memory: what estimates are off by does not make up for more
 _STEPS = 4  # plans between what fits and what does not
 _CLOSE = 0.97  # of the device's memory: what needs as much uses it
+_BUILT_IN = 10  # policies of JAX's at places that are looked at besides those of the search
 _HOPELESS = 1.5  # of the device's memory: what is expected to need more at least is not compiled
 
 
@@ -41,9 +41,6 @@ def plan_that_fits(
     at: str | None = None,
     *,
     cost: str = "flops",
-    separately: bool = False,
-    together: bool = False,
-    seconds: float = 10.0,
     most: int = 12,
 ) -> Plan:
     """The plan that adds least among those tried with which the program fits a device, by its compiler.
@@ -53,10 +50,7 @@ def plan_that_fits(
         device: the device.
         compiled: what its compiler says of a policy, or a plan, at a place.
         at: the only place to try. Default: all that ``Trace.places`` tries.
-        cost: as for ``Trace.plan``, and so are ``separately`` and ``together``.
-        separately: each of equal layers that share a body by itself.
-        together: equal layers of a Python loop alike.
-        seconds: for each search of a plan, besides compiling.
+        cost: as for ``Trace.plan``.
         most: how many choices are compiled at most.
 
     Raises:
@@ -64,7 +58,7 @@ def plan_that_fits(
     """
     there = facts.on(device)
     least = objective(cost, device, None)
-    best = _CompiledChoices(there, device, compiled, at, least, separately, together, seconds, most).result()
+    best = _CompiledChoices(there, device, compiled, at, least, most).result()
     return best if there is facts else replace(best, peak_device=device.name)
 
 
@@ -106,14 +100,10 @@ class _CompiledChoices:
         compiled: Callable[[Any, str], Measurement],
         at: str | None,
         least: Objective,
-        separately: bool,
-        together: bool,
-        seconds: float,
         most: int,
     ) -> None:
         self._facts, self._device, self._compile, self._at = facts, device, compiled, at
-        self._least = least
-        self._separately, self._together, self._seconds, self._most = separately, together, seconds, most
+        self._least, self._most = least, most
         self._limit = devices.usable_bytes(device) or 0
         self._tried: dict[tuple[Any, ...], _Compiled | None] = {}
         self._error = ""
@@ -179,16 +169,7 @@ class _CompiledChoices:
                 share = (self._limit - low.needed) / (high.needed - low.needed)
                 peak += share * ((high.plan.peak_bytes or 0) - peak)
             try:
-                between = plan(
-                    self._facts,
-                    at=self._at,
-                    peak=round(peak),
-                    cost=self._least.cost,
-                    device=self._device,
-                    separately=self._separately,
-                    together=self._together,
-                    seconds=self._seconds,
-                )
+                between = plan(self._facts, at=self._at, peak=round(peak), cost=self._least.cost, device=self._device)
             except RematError:  # no plan has so low a peak
                 return
             if self._key(between) in self._tried or self._try(between) is None:
@@ -224,10 +205,9 @@ class _CompiledChoices:
     def _choices(self, reports: list[Report], bare: _Compiled) -> list[Plan]:
         """Those of the search over places, and JAX's own and known policies at all of these, the cheapest first."""
         places = dict.fromkeys(report.at for report in reports if report.policy not in (MIXED, "as_written"))
-        end = time.perf_counter() + self._seconds
-        for _ in built_in(self._facts, places if self._at else {**places, "function": None}, self._least):
-            if time.perf_counter() > end:
-                break
+        others = built_in(self._facts, places if self._at else {**places, "function": None}, self._least)
+        for _ in itertools.islice(others, _BUILT_IN):
+            pass  # known from now on
         policies = [choice.report for choice in known_choices(self._facts, self._least, at=self._at) if not choice.plan]
         plans = map(self._of_report, (*policies, *reports))
         # What does the same by estimate XLA can compile otherwise: a checkpoint that saves everything has barriers.
@@ -240,7 +220,7 @@ class _CompiledChoices:
     def _reports(self) -> list[Report]:
         """Those of the search over places, the lowest estimated peak first."""
         if self._at is None:
-            reports = [*searched(self._facts, self._seconds).reports.values()]
+            reports = [*searched(self._facts).reports.values()]
         else:
             reports = [self._facts.report(policy, self._at) for policy in POLICIES]
         estimated = [report for report in reports if report.peak_bytes is not None and not report.backward_error]
@@ -285,4 +265,4 @@ class _CompiledChoices:
 
     @staticmethod
     def _key(choice: Plan) -> tuple[Any, ...]:
-        return choice.at, choice.separately, choice.names or choice.policy
+        return choice.at, choice.names or choice.policy

@@ -1,14 +1,28 @@
-"""What the backward pass needs, and what computing each of it again needs: the ground on which plans are made."""
+"""What the backward pass needs, and what computing each of it again needs: the ground on which plans are made.
+
+It is as JAX itself tells it. The program, with every value named, is differentiated under a policy that saves nothing.
+In the backward jaxpr each operation stands with its operands, and each name is a *gate*: save that value, and what lies
+behind it need not run for those who read it there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from remat_magic import _jax
+from remat_magic.engine.engine import Dissection
+from remat_magic.facts.cost import equation_cost
+from remat_magic.facts.recomputation import Recomputation
+from remat_magic.facts.residuals import residuals, saved_values
+from remat_magic.jaxprs.naming import NamedProgram, is_given
 from remat_magic.jaxprs.one_device import TypeOf, own_type
+from remat_magic.jaxprs.walk import Scope, leaves
+from remat_magic.records import dearest
 
-__all__ = ["Figures", "Graph", "GroupedGraph"]
+__all__ = ["Figures", "Graph", "build", "kept_copies"]
 
 
 class Figures(NamedTuple):
@@ -77,10 +91,6 @@ class Graph:
             times[name] = min(times.get(name, 0) + passed, self.copies.get(name, passed))
         return {name: (bytes_of_one[name] * times[name], times[name]) for name in times}
 
-    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
-        """The same for each value, where the gates of several have one name."""
-        return self.sizes(gates)
-
     def used_gates(self, chosen: Collection[str]) -> list[int]:
         """The gates whose saved values are read if just these names are saved."""
         return self._run(chosen)[1]
@@ -103,36 +113,231 @@ class Graph:
         return nodes, gates
 
 
-@dataclass(eq=False, slots=True)
-class GroupedGraph(Graph):
-    """A graph whose gates have the names of groups: what is saved of a group is saved in all of it.
+# -------------------------------------------------------------------------------------------------- from JAX's halves
 
-    ``own`` are the names that the gates had, by which values are told apart, and counted.
+
+def build(parts: Dissection) -> Graph:
+    """The graph of a function whose values are all named."""
+    return _Builder(parts).graph
+
+
+class _Leaf(NamedTuple):
+    """A recomputed equation of a node; ``turns``: how often a device runs it at least."""
+
+    eqn: Any
+    flops: int
+    branches: tuple[tuple[int, int, int], ...]
+    turns: int
+
+
+class _Builder:
+    def __init__(self, parts: Dissection) -> None:
+        self.graph = Graph(type_of=parts.half.type_of)
+        self._residuals = len(parts.half.residual_types)
+        self._recomputation = Recomputation(parts.half.closed, parts.backward, parts.provenances, self._residuals)
+        self._paid = _paid(parts)
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._ends: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.graph.copies = kept_copies(parts.naming)
+        top = self._recomputation.top
+        operations = list(self._operations(top))
+        for scope, eqn in operations:
+            self._nodes[id(scope), id(eqn)] = len(self._nodes)
+            self._add(scope, eqn)
+        for scope, eqn in operations:
+            self._connect(scope, eqn.invars)
+        # What leaves is needed: one more node, which reads it and costs nothing.
+        self.graph.flops.append(0)
+        self.graph.operations.append(())
+        self.graph.needed.append(True)
+        self._connect(top, top.jaxpr.outvars)
+
+    # ------------------------------------------------------------------------------------------------------------ nodes
+
+    def _operations(self, scope: Scope) -> Iterator[tuple[Scope, Any]]:
+        for eqn in scope.jaxpr.eqns:
+            if not self._recomputation.live(eqn):
+                continue
+            if _gate(eqn) is not None:
+                yield scope, eqn
+            elif _jax.is_transparent(eqn):
+                continue
+            elif _entered(scope, eqn):
+                for inner in scope.inner(eqn):
+                    yield from self._operations(inner)
+            else:
+                yield scope, eqn
+
+    def _add(self, scope: Scope, eqn: Any) -> None:
+        name = _gate(eqn)
+        times = scope.nesting[1]
+        if name is not None:
+            size = _jax.nbytes(self.graph.type_of(eqn.outvars[0]))
+            self.graph.gates[len(self.graph.flops)] = (name, size, times or 1)
+            self.graph.flops.append(0)
+            self.graph.operations.append(())
+            self.graph.needed.append(False)
+            return
+        again = True
+        operations: list[_Leaf] = []
+        for inner, leaf in leaves(scope, eqn):
+            if not self._recomputation.live(leaf):
+                continue
+            if self._recomputation(leaf):
+                price, around = equation_cost(leaf, type_of=self.graph.type_of), self._recomputation.surroundings(inner)
+                # What is not known counts as none, as in the report.
+                flops = 0 if price.uncosted else price.flops * around.runs
+                operations.append(_Leaf(leaf, flops, around.branches, inner.turns))
+                self.graph.deferred |= flops > 0 and not self._recomputation.repeated(leaf)
+            elif not _jax.is_transparent(leaf):
+                again = False
+        operations = dearest(operations)
+        self.graph.flops.append(sum(leaf.flops for leaf in operations))
+        self.graph.operations.append(tuple((leaf.eqn, leaf.turns) for leaf in operations))
+        self.graph.needed.append(not again)
+
+    # ------------------------------------------------------------------------------------------------------------ edges
+
+    def _connect(self, scope: Scope, atoms: Sequence[Any]) -> None:
+        nodes: dict[int, None] = {}
+        leaves: dict[int, None] = {}
+        for atom in atoms:
+            if not _jax.is_literal(atom):
+                read, given = self._sources(scope, atom)
+                nodes.update(dict.fromkeys(read))
+                leaves.update(dict.fromkeys(given))
+        paid = dict(self._paid[leaf] for leaf in leaves if leaf in self._paid)
+        self.graph.leaf_bytes.update(paid)
+        self.graph.reads.append(tuple(nodes))
+        self.graph.leaves.append(tuple(paid))
+
+    def _sources(self, scope: Scope, atom: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The nodes and the residuals that a value comes from; several where a loop carries it."""
+        key = (id(scope), id(atom))
+        if key not in self._ends:
+            nodes: dict[int, None] = {}
+            leaves: dict[int, None] = {}
+            seen: set[tuple[int, int]] = set()
+            todo: list[tuple[Scope, Any]] = [(scope, atom)]
+            while todo:
+                here, value = todo.pop()
+                if _jax.is_literal(value) or (id(here), id(value)) in seen:
+                    continue
+                seen.add((id(here), id(value)))
+                maker = here.makers.get(value)
+                if maker is None:
+                    number = here.inputs.get(value)
+                    if here.parent is None and number is not None and number < self._residuals:
+                        leaves[number] = None
+                    todo += here.before.get(value, ())  # nothing for a constant
+                    continue
+                eqn, output = maker
+                node = self._nodes.get((id(here), id(eqn)))
+                if node is not None:
+                    nodes[node] = None
+                elif _jax.is_transparent(eqn):
+                    todo.append((here, eqn.invars[output if len(eqn.outvars) == len(eqn.invars) else 0]))
+                else:
+                    for inner in here.inner(eqn):
+                        result = inner.body.results[output] if inner.body else None
+                        if result is not None:
+                            todo.append((inner, inner.jaxpr.outvars[result]))
+            self._ends[key] = tuple(nodes), tuple(leaves)
+        return self._ends[key]
+
+
+def _entered(scope: Scope, eqn: Any) -> bool:
+    """Whether the operations inside an equation are nodes of their own: calls, checkpoints and scans."""
+    inside = scope.inner(eqn)
+    body = inside[0].body if len(inside) == 1 else None
+    return body is not None and body.kind != "branch" and None not in body.operands and None not in body.results
+
+
+def _gate(eqn: Any) -> str | None:
+    """The name that saves what an equation gives, if it is a gate."""
+    name = _jax.checkpoint_name_of(eqn)
+    return name if is_given(name) else None
+
+
+def _paid(parts: Dissection) -> dict[int, tuple[int, int]]:
+    """For each residual leaf that is an intermediate the first leaf of the same value, and the value's bytes."""
+    saved = saved_values(parts.half.closed, parts.half.outputs)
+    rows = residuals(parts.half, saved, parts.provenances, parts.arguments)
+    return {
+        leaf: (value.leaves[0], row.nbytes)
+        for value, row in zip(saved, rows, strict=True)
+        if row.kind == "intermediate"
+        for leaf in value.leaves
+    }
+
+
+# -------------------------------------------------------------------------------------------------------- kept copies
+
+_Loops = frozenset[tuple[int, int]]  # each with its depth and its length
+
+
+def kept_copies(naming: NamedProgram) -> dict[str, int]:
+    """For each name that was given in a program the copies that are kept of its value, in all calls together.
+
+    JAX moves residuals out of a scan whose value is the same in every iteration (an attention mask made inside a
+    block): these are saved once, whatever the scan's length.
     """
+    copies = _Copies(naming.rules)
+    jaxpr = _jax.open_jaxpr(naming.closed)
+    copies.visit(jaxpr, [frozenset() for _ in jaxpr.invars], 0, counting=True)
+    return copies.counts
 
-    own: dict[int, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, graph: Graph, group: Mapping[str, str]) -> GroupedGraph:
-        """A graph with its values in groups, by their names; one that is in none has no gate."""
-        gates = {node: gate for node, gate in graph.gates.items() if gate[0] in group}
-        return cls(
-            **{field.name: getattr(graph, field.name) for field in fields(graph) if field.name != "gates"},
-            gates={node: (group[name], size, passed) for node, (name, size, passed) in gates.items()},
-            own={node: name for node, (name, _, _) in gates.items()},
-        )
+class _Copies:
+    """``counts`` has the copies of each name met so far; ``rules`` has the jaxpr of each custom derivative's rule."""
 
-    def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
-        """As of a graph, the sizes of a group's values added."""
-        gates = list(gates)
-        group = {self.own[gate]: self.gates[gate][0] for gate in gates}
-        sizes: dict[str, tuple[int, int]] = {}
-        for name, (size, times) in self.own_sizes(gates).items():
-            bytes_before, times_before = sizes.get(group[name], (0, 0))
-            sizes[group[name]] = bytes_before + size, times_before + times
-        return sizes
+    def __init__(self, rules: Mapping[int, Any]) -> None:
+        self.counts: dict[str, int] = {}
+        self._rules = rules
+        # What a scan's carry changes in is looked for until nothing is new, and in the scans inside it each time.
+        self._visited: dict[tuple[int, int, tuple[_Loops, ...]], list[_Loops]] = {}
 
-    def own_sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
-        """As of the graph that it was made of."""
-        plain = Graph(gates={gate: (self.own[gate], *self.gates[gate][1:]) for gate in gates}, copies=self.copies)
-        return plain.sizes(plain.gates)
+    def visit(self, jaxpr: Any, inputs: Sequence[_Loops], depth: int, *, counting: bool) -> list[_Loops]:
+        """The loops that a jaxpr's outputs change in, from those that its inputs do."""
+        key = (id(jaxpr), depth, tuple(inputs))
+        if counting or key not in self._visited:
+            changing: dict[Any, _Loops] = dict(zip(jaxpr.invars, inputs, strict=True))
+            for eqn in jaxpr.eqns:
+                read = [_of(changing, atom) for atom in eqn.invars]
+                name = _jax.checkpoint_name_of(eqn)
+                if counting and name is not None and is_given(name):
+                    self.counts[name] = self.counts.get(name, 0) + math.prod(length for _, length in read[0])
+                changing.update(zip(eqn.outvars, self._through(eqn, read, depth, counting), strict=True))
+            self._visited[key] = [_of(changing, atom) for atom in jaxpr.outvars]
+        return self._visited[key]
+
+    def _through(self, eqn: Any, read: list[_Loops], depth: int, counting: bool) -> list[_Loops]:
+        everything = frozenset[tuple[int, int]]().union(*read)
+        inside = _jax.bodies(eqn)
+        rule = self._rules.get(id(eqn)) if counting else None
+        if rule is not None:  # after its own operands it has tangents, which are no values of the program
+            own = read[len(read) - len(_jax.rule_inputs(eqn)) :]
+            tangents = [everything] * (len(rule.invars) - len(own))
+            self.visit(rule, [*own, *tangents], depth, counting=True)
+        if len(inside) != 1 or len(inside[0].operands) != len(read) or _jax.is_custom_rule(eqn):
+            return [everything] * len(eqn.outvars)
+        body = inside[0].jaxpr
+        if not _jax.is_scan(eqn):
+            same = len(body.outvars) == len(eqn.outvars)
+            return self.visit(body, read, depth, counting=counting) if same else [everything]
+        consts, carries, _ = _jax.scan_split(eqn)
+        loop = (depth, _jax.scan_length(eqn))
+        into = read[:consts] + [loops | {loop} for loops in read[consts:]]
+        while True:  # what a carry is fed with, it changes with
+            out = self.visit(body, into, depth + 1, counting=False)
+            fed = [before | after for before, after in zip(into[consts : consts + carries], out, strict=False)]
+            if fed == into[consts : consts + carries]:
+                break
+            into[consts : consts + carries] = fed
+        if counting:
+            self.visit(body, into, depth + 1, counting=True)
+        return [loops - {loop} for loops in out]
+
+
+def _of(changing: Mapping[Any, _Loops], atom: Any) -> _Loops:
+    return frozenset() if _jax.is_literal(atom) else changing.get(atom, frozenset())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +20,24 @@ from remat_magic.engine.contents import Contents
 from remat_magic.engine.halves import without_gc
 from remat_magic.facts.facts import Facts
 from remat_magic.policies import MIXED
-from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report
+from remat_magic.records import ComparisonRow, Measurement, Places, Plan, Progress, RematError, Report, no_gain
 
-__all__ = ["DEEPEST", "POLICIES", "known", "label_of", "placing", "promising", "searched"]
+__all__ = [
+    "CLEARLY_LOWER",
+    "DEEPEST",
+    "POLICIES",
+    "gainless",
+    "known",
+    "label_of",
+    "lower_elsewhere",
+    "no_gain_at",
+    "no_gain_of",
+    "placing",
+    "promising",
+    "searched",
+]
 
+CLEARLY_LOWER = 0.8  # of a peak: what is below that is clearly lower
 _NOTHING, _BATCHLESS, _DOTS = "nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable"
 POLICIES = (_NOTHING, _BATCHLESS, _DOTS)
 _LEAST = 0.001  # of all that is made: a place that makes less is not tried
@@ -34,8 +47,8 @@ _LOWER = 0.99  # of the peak without a checkpoint: what is above that is no lowe
 DEEPEST = 3
 _FIRST = 3  # choices that are tried before this machine is measured, which times are estimated by
 _PLANNED = 2  # places that are planned for
+_SEARCHED = 16  # choices that are tried where a plan is asked for and no search was made
 _INSIDE = 2  # places in checkpoints that are tried, too
-_SOLVING = 1.0  # seconds for each plan
 _FEWEST = 4  # calls that are worth grouping
 
 
@@ -56,23 +69,21 @@ class _Candidate:
 def placing(
     facts: Facts,
     device: str | devices.Device | None = None,
-    seconds: float = 10.0,
+    most: int = 40,
     measurements: Iterable[Measurement] = (),
 ) -> Iterator[Places]:
     """``Trace.placing``."""
     measured = tuple(measurements)
     chosen = None if device is None else devices.get(device)
     search = _Search(facts.on(chosen), chosen)
-    end = time.perf_counter() + seconds
-    stages = search.run(device is None, end, f"the {seconds:g} seconds were up", plans=True)
+    stages = search.run(device is None, most, plans=True)
     return (places.with_measurements(measured) for places in stages)
 
 
-def searched(facts: Facts, seconds: float) -> Places:
-    """What the last search has come to, or a new one of so many seconds, which takes no estimate of times."""
+def searched(facts: Facts) -> Places:
+    """What the last search has come to, or a new one of some choices, which takes no estimate of times."""
     if known(facts) is None:
-        search = _Search(facts, None)
-        for _ in search.run(False, time.perf_counter() + seconds, f"the {seconds:g} seconds were up"):
+        for _ in _Search(facts, None).run(False, _SEARCHED):
             pass
     return facts.memo[__name__]
 
@@ -99,8 +110,8 @@ class _Search:
         self._failed: list[ComparisonRow] = []
         self._left_out: dict[str, list[str]] = {}  # what, by the reason
 
-    def run(self, default_device: bool, end: float, why: str, *, plans: bool = False) -> Iterator[Places]:
-        """Try everything; what is known before each choice, and at the end."""
+    def run(self, default_device: bool, most: int, *, plans: bool = False) -> Iterator[Places]:
+        """Try everything, but so many choices at most; what is known before each choice, and at the end."""
         by_key: dict[tuple[str, str], _Candidate] = {}
         for choice in self._choices():
             by_key.setdefault((choice.policy, choice.at), choice)
@@ -111,14 +122,14 @@ class _Search:
                 continue
             if default_device and done == _FIRST:
                 self._device = devices.default()
-            if time.perf_counter() > end:
-                self._leave_out(why, *map(label_of, left))
-                break
             choice = left[0]
             in_vain = self._in_vain(choice)
             if in_vain:
                 self._leave_out(in_vain, label_of(left.popleft()))
                 continue
+            if done >= most:
+                self._leave_out(f"{most} choices were tried", *map(label_of, left))
+                break
             yield self._places(Progress(done, done + len(left), label_of(choice)))
             self._attempt(left.popleft())
             done += 1
@@ -219,9 +230,9 @@ class _Search:
 
     def _plan(self, at: str, budget: int) -> Plan | str:
         """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
-        from remat_magic.planning.plan import plan_at  # its solver takes long to import, and no first front needs it
+        from remat_magic.planning.search import FEW_NODES, plan_at  # whose solver takes long to import
 
-        plan = plan_at(self._facts, at, budget, seconds=_SOLVING, policies=POLICIES)
+        plan = plan_at(self._facts, at, budget, nodes=FEW_NODES, policies=POLICIES)
         return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
 
     @without_gc()
@@ -338,3 +349,47 @@ def _steps(group: str, sites: list[str]) -> Iterator[_Candidate]:
     else:
         yield _Candidate(_NOTHING, group, (_NOTHING, key))
         yield replace(_mixed(dict.fromkeys((key, group), _NOTHING)), after=(_NOTHING, key))
+
+
+# ------------------------------------------------------------------------------------------- saving less for nothing
+
+
+def no_gain_of(facts: Facts, policy: Any, at: Any, namespace: Mapping[str, Any] | None) -> str:
+    """``Trace.no_gain``."""
+    return no_gain_at(facts, facts.report(policy, at, namespace))
+
+
+def no_gain_at(facts: Facts, choice: ComparisonRow | Report) -> str:
+    """A sentence where a choice saves less than no checkpoint there for nothing, and on what does not; else empty."""
+    if choice.policy in ("none", "as_written") or not (sentence := gainless(facts, choice)):
+        return ""
+    return f"{sentence}{lower_elsewhere(facts, choice.peak_bytes)}"
+
+
+def gainless(facts: Facts, choice: ComparisonRow | Plan | Report) -> str:
+    """A sentence where a choice saves less than no checkpoint there for nothing; empty where JAX cannot trace that."""
+    if choice.peak_bytes is None:
+        return ""
+    everywhere = "sites" if facts.engine.sites else "function"
+    try:
+        without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
+    except RematError:
+        return ""
+    return no_gain(choice, without)
+
+
+def lower_elsewhere(facts: Facts, peak: int | None) -> str:
+    """A sentence on what lowers a peak clearly and adds least, after a space; empty where nothing is known to.
+
+    Before anything was searched that is what saves nothing at the place that promises most.
+    """
+    places = known(facts)
+    if places is not None:
+        reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
+    else:
+        reports = [facts.report("nothing_saveable", at) for at in promising(facts)[:1]]
+    lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
+    if not lower:
+        return ""
+    report = max(lower, key=lambda report: report.peak_bytes or 0)
+    return f" {label_of(report)} lowers it to {units.nbytes(report.peak_bytes or 0)}."

@@ -1,139 +1,187 @@
-"""Plans at one place: the least recomputation within a budget of saved bytes, or of the estimated peak."""
+"""Plans that choose their place too: which place, and which values there, is one question."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from remat_magic import units
+from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.facts.times import communicating, offloading
-from remat_magic.planning.choices import BUILT_IN, remember
-from remat_magic.planning.peak_plans import within_peak
-from remat_magic.planning.plan_records import Request, key_and_label
-from remat_magic.planning.planner import Objective, budget_bytes, objective, planner
-from remat_magic.planning.saved_plans import within_saved
-from remat_magic.records import Kernel, Plan, RematError, Report
+from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, promising, searched
+from remat_magic.planning.planner import INSIDE, Objective, objective
+from remat_magic.planning.search import Choice, built_in, known_choices, limit_of, order, plan_at, plan_of
+from remat_magic.planning.solver import GAP
+from remat_magic.policies import MIXED
+from remat_magic.records import Plan, RematError, Report
 
-__all__ = ["best_of_groups", "limit_of", "plan_at"]
+__all__ = ["plan"]
 
-_OFFLOADED = "XLA keeps most of what is offloaded outside of scans on the device, and all of it on a CPU: measure it."
+_PLACES = 2  # that are planned for, the usual one for a peak among them
+_CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
+_BUILT_IN = 10  # policies of JAX's at places that are tried besides those of the search
+
+_KNOWN = "The cheapest of the choices that are known whose estimated peak fits; no other is ruled out."
+
+_PlanAt = Callable[..., Plan]
 
 
-def plan_at(
+def plan(
     facts: Facts,
-    at: str | None,
-    budget: float | str,
-    of: str = "saved",
+    budget: float | str | None = None,
+    at: str | None = None,
     *,
+    saved: float | str | None = None,
+    peak: float | str | None = None,
+    of: str = "saved",
     cost: str = "flops",
     device: str | Device | None = None,
     offload: float | str | bool | None = None,
-    separately: bool = False,
-    together: bool = False,
-    seconds: float = 10.0,
-    gap: float = 0.01,
-    beat: float | None = None,
-    policies: Sequence[str] = BUILT_IN,
+    gap: float = GAP,
 ) -> Plan:
-    """The plan at one place; all else is as for ``Trace.plan``.
-
-    With ``beat``, what another choice costs within a peak, plans that cost more are not looked for. The ``policies`` of
-    JAX's are tried too within saved bytes.
-    """
+    """``Trace.plan``."""
+    if of not in ("saved", "peak"):
+        raise RematError(f"of={of!r} is nothing that a budget can be of: choose 'saved' or 'peak'.")
+    budgets = [(of, budget), ("saved", saved), ("peak", peak)]
+    given = [(kind, limit) for kind, limit in budgets if limit is not None]
+    if len(given) != 1:
+        raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
+    ((of, limit),) = given
     least = objective(cost, device, offload)
-    choices = planner(facts, at, separately, together)
-    limit = limit_of(facts, choices.at, budget, of)
-    request = Request(*key_and_label(facts, choices, limit, least, of), limit, least, of)
-    if of == "peak":
-        best = within_peak(choices, request, seconds, gap, beat)
+    plain, facts = facts, facts if device is None else facts.on(devices.get(device))
+    there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, gap=gap)
+    if at is not None:
+        best = there(at, limit, of)
+    elif of == "peak":
+        best = _within_peak(facts, limit, least, there)
     else:
-        best = within_saved(choices, request, limit, seconds, gap, policies=policies)
-    if best is None:
-        few, keeps = units.apart(limit, facts.saved_bytes("nothing_saveable", choices.at))
-        raise RematError(
-            f"{few} are too few: nothing_saveable at {choices.at!r} keeps {keeps} of {facts.engine.function_name} "
-            "already; raise the budget, or plan for at='function'."
-        )
-    if best.names:
-        remember(facts, best)
-    if best.offloaded_bytes and offloading(facts.report(best), least.device) != "moved":
-        best = replace(best, status=f"{best.status} {_OFFLOADED}")
-    if least.device is not None and (unweighed := _unweighed(facts, best, least.device)):
-        best = replace(best, status=f"{best.status} {unweighed}")
-    if choices.parts.naming.unreached:
-        best = replace(best, status=best.status.replace("No choice of names", "No choice of the values considered"))
-    return replace(best, unreached=choices.unreached)
+        best = _within_saved(facts, limit, least, there)
+    sentences = [best.status]
+    if best.at != facts.engine.default_at and at is None:
+        sentences.append(f"Its place, {best.at}, was chosen with it.")
+    if no_lower := gainless(facts, best):
+        sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes)}")
+    if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
+        sentences.append(f"Values inside {' or '.join(inside)} are not among the choices.")
+    peak_device = "" if facts is plain or device is None else devices.get(device).name
+    return replace(best, status=" ".join(filter(None, sentences)), peak_device=peak_device)
 
 
-def _unweighed(facts: Facts, plan: Plan, device: Device) -> str:
-    """A sentence about communication that a plan does not weigh; empty where it does, or where there is none.
+def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:
+    """The plan at the usual place, or at another, where that one is worth more.
 
-    What XLA inserts follows from the whole program, and belongs to no value: it is told of the finished plan.
-    """
-    report = facts.report(plan)
-    now, before = (_inserted(weighed) for weighed in (report, facts.report("none", plan.at)))
-    if not now and not before:
-        sends = report.communicated_bytes and device.interconnect is None
-        if not sends:
-            return ""
-        return f"How fast {device.name} reaches others is not known: what they tell each other counts as no time."
-    sentence = "What XLA has devices tell each other, with automatic sharding, belongs to no value and is not weighed"
-    if not all(kernel.known for kernel in (*now, *before)):
-        return f"{sentence}."
-    added_bytes = sum(kernel.bytes for kernel in now) - sum(kernel.bytes for kernel in before)
-    took = communicating(now, device), communicating(before, device)
-    if not added_bytes:
-        return f"{sentence}: with this plan it is as much as without a checkpoint."
-    than = "more" if added_bytes > 0 else "less"
-    sentence += f": with this plan XLA gives {units.nbytes(abs(added_bytes))} {than} than without one"
-    if took[0] is None or took[1] is None:
-        return f"{sentence}, which takes an unknown time."
-    longer = took[0] - took[1]
-    # Each time is the least that the links allow, and more bytes need not be more that is sent.
-    return f"{sentence}, by the links' speed {units.seconds(abs(longer))} {'longer' if longer >= 0 else 'shorter'}."
-
-
-def _inserted(report: Report) -> list[Kernel]:
-    """What XLA has devices tell each other in both halves."""
-    return [kernel for kernel in (*report.forward_kernels, *report.backward_kernels) if kernel.inserted]
-
-
-def limit_of(facts: Facts, at: str, budget: float | str, of: str) -> int:
-    """A budget in bytes, of which a share is of what there is without a checkpoint at a place.
+    Another place is tried only where there is a reason to: no plan fits at the usual one, or it gains nothing at the
+    peak, or another is known to recompute clearly less.
 
     Raises:
-        RematError: it is no budget, or a share of what is not known: of a peak, or of what JAX cannot trace there.
+        RematError: none fits at the usual place, nor elsewhere.
     """
-
-    def most() -> int:
+    usual = facts.engine.default_at
+    limit = limit_of(facts, usual, budget, "saved")
+    best: Plan | None = None
+    why: RematError | None = None
+    try:
+        best = there(usual, limit)
+    except RematError as error:
+        why = error
+    for at in _elsewhere(facts, best, limit, least):
         try:
-            whole = facts.saved_bytes("none", at) if of == "saved" else facts.report("none", at).peak_bytes
-        except RematError as error:
-            raise RematError(f"{error} Give the budget in bytes, since it is no share of that.") from error
-        if whole is None:
-            raise RematError(
-                f"the peak of {facts.engine.function_name} without a checkpoint is not known: give the budget in "
-                "bytes, or of saved bytes."
-            )
-        return whole
-
-    return budget_bytes(budget, most)
+            other = there(at, limit)
+        except RematError:
+            continue
+        best = other if best is None or _is_worth_more(facts, other, best) else best
+    if best is None:
+        raise why or RematError(f"no place of {facts.engine.function_name} can be planned for.")
+    return best
 
 
-def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan | None:
-    """The best plan within another's budget that saves each group of values as a whole or not at all.
+def _elsewhere(facts: Facts, best: Plan | None, limit: int, least: Objective) -> Iterator[str]:
+    """Other places than the usual one to plan for, what promises most first."""
+    usual = facts.engine.default_at
+    in_vain = best is None or bool(gainless(facts, best))
+    search = known(facts)
+    if search is None:
+        places = promising(facts) if in_vain else []
+    else:
+        fitting = _fitting(search.reports.values(), lambda report: report.saved_bytes, limit, least)
+        fitting = [report for report in fitting if report.policy not in (MIXED, "none", "as_written")]
+        places = [report.at for report in fitting if in_vain or _spares(report, best)]
+    yield from [at for at in dict.fromkeys(places) if at != usual][:_PLACES]
+
+
+def _spares(other: Plan | Report, best: Plan | None) -> bool:
+    """Whether another choice recomputes clearly less than a plan."""
+    return best is not None and best.recomputed_flops - other.recomputed_flops > _CLEARLY * (best.forward_flops or 0)
+
+
+def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
+    """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
+    peak, usual_peak = other.peak_bytes or 0, best.peak_bytes or 0
+    if gainless(facts, best) and not gainless(facts, other):
+        return peak < CLEARLY_LOWER * usual_peak
+    return _spares(other, best) and peak <= usual_peak
+
+
+def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:
+    """The cheapest of plans for a peak at several places: the usual one, and those where least is added within it.
+
+    No choice whose figures are known by then, as it was tried or asked for before, fits and costs less; and where none
+    fits, none has a lower peak than what is said to be the least.
 
     Args:
         facts: of the traced function.
-        plan: the other plan.
-        group: the group of each value that may be saved, by the value's name.
+        budget: of the peak.
+        least: what is to be least.
+        there: makes a plan at a place.
 
-    Returns:
-        The plan, or None where none saves anything.
+    Raises:
+        RematError: none fits at the usual place, nor elsewhere.
     """
-    choices = planner(facts, plan.at, False).grouped(group)
-    request = Request(f"{plan.policy} in the source", f"{plan.label} in the source", plan.budget_bytes, Objective())
-    best = within_saved(choices, request, plan.budget_bytes or plan.saved_bytes, 10.0, 0.01, names_only=True)
-    return best if best is not None and best.names else None
+    usual = facts.engine.default_at
+    limit = limit_of(facts, usual, budget, "peak")
+    places = searched(facts)
+    at_one_place = [report for report in places.reports.values() if report.policy not in (MIXED, "as_written")]
+
+    def fitting() -> list[Choice]:
+        return [choice for choice in known_choices(facts, least) if choice.peak <= limit]
+
+    cheapest = fitting()[:1]
+    others = built_in(facts, dict.fromkeys(report.at for report in at_one_place), least)
+    for choice in itertools.islice(others, _BUILT_IN):
+        if choice.peak <= limit:
+            cheapest = [min((*cheapest, choice), key=lambda choice: choice.order(least))]
+        if cheapest and not least.of(cheapest[0].report):
+            break
+    plans: list[Plan] = []
+    tried = (report.at for report in _fitting(at_one_place, lambda report: report.peak_bytes, limit, least))
+    for at in [*dict.fromkeys((usual, *tried))][:_PLACES]:
+        try:
+            beat = min((order(plan)[0] for plan in plans), default=None)
+            beat = least.of(cheapest[0].report) if beat is None and cheapest else beat
+            plans.append(there(at, limit, "peak", beat=beat))
+        except RematError:
+            continue
+    if best := fitting()[:1]:
+        bound = next((plan.bound for plan in plans if plan.at == best[0].report.at), 0)
+        plan = plan_of(facts, best[0], limit, least, "peak")
+        plans.append(replace(plan, bound=min(bound, plan.recomputed_flops), status=_KNOWN))
+    if plans:
+        return min(plans, key=order)
+    lowest = min(known_choices(facts, least), key=lambda choice: choice.peak, default=None)
+    if lowest is None:
+        return there(usual, limit, "peak")
+    few, least_peak = units.apart(limit, lowest.peak)
+    raise RematError(
+        f"No plan keeps the estimated peak of {facts.engine.function_name} within {few}, wherever it is: the least "
+        f"found is {least_peak} ({lowest.text}); raise the budget, or use smaller batches."
+    )
+
+
+def _fitting(
+    reports: Iterable[Report], figure: Callable[[Report], int | None], limit: int, least: Objective
+) -> list[Report]:
+    """The reports of which a figure stays within a limit, those that cost least first."""
+    fitting = [r for r in reports if (size := figure(r)) is not None and size <= limit and not r.backward_error]
+    return sorted(fitting, key=least.of)

@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.ad_checkpoint import Offloadable, Saveable
+from jax.ad_checkpoint import Saveable
 
 from remat_magic import _jax, devices, units
 from remat_magic.engine.engine import Dissection
-from remat_magic.engine.plan_values import find_again, occurrences
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts import kernels
 from remat_magic.facts.facts import Facts
@@ -25,15 +24,12 @@ from remat_magic.facts.times import seconds, times
 from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.naming import NamedValue
 from remat_magic.jaxprs.walk import walk
-from remat_magic.planning.equal_layers import equal_layers
-from remat_magic.planning.graph import Graph, GroupedGraph
-from remat_magic.planning.graph_building import build
-from remat_magic.planning.hull import Hull
-from remat_magic.planning.problem import Costs, Problem
+from remat_magic.planning.graph import Graph, build
+from remat_magic.planning.solver import Costs, Problem
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
 from remat_magic.records import Plan, PlannedValue, RematError, Report, dearest
 
-__all__ = ["INSIDE", "Objective", "Planner", "budget_bytes", "objective", "offloaded_by", "planner", "saved_by"]
+__all__ = ["INSIDE", "Objective", "Planner", "budget_bytes", "objective", "planner", "saved_by"]
 
 INSIDE = "values inside "
 
@@ -41,26 +37,14 @@ INSIDE = "values inside "
 class Planner:
     """The graph of a function at a place, and its values; ``most`` bytes are saved there without a checkpoint.
 
-    Where equal layers are decided together, ``group`` tells for each value's name that of its group, by which the graph
-    and all choices go. May be used from any thread: what is worked out later is stored when it is complete.
+    May be used from any thread: what is worked out later is stored when it is complete.
     """
 
-    def __init__(
-        self,
-        facts: Facts,
-        parts: Dissection,
-        graph: Graph,
-        separately: bool,
-        most: int,
-        group: Mapping[str, str] | None = None,
-        values: Mapping[str, PlannedValue] | None = None,
-    ) -> None:
-        self.facts, self.parts, self.graph = facts, parts, graph
-        self.separately, self.most, self.group = separately, most, group
-        self._lock = threading.RLock()  # held while problems are set up and the hull is searched
+    def __init__(self, facts: Facts, parts: Dissection, graph: Graph, most: int) -> None:
+        self.facts, self.parts, self.graph, self.most = facts, parts, graph, most
+        self._lock = threading.RLock()  # held while problems are set up
         self._problems: dict[tuple[str, float | None], Problem] = {}
-        self._values_by_name = values
-        self._hull: Hull | None = None
+        self._values_by_name: Mapping[str, PlannedValue] | None = None
         self._flops_without: int | None = None
 
     @property
@@ -76,16 +60,6 @@ class Planner:
         derived = self.graph.deferred and not self.facts.engine.remat3
         return (*(f"{INSIDE}{place}" for place in naming), *(("values that only a derivative has",) * derived))
 
-    @property
-    def together(self) -> bool:
-        """Whether equal layers are decided together, also those that share no body."""
-        return self.group is not None
-
-    def grouped(self, group: Mapping[str, str]) -> Planner:
-        """A planner of whole groups: ``group`` tells that of each value that may be saved, by the value's name."""
-        graph = GroupedGraph.of(self.graph, group)
-        return Planner(self.facts, self.parts, graph, self.separately, self.most, group, self.every_value())
-
     def problem(self, objective: Objective | None = None) -> Problem:
         """The integer program for what is to be least, FLOPs by default."""
         objective = objective or Objective()
@@ -93,18 +67,9 @@ class Planner:
             problem = self._problems.get(objective.key)
             if problem is None:
                 costs = objective.costs(self.graph, self.parts.backward)
-                layers = () if self.together else equal_layers(self.every_value().values(), self.parts)
-                problem = self._problems[objective.key] = Problem(self.graph, costs, layers)
+                alike = {key: value.origin for key, value in self.every_value().items()}
+                problem = self._problems[objective.key] = Problem(self.graph, costs, alike=alike)
             return problem
-
-    def hull(self, seconds: float) -> Hull:
-        """The hull of all choices for FLOPs; when first asked for, so many seconds are spent on it."""
-        with self._lock:
-            if self._hull is None:
-                hull = Hull(self.problem())
-                hull.refine(None, seconds)
-                self._hull = hull
-            return self._hull
 
     def flops_without_checkpoint(self) -> int:
         """What is recomputed without a checkpoint there, by those inside it."""
@@ -116,48 +81,26 @@ class Planner:
     def saved_by(self, key: str) -> frozenset[str] | None:
         """The names of what a policy saves, as far as they are read; None where it is not asked about values."""
         resolved = resolve(key)
-        if not callable(resolved.policy):
-            return None
-        names = saved_by(self.facts, self.parts, resolved)
-        return self.graph.used(names if self.group is None else {self.group[n] for n in names & self.group.keys()})
-
-    def keys_of(self, plan: Plan) -> frozenset[str]:
-        """The names of a plan's values here, which a program that has changed since may give other numbers."""
-        keys = frozenset(value.key for value in plan.names)
-        if plan.fingerprint == self.parts.naming.fingerprint:
-            return keys
-        return frozenset(find_again(plan, self.parts.naming, self.parts.provenances)[0].values())
+        return self.graph.used(saved_by(self.facts, self.parts, resolved)) if callable(resolved.policy) else None
 
     def draft(self, key: str, budget: int, values: tuple[PlannedValue, ...], label: str = "") -> Plan:
         """A plan that saves some values, with no figures yet."""
-        return Plan(
-            self.facts.engine.function_name,
-            self.at,
-            key,
-            budget,
-            0,
-            0,
-            0,
-            values,
-            separately=self.separately,
-            together=self.together,
-            fingerprint=self.parts.naming.fingerprint,
-            label=label,
-        )
+        function, fingerprint = self.facts.engine.function_name, self.parts.naming.fingerprint
+        return Plan(function, self.at, key, budget, 0, 0, 0, values, fingerprint=fingerprint, label=label)
 
     def values(self, names: Collection[str], offloaded: Collection[str] = ()) -> Iterator[PlannedValue]:
         """The values that names are given to, as far as they are read, in the order of the program."""
-        sizes = self.graph.own_sizes(self.graph.used_gates(names))
-        every = self.every_value()
-        if self.group is not None:
-            offloaded = {name for name, group in self.group.items() if group in offloaded}
-        for value in self._values(sizes, offloaded):
-            yield replace(value, number=every[value.key].number, alike=every[value.key].alike)
+        sizes = self.graph.sizes(self.graph.used_gates(names))
+        for key, value in self.every_value().items():
+            if key in sizes:
+                nbytes, times = sizes[key]
+                yield replace(value, nbytes=nbytes, times=times, offloaded=key in offloaded)
 
     def every_value(self) -> Mapping[str, PlannedValue]:
         """All values that could be saved, by name, each with its bytes where nothing else is saved."""
         if self._values_by_name is None:
-            values = [*self._values(self.graph.own_sizes(self.graph.gates), ())]
+            sizes = self.graph.sizes(self.graph.gates)
+            values = [self._value(name, *sizes[name]) for name in self.parts.naming.values if name in sizes]
             count = Counter(value.origin for value in values)
             before: Counter[Any] = Counter()
             by_name: dict[str, PlannedValue] = {}
@@ -167,54 +110,42 @@ class Planner:
             self._values_by_name = by_name  # only now that it is complete: other threads iterate over it
         return self._values_by_name
 
-    def _values(self, sizes: Mapping[str, tuple[int, int]], offloaded: Collection[str]) -> Iterator[PlannedValue]:
-        named = self.parts.naming.values
-        where = occurrences(self.parts.naming, self.parts.provenances) if sizes else {}
-        for key in (name for name in named if name in sizes):
-            value = named[key]
-            eqn, output = value.eqn, value.output
-            place = self.parts.provenances.of(eqn)
-            yield PlannedValue(
-                key,
-                *sizes[key],
-                _jax.type_text(value.aval),
-                _jax.primitive_name(eqn) if output is not None else "",
-                value.name,
-                place.source if place else None,
-                place.path if place else (),
-                output,
-                where[key].number,
-                where[key].count,
-                key in offloaded,
-                place.library if place else None,
-            )
+    def _value(self, key: str, nbytes: int, times: int) -> PlannedValue:
+        value = self.parts.naming.values[key]
+        place = self.parts.provenances.of(value.eqn)
+        return PlannedValue(
+            key,
+            nbytes,
+            times,
+            _jax.type_text(value.aval),
+            _jax.primitive_name(value.eqn) if value.output is not None else "",
+            value.name,
+            place.source if place else None,
+            place.path if place else (),
+            value.output,
+            library=place.library if place else None,
+        )
 
 
-def planner(facts: Facts, at: str | None, separately: bool, together: bool = False) -> Planner:
+def planner(facts: Facts, at: str | None) -> Planner:
     """The planner for a place of a trace, made once.
 
     Raises:
-        RematError: as ``Engine.dissect``; equal layers cannot be decided both ``separately`` and ``together``.
+        RematError: as ``Engine.dissect``.
     """
-    if separately and together:
-        raise RematError("equal layers are decided separately or together: give one of these, not both.")
     at = facts.engine.default_at if at is None else at
-    key = (__name__, str(at), separately, together)
+    key = (__name__, str(at))
     with facts.lock:
         cached = facts.memo.get(key)
-        if cached is None and together:
-            plain = planner(facts, at, False)
-            layers = equal_layers(plain.every_value().values(), plain.parts)
-            group = {name: names[0] for names in layers for name in names}
-            cached = facts.memo[key] = plain.grouped(group)
         if cached is None:
-            parts = facts.engine.dissect(at, separately)
-            most = facts.saved_bytes("none", at)
-            cached = facts.memo[key] = Planner(facts, parts, build(parts), separately, most)
+            parts = facts.engine.dissect(at)
+            cached = facts.memo[key] = Planner(facts, parts, build(parts), facts.saved_bytes("none", at))
         return cached
 
 
 # ---------------------------------------------------------------------------------------------- what a policy answers
+
+_Around = tuple[tuple[str, Any], ...]  # the checkpoints around an operation, outermost first: site and policy
 
 
 def saved_by(facts: Facts, parts: Dissection, resolved: Resolved) -> frozenset[str]:
@@ -222,23 +153,10 @@ def saved_by(facts: Facts, parts: Dissection, resolved: Resolved) -> frozenset[s
 
     What a policy says of operations that only the derivative has (the cosine of a sine) shows in no name.
     """
-    return _answered(facts, parts, resolved, lambda answer: answer is True or answer is Saveable)
-
-
-def offloaded_by(facts: Facts, parts: Dissection, resolved: Resolved) -> frozenset[str]:
-    """The names of the values that a policy moves to another memory."""
-    return _answered(facts, parts, resolved, lambda answer: isinstance(answer, Offloadable))
-
-
-_Around = tuple[tuple[str, Any], ...]  # the checkpoints around an operation, outermost first: site and policy
-
-
-def _answered(facts: Facts, parts: Dissection, resolved: Resolved, is_meant: Callable[[Any], bool]) -> frozenset[str]:
-    """The names of the values for which a policy gives an answer that is meant."""
     policy, values = resolved.policy, parts.naming.values
-    asked: dict[tuple[int, int], Any] = {}  # once about an equation, however many values it makes
+    asked: dict[tuple[int, int], bool] = {}  # once about an equation, however many values it makes
     if policy is not AS_WRITTEN and policy is not NO_CHECKPOINT:
-        return frozenset(name for name, value in values.items() if _says(policy, value, is_meant, asked))
+        return frozenset(name for name, value in values.items() if _says(policy, value, asked))
     taken_off = frozenset[str]()
     if policy is NO_CHECKPOINT:
         own = own_checkpoint(facts.engine.provenances.closed)
@@ -251,7 +169,7 @@ def _answered(facts: Facts, parts: Dissection, resolved: Resolved, is_meant: Cal
         sites = around.get(id(_jax.traceback_of(value.eqn)), ())
         written = [policy for key, policy in sites if key not in taken_off]
         # Without jax_remat3 the outermost checkpoint decides for those inside.
-        if _says(written[0], value, is_meant, asked) if written else is_meant(True):
+        if not written or _says(written[0], value, asked):
             names.add(name)
     return frozenset(names)
 
@@ -269,16 +187,20 @@ def _checkpoints(facts: Facts) -> Mapping[int, _Around]:
     return checkpoints
 
 
-def _says(policy: Any, value: NamedValue, is_meant: Callable[[Any], bool], asked: dict[tuple[int, int], Any]) -> bool:
-    """Whether a policy's answer is meant, of a value's operation or of the name that the program gives it."""
+def _saves(answer: Any) -> bool:
+    return answer is True or answer is Saveable
+
+
+def _says(policy: Any, value: NamedValue, asked: dict[tuple[int, int], bool]) -> bool:
+    """Whether a policy saves it, asked of a value's operation or of the name that the program gives it."""
     if policy is None or value.output is None:
         return False
     key = (id(policy), id(value.eqn))
     if key not in asked:
-        asked[key] = _jax.policy_says(policy, value.eqn)
-    if is_meant(asked[key]):
+        asked[key] = _saves(_jax.policy_says(policy, value.eqn))
+    if asked[key]:
         return True
-    return value.name is not None and is_meant(_jax.policy_says_of_name(policy, value.aval, value.name))
+    return value.name is not None and _saves(_jax.policy_says_of_name(policy, value.aval, value.name))
 
 
 # -------------------------------------------------------------------------------------------------- what is to be least

@@ -24,7 +24,6 @@ NoteKind = Literal[
     "replicated",
     "names-ignored",
     "policy-asked-little",
-    "plan-of-other-operations",
     "saved-in-vain",
     "checkpoint-undone",
     "forward-dropped",

@@ -25,9 +25,8 @@ class PlannedValue:
     ``library`` is the line of an installed package that ``source`` called, as in ``Residual``.
 
     ``output`` is the result's number among those of its operation, None for a value that a loop carries in. Of the
-    values that one operation of one line and function makes, this is number ``occurrence`` of ``occurrences``, in the
-    order of the program: so it is found again in a program that has changed elsewhere. Of the values that one operation
-    of one expression makes, as in equal layers, it is number ``number``, from 0, of ``alike``.
+    values that one operation of one expression makes, as in equal layers, it is number ``number``, from 0, of
+    ``alike``.
     """
 
     key: str
@@ -39,8 +38,6 @@ class PlannedValue:
     source: SourceSpan | None = None
     path: tuple[str, ...] = ()
     output: int | None = 0
-    occurrence: int = 0
-    occurrences: int = 1
     offloaded: bool = False
     library: SourceSpan | None = None
     number: int = 0
@@ -64,11 +61,11 @@ class Plan(Displayed, Labelled):
     bytes/s, None where nothing may be offloaded.
 
     No choice of ``names`` within the budget recomputes fewer FLOPs than ``bound``, or takes fewer seconds than
-    ``bound_seconds`` where these are what is least, both as reckoned. ``unreached`` tells what a policy may keep that
-    no name does, and of which a bound says nothing. Equal
-    layers that share one body are decided together, or one by one if ``separately``; those of a Python loop one by
-    one, or ``together``. A policy of JAX's that does better is taken instead: then ``names`` is empty and
-    ``policy`` its key. ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
+    ``bound_seconds`` where these are what is least, both as reckoned. ``timed_out`` tells that the solver met its time
+    limit, so that a faster machine may find better. ``unreached`` tells what a policy may keep that no name does, and
+    of which a bound says nothing. Equal layers that share one body are decided together, those of a Python loop one by
+    one. A policy of JAX's that does better is taken instead: then ``names`` is empty and ``policy`` its key.
+    ``status`` is one sentence on how sure this is, ``code`` what to paste, empty where only
     ``plan.apply(function)`` can apply it. ``policy`` is the key that it goes by among policies, ``label`` what people
     call it ("plan within 121 MB of peak"). On a mesh ``of_devices`` tells whose the figures are, as in ``Report``.
     ``fingerprint`` tells programs of other operations apart.
@@ -89,10 +86,9 @@ class Plan(Displayed, Labelled):
     predicted_bytes: int | None = None
     predicted_flops: int | None = None
     uncosted: tuple[str, ...] = ()
-    separately: bool = False
-    together: bool = False
     fingerprint: str = ""
     solve_seconds: float = 0.0
+    timed_out: bool = False
     of: str = "saved"
     cost: str = "flops"
     device: str = ""
@@ -119,7 +115,7 @@ class Plan(Displayed, Labelled):
         return dataclasses.replace(self, policy=self.policy + suffix, label=self.label + suffix) if suffix else self
 
     def _chooses_as(self, other: Plan) -> bool:
-        return (self.names, self.at, self.separately) == (other.names, other.at, other.separately)
+        return (self.names, self.at) == (other.names, other.at)
 
     @property
     def gap(self) -> float:
@@ -133,11 +129,11 @@ class Plan(Displayed, Labelled):
         """``fun`` with the plan's checkpoint: the same values and gradients, with just the plan's values saved.
 
         It traces at every call, for whatever shapes it is given, so wrap it in ``jax.jit``; it works under ``jit``,
-        ``grad``, ``vmap`` and ``jvp``. ``fun`` is the function that the plan was made for, or one that has changed
-        elsewhere than at the plan's values. Nothing needs to have been inspected in this process.
+        ``grad``, ``vmap`` and ``jvp``. ``fun`` is the function that the plan was made for, or one that does the same
+        operations. Nothing needs to have been inspected in this process.
 
         Raises:
-            RematError: when the function is called: it does not make the plan's values any more; says what differs.
+            RematError: when the function is called: it does other operations than those that the plan was made for.
         """
         return registered("applying").with_plan(self, fun)
 

@@ -9,17 +9,13 @@ import re
 from types import NoneType, UnionType
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from remat_magic import units
 from remat_magic.errors import RematError
 
 __all__ = ["VERSION", "from_json", "is_policy", "read", "read_file", "to_json"]
 
-VERSION = 1
+VERSION = 2
 _FORMAT = "remat_magic plan"
 _LARGEST = 64 * 2**20  # characters of a file; a plan of ten thousand values has some five million
-_LATER = frozenset(
-    {"number", "alike", "together", "label", "unreached", "of_devices"}
-)  # fields that files written before they were there do without
 _MOST_SHOWN = 40  # characters of a wrong value
 _HUGE = 2**63  # no count of bytes or FLOPs is larger
 
@@ -115,34 +111,21 @@ def _shown(value: Any) -> str:
 def read(record: type[_T], data: Any) -> _T:
     """A plan of plain JSON, with every field checked against its annotation."""
     plan: Any = _read(record, data, "the plan")
-    if "label" not in data:
-        plan = dataclasses.replace(plan, label=_label(plan))
     keys = [value.key for value in plan.names]
     if len(set(keys)) < len(keys):
         raise RematError("the plan names a value twice: save it anew.")
     if not keys and not is_policy(plan.policy):
         raise RematError(f"the plan saves no value, and {_shown(plan.policy)} is no policy of JAX's: save it anew.")
     for value in plan.names:
-        if value.occurrence >= value.occurrences:
-            raise RematError(f"the plan has value {value.occurrence} of {value.occurrences}: save it anew.")
         if value.number >= value.alike:
             raise RematError(f"the plan has value {value.number} of {value.alike} alike: save it anew.")
     return plan
 
 
-def _label(plan: Any) -> str:
-    """The label of a plan whose file has none: then its key is made of what it was asked for."""
-    peak, what = ("peak ", " of peak") if plan.of == "peak" else ("", "")
-    start = f"plan({peak}{plan.budget_bytes}"
-    if not plan.policy.startswith(start):
-        return plan.policy
-    return f"plan within {units.nbytes(plan.budget_bytes)}{what}{plan.policy.removeprefix(start).removesuffix(')')}"
-
-
 def _read(record: Any, data: Any, what: str) -> Any:
     if not isinstance(data, dict):
         raise RematError(f"{what} is no JSON object but {type(data).__name__}: give what Plan.to_dict() made.")
-    fields = {name: kind for name, kind in get_type_hints(record).items() if name in data or name not in _LATER}
+    fields = get_type_hints(record)
     wrong = sorted({*fields} ^ {str(key) for key in data})
     if wrong:
         which = ", ".join(map(_shown, wrong[:3]))

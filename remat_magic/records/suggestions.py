@@ -53,9 +53,8 @@ class Advice:
 class FrontierPoint:
     """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
 
-    No choice of names within ``budget_bytes`` (the same in equal layers where these are decided together) recomputes
-    fewer FLOPs than ``bound``, and what autodiff keeps without a checkpoint does not either, if it fits. ``unreached``
-    is as in ``Plan``.
+    No choice of names within ``budget_bytes`` recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a
+    checkpoint does not either, if it fits. ``unreached`` is as in ``Plan``.
     """
 
     budget_bytes: int
@@ -73,8 +72,6 @@ class WhatIf:
     bytes and FLOPs; ``seconds`` is the estimated difference on ``device``, None where no device is known. ``against``
     is what was asked about: the policy's key, the plan, or for a policy object a plan that does the same. Where the
     policy keeps what no name does (the cosine of a sine), each row gives that up besides, and says what it comes to.
-
-    Where equal layers go the other way together, it is of ``count`` values, of which ``value`` is the first.
     """
 
     change: Literal["save", "recompute"]
@@ -85,7 +82,6 @@ class WhatIf:
     device: str
     plan: Plan
     against: str | Plan
-    count: int = 1
 
     @property
     def loses(self) -> bool:

@@ -110,7 +110,6 @@ def frontier_svg(
     policies: Sequence[Report] = (),
     width: int = 680,
     *,
-    together: bool = False,
     chosen: Plan | None = None,
 ) -> str:
     """The least recomputation for each budget, with the policies that are known already.
@@ -122,13 +121,11 @@ def frontier_svg(
         points: by budget, as reckoned.
         policies: complete reports at the same place.
         width: in pixels.
-        together: whether the points are of choices that are the same in equal layers.
         chosen: the plan that is chosen, to be marked.
     """
     height = 276
     by_names = any(point.unreached for point in points)
-    shaded = "shaded: nothing is possible" + (" with equal layers together" if together else "")
-    shaded += ", by names" if by_names else ""
+    shaded = "shaded: nothing is possible" + (", by names" if by_names else "")
     title = "Budget of saved bytes against recomputed FLOPs"
     if not points:
         words = [text(12, 24, "There is nothing to choose here.", class_="remat-axis")]

@@ -46,27 +46,25 @@ def what_if_html(rows: Sequence[WhatIf], *, live: bool = True) -> str:
              ("Estimated", "num"), ("Source", "source")]  # fmt: skip
     sentences = "".join(f'<p class="remat-empty">{escape(sentence)}</p>' for sentence in left_out(rows))
     device = f", times on {rows[0].device}" if rows[0].device else ""
-    together = any(row.count > 1 for row in rows)
-    what = "What one expression makes, in all equal layers at once," if together else "One value alone"
     against = rows[0].against if isinstance(rows[0].against, str) else rows[0].against.label
     than = f", compared with {against}{device}"
-    introduction = f'<p class="remat-empty">{what} the other way, the best exchange first{escape(than)}.</p>'
+    introduction = f'<p class="remat-empty">One value alone the other way, the best exchange first{escape(than)}.</p>'
     return introduction + table("Single values the other way", heads, body, ("stacks", "flips")) + sentences
 
 
 def flip_key(row: WhatIf) -> str:
     """Names a row, whatever else is listed with it: which value goes which way, and against what."""
     against = row.against if isinstance(row.against, str) else row.against.policy
-    return f"{row.change} {row.count} {row.value.key} {row.plan.at} {against}"
+    return f"{row.change} {row.value.key} {row.plan.at} {against}"
 
 
 def left_out(rows: Sequence[WhatIf]) -> list[str]:
     """Sentences on the rows that are not shown."""
     not_shown = len(alike_rows(rows)) - ROWS
-    idle = sum(row.count for row in rows if not _changes(row))
+    idle = sum(not _changes(row) for row in rows)
     sentences = [f"and {not_shown:,} more."] if not_shown > 0 else []
     sentences += [f"To flip {fmt.count(idle, 'other value')} changes neither bytes nor work."] if idle else []
-    little = sum(row.count for row, small in zip(rows, _small(rows), strict=True) if small)
+    little = sum(_small(rows))
     return sentences + ([f"To flip {fmt.count(little, 'value')} changes less than a thousandth."] if little else [])
 
 
@@ -97,9 +95,7 @@ def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
     small = _small(rows)
     for number, row in enumerate(rows):
         seconds = None if row.seconds is None else fmt.seconds(row.seconds)
-        # A row of all equal layers has its own button: another one is of another step.
-        step = row.value.key if row.count > 1 else ""
-        shown_facts = (row.change, row.saved_bytes, row.recomputed_flops, seconds, step)
+        shown_facts = (row.change, row.saved_bytes, row.recomputed_flops, seconds)
         if _changes(row) and not small[number]:
             # What one line makes step by step (a product, its bias, its shape) is one trade where it changes as much.
             where = (row.value.source, row.value.library, row.value.path) if row.value.source else row.value.origin
@@ -110,5 +106,5 @@ def alike_rows(rows: Sequence[WhatIf]) -> list[tuple[int, int]]:
 def alike_text(row: WhatIf, count: int) -> str:
     """How many values a row is of."""
     times = f"x{row.value.times:,}" if row.value.times > 1 else ""
-    many = f"{row.count:,} together" if row.count > 1 else f"{count:,} alike" if count > 1 else ""
+    many = f"{count:,} alike" if count > 1 else ""
     return f"{many}, {times} each" if many and times else many or times

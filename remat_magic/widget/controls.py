@@ -31,7 +31,6 @@ _TAUGHT = {
     "gradients": "Run each policy and compare its values and gradients with those without a checkpoint",
     "group": "Put the rows of one line, name, operation or loop together, with their sum",
     "inputs": "What a compiled program is run on, if at all",
-    "layers": "Whether a plan saves the same in equal layers: one by one it can save more, and is more to write",
     "measure": "Compile the policies below, for a device also places that could be best; run where inputs are chosen",
     "names": "Show the names that have this in them; * stands for any text",
     "of": "What the budget is of: all that is alive at the estimated peak, or what is saved alone",

@@ -102,7 +102,7 @@ ALL = MODELS | OTHERS | LARGE
 
 def compiled(trace: rm.Trace, device: str, seconds: float) -> Iterator[tuple[ComparisonRow, Measurement]]:
     """Every place and policy that is tried, plans left out, with what XLA says, for which it may take so long."""
-    rows = [row for row in trace.places(device=device, seconds=60) if not row.error and row.policy != _MIXED]
+    rows = [row for row in trace.places(device=device, most=100) if not row.error and row.policy != _MIXED]
     rows = [row for row in rows if row.peak_bytes and "plan" not in row.label]
     job = trace.measuring([(row.policy, row.at) for row in rows], device=device, seconds=seconds)
     job.wait()

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import remat_magic as rm
 from remat_magic import devices
 from remat_magic.measuring.measure import compile_elsewhere
-from remat_magic.planning.choices import BUILT_IN
 from remat_magic.planning.fitting_plans import plan_that_fits
+from remat_magic.planning.search import BUILT_IN
 from remat_magic.records import Measurement, Plan, RematError, Report
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape
@@ -103,10 +103,10 @@ class Judge:
 
     def __call__(self, policy: Any, at: str) -> Measurement:
         """As a device with all the memory there is says it."""
-        key = (policy.names or policy.policy, policy.separately) if isinstance(policy, Plan) else (policy, False)
-        if (*key, at) not in self.measured:
-            self.measured[*key, at] = compile_elsewhere(self.trace.facts, policy, at, self.device)
-        return self.measured[*key, at]
+        key = (policy.names or policy.policy if isinstance(policy, Plan) else policy), at
+        if key not in self.measured:
+            self.measured[key] = compile_elsewhere(self.trace.facts, policy, at, self.device)
+        return self.measured[key]
 
     def built_in(self) -> Iterator[tuple[Report, int]]:
         """Every built-in policy at every place, with the bytes that it needs."""

@@ -62,11 +62,11 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
     fun, args = make()
     trace = rm.trace(fun, *args)
     began = time.perf_counter()
-    found = planner(trace.facts, at, False)
+    found = planner(trace.facts, at)
     setup = time.perf_counter() - began
-    nodes, values = len(found.problem().graph.flops), len(found.problem().names)
+    values = len(found.problem().names)
     every = len(found.every_value())
-    print(f"\n{name}, at {at}: {every} values, {values} to choose from, {nodes} operations; graph in {setup:.2f} s")
+    print(f"\n{name}, at {at}: {every} values, {values} to choose from; graph in {setup:.2f} s")
     began = time.perf_counter()
     points = trace.frontier(20, at)
     print(f"  frontier of 20 in {time.perf_counter() - began:.2f} s")
@@ -85,14 +85,6 @@ def table(name: str, make: Callable[[], Any], at: str, xla: bool) -> None:
             f"    {key:34} {report.saved_bytes / 1e6:10.2f} MB  recomputed {report.recomputed_flops / forward:7.2%},"
             f" plan {plan.recomputed_flops / forward:7.2%} ({plan.solve_seconds:.2f} s, gap {plan.gap:.2%})"
         )
-    began = time.perf_counter()
-    trace.plan_bound(0.5, at)
-    first, slowest = time.perf_counter() - began, 0.0
-    for i in range(40):
-        began = time.perf_counter()
-        trace.plan_bound(i / 39, at)
-        slowest = max(slowest, time.perf_counter() - began)
-    print(f"  bound: {first:.2f} s at first, then at most {slowest * 1e3:.1f} ms a step")
     began = time.perf_counter()
     rows = trace.what_if("nothing_saveable", at, device="H100 SXM")
     print(f"  what if: {len(rows)} values in {time.perf_counter() - began:.2f} s")

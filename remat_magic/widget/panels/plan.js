@@ -2,7 +2,6 @@
 /** @import { Panel, Widget } from "../scripts/types.js" */
 import { deviceOf } from "../scripts/on_demand.js";
 import { onRoom, roomFor } from "../scripts/room.js";
-import { keyOf } from "../scripts/types.js";
 import { quantity } from "../scripts/units.js";
 
 /** Plans within a budget, and what could be done otherwise. @param {Widget} widget @param {string} key @returns {Panel} */
@@ -22,13 +21,10 @@ export function panel(widget, key) {
   const room = () => roomFor(one(".remat-body"), part("frontier"));
   let marked = -1; // the stop that is marked in it
 
-  /** How equal layers are decided: "together", "separately", or as the function shares them. */
-  const layers = () => one('[data-control="layers"]').value;
-
   const device = () => one('[data-control="device"]')?.value ?? "";
 
-  /** What the pictures are of. @param {string} at @param {{layers?: string, device?: string}} [message] */
-  const whatOf = (at, message) => `${message ? (message.device ?? "") : device()}\n${keyOf(message?.layers ?? layers(), at)}`;
+  /** What the pictures are of. @param {string} at @param {{device?: string}} [message] */
+  const whatOf = (at, message) => `${message ? (message.device ?? "") : device()}\n${at}`;
 
   /** What the budget is of. */
   const of = () => one('[data-control="of"]').value;
@@ -78,7 +74,7 @@ export function panel(widget, key) {
 
   /** @param {import("../scripts/types.js").View} shown @param {{redraw?: boolean}} [more] */
   function ask({ at, policy }, more) {
-    widget.send({ type: "frontier", at, policy, layers: layers(), device: device(), width: room(), ...more });
+    widget.send({ type: "frontier", at, policy, device: device(), width: room(), ...more });
   }
 
   /** Draws the picture for the room that there is now. */
@@ -110,7 +106,7 @@ export function panel(widget, key) {
   /** @param {number | string} budget @param {boolean} [sweeping] */
   function plan(budget, sweeping) {
     const kind = typeof budget === "number" && !ofPeak() ? "saved" : of();
-    const wish = { type: "plan", budget, of: kind, layers: layers(), device: device(), at: widget.shown?.at, width: room() };
+    const wish = { type: "plan", budget, of: kind, device: device(), at: widget.shown?.at, width: room() };
     widget.ask(wish, undefined, sweeping);
     part("planned").classList.add("remat-stale");
   }
@@ -121,7 +117,7 @@ export function panel(widget, key) {
     part("alternatives").classList.add("remat-stale");
     // What is chosen, which may be on its way still.
     const policy = one('[data-control="policy"]').value;
-    widget.send({ type, policy, at: widget.chosenAt(), layers: layers(), device: deviceOf(widget) });
+    widget.send({ type, policy, at: widget.chosenAt(), device: deviceOf(widget) });
   }
 
   /** @param {{html?: string, error?: string}} message */
@@ -191,7 +187,6 @@ export function panel(widget, key) {
         moving = false;
         plan(budgetAt(), true);
       },
-      layers: fill,
       of: () => tellStop(),
     },
     actions: {

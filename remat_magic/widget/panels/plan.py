@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from remat_magic.records import FrontierPoint, RematError, WhatIf
 from remat_magic.records import Plan as PlanRecord
@@ -29,12 +29,11 @@ class Plan(Panel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._flips: dict[str, WhatIf] = {}
-        self._points: dict[tuple[str, str], Sequence[FrontierPoint]] = {}  # by place, and how equal layers are decided
+        self._points: dict[str, Sequence[FrontierPoint]] = {}  # by place
 
     def tools(self) -> str:
         """What a budget is set by, a slider over the frontier or a text, which the script moves to Compare."""
         kinds = [("peak", "estimated peak"), ("saved", "saved bytes")]
-        layers = [("", "automatic"), ("together", "together"), ("separately", "one by one")]
         return (
             '<div class="remat-tools"><span class="remat-slot" data-slot="budget"><span class="remat-field remat-wide"'
             f"{taught('budget')}>"
@@ -45,7 +44,7 @@ class Plan(Panel):
             f'<span class="remat-field"{taught("typed")}>'
             f'<label for="{ID}typed">or</label> <input type="search" id="{ID}typed" '
             f'data-control="typed" placeholder="2 GiB, 30%" autocomplete="off" {KEYS}></span>'
-            f'{select("of", "of", kinds)}<span class="remat-optional">{select("layers", "Equal layers", layers)}</span>'
+            f"{select('of', 'of', kinds)}"
             f"{button('plan', 'Plan')}</span>"
             f"{button('what-if', 'What if')}{button('edit', 'Edit my source')}</div>"
         )
@@ -76,7 +75,7 @@ class Plan(Panel):
                 policy, at, namespace = self._arguments(request)
                 place = None if isinstance(policy, PlanRecord) else at
                 device = request.text("device") or None
-                rows = trace.what_if(policy, place, namespace=namespace, device=device, **_deciding(request))
+                rows = trace.what_if(policy, place, namespace=namespace, device=device)
                 self._flips = {flip_key(row): row for row in rows}
                 return {"html": what_if_html(rows)}
             case _:
@@ -96,13 +95,12 @@ class Plan(Panel):
             request.at,
             of="peak" if request.text("of") == "peak" else "saved",
             device=request.text("device") or None,
-            **_deciding(request),
         )
 
     def _frontier(self, request: Request) -> dict[str, Any]:
         trace, at = self._live.trace, request.at
         trace.report("none", at)  # at one end of the frontier, and what shares of the forward pass are of
-        self._points[at, request.text("layers")] = trace.frontier(at=at, **_deciding(request))
+        self._points[at] = trace.frontier(at=at)
         policy = self._live.arguments(request.policy, at)[0] if request.policy else None
         answer = self._picture(request, policy if isinstance(policy, PlanRecord) else None)
         return {"html": answer.pop("picture"), **answer}
@@ -110,15 +108,14 @@ class Plan(Panel):
     def _picture(self, request: Request, chosen: PlanRecord | None) -> dict[str, Any]:
         """The frontier with what is known by now, its stops, and where among them the chosen plan is."""
         trace, at, device = self._live.trace, request.at, request.text("device") or None
-        points = self._points.get((at, request.text("layers")))
+        points = self._points.get(at)
         if points is None:
             return {}
         traced = [choice.key for choice in trace.choices() if (it := trace.cached(choice.key, at)) and it.complete]
         reports = [trace.report(key, at, device=device) for key in traced]
         reports = [report for report in reports if not report.backward_error]
         forward = next((report.forward_flops for report in reports), None)
-        together = request.text("layers") == "together"
-        svg = views.frontier_svg(points, reports, request.width, together=together, chosen=chosen)
+        svg = views.frontier_svg(points, reports, request.width, chosen=chosen)
         points = views.known_points(points, [*reports, *([chosen] if chosen else [])])
         extremes = [trace.report(policy, at, device=device) for policy in ("none", "nothing_saveable")]
         peaks = sorted(report.peak_bytes for report in (*reports, *extremes) if report.peak_bytes is not None)
@@ -143,19 +140,3 @@ class Plan(Panel):
                 for point, above in zip(points, (*points[1:], *points[-1:]), strict=True)
             ],
         }
-
-
-class _Layers(TypedDict, total=False):
-    together: bool
-    separately: bool
-
-
-def _deciding(request: Request) -> _Layers:
-    """How equal layers are decided: together, separately, or, where nothing is said, as the function shares them."""
-    match request.text("layers"):
-        case "together":
-            return {"together": True}
-        case "separately":
-            return {"separately": True}
-        case _:
-            return {}

@@ -3,7 +3,7 @@
 import { draw, forget } from "./widget.js";
 
 /** What a reader has set that holds for other figures of the same function too. */
-const KEPT = ["device", "against", "inputs", "layers", "of", "panes", "beside", "together"];
+const KEPT = ["device", "against", "inputs", "of", "panes", "beside", "together"];
 
 /**
  * Draws the widget, and draws it anew when it turns to another function, or to other figures of the same one: nothing of

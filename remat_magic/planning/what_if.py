@@ -1,14 +1,12 @@
-"""What is reckoned on the graph that plans are made on, without a trace of each choice.
+"""What if: for each value that a policy saves, or does not, what the other choice would change, by itself.
 
-What if: for each value that a policy saves, or does not, what the other choice would change, by itself. And many
-budgets at once: the frontier, and the bound for a slider.
+It is reckoned on the graph that plans are made on, without a trace of each choice.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +17,12 @@ from scipy.sparse.csgraph import breadth_first_order
 
 from remat_magic import devices
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.equal_layers import equal_layers
 from remat_magic.planning.graph import Graph
-from remat_magic.planning.planner import Objective, Planner, budget_bytes, planner, saved_by
-from remat_magic.planning.problem import Problem, Solution
+from remat_magic.planning.planner import Objective, Planner, planner, saved_by
 from remat_magic.policies import resolve
-from remat_magic.records import FrontierPoint, Listed, Plan, PlannedValue, RematError, Report, WhatIf
+from remat_magic.records import Listed, Plan, PlannedValue, RematError, Report, WhatIf
 
-__all__ = ["Outcome", "Outcomes", "frontier", "plan_bound", "what_if"]
+__all__ = ["Outcome", "Outcomes", "what_if"]
 
 _Policy = str | Plan | Callable[..., Any]
 
@@ -38,8 +34,6 @@ def what_if(
     *,
     device: str | devices.Device | None = None,
     by: str = "flops",
-    separately: bool = False,
-    together: bool = False,
     namespace: Mapping[str, Any] | None = None,
 ) -> Listed[WhatIf]:
     """``Trace.what_if``, worked out on the graph that plans are made on, all in one go."""
@@ -50,8 +44,8 @@ def what_if(
         raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")
     facts = facts if device is None else facts.on(chosen)
     if isinstance(policy, Plan):
-        at, separately = policy.at, policy.separately if policy.names else separately
-    choices = planner(facts, at, separately)
+        at = policy.at
+    choices = planner(facts, at)
     report = facts.report(policy, choices.at if not isinstance(policy, Plan) else None, namespace)
     if report.backward_error:
         raise RematError(report.backward_error)
@@ -76,7 +70,7 @@ def what_if(
         against = by_value if own and same else against
     # What is told is of the report that is shown, which the nearest choice of names may differ from by itself.
     aside = objective.of(nearest) - objective.of(report) if chosen is not None else 0.0
-    changes = [rows.row(names, chosen, against, aside) for names in rows.groups(together)]
+    changes = [rows.row(name, chosen, against, aside) for name in rows.names]
     return Listed(sorted((row for row in changes if not row.loses), key=lambda row: _rank(row, by)))
 
 
@@ -96,7 +90,7 @@ def _names_saved(
 ) -> frozenset[str]:
     """The names of the values that a policy, or a plan, saves at the planner's place."""
     if isinstance(policy, Plan) and policy.names:
-        return choices.keys_of(policy)
+        return frozenset(value.key for value in policy.names)
     if isinstance(policy, Plan):
         policy = policy.policy
     facts = choices.facts
@@ -124,23 +118,18 @@ class _Rows:
         self._used = sorted(outcomes.base.used, key=self._order.__getitem__)
         self._kept = [self._values[name] for name in self._used]
 
-    def groups(self, together: bool) -> list[list[str]]:
-        """The names that go the other way at once: each alone, or those alike that now go the same way."""
-        groups: list[list[str]] = []
-        for names in (self._outcomes.base.used, self._outcomes.recomputed):
-            ordered = sorted(names, key=self._order.__getitem__)
-            layers = equal_layers((self._values[name] for name in ordered), self._choices.parts) if together else ()
-            groups += layers or [[name] for name in ordered]
-        return groups
+    @property
+    def names(self) -> list[str]:
+        """What can go the other way: the names whose values are saved, then those of what is computed again."""
+        recomputed = sorted(self._outcomes.recomputed, key=self._order.__getitem__)
+        return [*self._used, *recomputed]
 
-    def row(self, names: Sequence[str], device: devices.Device | None, against: str | Plan, aside: float) -> WhatIf:
-        """What it changes in the report to decide some names the other way, with ``aside`` seconds besides."""
-        base, after, value = self._outcomes.base, self._outcomes.toggled(*names), self._values[names[0]]
-        saving = names[0] not in self._outcomes.chosen
+    def row(self, name: str, device: devices.Device | None, against: str | Plan, aside: float) -> WhatIf:
+        """What it changes in the report to decide a name the other way, with ``aside`` seconds besides."""
+        base, after, value = self._outcomes.base, self._outcomes.toggled(name), self._values[name]
+        saving = name not in self._outcomes.chosen
         sign = "+" if saving else "-"
-        value_text = value.name or value.primitive or "carry"
         where = f" {value.source.place}" if value.source else ""
-        many = f" x{len(names):,}" if len(names) > 1 else ""
         return WhatIf(
             "save" if saving else "recompute",
             value,
@@ -149,9 +138,8 @@ class _Rows:
             None if device is None else after.seconds - base.seconds + aside,
             "" if device is None else device.name,
             # Values of one line read alike: only their names tell plans apart.
-            self.plan(after, f" {sign} {names[0]}{many}", f" {sign} {value_text}{where}{many}"),
+            self.plan(after, f" {sign} {name}", f" {sign} {value.name or value.primitive or 'carry'}{where}"),
             against,
-            len(names),
         )
 
     def plan(self, outcome: Outcome, key: str, label: str) -> Plan:
@@ -272,108 +260,3 @@ class Outcomes:
         finally:
             for name in names:
                 self._set(name, name in self.chosen)
-
-
-# ------------------------------------------------------------------------------------------------- many budgets at once
-
-
-def frontier(
-    facts: Facts,
-    points: int = 20,
-    at: str | None = None,
-    *,
-    separately: bool = False,
-    together: bool = False,
-    seconds: float = 1.0,
-) -> Listed[FrontierPoint]:
-    """``Trace.frontier``.
-
-    The hull bounds all budgets, and between its corners choices are mixed; what time is left goes into integer programs
-    where the distance from the bound is largest. Without mixing the points of 48 blocks are up to 1.9% from their
-    bounds on average when the time is up (scipy 1.17), with it 0.2%.
-    """
-    if points < 2:
-        raise RematError(f"a frontier has two points or more, not {points}.")
-    choices = planner(facts, at, separately, together)
-    least, _ = choices.graph.predict(())
-    most = max(choices.most, least)
-    budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
-    began = time.thread_time()
-    hull = choices.hull(seconds / 2)
-    left = seconds - (time.thread_time() - began)
-    solutions = _improved(choices.problem(), budgets, left, hull.mixed)
-    return Listed(
-        _point(choices, budget, solution.saved_bytes, solution.cost, solution.bound)
-        for budget, solution in zip(budgets, solutions, strict=True)
-        if solution is not None
-    )
-
-
-def plan_bound(
-    facts: Facts,
-    budget: float | str,
-    at: str | None = None,
-    *,
-    separately: bool = False,
-    together: bool = False,
-    first: float = 2.0,
-    seconds: float = 0.04,
-) -> FrontierPoint:
-    """``Trace.plan_bound``."""
-    choices = planner(facts, at, separately, together)
-    limit = budget_bytes(budget, lambda: choices.most)
-    return _point(choices, limit, *choices.hull(first).at(limit, seconds))
-
-
-def _point(choices: Planner, budget: int, saved: int, flops: float, bound: float) -> FrontierPoint:
-    """What choices of names come to within a budget, or autodiff without a checkpoint where that fits and is less.
-
-    It may keep what no name reaches, such as the cosine of a sine.
-    """
-    if choices.most <= budget and choices.flops_without_checkpoint() < flops:
-        saved, flops = choices.most, choices.flops_without_checkpoint()
-    return FrontierPoint(budget, saved, int(flops), int(min(bound, flops)), choices.unreached)
-
-
-def _improved(
-    problem: Problem, budgets: Sequence[int], seconds: float, start: Callable[[int], Solution | None]
-) -> list[Solution | None]:
-    """A choice for each of ascending budgets; what time is left goes where the bound is farthest.
-
-    Args:
-        problem: the problem.
-        budgets: in bytes.
-        seconds: how long to go on improving, in this thread's own time.
-        start: gives a first choice for a budget.
-    """
-    end = time.thread_time() + seconds
-    solutions = [start(budget) for budget in budgets]
-    todo = set(range(len(budgets)))
-    while True:
-        _share(solutions)
-        # Of equal ones the smallest budget: what is found for it fits the larger ones.
-        widest, negative = max(((_gap(solutions[number]), -number) for number in todo), default=(0.0, 0))
-        left = end - time.thread_time()
-        if not widest or left <= 0:
-            return solutions
-        number = -negative
-        todo.remove(number)
-        better, before = problem.solve(budgets[number], min(left, max(0.5, seconds / 5)), 0.01), solutions[number]
-        if better is not None and before is not None:
-            bound = max(better.bound, before.bound)
-            solutions[number] = replace(min(better, before, key=lambda solution: solution.cost), bound=bound)
-
-
-def _share(solutions: list[Solution | None]) -> None:
-    """What fits a smaller budget fits a larger one."""
-    for number in range(1, len(solutions)):
-        small, large = solutions[number - 1], solutions[number]
-        if small is not None and large is not None and small.cost < large.cost:
-            solutions[number] = replace(small, bound=large.bound)
-
-
-def _gap(solution: Solution | None) -> float:
-    """The cost between a solution and its bound, none if this is less than a hundredth of it."""
-    if solution is None or 100 * (solution.cost - solution.bound) < solution.cost:
-        return 0
-    return solution.cost - solution.bound
