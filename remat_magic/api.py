@@ -682,8 +682,8 @@ class Trace:
             choice: a plan, the key of a policy or an object of JAX's, or residuals from a report of this trace: these
                 are kept by name, and everything else is recomputed.
             at: as for ``plan``, also the key of a possible site, where a checkpoint is then written: on the definition,
-                around the lambda or at the calls; or a mapping of places to policies, each of which is then written. A
-                plan has its own place.
+                around the lambda or at the calls; or a mapping of places to policies, each of which is then written. Of
+                some calls or several at once there is the nearest edit (``best``). A plan has its own place.
 
         Raises:
             RematError: the source of what ran is not available or has changed, or cannot be executed apart from the

@@ -737,7 +737,9 @@ def test_what_names_more_than_the_plan_offers_the_nearest(module):
 def test_a_plan_without_a_verified_edit_says_so(module):
     trace, plan = two_layers(module)
     edit = dataclasses.replace(trace.edit(plan), verified=False, budget_bytes=16, differences=("why.",))
-    assert edit.diff() == "# There is no edit of the source that was verified to keep to 16 saved bytes: why.\n"
+    assert edit.diff() == f"# This edit was not verified: why.\n{trace.edit(plan).diff()}"  # and keeps to its budget
+    edit = dataclasses.replace(edit, budget_bytes=8)
+    assert edit.diff() == "# There is no edit of the source that was verified to keep to 8 saved bytes: why.\n"
     best = dataclasses.replace(edit, closest=trace.edit(plan))
     assert (best.diff(), best.apply_text()) == (trace.edit(plan).diff(), trace.edit(plan).apply_text())
 

@@ -264,7 +264,9 @@ class _Editor:
         if best is None:
             return None
         used = {groups[value.key] for value in best.names}
-        return _verified(self._written(best, ChosenNames([option for option in options if option in used]), ()))
+        best = replace(best, of=plan.of, peak_device=plan.peak_device)  # held to the same budget
+        edited = self._written(best, ChosenNames([option for option in options if option in used]), ())
+        return None if edited.excess_bytes else _verified(edited)
 
     def _why_unwritable(self, plan: Plan) -> Iterator[str]:
         """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
@@ -308,13 +310,10 @@ class _Editor:
         parts = _parts(plan)
         places = self._retraces.applied([site for part in parts for site in self._asked.sites(part.at)])
         ways = list[tuple[Plan, Way]]()
-        for number, part in enumerate(parts, 1):
-            so_far = plan
-            if number < len(parts):
-                so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
-            edited, way = self._first_verified(part, ways, so_far, chosen, unnamed, places)
-            ways.append((part, way))
-        return edited
+        for number, part in enumerate(parts[:-1], 1):
+            so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
+            ways.append((part, self._first_verified(part, ways, so_far, chosen, unnamed, places)[1]))
+        return self._first_verified(parts[-1], ways, plan, chosen, unnamed, places)[0]
 
     def _first_verified(
         self,

@@ -104,11 +104,11 @@ class Edit(Displayed, Labelled):
     def diff(self) -> str:
         """The unified diffs of all files and cells of the ``best`` edit, one after another.
 
-        Where it is not verified, a comment above it says so; for a plan with a budget, in its place.
+        Where it is not verified, a comment above it says so; where it does not keep to its budget, in its place.
         """
         best = self.best
         why = " ".join(best.differences[:1] or best.unnamed[:1])
-        if not best.verified and best.budget_bytes is not None:
+        if not best.verified and best.budget_bytes is not None and best.excess_bytes != 0:
             what = "bytes of estimated peak" if best.of == "peak" else "saved bytes"
             return (
                 f"# There is no edit of the source that was verified to keep to {best.budget_bytes:,} {what}: {why}\n"
