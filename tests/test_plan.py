@@ -153,7 +153,7 @@ def random_graph(dice):
     return graph
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32).map(random.Random).map(random_graph), st.booleans())
 def test_the_solver_finds_the_best_of_all_choices(graph, grouped):
     """Of any graph, and of its names in pairs, with the bytes of a name those of all its gates."""
@@ -170,7 +170,7 @@ def test_the_solver_finds_the_best_of_all_choices(graph, grouped):
         leaves = {leaf for node in running for leaf in graph.leaves[node]}
         size = sum(sizes[name] for name in names) + sum(graph.leaf_bytes[leaf] for leaf in leaves)
         found.append((size, sum(graph.flops[node] for node in running)))
-    for budget in range(0, 16, 3):
+    for budget in (2, 5, 9):
         best = min((cost for size, cost in found if size <= budget), default=None)
         solution = problem.solve(budget, 0.0)
         if best is None:
@@ -401,7 +401,9 @@ def bent_forward(x, low, step):
 bent.defvjp(bent_forward, lambda saved, g: (g * jnp.cos(saved[0]) * saved[1], None, None), symbolic_zeros=True)
 
 
-@pytest.mark.parametrize("seen", [False, True], ids=["at first", "after a report"])
+@pytest.mark.parametrize(
+    "seen", [pytest.param(False, id="at first", marks=pytest.mark.slow), pytest.param(True, id="after a report")]
+)
 def test_a_rule_that_refuses_tangents_is_asked_as_jax_asks_it(seen):
     def loss(x, low, step):
         for _ in range(3):
@@ -468,7 +470,7 @@ def test_a_plan_of_values_in_a_rule_can_be_applied_and_kept(attentive):
     anew = rm.trace(fun, [f32(4, 8, 8)] * 3, f32(16, 8)).report(again)
     assert (anew.saved_bytes, anew.recomputed_flops) == (plan.saved_bytes, plan.recomputed_flops)
     chance = np.random.default_rng(0)
-    args = [chance.normal(0, 0.3, (4, 8, 8)).astype("f4")] * 3, chance.normal(0, 1, (16, 8)).astype("f4")
+    args = [chance.normal(0, 0.1, (4, 8, 8)).astype("f4")] * 3, chance.normal(0, 1, (16, 8)).astype("f4")
     for ours, jaxs in zip(
         *(jax.tree.leaves(jax.jit(jax.grad(each))(*args)) for each in (again.apply(fun), fun)), strict=True
     ):
