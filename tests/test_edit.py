@@ -18,6 +18,7 @@ import pytest
 import remat_magic as rm
 from remat_magic import units
 from remat_magic.api import Trace
+from remat_magic.editing.retracing import differences
 from remat_magic.engine.engine import Engine
 from remat_magic.records import PlannedValue, RematError
 from remat_magic.views import display
@@ -742,6 +743,13 @@ def test_a_plan_without_a_verified_edit_says_so(module):
     assert edit.diff() == "# There is no edit of the source that was verified to keep to 8 saved bytes: why.\n"
     best = dataclasses.replace(edit, closest=trace.edit(plan))
     assert (best.diff(), best.apply_text()) == (trace.edit(plan).diff(), trace.edit(plan).apply_text())
+
+
+def test_as_many_bytes_of_other_types_are_another_edit():
+    flat, square = (rm.trace(lambda x: jnp.sin(x).sum(), f32(*shape)).report() for shape in ((4,), (2, 2)))
+    assert flat.saved_bytes == square.saved_bytes
+    assert differences(flat, flat) == []
+    assert len(differences(flat, square)) == 2
 
 
 # Why no edit is the plan: its values are one layer's of several, or made inside a library's function or a rule.
