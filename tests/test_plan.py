@@ -190,22 +190,6 @@ def test_groups_of_values_are_saved_as_a_whole():
         assert solution.names in (frozenset(), graph.used(names[:2]))
 
 
-def test_many_values_that_are_alike_are_decided_some_in_a_row(monkeypatch):
-    fun, args = transformer(8)
-    graph = planner(rm.trace(fun, *args).facts, "function")
-    single = graph.problem()
-    few = len(single.names) // 3
-    monkeypatch.setattr(solver, "_SINGLE", few)
-    alike = {key: value.origin for key, value in graph.every_value().items()}
-    rows = Problem(graph.graph, alike=alike)
-    assert len(rows._units) <= few < len(single._units) == len(rows.names)
-    for share in (0.2, 0.5):
-        one_by_one, in_rows = (problem.solve(int(share * graph.most)) for problem in (single, rows))
-        assert one_by_one.bound <= in_rows.cost
-        assert in_rows.cost <= 1.5 * one_by_one.cost
-        assert in_rows.saved_bytes <= share * graph.most
-
-
 @pytest.mark.parametrize("blocks", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_unrolled_layers_of_gpt_2_are_within_a_hundredth(blocks):
     fun, args = models.transformer(blocks)

@@ -67,8 +67,7 @@ class Planner:
             problem = self._problems.get(objective.key)
             if problem is None:
                 costs = objective.costs(self.graph, self.parts.backward)
-                alike = {key: value.origin for key, value in self.every_value().items()}
-                problem = self._problems[objective.key] = Problem(self.graph, costs, alike=alike)
+                problem = self._problems[objective.key] = Problem(self.graph, costs)
             return problem
 
     def flops_without_checkpoint(self) -> int:
