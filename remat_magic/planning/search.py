@@ -151,7 +151,10 @@ def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan |
     limit = plan.budget_bytes or plan.saved_bytes
     request = _Request(f"{plan.policy} in the source", f"{plan.label} in the source", plan.budget_bytes, Objective())
     best = _within_saved(choices, request, limit, Problem(choices.graph, group=group), names_only=True)
-    return best if best is not None and best.names else None
+    if best is None or not best.names:
+        return None
+    bound = choices.problem().relax(limit) or 0.0  # of all choices, and not of groups alone
+    return replace(best, bound=min(int(bound), best.recomputed_flops), status="The best of what the source can name.")
 
 
 def frontier(facts: Facts, points: int = 10, at: str | None = None) -> Listed[FrontierPoint]:
