@@ -39,7 +39,8 @@ values = [*Out.values(), *globals().values()]
 widgets = {id(value): value for value in values if isinstance(value, RematWidget)}.values()
 for widget in widgets:
     widget._worker.join(600)
-    widget._kept.update(get_ipython(), lambda: widget._good)
+    widget._rendered.tell_figures()
+    widget._kept.publish(get_ipython(), widget._good, again=True)
 """
 _LOOK_AHEAD = f"""\
 {_SETTLE}

@@ -299,4 +299,4 @@ def test_each_module_of_the_tests_is_imported_once():
 def test_typed_and_complete():
     assert (PACKAGE / "py.typed").is_file()
     assert list((PACKAGE / "views" / "static").glob("*.css"))
-    assert list((PACKAGE / "views" / "static").glob("*.*js"))
+    assert list((PACKAGE / "widget" / "scripts").glob("*.js"))

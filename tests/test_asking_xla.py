@@ -1,8 +1,7 @@
-"""Where XLA takes long to say how it spreads values, it is asked in the background, and nothing is mixed meanwhile."""
+"""Where XLA takes long to say how it spreads values, it is asked when it is told to, and nothing is mixed."""
 
 import functools
 import pickle
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +10,15 @@ from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from remat_magic.engine import primal
-from remat_magic.engine.engine import Engine
 from remat_magic.records import RematError
 from remat_magic.views.plan import plan_meaning, plan_sentences
 from remat_magic.views.text import plain
 from remat_magic.widget import RematWidget
+from remat_magic.widget.panel import Request
 from tests.programs import f32
 from tests.test_widget import browser, messages, tell, workers_of  # noqa: F401 - a fixture
 
-LAYERS, WIDTH, BATCH = 3, 32, 64
+LAYERS, WIDTH, BATCH = 2, 32, 64
 TOGETHER, ONE = "of all 8 devices together", "of one of 8 devices"
 
 
@@ -102,164 +101,67 @@ def test_where_xla_cannot_be_asked_of_one_device_says_why(long, monkeypatch):
     assert trace.report().of_devices == TOGETHER
 
 
-@pytest.fixture
-def held(monkeypatch):
-    """XLA does not answer before this is set."""
-    go, ask = threading.Event(), Engine.of_one_device
-
-    def waits(engine):
-        assert go.wait(600)
-        return ask(engine)
-
-    monkeypatch.setattr(Engine, "of_one_device", waits)
-    yield go
-    go.set()
+# ------------------------------------------------------------------------------------------------------- in the widget
 
 
-def notes_of(widget):
-    return widget._view["parts"]["notes"]
+def asked(widget):
+    """Press the widget's button, and wait for what comes of it."""
+    tell(widget, type="one-device")
+    for worker in (widget._turn_worker, *workers_of(widget)):
+        worker.join(600)
 
 
-def test_the_widget_turns_when_xla_has_answered(browser, long, held):  # noqa: F811
+def test_the_widget_asks_when_it_is_told_to(browser, long):  # noqa: F811
     trace, at_once = long
     widget = RematWidget(trace, at="function")
     tell(widget, type="hello")
-    tell(widget, type="choose", policy="nothing_saveable", at="function", serial=3)
     plan = trace.plan("60%", "function")
     widget._choose_plan(plan, 4)
     widget._worker.join()
     key = widget.policy
     assert widget.report.of_devices == TOGETHER
-    assert "XLA is being asked in the background" in notes_of(widget)
     assert TOGETHER in widget._view["parts"]["totals"]
-    assert messages(widget, "anew") == []
-    held.set()
-    widget._xla_worker.join(600)
-    for worker in workers_of(widget):
-        worker.join()
-    assert (widget.policy, widget.at) == (key, "function")  # the reader's own choice, and none of the first
-    assert widget.plan == plan
+    assert 'data-action="one-device"' in widget._frame
+    asked(widget)
+    assert 'data-action="one-device"' not in widget._frame
+    assert (widget.policy, widget.at, widget.plan) == (key, "function", plan)  # the reader's own choice stays
     assert widget.report.of_devices == ONE
     assert widget.report.saved_bytes == at_once.report(plan).saved_bytes
-    assert ONE in widget._view["parts"]["totals"]
-    assert "XLA" not in notes_of(widget)
-    assert len(messages(widget, "anew")) == 1
     assert {ONE in view["parts"]["totals"] for view in widget._rendered.complete().values()} == {True}
-    tell(widget, type="choose", policy="none", at="function", serial=9)
-    assert widget.report.saved_bytes == at_once.report("none", "function").saved_bytes
+    frame = widget._frame
+    asked(widget)  # twice is once
+    assert widget._frame == frame
     widget.close()
 
 
-def test_what_was_worked_out_before_is_not_shown_after(browser, long, held):  # noqa: F811
-    """A table that is on its way when the widget turns is of all devices together."""
-    trace, _ = long
-    widget = RematWidget(trace, at="function")
-    begun, go = threading.Event(), threading.Event()
-    compare = next(panel for panel in widget._panels if panel.key == "compare")
-    compared = compare._compared
-
-    def slow(request):
-        begun.set()
-        html = compared(request)
-        assert go.wait(600)
-        return html
-
-    compare._compared = slow
-    request = {"type": "compare", "policy": "none", "at": "function", "device": "", "width": 680}
-    widget.comm.callback({"content": {"data": {"method": "custom", "content": request}}, "buffers": []})
-    assert begun.wait(600)
-    held.set()
-    widget._xla_worker.join(600)
-    go.set()
-    for worker in workers_of(widget):
-        worker.join()
-    assert [message for message in messages(widget, "compare") if not message.get("unfinished")] == []
-    tell(widget, **request)
-    (message,) = [message for message in messages(widget, "compare") if not message.get("unfinished")]
-    assert ONE in message["html"]
-    assert TOGETHER not in message["html"]
-    widget.close()
-
-
-def test_what_is_looked_ahead_at_meanwhile_is_not_shown_after(browser, long, held):  # noqa: F811
+def test_what_is_worked_out_meanwhile_is_not_shown_after(browser, long):  # noqa: F811
+    """A choice that is looked ahead at when the widget turns is of all devices together, and so is a table."""
     widget = RematWidget(long[0], at="function")
-    ahead = widget._prefetch.step
+    step, panel = widget._prefetch.step, next(panel for panel in widget._panels if panel.key == "compare")
+    compared = panel._compared
 
-    def slow(*args):
-        found = ahead(*args)
-        held.set()
-        widget._xla_worker.join(600)
-        return found
+    def meanwhile(result):
+        widget.comm.sent.clear()
+        asked(widget)
+        return result
 
-    widget._prefetch.step = slow
+    widget._prefetch.step = lambda *args: meanwhile(step(*args))
     widget.prefetch()
-    for worker in workers_of(widget):
-        worker.join()
-    assert {ONE in view["parts"]["totals"] for view in widget._rendered.complete().values()} == {True}
     assert not [message for message in messages(widget, "view") if TOGETHER in message["view"]["parts"]["totals"]]
+    assert {ONE in view["parts"]["totals"] for view in widget._rendered.complete().values()} == {True}
+    panel._compared = compared
+    panel._work(Request({"type": "compare", "policy": "none", "at": "function", "device": "", "width": 680}))
+    assert messages(widget, "compare") == []  # which the old panel has worked out
     widget.close()
 
 
-def test_places_that_are_tried_meanwhile_are_not_shown_after(browser, long, held, monkeypatch):  # noqa: F811
+def test_the_widget_says_why_xla_cannot_be_asked(browser, long, monkeypatch):  # noqa: F811
     widget = RematWidget(long[0], at="function")
-    compare = next(panel for panel in widget._panels if panel.key == "compare")
-    offer = type(compare._live).offer
-
-    def slow(live, plans):
-        offer(live, plans)
-        held.set()
-        widget._xla_worker.join(600)
-
-    monkeypatch.setattr(type(compare._live), "offer", slow)
-    tell(widget, type="places", policy="none", at="function", device="", width=680)
-    turned = next(number for number, sent in enumerate(widget.comm.sent) if "anew" in str(sent.get("content")))
-    after = [sent["content"] for sent in widget.comm.sent[turned:] if sent["method"] == "custom"]
-    assert not [message for message in after if TOGETHER in message.get("html", "")]
-    assert not compare._found or compare._found.rows[0].of_devices == ONE
-    widget.close()
-
-
-def test_a_choice_of_no_use_does_not_end_the_asking(browser, long, held):  # noqa: F811
-    """The worker takes it back in its time."""
-    widget = RematWidget(long[0], at="function")
-    widget._wishes.wish("no_such_policy", "function", 9, lambda _: None)
-    held.set()
-    widget._xla_worker.join(600)
-    for worker in workers_of(widget):
-        worker.join()
-    assert widget.report.of_devices == ONE
-    assert len(messages(widget, "anew")) == 1
-    widget.close()
-
-
-def test_the_widget_says_why_xla_cannot_be_asked(browser, long, held, monkeypatch):  # noqa: F811
-    trace, _ = long
-    widget = RematWidget(trace, at="function")
     monkeypatch.setattr("remat_magic._jax.propagated", lambda *_: 1 / 0)
-    held.set()
-    widget._xla_worker.join(600)
+    asked(widget)
     (said,) = messages(widget, "say")
     assert said["error"]
     assert "division by zero" in said["text"]
-    assert "is being asked" not in notes_of(widget)
-    assert widget.report.of_devices == TOGETHER
-    widget.close()
-
-
-def test_a_widget_that_is_closed_meanwhile_stays_closed(browser, long, held):  # noqa: F811
-    widget = RematWidget(long[0], at="function")
-    channel = widget.comm
-    widget.close()
-    channel.sent.clear()
-    held.set()
-    widget._xla_worker.join(600)
-    assert repr(widget) == "RematWidget(closed)"
-    assert channel.sent == []
-
-
-def test_where_nobody_looks_nothing_is_asked(long, monkeypatch):
-    monkeypatch.setattr(Engine, "of_one_device", lambda _: 1 / 0)
-    widget = RematWidget(long[0], at="function")
-    assert widget._xla_worker._thread is None
+    assert 'data-action="one-device"' in widget._frame  # to be tried again
     assert widget.report.of_devices == TOGETHER
     widget.close()

@@ -1,4 +1,4 @@
-"""The copy of the widget that is kept with the notebook: of the chosen device, and made where nobody waits for it."""
+"""The copy of the widget that is kept with the notebook: small, of the chosen device, and made where nobody waits."""
 
 import asyncio
 import html as html_module
@@ -6,30 +6,127 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
-import comm
 import jax
 import pytest
 
 import remat_magic as rm
 from remat_magic import devices
+from remat_magic.records import Program, ProgramLine, SourceText
 from remat_magic.views import format as fmt
 from remat_magic.views import html
 from remat_magic.widget import RematWidget, live_view
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
-from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import forget
+from remat_magic.widget.rendered import MOST_BYTES, Rendered
 from tests.programs import f32
 from tests.test_estimate import attention_layers
-from tests.test_widget import FakeComm, FakeShell, Screen, layers, messages, tell
+from tests.test_widget import KEYS, FakeShell, FakeTrace, Screen, browser, layers, messages, tell  # noqa: F401 - a fixture
+from tests.views_records import blocks, small
+
+
+class Kernel(FakeShell, Screen):
+    """A shell that runs cells and shows outputs, and notes which thread shows one."""
+
+    def __init__(self):
+        FakeShell.__init__(self)
+        Screen.__init__(self)
+        self.threads = []
+
+    def publish(self, data, transient, update=False):
+        self.threads.append(threading.current_thread())
+        Screen.publish(self, data, transient, update)
 
 
 @pytest.fixture
-def browser(monkeypatch):
-    """A kernel with a browser that listens."""
-    monkeypatch.setattr(comm, "create_comm", FakeComm)
-    monkeypatch.setattr(widget_module, "_kernel", object)
+def screen(browser, monkeypatch):  # noqa: F811
+    """What runs cells and shows outputs, and waits for cells, however slow this machine is."""
+    kernel = Kernel()
+    monkeypatch.setattr(idle_module, "_DELAY", 0.01)
+    monkeypatch.setattr(idle_module, "UNIT", float("inf"))
+    monkeypatch.setattr(live_view, "get_ipython", lambda: kernel)
+    yield kernel
+    forget(kernel)
+
+
+def look_ahead(widget):
+    while widget.prefetch():
+        pass
+
+
+def displayed(screen, trace, *args, **options):
+    """A widget whose copy is there, and in step."""
+    widget = RematWidget(trace, *args, **options)
+    screen.after()
+    widget._kept.publish(screen, widget._good)
+    widget._publish(widget.report, 0, widget._rendered)
+    look_ahead(widget)
+    return widget
+
+
+# ------------------------------------------------------------------------------------------------ what it has, in bytes
+
+VALUE = blocks(1).residuals[1]
+ROWS = tuple(
+    replace(VALUE, name=f"value_{line}", source=replace(VALUE.source, line=line, end_line=line))
+    for line in range(1, 401)
+)
+LINES = tuple(ProgramLine(f"    b{number}:f32[5] = sin a", None, "sin") for number in range(3000))
+SOURCE = (SourceText("/tmp/ipykernel_7/1.py", 3, "layer", 1, "def layer(x):\n" + "    x = jnp.sin(x)\n" * 1000),)
+OTHERS = [html.others_row(small(policy=f"names(save=['x{number}'])")) for number in range(200)]
+
+# What there is, and at least how many rows of values, lines of source, lines of jaxprs and other choices a copy has.
+REPORTS = {
+    "small": (small(), 3, (4, 1, 5, 3)),
+    "twelve blocks": (blocks(12), 9, (7, 1, 5, 9)),
+    "many values": (small(residuals=ROWS), 200, (15, 25, 5, 15)),
+    "long jaxprs": (small(forward=Program(LINES, 3000)), 0, (4, 1, 0, 0)),
+    "a long source": (small(sources=SOURCE), 3, (4, 1, 5, 3)),
+    "all of that": (small(residuals=ROWS, forward=Program(LINES, 3000), sources=SOURCE), 200, (15, 25, 0, 15)),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_copy_has_values_source_and_figures_in_60_kilobytes(name):
+    report, others, least = REPORTS[name]
+    rendered = Rendered("After In[3]", ())
+    rendered._others = {("", f"other {number}", "function"): row for number, row in enumerate(OTHERS[:others])}
+    kept = rendered.kept(report)
+    assert sum(len(text.encode()) for text in kept.values()) <= MOST_BYTES == 60_000
+    page = kept["text/html"]
+    assert not re.findall("<script|<select|<button| data-k=", page)
+    programs = "".join(re.findall("<pre.*?</pre>", page, re.DOTALL))
+    rows = ('<tr class="remat-row', '<td class="remat-ln"', '<td class="remat-policy"')
+    values, lines, choices = map(page.count, rows)
+    for number, needed in zip((values, lines, programs.count("\n"), choices), least, strict=True):
+        assert number >= needed, (values, lines, choices)
+    # What is left out is counted, or told where it is.
+    assert bool(programs) != ("<code>report.forward.text</code>" in page)
+    assert (f"{others - choices} more choice" in page) == (choices < others)
+    assert all("After In[3]" in text for text in kept.values())
+
+
+def test_a_choice_sends_no_copy_and_sixty_send_one(screen):
+    """Each click is a view for the browser; what is kept follows when the kernel is idle."""
+    widget = displayed(screen, FakeTrace(), "none")
+    assert [update for _, update in screen.shown] == [False, True]  # with the figures of the others
+    assert all(f"<code>{key}</code>" in screen.shown[-1][0] for key in KEYS if key != "as_written")
+    for number in range(60):
+        tell(widget, type="choose", policy=f"mine{number}", at="function", serial=number + 1)
+    assert len(screen.shown) == 2
+    look_ahead(widget)
+    assert len(screen.shown) == 3
+    copy, is_update = screen.shown[-1]
+    assert is_update
+    assert len(copy.encode()) < MOST_BYTES
+    assert "Policy mine59" in re.sub("<[^>]*>", "", copy)
+    look_ahead(widget)  # nothing has changed
+    assert len(screen.shown) == 3
+
+
+# --------------------------------------------------------------------------------------------------------- its device
 
 
 def step(ws, x):
@@ -51,112 +148,70 @@ def said_by_the_widget(widget, policy, device):
     return {"list": listed, "headline": parts["totals"], "bar": parts["peak"], "table": row, "picture": memory}
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("device", ["H100 SXM", "TPU v5e", "H100 SXM x8"])
-@pytest.mark.parametrize("function", [layers, step])
-def test_list_headline_bar_table_picture_and_what_is_kept_have_one_peak(browser, monkeypatch, function, device):
+@pytest.mark.parametrize(("function", "device"), [(layers, "H100 SXM"), (layers, "TPU v5e"), (step, "H100 SXM x8")])
+def test_list_headline_bar_table_picture_and_what_is_kept_have_one_peak(screen, function, device):
     """That of the report as on the device, which is another one than on this machine."""
     trace = rm.trace(function, [f32(257, 257)] * 4, f32(300, 257))
-    screen, widget = Screen(), RematWidget(trace, "none", device=device)
-    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
-    widget._kept.publish(screen, widget._good)
-    for policy in ("none", "dots_saveable", "nothing_saveable"):
+    widget = displayed(screen, trace, "none", device=device)
+    for policy in ("dots_saveable", "nothing_saveable"):
         here, there = trace.report(policy, "function"), trace.report(policy, "function", device=device)
         assert here.peak_bytes != there.peak_bytes == trace.timeline(policy, "function", device=device).peak_bytes
         told = fmt.nbytes(there.peak_bytes)
         for where, text in said_by_the_widget(widget, policy, device).items():
             assert re.search(rf"(?<![\d.]){re.escape(told)}", text), where
             assert not re.search(rf"(?<![\d.]){re.escape(fmt.nbytes(here.peak_bytes))} (?:by|of)", text), where
+        look_ahead(widget)
         kept = screen.shown[-1][0]
         assert f"peak of {told}" in kept
         assert f"peak of {fmt.nbytes(here.peak_bytes)}" not in kept
         assert f", with peaks as on {device}; run" in kept
 
 
-def test_a_kept_copy_is_of_the_device_that_the_widget_shows(browser, monkeypatch):
-    """Chosen by the reader or for the cell: peaks as reports as on it have them, and what is left of it."""
+def test_a_kept_copy_is_of_the_device_that_the_widget_shows(screen):
+    """Chosen by the reader or for the cell: the peaks of all choices, and what is left of it."""
     trace = rm.trace(layers, [f32(257, 257)] * 3, f32(1000, 257))
-    screen, widget, named = Screen(), RematWidget(trace, "none"), RematWidget(trace, "none", device="TPU v5e")
-    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
-    monkeypatch.setattr(idle_module, "UNIT", float("inf"))  # however slow this machine is
-    widget._kept.publish(screen, widget._good)
-    widget._publish(widget.report, 0, widget._rendered)
-    while widget.prefetch():
-        pass
-    keys = ("none", "nothing_saveable")
-    here, on_tpu, on_gpu = (
-        [f"peak of {fmt.nbytes(trace.report(key, device=device).peak_bytes)}" for key in keys]
-        for device in (None, "TPU v5e", "H100 SXM")
-    )
-    assert {*here}.isdisjoint({*on_tpu, *on_gpu})
-    assert {*on_tpu}.isdisjoint(on_gpu)
+    named = RematWidget(trace, "none", device="TPU v5e")
+    widget = displayed(screen, trace, "none")
 
-    def kept():
-        return screen.shown[-1][0]
+    def peak_of(key, device):
+        return fmt.nbytes(trace.report(key, device=device or None).peak_bytes)
 
-    assert all(peak in kept() for peak in here)
-    assert "left of" not in kept()
-    for device, there in (("TPU v5e", on_tpu), ("H100 SXM", on_gpu)):
+    named_devices = ("", "TPU v5e", "H100 SXM")
+    peaks = {device: {peak_of(key, device) for key in ("none", "nothing_saveable")} for device in named_devices}
+    assert len(set.union(*peaks.values())) == sum(map(len, peaks.values()))
+    for device in (*named_devices, ""):
         tell(widget, type="device", device=device)
-        assert all(peak in kept() for peak in there)
-        assert not any(peak in kept() for peak in {*here, *on_tpu, *on_gpu}.difference(there))
-        assert f"left of {device}, {fmt.nbytes(devices.usable_bytes(devices.get(device)))}" in kept()
-        assert f", with peaks as on {device}; run" in kept()
-        assert f"Peaks are as on {device}." in widget._rendered.kept(widget.report)["text/plain"]
-    # What is offered by nobody changes nothing.
+        look_ahead(widget)
+        kept = screen.shown[-1][0]
+        told = {*re.findall(r"[\d.]+ [kMG]B", kept)}
+        assert {other for other, figures in peaks.items() if figures <= told} == {device}
+        memory = device and fmt.nbytes(devices.usable_bytes(devices.get(device)))
+        assert (f"left of {device}, {memory}" in kept) == bool(device)
     count = len(screen.shown)
-    tell(widget, type="device", device="<b>")
+    tell(widget, type="device", device="<b>")  # which is offered by nobody
+    look_ahead(widget)
     assert len(screen.shown) == count
-    tell(widget, type="device", device="")
-    assert "left of" not in kept()
-    assert on_tpu[0] in named._rendered.kept(named.report)["text/html"]
+    assert (
+        fmt.nbytes(trace.report("none", device="TPU v5e").peak_bytes) in named._rendered.kept(named.report)["text/html"]
+    )
 
 
-def test_the_widget_and_what_is_kept_note_a_peak_by_the_order_of_a_device(browser, monkeypatch):
+def test_the_widget_and_what_is_kept_note_a_peak_by_the_order_of_a_device(screen):
     """Around attention layers XLA may recompute all scores at once: far more than one after another."""
     layer = {name: f32(256, 256) for name in "qkvo"}
     trace = rm.trace(attention_layers, [layer] * 4, f32(32, 512, 256))
     policy, device = "dots_with_no_batch_dims_saveable", "H100 SXM"
-    screen, widget = Screen(), RematWidget(trace, policy, device=device)
-    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
-    widget._kept.publish(screen, widget._good)
+    widget = RematWidget(trace, policy, device=device)
     widget._publish(widget.report, 0, widget._rendered)
     noted = html_module.escape(trace.report(policy, "function", device=device).by_order.text)
     tell(widget, type="peak", policy=policy, at="function", device=device)
     assert noted
     assert noted in messages(widget, "peak")[-1]["notes"]
-    assert noted in screen.shown[-1][0]
+    assert noted in widget._rendered.kept(widget.report)["text/html"]
     assert noted not in widget._view["parts"]["notes"]  # which is of no device
 
 
-class Kernel(FakeShell, Screen):
-    """A shell that runs cells and shows outputs, and notes which thread shows one."""
-
-    def __init__(self):
-        FakeShell.__init__(self)
-        Screen.__init__(self)
-        self.threads = []
-
-    def publish(self, data, transient, update=False):
-        self.threads.append(threading.current_thread())
-        Screen.publish(self, data, transient, update)
-
-
-@pytest.fixture
-def ahead(browser, monkeypatch):
-    """A kernel that waits for cells, a trace for its widget, and the threads that make reports, with the device."""
-    monkeypatch.setattr(idle_module, "_DELAY", 0.01)
-    monkeypatch.setattr(idle_module, "UNIT", 60.0)
-    kernel, asked, report = Kernel(), [], rm.Trace.report
-
-    def noted(self, *args, device=None, **options):
-        asked.append((threading.current_thread(), device))
-        return report(self, *args, device=device, **options)
-
-    monkeypatch.setattr(live_view, "get_ipython", lambda: kernel)
-    monkeypatch.setattr(rm.Trace, "report", noted)
-    yield kernel, rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8)), asked
-    forget(kernel)
+# ------------------------------------------------------------------------------------------------------ when it is made
 
 
 async def until(is_so):
@@ -167,58 +222,33 @@ async def until(is_so):
     raise TimeoutError
 
 
-@pytest.mark.parametrize("device", ["TPU v5e", "H100 SXM"])
-def test_what_is_kept_for_a_device_is_made_between_cells_and_not_on_the_main_thread(ahead, device):
-    """Which has the next cell to run, and for 48 layers would not begin it for seconds."""
-    kernel, trace, asked = ahead
+def test_what_is_kept_is_made_between_cells_and_not_on_the_main_thread(screen):
+    """Which has the next cell to run; a cell that begins meanwhile is waited for."""
+    trace, row, began = rm.trace(layers, [f32(8, 8)] * 3, f32(4, 8)), html.others_row, []
 
-    async def session():
-        kernel.before("one")
-        widget = RematWidget(trace, "none", device=device)
-        widget._kept.publish(kernel, widget._good)
-        widget._publish(widget.report, 0, widget._rendered)
-        in_cell = len(asked)
-        assert {thread for thread, _ in asked} == {threading.main_thread()}
-        kernel.threads.clear()
-        kernel.after()
-        keys = {choice.key for choice in trace.choices()}
-        await until(lambda: all(f"<code>{key}</code>" in kernel.shown[-1][0] for key in keys - {"as_written"}))
-        later = asked[in_cell:]
-        assert len([on for _, on in later if on is not None]) >= len(keys) - 1
-        assert threading.main_thread() not in {thread for thread, _ in later}
-        assert kernel.threads
-        assert threading.main_thread() not in kernel.threads
+    def begins_a_cell(report):
+        if not began:
+            began.append(report)
+            screen.before("two")
+        return row(report)
 
-    asyncio.run(session())
-
-
-def test_what_is_kept_waits_for_a_cell_that_begins_meanwhile(ahead, monkeypatch):
-    kernel, trace, asked = ahead
-    folded = html.folded
-
-    def first_of_many(*args):
-        if not kernel.began:
-            kernel.began = True
-            kernel.before("two")
-        return folded(*args)
-
-    async def session():
-        kernel.before("one")
+    async def session(monkeypatch):
+        screen.before("one")
         widget = RematWidget(trace, "none", device="TPU v5e")
-        widget._kept.publish(kernel, widget._good)
-        kernel.began = False
-        monkeypatch.setattr(rendered_module.html, "folded", first_of_many)
-        kernel.after()
-        await until(lambda: kernel.began)
+        widget._kept.publish(screen, widget._good)
+        monkeypatch.setattr(rendered_module.html, "others_row", begins_a_cell)
+        screen.threads.clear()
+        screen.after()
+        await until(lambda: began)
         widget._idle._worker.join()
-        count, shown = len(asked), len(kernel.shown)
-        await asyncio.sleep(0.1)
-        assert (len(asked), len(kernel.shown)) == (count, shown) == (count, 1)
-        kernel.after()
-        await until(lambda: "<code>nothing_saveable</code>" in kernel.shown[-1][0])
-        assert len(asked) > count
+        assert len(screen.shown) == 1
+        screen.after()
+        await until(lambda: "<code>nothing_saveable</code>" in screen.shown[-1][0])
+        assert screen.threads
+        assert threading.main_thread() not in screen.threads
 
-    asyncio.run(session())
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asyncio.run(session(monkeypatch))
 
 
 AT_THE_END = """
@@ -251,6 +281,7 @@ asyncio.run(session())
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ends_waits_for_what_was_begun_and_begins_nothing_more():
     """A thread in the midst of XLA's code, when Python is taken down around it, could crash it."""
     ran = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=400, check=False)

@@ -2,13 +2,12 @@
 
 import html
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from remat_magic.records import Choice, Equation, Program, ProgramLine, Report
-from remat_magic.views.html import report_html
+from remat_magic.views.html import kept_html, others_row, report_html
 from remat_magic.views.jaxpr_text import jaxprs, lazy_chunks
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.rows import recomputed_rows, residual_rows
@@ -189,30 +188,16 @@ def test_big_programs_come_in_chunks_of_a_hundred():
 
 
 def test_the_static_part_needs_no_script():
-    page = report_html(small(), [small(policy="none", recomputed=()), blocks(3)])
+    page = kept_html(small(), [*map(others_row, (small(policy="none", recomputed=()), blocks(3)))], most=10**6)
     parsed = _Page(page)
-    assert not {"select", "input", "button"} & set(parsed.tags)
-    assert parsed.tags.count("script") == 1  # which makes a dropdown of what can be read without it
-    assert not {"script"} & set(_Page(report_html(small())).tags)  # nothing to choose between
+    assert not {"select", "input", "button", "script"} & set(parsed.tags)
     assert not [name for name, _ in parsed.attributes if name.startswith("on")]
-    assert page.startswith('<div class="remat remat-static"><style>')
-    assert page.count('<details class="remat-other">') == 2
+    assert report_html(small()).startswith('<div class="remat remat-static"><style>')
+    assert page.count('<td class="remat-policy"') == 2  # of each its figures
     assert "font-family: var(--jp-code-font-family, monospace)" in page
-    for piece in ("loss(x f32[4]) -> f32[]", "differentiated: x", "Policy dots_saveable", "Other policies none"):
+    for piece in ("loss(x f32[4]) -> f32[]", "differentiated: x", "Policy dots_saveable"):
         assert piece in parsed.text
-
-
-def test_what_is_the_same_under_several_policies_is_kept_once():
-    chosen, bare, other = small(), small(policy="bare", recomputed=()), blocks(3)
-    twins = (replace(chosen, policy="twin", label="twin"), replace(bare, policy="too", label="too"))
-    page = report_html(chosen, [bare, twins[0], other, twins[1]])
-    text = _Page(page).text
-    assert "Other policies The same as the above: twin" in text
-    assert "bare = too saved" in text
-    assert page.count('<details class="remat-other">') == 2
-    assert page.count('class="remat-choice"') == 5
-    # One byte is enough of a difference.
-    assert "The same" not in report_html(chosen, [replace(twins[0], peak_bytes=7)])
+    assert "dots_saveable 576 B" in parsed.text.replace("\n", " ")  # 18 of 32 bytes
 
 
 def test_the_kinds_are_left_out_where_there_is_but_one():
@@ -252,7 +237,7 @@ def test_nothing_shown_can_inject_html():
     choice = Choice(EVIL, EVIL, EVIL, EVIL)
     quotes = Choice("\"'", "\"'", "\" onfocus='alert(1)' '")
     pages = [
-        report_html(report, [report]),
+        report_html(report),
         *fragments(report).values(),
         jaxprs(report),
         *[chunk for chunks in lazy_chunks(report).values() for chunk in chunks],

@@ -21,7 +21,7 @@ from remat_magic import devices
 from remat_magic.records import Choice, Measurement, Program, ProgramLine, Progress, RematError, Report, Site
 from remat_magic.views import html
 from remat_magic.views.peak_bar import peak_bar_html
-from remat_magic.widget import RematWidget, live_view
+from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
 from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
@@ -567,29 +567,6 @@ class Screen:
 
     def publish(self, data, transient, update=False):
         self.shown.append((data["text/html"], update))
-
-
-def test_the_kept_output_is_replaced_once_for_what_is_prefetched(browser, monkeypatch):
-    screen, widget = Screen(), RematWidget(FakeTrace(), "none")
-    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
-    widget._kept.publish(screen, widget._good)
-    while widget.prefetch():
-        pass
-    # Not once for each: the page works its styles out anew for every replacement.
-    assert [update for _, update in screen.shown] == [False, True]
-    assert all(f"<code>{key}</code>" in screen.shown[-1][0] for key in KEYS if key != "as_written")
-    assert widget.prefetch() is False
-    assert len(screen.shown) == 2
-
-
-def test_the_kept_output_follows_a_long_prefetch(browser, monkeypatch):
-    screen, widget = Screen(), RematWidget(FakeTrace(), "none")
-    monkeypatch.setattr(live_view, "get_ipython", lambda: screen)
-    monkeypatch.setattr(rendered_module, "_EVERY", 0.0)
-    widget._kept.publish(screen, widget._good)
-    while widget.prefetch():
-        pass
-    assert [update for _, update in screen.shown] == [False] + [True] * len(KEYS)
 
 
 def test_prefetching_stops_where_it_would_be_felt(browser):

@@ -270,7 +270,7 @@ class Primal:
             return _Answer(
                 None,
                 f"it has more than {_MOST_ASKED:,} operations, which takes long; trace.of_one_device() asks all the "
-                "same, and so does the widget in the background",
+                "same, and so does Ask XLA in the widget",
                 takes_long=True,
             )
         propagated = Propagated()

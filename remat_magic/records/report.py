@@ -97,7 +97,7 @@ class Report(Displayed, Labelled):
 
         Args:
             path: the file, replaced if it is there.
-            others: reports of the same function under other policies, each folded up.
+            others: reports of the same function under other policies, whose figures are told beside it.
 
         Raises:
             RematError: the file cannot be written.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_magic.records import Report, SourceSpan, SourceText
 from remat_magic.views import format as fmt
@@ -43,6 +43,7 @@ class _Section:
     unfolded: bool
     lines: tuple[Listed, ...]
     library: bool = False
+    gaps: bool = False  # whether it is told where lines are left out
 
     @property
     def mark(self) -> str:
@@ -60,12 +61,13 @@ class _Scale:
     live: bool
 
 
-def listing_html(report: Report, live: bool = False) -> str:
+def listing_html(report: Report, live: bool = False, most: int | None = None) -> str:
     """The source that a function was traced from, with the costs of each line and marks on the expressions.
 
     Args:
         report: of which policy.
         live: whether a script is at hand, for which the numbers of lines become buttons.
+        most: so many of the user's lines alone are shown, those that save and recompute most. Default: all of it.
     """
     rows = line_rows(report)
     if not rows and not report.sources:
@@ -77,6 +79,7 @@ def listing_html(report: Report, live: bool = False) -> str:
         live,
     )
     rows_by_line = _by_line(rows)
+    dearest = set(sorted(rows_by_line, key=lambda line: _cost_of(rows_by_line[line]), reverse=True)[:most])
     attributions: _Attributions = {}
     for attribution in expressions(report):
         if attribution.source is not None:
@@ -85,8 +88,12 @@ def listing_html(report: Report, live: bool = False) -> str:
     for section in _sections(report, rows):
         # A line counts once, should it stand in two texts.
         own = {number: rows_by_line.pop((section.file, section.cell, number), None) for number, _, _ in section.lines}
-        folds.append(_fold(section, own, attributions, scale))
-    called = _called(report, attributions, scale)
+        if most is not None:
+            lines = tuple(line for line in section.lines if (section.file, section.cell, line[0]) in dearest)
+            section = replace(section, lines=lines, gaps=True)
+        if section.lines or most is None:
+            folds.append(_fold(section, own, attributions, scale))
+    called = _called(report, attributions, scale) if most is None else []
     if called:
         folds.append(f"{_LIBRARIES}{''.join(called)}")
     nowhere = next((row for row in rows if row.attribution.source is None), None)
@@ -105,6 +112,10 @@ _LIBRARIES = '<p class="remat-legend">Library functions called there; their figu
 
 def _line_of(span: SourceSpan) -> _Line:
     return (span.file, span.cell, span.line)
+
+
+def _cost_of(row: LineRow) -> tuple[int, int]:
+    return row.saved, row.flops or 0
 
 
 def _by_line(rows: Iterable[LineRow]) -> dict[_Line, LineRow]:
@@ -157,7 +168,7 @@ def _called(report: Report, attributions: _Attributions, scale: _Scale) -> list[
                 near.update(range(number - _AROUND, number + _AROUND + 1))
         if len(near) > 1:
             lines = tuple(line for line in lines if line[0] in near)
-            section = _Section(text.place, text.file, None, text.function, False, lines, library=True)
+            section = _Section(text.place, text.file, None, text.function, False, lines, library=True, gaps=True)
             folds.append(_fold(section, own, attributions, scale))
     return folds
 
@@ -169,7 +180,7 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Att
     body = list[str]()
     before = section.lines[0][0] - 1 if section.lines else 0
     for number, line, coloured in section.lines:
-        if section.library and number != before + 1:
+        if section.gaps and number != before + 1:
             body.append(f'<tr class="remat-gap"><td class="remat-no">⋮</td><td></td>{_costs(None, scale)}</tr>')
         before = number
         row = rows[number]

@@ -16,13 +16,14 @@ __all__ = ["recomputed_html", "residuals_html"]
 _FIRST = 5
 
 
-def residuals_html(report: Report, folded: bool = False) -> str:
+def residuals_html(report: Report, folded: bool = False, most: int | None = None) -> str:
     """The residual table.
 
     Args:
         report: of which policy.
         folded: for where no script is: but for the biggest rows all are folded, in tables of their own. Else all are
             in one, and the script folds them.
+        most: how many rows are shown at most under each fold, the biggest; the others are counted. Default: all.
     """
     if not report.residuals:
         return '<p class="remat-empty">Nothing is saved for the backward pass.</p>'
@@ -41,11 +42,20 @@ def residuals_html(report: Report, folded: bool = False) -> str:
         + (_residuals(report, kept[:_FIRST], kept=kept, plain=True) if kept else "")
         + "".join(
             f"<details><summary>{what}, {fmt.nbytes(sum(row.nbytes for row in rows))}</summary>"
-            f"{_residuals(report, rows, kept=kept, plain=True)}</details>"
+            f"{_residuals(report, rows[:most], kept=kept, plain=True)}{_more(rows, most)}</details>"
             for what, rows in folds
             if rows
         )
     )
+
+
+def _more(rows: Sequence[ResidualRow], most: int | None) -> str:
+    more = [] if most is None else rows[most:]
+    if not more:
+        return ""
+    what = fmt.count(sum(row.count for row in more), "more value")
+    size = fmt.nbytes(sum(row.nbytes for row in more))
+    return f'<p class="remat-empty">{what}, {size}; run the cell for all.</p>'
 
 
 def _by_noun(alive: Sequence[ResidualRow]) -> list[tuple[str, list[ResidualRow]]]:

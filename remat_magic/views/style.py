@@ -6,10 +6,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["STATIC", "style"]
+__all__ = ["style"]
 
-STATIC = Path(__file__).parent / "static"
-"""The folder of all that a browser reads as it is."""
+_STATIC = Path(__file__).parent / "static"
 
 _SHEETS = ("report.css", "source.css", "glance.css")  # in the order of the cascade
 
@@ -22,6 +21,6 @@ def style(live: bool = False) -> str:
         live: with what only the widget needs.
     """
     names = (*_SHEETS, "widget.css", "calm.css", "choosing.css") if live else _SHEETS
-    text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
+    text = "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r"/\*.*?\*/|\s+", " ", text, flags=re.DOTALL)
     return re.sub(r" ?([{};]) ?", r"\1", text).strip()

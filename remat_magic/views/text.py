@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from itertools import accumulate
 from typing import Any
 
 import rich.text
@@ -30,6 +31,7 @@ __all__ = ["Text", "grid", "plain", "printed", "render"]
 # A terminal's scrollback is no place for twelve thousand lines.
 _JAXPR_LINES = 200
 _LAID_OUT = 500  # equations: some 20 ms
+_SAID = 100  # bytes at most, of what is said of lines that are left out
 _NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound", "Segment")
 # Below this width the columns of the tables are stacked.
 _WIDE = 110
@@ -89,12 +91,25 @@ def render(report: Report, width: int | None = None, compare: Report | None = No
     return _View(report, width, compare, title)
 
 
-def plain(report: Report, width: int = 100, title: str = "", lay_out: bool = True) -> str:
+def plain(
+    report: Report, width: int = 100, title: str = "", lay_out: bool = True, most_bytes: int | None = None
+) -> str:
     """The report as text without colours, no line longer than ``width`` columns.
 
-    Without ``lay_out``, large jaxprs whose text nobody has asked for yet are counted only.
+    Args:
+        report: what to show.
+        width: columns.
+        title: a line to put before everything.
+        lay_out: whether large jaxprs whose text nobody has asked for yet are printed too, and not counted only.
+        most_bytes: how many bytes it may have; the lines that are too many for that are counted. Default: any number.
     """
-    return printed(_View(report, None, None, title, lay_out), width)
+    text = printed(_View(report, None, None, title, lay_out), width)
+    if most_bytes is None or len(text.encode()) <= most_bytes:
+        return text
+    lines = text.splitlines(keepends=True)
+    sizes = accumulate(len(line.encode()) for line in lines)
+    shown = sum(size <= most_bytes - _SAID for size in sizes)
+    return f"{''.join(lines[:shown])}\n… {len(lines) - shown:,} more lines; run the cell for all\n"
 
 
 def printed(shown: RenderableType, width: int) -> str:

@@ -21,6 +21,7 @@ __all__ = ["frame"]
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
 _MORE = "Compare with another choice, undo and redo, copy tables, and rarer options; what is unfolded stays so"
+_ASK = "All figures become those of one device: XLA is asked how it spreads the values, a second for 1,000 operations"
 _TO_EDIT = "The plan as an edit of your source, whose cells can be copied whole"
 # More names than this are searched rather than read.
 _MANY_NAMES = 6
@@ -65,7 +66,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f"{whole('fits', 'All that the compiler says')}</div>"
         f'<div class="remat-code remat-optional"><code data-part="code"></code>'
         f"{button('to-edit', 'Show its edit', hidden='', title=_TO_EDIT)}{button('copy', 'Copy')}{apply}</div>"
-        '<div data-part="notes"></div>'
+        f'<div data-part="notes"></div>{_asking(trace)}'
         '<div class="remat-bar"><div class="remat-tabs" role="tablist" aria-label="Details">'
         f"{''.join(map(_tab, panels))}</div>"
         f'<button type="button" data-action="unpick" hidden{taught("unpick")} {KEYS}></button>'
@@ -85,6 +86,11 @@ def _memory(names: Sequence[str]) -> dict[str, int]:
 def _apart(names: Sequence[str]) -> list[str]:
     """The accelerators on which the estimated peak is another than here."""
     return [name for name in names if devices.get(name).holds_otherwise]
+
+
+def _asking(trace: Trace) -> str:
+    """The button that has XLA asked how values are spread, where that takes long and was not done."""
+    return f'<div class="remat-controls">{button("one-device", "Ask XLA", title=_ASK)}</div>' if trace.postponed else ""
 
 
 def _gradients(trace: Trace) -> str:

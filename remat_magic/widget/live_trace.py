@@ -31,7 +31,6 @@ class LiveTrace:
         device: the name of the accelerator to begin with, and later the one that the reader chose: by default the one
             that is here, empty for a machine without, or with one that is not known.
         is_asked_for: whether anything was said of it.
-        turns: how often another trace has taken the place of the one before: what was worked out before is not shown.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class LiveTrace:
         self._lock = threading.Lock()
         self._compiled: dict[tuple[str, str, str], Measurement] = {}
         self.on_compiled: list[Callable[[Measurement], None]] = []  # told what was compiled
-        self.turns = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -83,11 +81,6 @@ class LiveTrace:
         if self._trace is None:
             raise RematError(_CLOSED)
         return self._trace
-
-    def turn(self, trace: Trace) -> None:
-        """Take another trace of the same function; plans, policies and what was compiled stay."""
-        self._trace = trace
-        self.turns += 1
 
     def close(self) -> None:
         """Let go of the trace, the user's names and the inputs."""

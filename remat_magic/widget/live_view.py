@@ -9,7 +9,7 @@ from typing import Any
 import traitlets
 from IPython.core.getipython import get_ipython
 
-from remat_magic.api import Policy, Trace
+from remat_magic.api import Policy
 from remat_magic.records import Note, Plan, RematError, Report
 from remat_magic.views import plan as plan_views
 from remat_magic.views.style import style
@@ -18,14 +18,12 @@ from remat_magic.widget.channel import Channel
 from remat_magic.widget.frame import frame
 from remat_magic.widget.idle import IdleTime, Prefetch
 from remat_magic.widget.live_trace import LiveTrace
-from remat_magic.widget.panel import Panel
+from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.rendered import Kept, Rendered
 from remat_magic.widget.wishes import Wish, Wishes
 from remat_magic.widget.worker import Worker, sentence_of
 
 __all__ = ["LiveView"]
-
-_ASKING = "XLA is being asked in the background: when it has answered, all figures here turn to one device's."
 
 
 class LiveView(Channel):
@@ -73,9 +71,8 @@ class LiveView(Channel):
         first = self._turn_to(live, policy, at)
         self._worker = Worker[Wish](self._work)
         self._peek_worker = Worker[Wish](self._peek)
-        self._gradient_worker = Worker[str](self._work_on_gradient)
+        self._turn_worker = Worker[Request](self._turn)
         self._device_worker = Worker[str](self._work_on_device)
-        self._xla_worker = Worker[LiveTrace](self._await_xla)
         self._kept = Kept(self._rendered)
         self._esm = widget_script(panels)
         view, own = {**self._render(first), "serial": 0}, self._kept.id
@@ -98,7 +95,6 @@ class LiveView(Channel):
             self._prefetch = Prefetch()
             self._rendered = Rendered(self._title, panels, live)
             self._live = live
-            self._awaits_xla = live.trace.postponed
         return first
 
     def _draw(self) -> str:
@@ -131,9 +127,8 @@ class LiveView(Channel):
         self._live.close()
         self._worker.post(None)
         self._peek_worker.post(None)
-        self._gradient_worker.post(None)
+        self._turn_worker.post(None)
         self._device_worker.post(None)
-        self._xla_worker.post(None)
         for panel in self._panels:
             panel.close()
         layout = self.layout
@@ -189,14 +184,22 @@ class LiveView(Channel):
         else:
             self._send_rendered(report, rendered, policy=wish.policy, at=wish.at)
 
-    def _work_on_gradient(self, key: str) -> None:
-        """Turn to another gradient that the function takes inside."""
+    def _turn(self, request: Request) -> None:
+        """Turn to another gradient that the function takes inside, or to the figures of one device."""
         live, panels = self._live, self._panels
         if live.closed:
             return
+        policy, at = "as_written", None
         try:
-            other = LiveTrace(live.trace.of_gradient(key), live.namespace, None, live.device)
-            first = self._turn_to(other, "as_written", None)
+            if request.kind == "gradient":
+                other = LiveTrace(live.trace.of_gradient(request.text("key")), live.namespace, None, live.device)
+            elif live.trace.postponed:
+                wish = self._wishes.wished
+                policy, at = live.policy(wish.policy), wish.at
+                other = LiveTrace(live.trace.of_one_device(), live.namespace, live.inputs, live.device)
+            else:
+                return  # it was asked twice
+            first = self._turn_to(other, policy, at)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             self._say(sentence_of(error), error=True)
             return
@@ -208,57 +211,7 @@ class LiveView(Channel):
             self._frame = self._draw()
             self._view = {**self._render(first), "serial": 0}
         self._settle(first, self._wishes.wished)
-        self._begin_anew()
-        self._ask_xla()
-
-    def _ask_xla(self) -> None:
-        """Have XLA asked in the background where it takes long."""
-        if self._awaits_xla:
-            self._xla_worker.post(self._live)
-
-    def _await_xla(self, live: LiveTrace) -> None:
-        """Turn to one device's figures once XLA has told them of what is chosen then; all else stays as it is."""
-        try:
-            trace = live.trace.of_one_device()
-            report = self._newest(trace, live)
-        except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
-            with self._turning:
-                if live is not self._live or live.closed:
-                    return
-                rendered = Rendered(self._title, self._panels, live)
-                self._awaits_xla, self._rendered = False, rendered
-            self._kept.follow(rendered)
-            self._publish(self._good, self._wishes.serial, rendered)
-            self.send({"type": "anew"})
-            self._say(sentence_of(error), error=True)
-            return
-        with self._turning:
-            if live is not self._live or live.closed:
-                return
-            live.turn(trace)
-            for panel in self._panels:
-                panel.turned()
-            rendered = Rendered(self._title, self._panels, live)
-            self._awaits_xla, self._rendered = False, rendered
-            self._prefetch = Prefetch()
-        self._kept.follow(rendered)
-        self._publish(report, self._wishes.serial, rendered)
-        self.send({"type": "anew"})
-        self._begin_anew()
-
-    def _newest(self, trace: Trace, live: LiveTrace) -> Report:
-        """What is wished for last, of another trace of the same function; of what is no use what was shown before."""
-        while True:
-            wish = self._wishes.wished
-            try:
-                report = trace.report(*live.arguments(wish.policy, wish.at))
-            except RematError:  # the worker says so, and takes the wish back
-                report = trace.report(*live.arguments(self._good.policy, self._good.at))
-            if wish == self._wishes.wished or live is not self._live or live.closed:
-                return report
-
-    def _begin_anew(self) -> None:
-        """Work out what is wished for, and then the others, of a trace that is new here."""
+        # What is wished for, and then the others.
         self._worker.post(self._wishes.wished)
         if self._idle is not None:
             self._idle.resume(self)
@@ -266,10 +219,18 @@ class LiveView(Channel):
     def _work_on_device(self, name: str) -> None:
         """Keep a copy with the peaks of another device."""
         if not self._live.closed and self._live.choose_device(name):
-            self._kept.update(self._shell, lambda: self._good)
+            self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        """Have the copy that is kept replaced when the kernel is idle."""
+        self._kept.fall_behind()
+        if self._idle is not None:
+            self._idle.resume(self)
 
     def prefetch(self) -> bool:
-        """Compute one more policy, and keep it with the notebook; between cells, on any thread but the main one.
+        """Compute one more policy, and bring what the notebook keeps in step once that is done for all.
+
+        Between cells, on any thread but the main one.
 
         Returns:
             Whether to go on: not when all are cached and kept, or when one took longer than is felt.
@@ -281,14 +242,15 @@ class LiveView(Channel):
             report, goes_on = self._prefetch.step(self._live, self.at, rendered.complete())
             if report is not None:
                 self._send_rendered(report, rendered)
-            is_kept = self._kept.catch_up(
-                self._shell, lambda: self._good, grown=report is not None, more=goes_on, stop=self._is_disturbed
-            )
+                self._kept.fall_behind()
+            if goes_on:
+                return True
+            is_kept = self._kept.catch_up(self._shell, lambda: self._good, self._is_disturbed)
         except RematError:  # closed meanwhile
             if self._live.closed:
                 return False
             raise
-        return goes_on or not is_kept
+        return not is_kept
 
     def _is_disturbed(self) -> bool:
         """Whether what nobody waits for is to wait itself."""
@@ -304,8 +266,7 @@ class LiveView(Channel):
         if report.policy in plans:
             instead, applying = plan_views.UNPASTED, "Apply binds it"
         status = f"{instead}; {applying}" if self._can_apply else instead
-        for_now = (Note("devices-together", _ASKING),) if self._awaits_xla else ()
-        return self._rendered.view(report, meanings, status, report.policy in plans, for_now)
+        return self._rendered.view(report, meanings, status, report.policy in plans)
 
     def _publish(self, report: Report, serial: int, rendered: Rendered) -> None:
         """Show a report, unless what is rendered has come to be of another trace than it is."""
@@ -316,7 +277,7 @@ class LiveView(Channel):
             if report.complete:
                 self._good = report
         if report.complete and not self._live.closed:
-            self._kept.update(self._shell, lambda: self._good)
+            self._fall_behind()
 
     def _send_rendered(self, report: Report, rendered: Rendered, **of: str) -> None:
         """Send a report's view, unless the trace that it is of has made way for another."""

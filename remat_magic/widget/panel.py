@@ -125,9 +125,6 @@ class Panel:
         """Answer an old request anew, since more is known by now: in the place of no other that waits."""
         self._again.post(request)
 
-    def turned(self) -> None:
-        """Drop what was worked out: another trace of the same function is shown."""
-
     def close(self) -> None:
         """Begin nothing more; the trace is let go of already."""
         for worker in (*self._workers.values(), self._again):
@@ -140,13 +137,11 @@ class Panel:
     def _work(self, request: Request) -> None:
         if self._live.closed:
             return
-        turns = self._live.turns
         try:
             answer = self.answer(request)
         except Exception as error:  # noqa: BLE001 -- a thread has nobody to raise to; the reader must see it
             answer = {"error": sentence_of(error)}
-        # What is of a trace that is shown no more the browser has asked for again.
-        if answer is not None and not self._live.closed and turns == self._live.turns:
+        if answer is not None and not self._live.closed:
             self._send({**request.content, **answer})
 
 

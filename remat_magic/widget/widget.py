@@ -77,8 +77,6 @@ class RematWidget(LiveView):
         self.on_msg(self._on_message)
         if self._idle is not None:
             self._idle.keep(self, cell_id)
-        if self._is_seen:
-            self._ask_xla()
 
     def __repr__(self) -> str:
         if self._live.closed:
@@ -178,7 +176,6 @@ class RematWidget(LiveView):
                 if not self._is_seen:  # in marimo, and whatever else shows widgets without a kernel of IPython's
                     self._is_seen = True
                     self._worker.post(self._wishes.wished)
-                    self._ask_xla()
             case "lost":
                 self.send_state(["_frame", "_view"])
             case "choose":
@@ -191,8 +188,8 @@ class RematWidget(LiveView):
                 self._device_worker.post(request.text("device"))
             case "apply":
                 self._on_apply()
-            case "gradient":
-                self._gradient_worker.post(request.text("key"))
+            case "gradient" | "one-device":
+                self._turn_worker.post(request)
             case kind if kind in self._answering:
                 self._answering[kind].handle(request)
             case kind:
@@ -234,6 +231,8 @@ class RematWidget(LiveView):
         if bundle is not None:
             shell.display_pub.publish({**bundle[0], "text/plain": ""}, metadata=bundle[1])
         self._publish(self.report, self._wishes.serial, self._rendered)
+        if not self._live.closed:  # now, since no idle time may follow, as where nobody looks
+            self._kept.publish(shell, self._good, again=True)
 
 
 def _kernel() -> Any:

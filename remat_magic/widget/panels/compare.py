@@ -91,15 +91,11 @@ class Compare(Panel):
         if self._job is not None:
             self._job.cancel()
 
-    def turned(self) -> None:
-        """Forget what was found of places; what was measured holds."""
-        self._search = self._found = None
-
     def close(self) -> None:
         """Measure nothing more."""
         self._stop_measuring()
         self._job = None
-        self.turned()
+        self._search = self._found = None
         self._give_up_fitting(None)
         super().close()
 
@@ -360,7 +356,7 @@ class Compare(Panel):
     def _try_places(self, request: Request) -> None:
         """Which place, and which policy there; what is known is shown as it grows, until another search is begun."""
         search = self._search = object()
-        rows, turns = _FIRST - 1, self._live.turns
+        rows = _FIRST - 1
         device = request.text("device")
         for places in self._live.trace.placing(device=device or None, measurements=self._results(device)):
             if self._live.closed:
@@ -371,10 +367,8 @@ class Compare(Panel):
                 rows = len(places)
                 self._live.offer(places.plans)
                 html = _picture(places, request)
-                # What was found of a trace that has made way for another is of nothing that is shown.
-                if turns == self._live.turns:
-                    self._found, self._searched = places, device
-                    self._send({**request.content, "html": html})
+                self._found, self._searched = places, device
+                self._send({**request.content, "html": html})
             self._send_progress(now, "places", device)
             if cancelled:
                 return

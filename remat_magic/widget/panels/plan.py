@@ -49,14 +49,10 @@ class Plan(Panel):
             f"{button('what-if', 'What if')}{button('edit', 'Edit my source')}</div>"
         )
 
-    def turned(self) -> None:
-        """Let go of the plans of single values, and of the frontier."""
-        self._flips, self._points = {}, {}
-
     def close(self) -> None:
-        """Let go of them, too."""
+        """Let go of the plans of single values, and of the frontier."""
         super().close()
-        self.turned()
+        self._flips, self._points = {}, {}
 
     def answer(self, request: Request) -> dict[str, Any] | None:
         """What is asked for, as HTML; the frontier with the stops of the slider."""

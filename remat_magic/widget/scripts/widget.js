@@ -97,6 +97,10 @@ export function draw({ model, el }, makers) {
   /** @type {NonNullable<Panel["actions"]>} */
   const actions = {
     apply: () => send({ type: "apply", serial: store.clock }),
+    "one-device"() {
+      send({ type: "one-device" });
+      say("XLA is asked…");
+    },
     pin: pinShown,
     undo: () => history.travel(-1),
     redo: () => history.travel(1),
