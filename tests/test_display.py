@@ -12,7 +12,7 @@ from IPython.lib.pretty import pretty
 from rich.console import Console
 
 import remat_magic as rm
-from remat_magic.records import Displayed, FrontierPoint, Listed
+from remat_magic.records import Displayed, Listed
 from remat_magic.views import display
 from remat_magic.views.plan import plan_rows
 from remat_magic.views.what_if import alike_rows, flip_key, what_if_html
@@ -109,17 +109,6 @@ def test_a_reason_is_told_once(records):
         assert shown.count("sub is made inside") == 1
         assert "sub is made inside (2 times)." in shown
         assert "exp is made inside." in shown
-
-
-def test_what_is_shown_is_escaped(records):
-    hostile = "<script>alert(1)</script>"
-    report = dataclasses.replace(records["report"], function=hostile, signature=hostile, policy=hostile)
-    plan = dataclasses.replace(
-        records["plan"], status=hostile, names=(dataclasses.replace(records["plan"].names[0], primitive=hostile),)
-    )
-    point = FrontierPoint(1, 1, 1, 1)
-    for record in (report, plan, Listed([point]), dataclasses.replace(records["edit"], unnamed=(hostile,))):
-        assert hostile not in record._repr_html_()
 
 
 def test_nothing_shown_obeys_a_terminal(records):

@@ -1,11 +1,9 @@
 """One process, many inspections: what an inspection leaves behind, and what it may not touch."""
 
 import gc
-import os
 import threading
 import weakref
 from collections import Counter
-from pathlib import Path
 
 import comm
 import jax
@@ -74,12 +72,6 @@ def left_behind(work, times: int) -> Counter[str]:
     return Counter({name: count / times for name, count in after.items()})
 
 
-def resident_bytes() -> int:
-    """What the process holds in memory; 0 where the system does not tell."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
-
-
 def check_bounded(left: Counter[str]) -> None:
     if _jax.remat3():
         assert sum(left.values()) < REMAT3_SLACK, left.most_common(8)
@@ -108,11 +100,9 @@ def test_toggling_policies_leaves_nothing():
             trace.report(policy, at)
 
     toggle()
-    before = resident_bytes()
     left = left_behind(toggle, 334)
     # All of them together, in a thousand toggles: no list grows.
     assert sum(left.values()) < 1, left.most_common(8)
-    assert resident_bytes() <= 1.2 * before
 
 
 class Channels:
@@ -177,22 +167,6 @@ def test_many_widgets_and_their_cells_run_again(many, monkeypatch):
     idle.stop()
     Widget.close_all()
     assert (traces(), len(channels.open)) == (0, 0)
-
-
-@pytest.mark.parametrize("times", usually([12, 100], 12))
-def test_many_inspections_leave_nothing(times):
-    """Of a small function, in which each jaxpr or tracer that is kept would count the more."""
-    x = jnp.ones(3)
-
-    def inspect():
-        def loss(x):
-            return jnp.sum(jax.checkpoint(jnp.sin)(x) * x)
-
-        rm.trace(loss, x).report("nothing_saveable", "function")
-
-    left = left_behind(inspect, times)
-    assert left["Trace"] == left["Jaxpr"] == 0 or _jax.remat3(), left.most_common(8)
-    assert sum(left.values()) < (REMAT3_SLACK if _jax.remat3() else 50), left.most_common(8)
 
 
 def test_the_users_traces_are_left_alone():

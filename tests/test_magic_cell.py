@@ -11,12 +11,39 @@ from remat_magic.notebook import cell, magic
 from remat_magic.widget import idle
 from tests.magic_fakes import FakeWidget
 
+F = "def f(x): return ran.append(x) or x"
+LATER = ["import asyncio", "async def later(value):", "    await asyncio.sleep(0)", "    return value"]
 
-def test_the_last_call_is_inspected_and_not_executed(cells, engine):
+# Cells, and the arguments of the call that is inspected.
+CELLS = {
+    "the last call": (["%%remat", F, "ran = []", "f(1.0)"], (1.0,), {}),
+    "keywords": (["%%remat", "def f(x, *, k): pass", "f(1.0, k=2.0)"], (1.0,), {"k": 2.0}),
+    "any names": (
+        ["%%remat", "def f(**kwargs): pass", "f(self=1, fun=2, line=3)"],
+        (),
+        {"self": 1, "fun": 2, "line": 3},
+    ),
+    "await": (["%%remat", *LATER, "x = await later(1.0)", "(lambda x, y: x)(x, await later(2.0))"], (1.0, 2.0), {}),
+    "await on the line": (["%%remat f(await later(7.0))", *LATER, "def f(x): return x"], (7.0,), {}),
+    "a call on the line": (
+        ["%%remat f(x, -1.5)", "def f(x, y): return x * y", "x = 2.0", "f(x, 5.0)"],
+        (2.0, -1.5),
+        {},
+    ),
+    "the line's own Python": (["f = lambda *a, **k: 0.0", "%remat f('{x}', '$x  y', -1)"], ("{x}", "$x  y", -1), {}),
+    "names of a function": (["def outer(local):", "    %remat (lambda x: x)(local)", "outer(5.0)"], (5.0,), {}),
+    "within a cell magic": (["%%capture caught", "%%remat", "f = lambda x: x", "f(1.0)"], (1.0,), {}),
+    "timed": (["%%time", "%%remat", "f = lambda x: x", "f(2.0)"], (2.0,), {}),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_call_is_inspected_and_not_executed(cells, engine, name):
+    lines, args, kwargs = CELLS[name]
     engine.runs = False
-    cells.ok("%%remat", "calls = []", "def f(x, *, k):", "    calls.append((x, k))", "f(1.0, k=2.0)")
-    assert cells.ns["calls"] == []
-    assert (engine.last.fun, engine.last.args, engine.last.kwargs) == (cells.ns["f"], (1.0,), {"k": 2.0})
+    cells.ok(*lines)
+    assert (engine.last.args, engine.last.kwargs) == (args, kwargs)
+    assert cells.ns.get("ran", []) == []
 
 
 def test_every_operand_is_evaluated_once_and_in_order(cells, engine):
@@ -34,25 +61,11 @@ def test_every_operand_is_evaluated_once_and_in_order(cells, engine):
     assert engine.last.kwargs == {"k": 4.0, "m": 5.0}
 
 
-def test_arguments_may_have_any_name(cells, engine):
-    engine.runs = False
-    cells.ok("%%remat", "def f(**kwargs): pass", "f(self=1, fun=2, line=3, args=4)")
-    assert engine.last.kwargs == {"self": 1, "fun": 2, "line": 3, "args": 4}
-
-
 def test_the_value_is_the_widget(cells, engine):
     widget = cells.ok("%%remat", "def f(x): return x", "f(1.0)")
     assert widget.trace is engine.last
     assert cells.ns["_"] is widget
     assert cells.ok("_.trace is _1.trace") is True
-
-
-def test_the_value_is_the_widget_where_a_call_before_it_is_assigned(cells, engine):
-    """Which only shows by its function that the last line is no line that shows what was assigned."""
-    widget = cells.ok("%%remat", "def one(): return 1.0", "def f(x): return x", "x = one()", "f(x)")
-    assert widget.trace is engine.last
-    assert (engine.last.fun, engine.last.args) == (cells.ns["f"], (1.0,))
-    assert cells.ns["_"] is widget
 
 
 def test_definitions_persist_and_nothing_else_is_left_behind(cells, engine):
@@ -89,24 +102,6 @@ def test_multi_line_strings_magics_and_shell_commands_are_untouched(cells, engin
     assert isinstance(cells.ns["here"], str)
 
 
-def test_await_works_in_the_cell_and_in_the_call(cells, engine):
-    cells.ok(
-        "%%remat",
-        "import asyncio",
-        "async def later(value):",
-        "    await asyncio.sleep(0)",
-        "    return value",
-        "one = await later(1.0)",
-        "(lambda x, y: x)(one, await later(2.0))",
-    )
-    assert engine.last.args == (1.0, 2.0)
-
-
-def test_future_imports_still_come_first(cells, engine):
-    cells.ok("%%remat", "from __future__ import annotations", "def f(x: Undefined): return x", "f(1.0)")
-    assert cells.ns["f"].__annotations__ == {"x": "Undefined"}
-
-
 def test_lines_are_those_of_the_cell(cells, engine):
     result = cells.run("%%remat", "", "def f(x):", "    raise KeyError(x)", "", "f(1.0)")
     assert isinstance(result.error_in_exec, KeyError)
@@ -127,14 +122,6 @@ def test_a_cell_that_raises_shows_what_the_plain_cell_shows(cells, engine):
     assert engine.last is None
 
 
-def test_a_syntax_error_shows_what_the_plain_cell_shows(cells, engine):
-    assert not cells.run("# a comment", "x = = 1").success
-    plain = cells.out.replace("In[1]", "In[n]")
-    result = cells.run("%%remat", "x = = 1")
-    assert isinstance(result.error_before_exec, SyntaxError)
-    assert cells.out.replace("In[2]", "In[n]") == plain
-
-
 def test_a_failing_operand_is_the_users_error(cells, engine):
     result = cells.run("%%remat", "def f(x): return x", "f(nope)")
     assert isinstance(result.error_in_exec, NameError)
@@ -153,9 +140,6 @@ def test_a_last_expression_that_is_no_call_is_shown_as_always(cells, engine):
     cells.ok("%%remat --args 1.0", "def f(x): return x", "'shown'")
     assert "Out[1]: 'shown'" in cells.out
     assert engine.last.fun is cells.ns["f"]
-
-
-F = "def f(x): return ran.append(x) or x"
 
 
 @pytest.fixture
@@ -224,13 +208,6 @@ def test_last_calls_as_people_write_them(before, engine, last):
     assert before.out == "Out[2]: <widget>\n"
 
 
-def test_calls_on_the_line_as_people_write_them(before, engine):
-    for call in ("float(f(x))", "f(x).block_until_ready()", "jax.vjp(f, x)[1](1.0)", "f(x), f(1.0)", "f(x)[0]"):
-        before.ok(f"%remat {call}")
-        assert (engine.last.fun, engine.last.args) == (before.ns["f"], (3.0,))
-    assert before.ns["ran"] == []
-
-
 def test_what_is_not_assigned_is_said(before):
     assert (
         before.ok("%%remat", "y, state = f(x)").title == "The call did not run: `y` and `state` keep their old values."
@@ -282,24 +259,6 @@ def test_what_prepares_something_runs(before, engine, last):
     assert engine.last.fun is before.ns["h"]
     assert engine.last.args == (3.0,)
     assert before.ns["y"] != "old"
-
-
-def test_a_prepared_call_runs_once_in_its_order(before):
-    before.ok(
-        "%%remat",
-        "@jax.checkpoint",
-        "def h(x): return x",
-        "order = []",
-        "def at(n, value): return order.append(n) or value",
-        "y = at(0, len)(at(1, [at(2, 5)])) + at(3, at)(at(4, 9), 1)",
-    )
-    assert before.ns["y"] == 2
-    assert before.ns["order"] == [0, 2, 1, 3, 4, 9]
-
-
-def test_an_if_that_does_not_apply_inspects_what_the_cell_defines(before, engine):
-    before.ok("%%remat", "def h(x): return x", "if not x:", "    f(1.0)")
-    assert engine.last.fun is before.ns["h"]
 
 
 def test_an_if_that_does_not_apply_and_defines_nothing_stops_no_notebook(before, engine):
@@ -411,35 +370,6 @@ def test_methods_of_objects_that_a_call_makes(before, engine):
     assert engine.last.fun is before.ns["f"]
 
 
-def test_a_coroutine_is_none_to_trace(before):
-    sentence = before.complaint("%%remat", "async def later(x): return x", "later(x)")
-    assert sentence == "`later` is a coroutine, which JAX cannot trace: call the function that it awaits."
-
-
-def test_an_error_of_a_call_that_runs_is_shown_as_in_a_plain_cell(before):
-    result = before.run("%%remat", "def g(n):", "    raise KeyError(n)", "y = g(3)")
-    assert isinstance(result.error_in_exec, KeyError)
-    assert "----> 4 y = g(3)" in before.out
-    assert "remat_magic/" not in before.out
-
-
-def test_the_call_on_the_line_wins_and_the_cell_runs_plainly(cells, engine):
-    cells.ok("%%remat f(x, -1.5)", "def f(x, y): return x * y", "x = 2.0", "f(x, 5.0)")
-    assert "Out[1]: 10.0" in cells.out
-    assert engine.last.args == (2.0, -1.5)
-
-
-def test_the_line_may_await(cells, engine):
-    cells.ok("%%remat f(await later())", "async def later(): return 7.0", "def f(x): return x")
-    assert engine.last.args == (7.0,)
-
-
-def test_the_call_may_stand_on_the_line_alone(cells, engine):
-    cells.ok("def f(x): return x")
-    cells.ok("%%remat f(3.0)")
-    assert engine.last.args == (3.0,)
-
-
 def test_a_semicolon_silences(cells, engine):
     cells.ok("%%remat", "f = lambda x: x", "f(1.0);")
     assert engine.last.args == (1.0,)
@@ -458,13 +388,6 @@ def test_other_expressions_are_shown_as_ipython_is_set(cells, engine, interactiv
     assert engine.last.args == (1.0,)
 
 
-def test_it_works_within_another_cell_magic(cells, engine):
-    cells.ok("%%capture caught", "%%remat", "f = lambda x: x", "f(1.0)")
-    assert engine.last.args == (1.0,)
-    cells.ok("%%time", "%%remat", "f = lambda x: x", "f(2.0)")
-    assert engine.last.args == (2.0,)
-
-
 def test_a_cell_magic_below_the_line(cells, engine):
     cells.ok("%%remat -p dots_saveable -o kept", "%%capture caught", "f = lambda x: x", "print('caught')", "f(1.0)")
     assert engine.last.args == (1.0,)
@@ -474,12 +397,6 @@ def test_a_cell_magic_below_the_line(cells, engine):
     assert engine.last.args == (2.0,)
     assert "Wall time" in cells.out
     assert isinstance(cells.run("%%remat", "%%time", "", "1 / 0").error_in_exec, ZeroDivisionError)
-
-
-def test_a_semicolon_silences_the_line_magic(cells, engine):
-    cells.ok("f = lambda x: x", "%remat f(1.0);")
-    assert engine.last.args == (1.0,)
-    assert cells.out == ""
 
 
 def test_text_prints_the_report_and_returns_nothing(cells, engine):
@@ -494,24 +411,6 @@ def test_a_device_is_named_as_it_is_called(cells, engine):
     assert cells.ok("%remat --device 'this CPU' (lambda x: x)(1.0)").device == ""
     cells.run("%remat --device H20 (lambda x: x)(1.0)")
     assert cells.err == "UsageError: No device is called 'H20': did you mean 'H200'?\n"
-
-
-def test_the_line_magic_takes_python_as_it_stands(cells, engine):
-    cells.ok("x = 1.0", "f = lambda *a, **k: 0.0", "%remat f('{x}', '$x  y', -1, wrt=1, has_aux=2)")
-    assert engine.last.args == ("{x}", "$x  y", -1)
-
-
-def test_parameters_may_have_the_names_of_the_engines_own(cells, engine):
-    cells.ok(
-        "%%remat", "seen = []", "def f(x, wrt, has_aux): seen.append((x, wrt, has_aux))", "f(1.0, wrt=2, has_aux=3)"
-    )
-    assert cells.ns["seen"] == [(1.0, 2, 3)]
-    assert (engine.last.wrt, engine.last.has_aux) == (None, False)
-
-
-def test_the_line_magic_sees_the_names_of_its_function(cells, engine):
-    cells.ok("def outer(local):", "    %remat (lambda x: x)(local)", "outer(5.0)")
-    assert engine.last.args == (5.0,)
 
 
 def test_wrt_counts_as_in_the_call(cells, engine):
@@ -531,14 +430,6 @@ def test_cells_may_run_cells(cells, engine):
     assert cells.ns["_"].policy == "everything_saveable"
 
 
-def test_what_history_keeps_runs_again(cells, engine):
-    cells.ok("%%remat -p dots_saveable", "f = lambda x: x", "f(1.0)")
-    first = engine.last
-    cells.ok(cells.ns["In"][1])
-    assert engine.last is not first
-    assert engine.last.args == (1.0,)
-
-
 def test_an_exported_notebook_does_the_same(cells, engine):
     exported = TransformerManager().transform_cell("%%remat -p dots_saveable\nx = 2.0\ndef f(x): return x\nf(x)\n")
     assert exported.startswith("get_ipython().run_cell_magic('remat',")
@@ -548,14 +439,6 @@ def test_an_exported_notebook_does_the_same(cells, engine):
     result = cells.run("get_ipython().run_cell_magic('remat', '', '1 / 0\\nf(x)')")
     assert isinstance(result.error_in_exec, ZeroDivisionError)
     assert cells.out.count("division by zero") == 1
-
-
-def test_an_exported_script_shows_it(cells, engine, tmp_path):
-    script = tmp_path / "exported.py"
-    script.write_text("get_ipython().run_cell_magic('remat', '', 'def f(x): return x\\nf(2.0)')\nafter = 1\n")
-    cells.ok(f"%run -i {script}")
-    assert cells.out == "Out[1]: <widget>\n"
-    assert cells.ns["after"] == 1
 
 
 def test_help_names_every_option(cells):

@@ -128,18 +128,6 @@ def test_apply_comes_after_the_cell(notebook):
     )
 
 
-def test_text_prints_and_displays_nothing(notebook):
-    ran = notebook.run("%remat --text -p dots_saveable loss(x)")
-    assert ran.displays == []
-    assert "policy dots_saveable" in ran.stdout
-    assert max(map(len, ran.stdout.splitlines())) <= 100
-
-
-def test_a_semicolon_shows_nothing(notebook):
-    assert notebook.run("%%remat", "loss(x);").displays == []
-    assert notebook.run("%remat loss(x);").displays == []
-
-
 def test_an_interrupt_while_tracing(notebook):
     ran = notebook.run(
         "%%remat",
@@ -154,12 +142,6 @@ def test_an_interrupt_while_tracing(notebook):
     assert "UsageError: tracing was interrupted" in ran.stderr
     assert ran.errors == []
     assert notebook.value("slow.__name__") == "'slow'"
-
-
-def test_completion_as_a_notebook_asks_for_it(notebook):
-    assert notebook.complete("%%remat --pol") == ["--policy"]
-    assert notebook.complete("%%remat -p dots_s") == ["dots_saveable"]
-    assert "loss" in notebook.complete("%remat lo")
 
 
 def test_reload_leaves_one_magic(notebook):

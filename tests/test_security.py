@@ -74,27 +74,12 @@ LONG = "<b>x</b>" * 10 + "x" * 100_000
 
 # What the package itself writes. HTML, then SVG.
 ELEMENTS = {
-    *("div", "span", "p", "b", "i", "u", "small", "code", "pre", "h4", "br", "ul", "ol", "li", "section"),
-    *("table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script"),
-    *("label", "select", "option", "optgroup", "button", "input", "progress", "em", "output", "ins", "del"),
-    *("html", "head", "meta", "body", "main"),
-    *(
-        "svg",
-        "title",
-        "desc",
-        "g",
-        "path",
-        "rect",
-        "circle",
-        "line",
-        "text",
-        "tspan",
-        "defs",
-        "use",
-        "pattern",
-        "clippath",
-    ),
-}
+    "div", "span", "p", "b", "i", "u", "small", "code", "pre", "h4", "br", "ul", "ol", "li", "section", "table",
+    "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "style", "script", "label", "select",
+    "option", "optgroup", "button", "input", "progress", "em", "output", "ins", "del", "html", "head", "meta",
+    "body", "main", "svg", "title", "desc", "g", "path", "rect", "circle", "line", "text", "tspan", "defs", "use",
+    "pattern", "clippath",
+}  # fmt: skip
 VOID = frozenset(("br", "input", "meta"))
 ATTRIBUTES = re.compile(
     r"class|id|style|title|for|name|type|value|max|min|step|role|scope|colspan|rowspan|tabindex|hidden|open|disabled|selected|checked"
@@ -212,25 +197,14 @@ def pages(attack: str):
     yield "timeline", timeline_views.timeline_html(over_time)
     yield "two timelines", timeline_views.timeline_html(over_time, against=over_time, live=True)
     yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
-    yield (
-        "gradients",
-        compare.gradients_html(
-            (
-                GradientDifference(attack, attack, 1.0, attack, (1,), 1.0, attack),
-                GradientDifference(attack, attack, error=attack),
-            )
-        ),
-    )
+    differing = GradientDifference(attack, attack, 1.0, attack, (1,), 1.0, attack)
+    yield "gradients", compare.gradients_html((differing, GradientDifference(attack, attack, error=attack)))
     value = PlannedValue(attack, 1, type=attack, primitive=attack, name=attack, source=source, path=(attack,))
     yield "plan", plan.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
     yield "frontier", plan.frontier_svg([FrontierPoint(1, 1, 1, 1), FrontierPoint(2, 2, 0, 0)], [report])
     yield "page", html_views.page_html(report, [report])
-    yield (
-        "kept",
-        html_views.kept_html(
-            report, [html_views.others_row(failing)], title=attack, remark=attack, twin=attack, most=10**7
-        ),
-    )
+    own = {"title": attack, "remark": attack, "twin": attack}
+    yield "kept", html_views.kept_html(report, [html_views.others_row(failing)], **own, most=10**7)
     yield "frame", frame_of(
         title=attack, signature=attack, wrt=(attack,), choices=(Choice(attack, attack, attack, attack),) * 2,
         sites=(Site(attack, attack, 2, attack, report.residuals[1].source),) * 2, names=(attack, attack),
@@ -423,10 +397,7 @@ def test_a_measurement_of_a_hostile_function():
 # Everything that makes code of text, reads objects of bytes, starts programs, opens connections or writes files.
 # Who may, and why.
 ALLOWED = {
-    (
-        "notebook/magic.py",
-        "eval",
-    ): "the call that the user wrote after %remat, and the statements of the user's own cell",
+    ("notebook/magic.py", "eval"): "the call after %remat, and the statements of the user's own cell",
     ("notebook/magic.py", "compile"): "likewise",
     ("notebook/defined.py", "eval"): "the arguments that the user wrote in --args",
     ("notebook/defined.py", "compile"): "likewise",
@@ -457,21 +428,9 @@ ALLOWED = {
 CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "open", "input"}
 METHODS = {"write_text", "write_bytes", "unlink", "rmdir", "mkdir", "rename", "system", "popen", "loads_pickle"}
 MODULES = {
-    *(
-        "pickle",
-        "marshal",
-        "shelve",
-        "dill",
-        "cloudpickle",
-        "subprocess",
-        "socket",
-        "ssl",
-        "http",
-        "urllib",
-        "requests",
-    ),
-    *("ftplib", "smtplib", "webbrowser", "ctypes", "importlib", "runpy", "codeop", "tempfile", "shutil"),
-}
+    "pickle", "marshal", "shelve", "dill", "cloudpickle", "subprocess", "socket", "ssl", "http", "urllib",
+    "requests", "ftplib", "smtplib", "webbrowser", "ctypes", "importlib", "runpy", "codeop", "tempfile", "shutil",
+}  # fmt: skip
 
 
 def risky(module):

@@ -3,11 +3,11 @@
 import pytest
 
 from remat_magic import units
-from remat_magic.records import Equation, Report, Residual, SourceSpan
+from remat_magic.records import Equation, Residual, SourceSpan
 from remat_magic.views import format as fmt
 from remat_magic.views.rows import name_states, recomputed_rows, residual_rows
 from remat_magic.views.totals import totals
-from tests.views_records import READER, SIN, blocks, small
+from tests.views_records import blocks, small
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,6 @@ def test_flops_have_three_digits():
         "unknown", "0 FLOPs", "51 FLOPs", "1.17 TFLOPs"]  # fmt: skip
 
 
-def test_exact_numbers_are_whole():
-    assert fmt.exact(12_582_912, "bytes") == "12,582,912 bytes"
-
-
 @pytest.mark.parametrize(
     ("file", "cell", "text"),
     [("/x/ipykernel_1/2.py", 3, "In[3]:7"), ("/x/ipykernel_1/2.py", None, "line 7"), ("<stdin>", None, "line 7"),
@@ -36,10 +32,6 @@ def test_exact_numbers_are_whole():
 )  # fmt: skip
 def test_a_place_is_a_cell_or_a_short_path_with_its_line(file, cell, text):
     assert fmt.location(SourceSpan(file, "f", 7, 0, 7, 1, cell)) == text
-
-
-def test_no_place_is_no_text():
-    assert fmt.location(None) == ""
 
 
 def test_what_the_policy_costs_comes_first_and_the_biggest_of_it():
@@ -120,27 +112,9 @@ def test_what_is_not_known_is_said():
     assert values(small(forward_flops=None))["repeated"][1] == "2 operations"
 
 
-def test_constants_appear_where_there_are_any():
-    constant = Residual("f32", (2,), 8, "constant")
-    assert "constant" not in values(small())
-    assert values(small(residuals=(constant,)))["constant"] == ("8 B", "1 value", "")
-
-
 def test_what_becomes_of_each_name():
     assert name_states(small()) == {"a": "save", "b": "offload", "c": "recompute"}
     assert name_states(small(recomputed=()))["c"] == ""
-
-
-def test_an_empty_report_has_rows_of_nothing():
-    empty = Report("none", "function")
-    assert (residual_rows(empty), recomputed_rows(empty)) == ([], [])
-    assert values(empty)["saved"] == ("0 B", "0 values", "")
-
-
-def test_a_reader_that_is_shared_is_named_once():
-    twins = tuple(Residual("f32", (5,), 20, "intermediate", "cos", source=SIN, needed_by=(READER,)) for _ in "ab")
-    (row,) = residual_rows(small(residuals=twins))
-    assert row.needed_by == ("multiplied into the cotangent of sin, line 4",)
 
 
 def test_unknown_runs_of_one_make_the_row_unknown():

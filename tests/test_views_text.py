@@ -10,7 +10,7 @@ from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views.rows import residual_rows
 from remat_magic.views.text import plain, render
 from remat_magic.views.totals import totals
-from tests.views_records import EVIL, blocks, evil, small
+from tests.views_records import blocks, evil, small
 
 WIDE = """\
 loss(x f32[4]) -> f32[]
@@ -65,11 +65,6 @@ def test_the_text_begins_with_the_headline():
     assert plain(small(), 200).startswith(WIDE)
 
 
-def test_narrow_tables_are_stacked():
-    text = plain(small(), 78)
-    assert NARROW in text
-
-
 def test_recomputed_operations_are_listed():
     lines = plain(small(), 200).splitlines()
     start = lines.index("Recomputed (3)")
@@ -100,29 +95,11 @@ def test_no_line_is_longer_than_the_terminal(report, width):
     assert max(map(len, file.getvalue().splitlines())) <= width
 
 
-def test_a_width_can_be_asked_for():
-    file = StringIO()
-    Console(file=file, force_jupyter=False, width=200).print(render(blocks(12), width=70))
-    assert max(len(line.rstrip()) for line in file.getvalue().splitlines()) <= 70
-
-
 def test_differences_are_shown():
     file = StringIO()
     before = small(peak_bytes=500)
     Console(file=file, force_jupyter=False, width=100).print(render(small(), compare=before))
     assert "412 B  (-88 B) estimated" in file.getvalue()
-
-
-def test_a_title_comes_first():
-    assert plain(small(), 60, title="word " * 20).startswith(" ".join(["word"] * 12) + "\n")
-
-
-def test_markup_in_names_is_text():
-    report = small(notes=("[bold]not bold[/bold]",), code="f[/]", signature="[red]f[/red]")
-    text = plain(report, 120)
-    for piece in ("[bold]not bold[/bold]", "f[/]", "[red]f[/red]"):
-        assert piece in text
-    assert EVIL in plain(evil(), 200)
 
 
 def test_a_big_program_is_cut_and_says_so():

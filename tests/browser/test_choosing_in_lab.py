@@ -1,29 +1,18 @@
 """The list that a policy is chosen from by what it does, in JupyterLab."""
 
-import json
-import re
-from typing import Any
-
 import pytest
 from playwright.sync_api import Locator, expect
 
-from remat_magic import units
 from tests.browser.accessible import unreadable, violations
 from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
 
 pytestmark = pytest.mark.slow
 
-TELL = """\
-import json
-print(json.dumps([dict(keys=[row.policy, *row.same_as], saved=row.saved_bytes, peak=row.peak_bytes, front=row.pareto)
-                  for row in w._live.trace.compare(at="function").rows]))
-"""
-
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "choosing.ipynb", LOAD, LAYERS, TELL)
+    write_notebook(lab.folder / "choosing.ipynb", LOAD, LAYERS)
     page_of_module.open("choosing.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -56,29 +45,6 @@ def active(widget: Widget) -> Locator:
     """The entry that a screen reader is told of."""
     field = widget.root.get_by_role("combobox", name="Search policies")
     return widget.root.locator(f"[id='{field.get_attribute('aria-activedescendant')}']")
-
-
-def compared(widget: Widget) -> list[dict[str, Any]]:
-    widget.notebook.run(2)
-    return json.loads(widget.notebook.outputs(2).inner_text())
-
-
-def test_each_entry_says_what_a_policy_does(widget: Widget) -> None:
-    rows = compared(widget)
-    opened_by_keyboard(widget)
-    expect(entries(widget)).to_have_count(len(rows))
-    expect(widget.root.locator(".remat-entry-waiting")).to_have_count(0)
-    # Only now is it known what is the same and what is best.
-    expect(entries(widget).first).to_contain_text("as written = none = everything_saveable")
-    for row, entry in zip(rows, entries(widget).all(), strict=True):
-        text = re.sub(r"\s+", " ", entry.text_content() or "")
-        for key in row["keys"]:
-            assert key.replace("_", " ") in text.replace("_", " ")
-        assert f"saved {units.nbytes(row['saved'])}; " in text
-        assert f"peak {units.nbytes(row['peak'])}; " in text
-        assert ("on the front" in text) == row["front"]
-        assert len(entry.locator(".remat-entry-sentence").inner_text()) > 20
-    assert 0 < sum(row["front"] for row in rows) < len(rows)
 
 
 def test_the_keyboard_alone_chooses(widget: Widget) -> None:

@@ -1,6 +1,5 @@
 """All policies side by side in JupyterLab: chosen in the picture and the table, sorted, measured, cancelled."""
 
-import json
 import re
 
 import pytest
@@ -8,8 +7,6 @@ from playwright.sync_api import Locator, expect
 
 from tests.browser.inspected import LOAD, Widget, focus, write_notebook
 from tests.browser.lab import NotebookPage, Server
-from tests.plot_records import xla_memory
-from tests.pretend_compiler import NAMES
 
 pytestmark = pytest.mark.slow
 
@@ -122,54 +119,3 @@ def test_estimates_follow_the_device(widget: Widget) -> None:
     )  # and next time
     widget.root.get_by_label("Device", exact=True).select_option("this machine")
     expect(widget.part("fits")).to_be_empty()
-
-
-# The last one, since it opens another notebook in the same page.
-PRETEND = """\
-import json, os, pathlib, stat, sys, tempfile
-from remat_magic import devices
-os.environ["REMAT_MAGIC_CACHE"] = tempfile.mkdtemp()
-answer = json.loads({answer!r})
-compiler = pathlib.Path(tempfile.mkdtemp(), "compiler")
-compiler.write_text(
-    f"#!{{sys.executable}}\\nimport pathlib, sys\\n"
-    f"(pathlib.Path(sys.argv[-1]) / 'answer.json').write_text({{json.dumps(answer)!r}})\\n"
-)
-compiler.chmod(0o755)
-devices.device._is_installed = lambda module: True
-sys.executable = str(compiler)
-"""
-
-
-def test_xlas_memory_over_time_appears_over_the_estimate(page_of_module: NotebookPage, lab: Server) -> None:
-    sizes = dict.fromkeys(NAMES, 1000) | {"alias": 3}
-    answer = {"memory": sizes, "seconds": 1.5, "rematerialized": 0, "timeline": xla_memory().to_dict()}
-    pretend = PRETEND.format(answer=json.dumps(answer))
-    write_notebook(lab.folder / "compiled.ipynb", pretend, LOAD, CELL)
-    page_of_module.open("compiled.ipynb")
-    page_of_module.run_all()
-    assert page_of_module.errors() == []
-    widget = Widget(page_of_module, 2)
-    widget.policy.select_option("nothing_saveable")
-    expect(widget.totals).to_contain_text("saved 0 B")
-    expect(widget.root).to_have_attribute("aria-busy", "false")
-    widget.policy.select_option(index=0)
-    expect(widget.totals).not_to_contain_text("saved 0 B")
-    widget.tab("Memory").click()
-    expect(widget.part("memory")).to_contain_text("Held at the peak")
-    expect(widget.part("memory")).not_to_contain_text("XLA for")
-    widget.tab("Compare").click()
-    widget.root.get_by_label("Device", exact=True).select_option("H100 SXM")
-    expect(widget.part("fits")).to_contain_text("fits H100 SXM")
-    widget.tab("Memory").click()
-    picture = widget.part("memory").locator("svg")
-    expect(picture).to_contain_text("XLA for H100 SXM")
-    expect(picture.locator("path.remat-xla")).to_be_visible()
-    expect(widget.part("memory").locator("caption").last).to_contain_text("program for H100 SXM 4.10 kB")
-    # Another choice is compiled in its turn; also one whose view is known, which is shown twice: the browser's copy at
-    # once, and the kernel's soon after.
-    widget.policy.select_option("nothing_saveable")
-    expect(widget.totals).to_contain_text("saved 0 B")
-    expect(widget.part("memory").locator("svg")).to_contain_text("XLA for H100 SXM")
-    widget.tab("Compare").click()
-    widget.root.get_by_label("Device", exact=True).select_option("this machine")

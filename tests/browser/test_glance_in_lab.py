@@ -38,25 +38,6 @@ print(json.dumps(dict(rows=rows, saved=report.saved_bytes, arguments=report.argu
 """
 
 
-# A training step, with what is said of one: that the call did not run, and which gradient is looked at.
-STEP_CELL = """\
-%%remat
-import jax, jax.numpy as jnp
-
-def loss(params, x):
-    for W in params:
-        x = jnp.sin(x @ W)
-    return jnp.sum(x ** 2)
-
-def step(params, x):
-    return jax.tree.map(lambda W, g: W - 0.1 * g, params, jax.grad(loss)(params, x))
-
-params = [jax.ShapeDtypeStruct((64, 64), "float32")] * 8
-params = step(params, jax.ShapeDtypeStruct((128, 64), "float32"))
-"""
-STEP = 3
-
-
 def under(policy: str) -> str:
     """What the line of code has as soon as a policy is shown."""
     return f"policy=jax.checkpoint_policies.{policy})"
@@ -64,7 +45,7 @@ def under(policy: str) -> str:
 
 @pytest.fixture(scope="module")
 def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "glance.ipynb", LOAD, CELL, TELL, STEP_CELL)
+    write_notebook(lab.folder / "glance.ipynb", LOAD, CELL, TELL)
     page_of_module.open("glance.ipynb")
     page_of_module.run(0)
     return page_of_module
@@ -213,17 +194,6 @@ def test_a_first_visit_is_calm_and_what_was_unfolded_stays_so(widget: Widget) ->
     focus(again.policy)
     page.keyboard.press("Control+z")
     expect(again.policy).to_have_value("as_written")
-
-
-@pytest.mark.parametrize("cell", [1, STEP])
-def test_the_first_row_is_seen_at_a_glance(opened: NotebookPage, cell: int) -> None:
-    """Within a third of a small screen beside the file browser, and of a usual one."""
-    widget = inspection(opened, cell)
-    for width in (900, 1400):
-        opened.page.set_viewport_size({"width": width, "height": 1000})
-        opened.page.wait_for_timeout(300)  # until it is laid out
-        expect(rows(widget)).not_to_have_count(0)
-        assert box(rows(widget).first)["y"] - box(widget.root)["y"] <= 300
 
 
 @pytest.mark.parametrize("width", [900, 1280])

@@ -60,14 +60,3 @@ def test_the_bar_and_the_button_are_of_the_job_that_was_begun_last(page: Page) -
     expect(cancel).to_be_hidden()
     expect(bar).to_be_hidden()
     expect(measure).to_be_focused()
-
-
-def test_a_search_that_has_no_answer_yet_is_of_the_device_that_is_chosen_now(page: Page) -> None:
-    page.get_by_label("Device", exact=True).select_option("TPU v5e")
-    step(page, TRYING, 0, 20)
-    page.get_by_label("Device", exact=True).select_option("H100 SXM")
-    assert [message["device"] for message in sent(page, "places")] == ["H100 SXM"]
-    status = page.locator('[data-part="status"]')
-    before = status.text_content() or ""
-    step(page, TRYING, 1, 20, finished=True, cancelled=True)  # in its place
-    expect(status).to_have_text(before)
