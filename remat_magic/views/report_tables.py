@@ -50,7 +50,7 @@ def residuals_html(report: Report, folded: bool = False, most: int | None = None
 
 
 def _more(rows: Sequence[ResidualRow], most: int | None) -> str:
-    more = [] if most is None else rows[most:]
+    more = rows[len(rows) if most is None else most :]
     if not more:
         return ""
     what = fmt.count(sum(row.count for row in more), "more value")
