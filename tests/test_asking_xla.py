@@ -60,6 +60,7 @@ FIGURES = (
 )
 
 
+@pytest.mark.slow
 def test_asked_later_xla_says_the_same(long):
     trace, at_once = long
     assert (trace.postponed, at_once.postponed, at_once.of_one_device()) == (True, False, at_once)
@@ -80,6 +81,7 @@ def test_asked_later_xla_says_the_same(long):
     assert {row.of_devices for row in one.compare(["none"])} == {ONE}
 
 
+@pytest.mark.slow
 def test_a_plan_says_whose_bytes_it_counts_and_holds_for_both(long):
     trace, _ = long
     plan = trace.plan("60%", "function")

@@ -24,7 +24,11 @@ CELLS = {
         {"self": 1, "fun": 2, "line": 3},
     ),
     "await": (["%%remat", *LATER, "x = await later(1.0)", "(lambda x, y: x)(x, await later(2.0))"], (1.0, 2.0), {}),
-    "await on the line": (["%%remat f(await later(7.0))", *LATER, "def f(x): return x"], (7.0,), {}),
+    "await on the line": (
+        ["%%remat f(await later())", "async def later(): return 7.0", "def f(x): return x"],
+        (7.0,),
+        {},
+    ),
     "a call on the line": (
         ["%%remat f(x, -1.5)", "def f(x, y): return x * y", "x = 2.0", "f(x, 5.0)"],
         (2.0, -1.5),

@@ -164,16 +164,17 @@ class IdleTime:
         """One retrace after another, with room for whatever else Python has to do, until a cell begins."""
         while True:
             with self._lock:
-                first = None if self._busy else next(iter(self._prefetching), None)
-            if first is None:
-                return
+                if self._busy or not self._prefetching:
+                    return
+                first, *others = self._prefetching
+                self._prefetching = others  # so that what resumes it meanwhile is not lost
             widget, goes_on = first(), False
             try:
                 goes_on = widget is not None and widget.prefetch()
             finally:  # one that fails makes way for the others
-                if not goes_on:
-                    with self._lock:
-                        self._prefetching = [other for other in self._prefetching if other is not first]
+                with self._lock:
+                    if goes_on and first not in self._prefetching:
+                        self._prefetching.insert(max(0, len(self._prefetching) - len(others)), first)
             del widget  # or it lives as long as the pause
             time.sleep(_PAUSE)
 

@@ -215,4 +215,4 @@ class Kept:
         if not self._rendered.tell_figures(stop):
             return False
         self.publish(shell, shown(), again=True)
-        return True
+        return not self._is_behind  # or something else was shown meanwhile
