@@ -146,7 +146,7 @@ def test_the_bar_is_the_peak_and_what_is_left_of_the_device(widget: Widget, repo
     expect(bar).to_contain_text(re.compile(r"GB left of TPU v5e, 16.9 GB"))
     # The headline, the bar, the table and the copy that is kept with the notebook are of one device.
     kept = widget.notebook.outputs(widget.cell_index).locator(".remat-static").first
-    roles = kept.locator(".remat-report .remat-roles").first
+    roles = kept.locator(".remat-roles").first
     for device, told, memory in (("H100 SXM", "gpu", "63.7 GB"), ("TPU v5e", "tpu", "16.9 GB")):
         widget.root.get_by_label("Device", exact=True).select_option(device)
         there = units.nbytes(report[told])
