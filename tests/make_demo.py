@@ -1,9 +1,9 @@
 """Runs demo.ipynb and keeps what it shows: ``python tests/make_demo.py``, in an environment with ``.[test]``.
 
 The notebook's text and code are written by hand, in the notebook itself; this only renews its outputs. Kept are the
-static reports, with every policy that the widget would compute ahead in a notebook that is left open; for the file's
-size not those of training steps, nor of the same report again. Not kept are the widgets themselves: without their
-kernel they show nothing, and their state would double the file. Chapter 11 needs the extra ``models``.
+static copies, with the figures of every policy that the widget would compute ahead in a notebook that is left open. For
+training steps, and for the same report again, none is computed ahead. Not kept are the widgets themselves: without
+their kernel they show nothing, and their state would double the file. Chapter 11 needs the extra ``models``.
 """
 
 from __future__ import annotations
