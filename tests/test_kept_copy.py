@@ -13,7 +13,7 @@ import pytest
 
 import remat_magic as rm
 from remat_magic import devices
-from remat_magic.records import Program, ProgramLine, SourceText
+from remat_magic.records import Note, Program, ProgramLine, SourceText
 from remat_magic.views import format as fmt
 from remat_magic.views import html
 from remat_magic.widget import RematWidget, live_view
@@ -75,6 +75,8 @@ ROWS = tuple(
 )
 LINES = tuple(ProgramLine(f"    b{number}:f32[5] = sin a", None, "sin") for number in range(3000))
 SOURCE = (SourceText("/tmp/ipykernel_7/1.py", 3, "layer", 1, "def layer(x):\n" + "    x = jnp.sin(x)\n" * 1000),)
+LONG = f"names(save={[f'block_{number}_attention_output' for number in range(1500)]})"
+NOTES = tuple(Note("saved-in-vain", f"'h{number}' is saved in vain.") for number in range(2000))
 OTHERS = [html.others_row(small(policy=f"names(save=['x{number}'])")) for number in range(200)]
 
 # What there is, and at least how many rows of values, lines of source, lines of jaxprs and other choices a copy has.
@@ -84,6 +86,7 @@ REPORTS = {
     "many values": (small(residuals=ROWS), 200, (15, 25, 5, 15)),
     "long jaxprs": (small(forward=Program(LINES, 3000)), 0, (4, 1, 0, 0)),
     "a long source": (small(sources=SOURCE), 3, (4, 1, 5, 3)),
+    "a long policy": (small(policy=LONG, code=LONG, notes=NOTES), 3, (4, 1, 5, 3)),
     "all of that": (small(residuals=ROWS, forward=Program(LINES, 3000), sources=SOURCE), 200, (15, 25, 0, 15)),
 }
 
@@ -105,6 +108,9 @@ def test_a_copy_has_values_source_and_figures_in_60_kilobytes(name):
     # What is left out is counted, or told where it is.
     assert bool(programs) != ("<code>report.forward.text</code>" in page)
     assert (f"{others - choices} more choice" in page) == (choices < others)
+    more = re.search(r"([\d,]+) more note", page)
+    noted = page.count(" in vain.") + (int(more[1].replace(",", "")) if more else 0)
+    assert noted == (len(NOTES) if report.notes is NOTES else 0)
     assert all("After In[3]" in text for text in kept.values())
 
 

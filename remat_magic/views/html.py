@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from math import inf
 
 from remat_magic.records import Report
@@ -15,6 +17,7 @@ from remat_magic.views.listing import listing_html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.report_tables import recomputed_html, residuals_html
 from remat_magic.views.style import style
+from remat_magic.views.svg import truncate
 from remat_magic.views.tables import code_html, table, td
 from remat_magic.views.totals import totals
 
@@ -26,6 +29,10 @@ _LINKS = re.compile(r' data-(?:e|k|n|o|value|total|unit|line)="[^"]*"')
 # So many lines of jaxprs a cell's output has, and so many a kept copy: more are one call away in Python.
 _STATIC_LINES = 1000
 _KEPT_LINES = 100
+
+# So many characters a policy is called by there, which can list hundreds of names, and so many bytes its code has, and
+# the notes together.
+_LABEL, _LONGEST = 300, 4000
 
 # Of the room that a kept copy has for more than its head, its tables of values and of other choices take no more than
 # these shares; so many of the biggest values are tried.
@@ -82,7 +89,7 @@ def kept_html(
         most: how many bytes it may have; what is too long for that is left out, with a sentence.
     """
     copy = f'<p class="remat-empty">{escape(remark)}</p>' if remark else ""
-    head = f"{title_html(title)}{copy}{_head(report, of_memory)}"
+    head = f"{title_html(title)}{copy}{_kept_head(report, of_memory)}"
     left = most - _size(static(head, twin))
     values = _values(report, left * _SHARES[0])
     rest = _others(others, left * _SHARES[1])
@@ -116,6 +123,17 @@ def _head(report: Report, of_memory: tuple[str, int] | None = None) -> str:
     )
 
 
+def _kept_head(report: Report, of_memory: tuple[str, int] | None) -> str:
+    """The same where there is not room for any policy, code and notes."""
+    shown = sum(size <= _LONGEST for size in accumulate(len(note.encode()) for note in report.notes))
+    code = report.code if len(report.code.encode()) <= _LONGEST else ""
+    short = replace(report, label=truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
+    head = _head(short, of_memory)
+    if code != report.code:
+        head += _left_out("The lines of code are", "report.code")
+    return head + _more(len(report.notes) - shown, "more note")
+
+
 def _choice(report: Report) -> str:
     places = {"": "", "function": "", "sites": " at its checkpoint sites"}
     at = places.get(report.at, f" at <code>{escape(report.at)}</code>")
@@ -126,7 +144,7 @@ def others_row(report: Report) -> str:
     """A choice and its figures: a row of the table of those that are not shown."""
     told = {total.key: total.value for total in totals(report)}
     figures = "".join(td("num", told.get(key, "")) for key in _FIGURES)
-    return f"<tr>{td('policy', _choice(report))}{figures}</tr>"
+    return f"<tr>{td('policy', _choice(replace(report, label=truncate(report.label, _LABEL))))}{figures}</tr>"
 
 
 _FIGURES = ("saved", "repeated", "deferred", "peak")
@@ -140,10 +158,9 @@ def _others(rows: Sequence[str], room: float) -> str:
     most = len(rows)
     while most and _size("".join(rows[:most])) > room:
         most -= 1
-    left_out = f'<p class="remat-empty">{fmt.count(len(rows) - most, "more choice")}; run the cell for all.</p>'
     return (
         f"<details open><summary>Other choices, {len(rows)}</summary>"
-        f"{table('Other choices', heads, rows[:most], ())}{left_out if most < len(rows) else ''}</details>"
+        f"{table('Other choices', heads, rows[:most], ())}{_more(len(rows) - most, 'more choice')}</details>"
     )
 
 
@@ -169,6 +186,10 @@ def _source(report: Report, room: float) -> str:
 
 def _left_out(what: str, attribute: str) -> str:
     return f'<p class="remat-empty">{what} not kept in the notebook; in Python they are <code>{attribute}</code>.</p>'
+
+
+def _more(number: int, noun: str) -> str:
+    return f'<p class="remat-empty">{fmt.count(number, noun)}; run the cell for all.</p>' if number else ""
 
 
 def _jaxprs(report: Report, most: float) -> str:
