@@ -140,7 +140,6 @@ def test_what_is_worked_out_meanwhile_is_not_shown_after(browser, long):  # noqa
     """A choice that is looked ahead at when the widget turns is of all devices together, and so is a table."""
     widget = RematWidget(long[0], at="function")
     step, panel = widget._prefetch.step, next(panel for panel in widget._panels if panel.key == "compare")
-    compared = panel._compared
 
     def meanwhile(result):
         widget.comm.sent.clear()
@@ -151,7 +150,6 @@ def test_what_is_worked_out_meanwhile_is_not_shown_after(browser, long):  # noqa
     widget.prefetch()
     assert not [message for message in messages(widget, "view") if TOGETHER in message["view"]["parts"]["totals"]]
     assert {ONE in view["parts"]["totals"] for view in widget._rendered.complete().values()} == {True}
-    panel._compared = compared
     panel._work(Request({"type": "compare", "policy": "none", "at": "function", "device": "", "width": 680}))
     assert messages(widget, "compare") == []  # which the old panel has worked out
     widget.close()

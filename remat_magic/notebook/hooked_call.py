@@ -20,7 +20,6 @@ __all__ = [
     "Hooked",
     "asked",
     "calls_in",
-    "either",
     "hooked_expression",
     "is_command",
     "is_user_call",
@@ -113,7 +112,7 @@ class Hooked:
         question = asked("gives_result", owner, _number(owner), owner.func, steps)
         call, whole = _replaced(call, owner.func, _kept(owner)), _keeping(whole, owner)
         owner, _ = _owners(call)[0]
-        return either(
+        return _either(
             question, self._if_meant(owner, others, whole), self._first([call, *others], whole, owner_asked=True)
         )
 
@@ -129,15 +128,15 @@ class Hooked:
         inspected = self._inspected(kept, others, whole)
         if whole is not None:
             within = self._first([*inside, *others], _keeping(whole, call))
-            return either(question, within, inspected)
+            return _either(question, within, inspected)
         if inside:  # a library's function is meant where none is in its brackets: jnp.mean(f(x)) is f(x)
             of_library = asked("computes", call, _number(call))
-            inspected = either(of_library, self._first_or(inside, inspected), inspected)
+            inspected = _either(of_library, self._first_or(inside, inspected), inspected)
         if self.defined is None:
-            return either(question, self._first([*inside, *others], None), inspected)
+            return _either(question, self._first([*inside, *others], None), inspected)
         run = ast.Tuple([magic_call("show", call, kept), self.defined], ast.Load())
         run = ast.Subscript(ast.copy_location(run, call), ast.Constant(1), ast.Load())
-        return either(question, self._first_or(inside, ast.copy_location(run, call)), inspected)
+        return _either(question, self._first_or(inside, ast.copy_location(run, call)), inspected)
 
     def _first_or(self, calls: Sequence[ast.Call], otherwise: ast.expr) -> ast.expr:
         """What is shown of the first of some calls that is meant, or of another expression that has them in it."""
@@ -151,7 +150,7 @@ class Hooked:
             return magic_call("inspect_call", call, *request, call.func, *call.args, keywords=call.keywords)
         question = asked("is_meant", call, call.func, *call.args, keywords=call.keywords)
         run = _replaced(whole, _same([whole], call), asked("run_kept", call))
-        return either(question, magic_call("inspect_kept", call, *request, self.targets, self.skipped), run)
+        return _either(question, magic_call("inspect_kept", call, *request, self.targets, self.skipped), run)
 
 
 def _keeping(whole: ast.expr | None, call: ast.Call) -> ast.expr | None:
@@ -169,7 +168,7 @@ def _number(node: ast.AST) -> int | None:
     return getattr(node, "number", None)
 
 
-def either(question: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
+def _either(question: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
     """``yes if question else no``."""
     return ast.copy_location(ast.IfExp(question, yes, no), question)
 

@@ -32,7 +32,7 @@ __all__ = ["Text", "grid", "plain", "printed", "render"]
 _JAXPR_LINES = 200
 _LAID_OUT = 500  # equations: some 20 ms
 _SAID = 100  # bytes at most, of what is said of lines that are left out
-_NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound", "Segment")
+_NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound")
 # Below this width the columns of the tables are stacked.
 _WIDE = 110
 
