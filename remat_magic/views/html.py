@@ -38,9 +38,7 @@ _LABEL, _LONGEST = 300, 4000
 # these shares; so many of the biggest values are tried.
 _SHARES = (0.5, 0.2)
 _MOST_ROWS = (1000, 200, 100, 50, 30, 20, 10, 5)
-_LISTINGS = [(None, "Your source, line by line")] + [
-    (most, f"The {most} lines that cost most") for most in (100, 50, 25)
-]
+_LISTINGS = [(None, "Your source, line by line")] + [(most, "The lines that cost most") for most in (100, 50, 25)]
 
 
 def report_html(report: Report) -> str:
@@ -125,8 +123,8 @@ def _head(report: Report, of_memory: tuple[str, int] | None = None) -> str:
 
 def _kept_head(report: Report, of_memory: tuple[str, int] | None) -> str:
     """The same where there is not room for any policy, code and notes."""
-    shown = sum(size <= _LONGEST for size in accumulate(len(note.encode()) for note in report.notes))
-    code = report.code if len(report.code.encode()) <= _LONGEST else ""
+    shown = sum(size <= _LONGEST for size in accumulate(_size(escape(note)) for note in report.notes))
+    code = report.code if _size(escape(report.code)) <= _LONGEST else ""
     short = replace(report, label=truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
     head = _head(short, of_memory)
     if code != report.code:
@@ -137,7 +135,7 @@ def _kept_head(report: Report, of_memory: tuple[str, int] | None) -> str:
 def _choice(report: Report) -> str:
     places = {"": "", "function": "", "sites": " at its checkpoint sites"}
     at = places.get(report.at, f" at <code>{escape(report.at)}</code>")
-    return f'<span class="remat-choice"><code>{escape(report.label)}</code>{at}</span>'
+    return f"<code>{escape(report.label)}</code>{at}"
 
 
 def others_row(report: Report) -> str:
