@@ -70,7 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what chooses jax_remat3 itself, and what needs an extra."""
-    products: dict[str, list[pytest.Function]] = {}
     for item in items:
         if {"remat2", "remat3"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("sets_remat3")
@@ -78,13 +77,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(extra)
         if _on_remat3(item):
             item.add_marker("slow")
-        elif item.get_closest_marker("each_once") and isinstance(item, pytest.Function):
-            products.setdefault(item.nodeid.split("[")[0], []).append(item)
-    for product in products.values():
-        usual = _each_once(product)
-        for item in product:
-            if item not in usual:
-                item.add_marker("slow")
 
 
 def _extras_of(item: pytest.Item) -> Iterator[str]:
@@ -110,29 +102,6 @@ def pytest_runtest_teardown() -> None:
     """And over what each test leaves in JAX's caches, millions of objects in all, which every edit would look at."""
     gc.collect()
     gc.freeze()
-
-
-def _each_once(product: list[pytest.Function]) -> set[pytest.Function]:
-    """Of a test's combinations of parameters some that have each value once, and go through all of them in step."""
-    values: dict[str, list[str]] = {}
-    for item in product:
-        for name, value in item.callspec.params.items():
-            if repr(value) not in values.setdefault(name, []):
-                values[name].append(repr(value))
-    turns = [
-        {name: each[turn % len(each)] for name, each in values.items()}
-        for turn in range(max(map(len, values.values())))
-    ]
-    chosen: set[pytest.Function] = set()
-    seen: set[tuple[str, str]] = set()
-    # First those in step; then whatever has a value that none of these has, where not all combinations are there.
-    for in_step in (True, False):
-        for item in product:
-            combination = {name: repr(value) for name, value in item.callspec.params.items()}
-            if combination in turns if in_step else not seen.issuperset(combination.items()):
-                chosen.add(item)
-                seen.update(combination.items())
-    return chosen
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,7 +19,6 @@ from remat_magic import _jax
 from remat_magic.widget import RematWidget
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import IdleTime
-from tests.volume import usually
 
 # Functions of JAX's own (jnp.where, jax.nn.gelu) live for ever, and so would what is cached of them for an inspection.
 LOSS = """
@@ -81,12 +80,12 @@ def check_bounded(left: Counter[str]) -> None:
     assert sum(left.values()) < SLACK, left.most_common(8)
 
 
-@pytest.mark.parametrize("times", usually([6, TIMES], 6))
+@pytest.mark.parametrize("times", [6, pytest.param(TIMES, marks=pytest.mark.slow)])
 def test_inspections_of_fresh_functions_leave_nothing(times):
     check_bounded(left_behind(lambda: inspect(fresh()), times))
 
 
-@pytest.mark.parametrize("times", usually([6, TIMES], 6))
+@pytest.mark.parametrize("times", [6, pytest.param(TIMES, marks=pytest.mark.slow)])
 def test_inspections_of_one_function_leave_nothing(times):
     fun = fresh()  # and so its block lives on, with which JAX would key what it traced
     check_bounded(left_behind(lambda: inspect(fun), times))
@@ -131,7 +130,7 @@ class Channels:
         return Channel()
 
 
-@pytest.mark.parametrize("many", usually([10, 50], 10))
+@pytest.mark.parametrize("many", [10, pytest.param(50, marks=pytest.mark.slow)])
 def test_many_widgets_and_their_cells_run_again(many, monkeypatch):
     from tests.test_widget import FakeShell  # here, since tests/benchmarks reads this file outside of pytest
 

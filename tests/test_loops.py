@@ -12,7 +12,6 @@ import remat_magic as rm
 from remat_magic.engine.segments import segment_of
 from remat_magic.records import RematError
 from tests.programs import f32
-from tests.volume import usually
 
 
 def test_segments_are_near_the_square_root():
@@ -154,6 +153,7 @@ GROUPED = {
     "unrolled": unrolled(),
     "within another": within_another(),
 }
+USUAL = ("reversed", "counted", "within another")
 P_X = {"w": f32(10, 8, 8), "b": f32(10, 8)}, f32(4, 8)
 
 
@@ -165,11 +165,17 @@ def costs_of(report):
     return report.saved_bytes, report.argument_bytes, report.repeated_flops, report.deferred_flops, report.peak_bytes
 
 
-@pytest.mark.each_once
-@pytest.mark.parametrize("size", [5, 4])
-@pytest.mark.parametrize("fun", GROUPED.values(), ids=GROUPED)
-def test_steps_in_groups_are_a_place(fun, size, remat3):
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param(name, size, marks=pytest.mark.slow if (number + size) % 2 else ())
+        for number, name in enumerate(GROUPED)
+        for size in (5, 4)
+    ],
+)
+def test_steps_in_groups_are_a_place(name, size, remat3):
     """A checkpoint around several steps is JAX's own of the program that is written so."""
+    fun = GROUPED[name]
     trace = rm.trace(fun(0), *P_X)
     for key in ("nothing_saveable", "dots_saveable"):
         by_hand = rm.trace(fun(size, getattr(jax.checkpoint_policies, key)), *P_X).report("as_written")
@@ -182,7 +188,9 @@ def test_steps_in_groups_are_a_place(fun, size, remat3):
     assert not [row for row in told if row.source is None and getattr(row, "kind", "") == "intermediate"]
 
 
-@pytest.mark.parametrize("name", usually(GROUPED, "reversed", "counted", "within another"))
+@pytest.mark.parametrize(
+    "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in GROUPED if name not in USUAL)]
+)
 def test_steps_in_groups_compute_the_same(name):
     fun = GROUPED[name]
     keys = iter(jax.random.split(jax.random.key(0), 3))
