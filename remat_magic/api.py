@@ -136,8 +136,8 @@ class Trace:
         Those that are ``possible`` are functions called without a checkpoint: helpers, bodies of loops, methods of
         modules, jitted functions. ``code`` is what to write there, with a comment where calls must change for it. Every
         ``at`` takes their keys too, and ``"block[::2]"`` for every second call of ``block``, ``"block[:8]"`` for the
-        first eight, ``"block/3"`` for one checkpoint around each three calls after one another: three steps of a loop
-        that makes one in each step. Each kind is in the order of the first call.
+        first eight, ``"block/3"`` for one checkpoint around each three calls after one another: three steps of a
+        ``scan``, ``map`` or ``fori_loop`` that makes one in each step. Each kind is in the order of the first call.
         """
         return (*self.engine.sites, *self.engine.possible_sites)
 

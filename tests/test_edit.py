@@ -723,10 +723,9 @@ def test_what_names_more_than_the_plan_offers_the_nearest(module):
     edit = trace.edit(trace.plan(32))
     assert (edit.verified, edit.saved_bytes, edit.excess_bytes, edit.budget_bytes) == (False, 48, 16, 32)
     assert "executed for 1 other value besides" in edit.differences[-1]
-    assert (edit.best is edit) == (edit.closest is None)
-    if edit.closest is not None:
-        assert edit.best.verified
-        assert edit.best.excess_bytes == 0
+    assert (edit.best.verified, edit.best.saved_bytes, edit.best.excess_bytes) == (True, 32, 0)
+    nothing = trace.edit(trace.plan(16)).best  # one of several does not fit by itself
+    assert (nothing.verified, nothing.policy, nothing.budget_bytes) == (True, "nothing_saveable", 16)
     alone = dataclasses.replace(edit, closest=None)
     for text in (display.text(alone), edit_html(alone)):
         assert f"exceeds that by {units.nbytes(16)}" in " ".join(text.split())
@@ -742,7 +741,8 @@ def test_a_plan_without_a_verified_edit_says_so(module):
     edit = dataclasses.replace(edit, budget_bytes=8)
     assert edit.diff() == "# There is no edit of the source that was verified to keep to 8 saved bytes: why.\n"
     best = dataclasses.replace(edit, closest=trace.edit(plan))
-    assert (best.diff(), best.apply_text()) == (trace.edit(plan).diff(), trace.edit(plan).apply_text())
+    assert best.diff().startswith("# No edit does just what is chosen; this is the nearest: ")
+    assert (best.diff().partition("\n")[2], best.apply_text()) == (best.best.diff(), trace.edit(plan).apply_text())
 
 
 def test_as_many_bytes_of_other_types_are_another_edit():
@@ -863,7 +863,10 @@ def test_places_that_are_no_whole_function_have_a_snippet_and_the_nearest_edit(m
     assert len(edit.unnamed) == 1
     assert report.code.split("; ")[0] in edit.unnamed[0]
     assert (edit.best.verified, edit.best.at, edit.planned_bytes) == (True, SOME[at], report.saved_bytes)
-    assert edit.diff() == edit.best.diff() != ""
+    comment, diff = edit.diff().split("\n", 1)
+    assert comment.startswith("# ")
+    assert comment.endswith(f" at {SOME[at]}.")
+    assert diff == edit.best.diff() != ""
 
 
 def test_a_plan_at_some_steps_has_the_nearest_within_its_budget(module):
@@ -873,6 +876,40 @@ def test_a_plan_at_some_steps_has_the_nearest_within_its_budget(module):
     assert (edit.verified, edit.at, edit.best.at) == (False, "step/2", "step")
     assert edit.best.verified
     assert edit.best.excess_bytes == 0 == max(0, edit.best.saved_bytes - plan.budget_bytes)
+
+
+WITHIN_GELU = """
+def block(x, w):
+    h = jnp.tanh(x @ w)
+    s = jnp.exp(-jax.nn.gelu(h @ w)) * h
+    return x + jnp.sin(s @ w)
+
+def f(ws, x):
+    def step(x, w):
+        return block(x, w), None
+    return jnp.sum(jax.lax.scan(step, x, ws)[0] ** 2)
+"""
+
+
+@pytest.mark.parametrize(("at", "device"), [("step/4", "TPU v5e"), ("step/4", "H100 SXM"), ("step", "H100 SXM")])
+def test_the_nearest_edit_of_a_plan_within_a_peak_keeps_to_it_on_its_device(module, at, device):
+    trace = rm.trace(module(WITHIN_GELU).f, f32(16, 128, 128), f32(512, 128))
+    least = trace.report("nothing_saveable", "step/4", device=device).peak_bytes
+    most = trace.report("none", device=device).peak_bytes
+    plan = trace.plan(peak=least + (most - least) // 5, at=at, device=device)
+    edit = trace.edit(plan)
+    assert not (edit.verified and at == "step/4")
+    assert edit.best.verified
+    assert edit.best.budget_bytes == plan.budget_bytes
+    edited = module(edit.apply_text().encode())
+    peak_there = rm.trace(edited.f, f32(16, 128, 128), f32(512, 128)).report(device=device).peak_bytes
+    assert edit.best.peak_bytes == peak_there <= plan.budget_bytes
+
+
+def test_residuals_are_kept_at_one_place(module):
+    trace, _ = two_layers(module)
+    with pytest.raises(RematError, match="residuals are kept at one place"):
+        trace.edit(trace.report("none").residuals, {"function": "none"})
 
 
 SHARED = """

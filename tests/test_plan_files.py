@@ -112,6 +112,22 @@ def test_a_plan_is_applied_without_a_trace():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), both, expected)
 
 
+def test_a_step_that_a_plan_is_applied_to_is_traced_with_the_plan_in_it():
+    def loss(ws, x):
+        for w in ws:
+            x = jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w)))(w, x)
+        return x.sum()
+
+    @jax.jit
+    def step(ws, x):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
+
+    args = [f32(4, 4)] * 3, f32(2, 4)
+    plan = rm.trace(step, *args).plan("50%", "sites")
+    assert plan.saved_bytes
+    assert rm.trace(plan.apply(step), *args).report().saved_bytes == plan.saved_bytes  # the first call of it
+
+
 def test_a_plan_that_is_a_policy_of_jax_is_applied():
     fun, args = PROGRAMS["three_layers"]
     plan = rm.trace(fun, *args).plan(1.0)

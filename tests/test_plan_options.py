@@ -213,6 +213,8 @@ def test_what_plans_cannot_do_is_told():
         trace.plan(10, device=unlinked, offload=0)
     with pytest.raises(RematError, match="no number of bytes"):
         trace.plan(10, device=unlinked, offload="fast")
+    with pytest.raises(RematError, match="no share of the cost"):
+        trace.plan(10, gap=-0.1)
 
 
 # ------------------------------------------------------------------------------------------------------------- budgets

@@ -304,10 +304,21 @@ def test_a_point_says_its_bytes_its_work_and_its_bound():
     assert point_text(FrontierPoint(2, 1, 50, 50), None) == "2 B: 50 FLOPs again; proven least"
 
 
-def test_a_plan_says_its_budget_and_whether_it_is_proven():
-    plan = Plan("f", "function", "dots_saveable", 100, 90, 10, 10, of="peak")
+# What is recomputed, the bound, what names do not reach, and what is said of the bound: a half may be twice the least.
+PROVEN = [
+    (10, 10, (), "10 FLOPs, proven best;"),
+    (10, 10, ("a derivative",), "10 FLOPs, the least of all choices of names;"),
+    (10, 5, (), "10 FLOPs, never less than 5 FLOPs;"),
+    (10, 5, ("a derivative",), "10 FLOPs, no choice of names has less than 5 FLOPs;"),
+    (10, 0, (), "10 FLOPs;"),  # as for a peak on a device, where no bound is known
+]
+
+
+@pytest.mark.parametrize(("flops", "bound", "unreached", "text"), PROVEN)
+def test_a_plan_says_its_budget_and_what_is_proven(flops, bound, unreached, text):
+    plan = Plan("f", "function", "dots_saveable", 100, 90, flops, bound, of="peak", unreached=unreached)
     assert plan_meaning(plan) == "Recompute as little as possible within 100 B of an estimated peak."
-    assert "proven best" in plan_html(plan)
+    assert f"recomputes {text}" in plan_html(plan)
     assert "no value needs a name" in plan_html(plan)
 
 

@@ -105,6 +105,8 @@ class _Asked:
         if isinstance(choice, Iterable):
             rows = list(choice)
             if all(isinstance(row, Residual) for row in rows):
+                if not isinstance(place, str):
+                    raise RematError("residuals are kept at one place: choose 'function', 'sites' or one site's key.")
                 return self._of_residuals(rows, place)
         raise RematError(f"an edit is made of a plan, a policy's key or residuals, not of {type(choice).__name__}.")
 
@@ -261,8 +263,9 @@ class _Editor:
         groups = grouped(self._asked.named(naming, plan.at), naming.values, options)
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
-        if best is None:
-            return None
+        if best is None:  # nothing that has an expression fits
+            report = self._facts.report("nothing_saveable", plan.at)
+            best = replace(_plan_of(report, report.policy, ()), budget_bytes=plan.budget_bytes, status=plan.status)
         used = {groups[value.key] for value in best.names}
         best = replace(best, of=plan.of, peak_device=plan.peak_device)  # held to the same budget
         edited = self._written(best, ChosenNames([option for option in options if option in used]), ())
@@ -287,8 +290,10 @@ class _Editor:
         parts = _parts(plan)
         at = {"function" if self._is_of_haiku(part.at) else _whole_function(part.at): part.policy for part in parts}
         try:
-            if plan.names or (plan.status and len(parts) == 1):  # within its budget
-                nearest = plan_at(self._facts, next(iter(at)), plan.budget_bytes or plan.saved_bytes, plan.of)
+            if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
+                there = self._facts.on(_peak_device(plan))
+                nearest = plan_at(there, next(iter(at)), plan.budget_bytes or plan.saved_bytes, plan.of)
+                nearest = replace(nearest, peak_device=plan.peak_device)
             elif len(at) == len(parts):
                 report = (
                     self._facts.report("as_written", at)

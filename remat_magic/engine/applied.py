@@ -209,7 +209,8 @@ def with_plan(plan: Plan, fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def applied(*args: Any, **kwargs: Any) -> Any:
         if not inside_of_fun:
-            gradients = Primal(fun, Signature(fun, args, kwargs, None), False).gradients
+            with _jax.not_holding():  # a trace of the step looks for its gradients with the plan in them
+                gradients = Primal(fun, Signature(fun, args, kwargs, None), False).gradients
             inside_of_fun.append(next((inner.who for inner in gradients if inner.who[0] == plan.function), None))
         (inside,) = inside_of_fun
         if inside is None:

@@ -1,9 +1,9 @@
 """Places that could have a checkpoint and have none.
 
 A place is a function that is called, by its definition. Its key, as ``at=``, is the function's name; ``block[::2]`` is
-every second of its calls, ``block[:8]`` the first eight, ``block/3`` one checkpoint around each three in a row: where a
-loop makes one call in each step, JAX's loop or one of Python, around three of its steps. Functions that have a
-checkpoint have such places too.
+every second of its calls, ``block[:8]`` the first eight, ``block/3`` one checkpoint around each three in a row, with
+what is between them: where a loop of JAX's makes one call in each step, around three of its steps. Functions that have
+a checkpoint have such places too.
 """
 
 from __future__ import annotations

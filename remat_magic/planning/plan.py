@@ -49,6 +49,8 @@ def plan(
     if len(given) != 1:
         raise RematError("a plan has one budget: give saved=, peak= or budget, as in trace.plan(peak='2 GiB').")
     ((of, limit),) = given
+    if not gap >= 0:
+        raise RematError(f"gap={gap!r} is no share of the cost: give 0 or more.")
     least = objective(cost, device, offload)
     plain, facts = facts, facts if device is None else facts.on(devices.get(device))
     there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, gap=gap)

@@ -148,12 +148,14 @@ def best_of_groups(facts: Facts, plan: Plan, group: Mapping[str, str]) -> Plan |
         The plan, or None where none saves anything.
     """
     choices = planner(facts, plan.at)
-    limit = plan.budget_bytes or plan.saved_bytes
+    # Of a peak that has room for what the plan saves no more is known.
+    limit = plan.saved_bytes if plan.of == "peak" else plan.budget_bytes or plan.saved_bytes
     request = _Request(f"{plan.policy} in the source", f"{plan.label} in the source", plan.budget_bytes, Objective())
     best = _within_saved(choices, request, limit, Problem(choices.graph, group=group), names_only=True)
     if best is None or not best.names:
         return None
-    bound = choices.problem().relax(limit) or 0.0  # of all choices, and not of groups alone
+    # Of all choices, and not of groups alone.
+    bound = (choices.problem().relax(limit) if plan.of == "saved" else None) or 0.0
     return replace(best, bound=min(int(bound), best.recomputed_flops), status="The best of what the source can name.")
 
 

@@ -104,9 +104,13 @@ class Edit(Displayed, Labelled):
     def diff(self) -> str:
         """The unified diffs of all files and cells of the ``best`` edit, one after another.
 
-        Where it is not verified, a comment above it says so; where it does not keep to its budget, in its place.
+        Where that is another than this one, or is not verified, a comment above it says so; where it does not keep to
+        its budget, in its place.
         """
         best = self.best
+        if best is not self:
+            nearest = f"{best.label or best.policy} at {best.at}"
+            return f"# No edit does just what is chosen; this is the nearest: {nearest}.\n{best.diff()}"
         why = " ".join(best.differences[:1] or best.unnamed[:1])
         if not best.verified and best.budget_bytes is not None and best.excess_bytes != 0:
             what = "bytes of estimated peak" if best.of == "peak" else "saved bytes"

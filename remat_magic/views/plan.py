@@ -45,18 +45,19 @@ def point_text(point: FrontierPoint, forward_flops: int | None) -> str:
     if point.bound == point.recomputed_flops:
         least = f"; {_claims(point.unreached)[0]}" if point.unreached else "; proven least"
     else:
-        least = f"; {_never_less(point)} {fmt.flops(point.bound)}"
+        least = f"; {_never_less(point.unreached)} {fmt.flops(point.bound)}"
     return f"{fmt.nbytes(point.budget_bytes)}: {fmt.flops(point.recomputed_flops)} again{share}{least}"
 
 
 def beyond_text(below: FrontierPoint, above: FrontierPoint, forward_flops: int | None) -> str:
     """What budgets between two have: the smaller one's plan at least, and the larger one's bound at most."""
     share = f", {fmt.percent(below.recomputed_flops, forward_flops)} of the forward pass" if forward_flops else ""
-    return f"at most {fmt.flops(below.recomputed_flops)} again{share}; {_never_less(above)} {fmt.flops(above.bound)}"
+    least = f"{_never_less(above.unreached)} {fmt.flops(above.bound)}"
+    return f"at most {fmt.flops(below.recomputed_flops)} again{share}; {least}"
 
 
-def _never_less(point: FrontierPoint) -> str:
-    return f"no choice of {_claims(point.unreached)[1]} has less than" if point.unreached else "never less than"
+def _never_less(unreached: Sequence[str]) -> str:
+    return f"no choice of {_claims(unreached)[1]} has less than" if unreached else "never less than"
 
 
 def _claims(unreached: Sequence[str]) -> tuple[str, str]:
@@ -233,10 +234,11 @@ def plan_sentences(plan: Plan) -> list[str]:
     share = (
         f" ({fmt.percent(plan.recomputed_flops, plan.forward_flops)} of the forward pass)" if plan.forward_flops else ""
     )
-    best, possible = "proven best", "the least possible"
-    if plan.unreached:
-        best = possible = _claims(plan.unreached)[0]
-    least = f"at most {max(plan.gap, 0.0001):.2%} above {possible}" if plan.gap else best
+    least = ""  # the status says how sure other plans are: of one for seconds no FLOPs are proven
+    if not plan.gap:
+        least = _claims(plan.unreached)[0] if plan.unreached else "proven best"
+    elif plan.bound:
+        least = f"{_never_less(plan.unreached)} {fmt.flops(plan.bound)}"
     saves, budget = f"Saves {fmt.nbytes(plan.saved_bytes)}", fmt.nbytes(plan.budget_bytes)
     if plan.of == "saved":
         saves += f" of {budget}"
@@ -245,7 +247,7 @@ def plan_sentences(plan: Plan) -> list[str]:
     facts = [
         f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
-        f"recomputes {again}{share}, {least}",
+        f"recomputes {again}{share}{f', {least}' if least else ''}",
         f"solved in {fmt.seconds(plan.solve_seconds)}",
     ]
     return [f"{'; '.join(filter(None, facts))}.", *filter(None, [plan.status])]
