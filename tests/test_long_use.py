@@ -19,6 +19,7 @@ from remat_magic import _jax
 from remat_magic.widget import RematWidget
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.idle import IdleTime
+from tests.test_widget import FakeShell
 
 # Functions of JAX's own (jnp.where, jax.nn.gelu) live for ever, and so would what is cached of them for an inspection.
 LOSS = """
@@ -132,8 +133,6 @@ class Channels:
 
 @pytest.mark.parametrize("many", [10, pytest.param(50, marks=pytest.mark.slow)])
 def test_many_widgets_and_their_cells_run_again(many, monkeypatch):
-    from tests.test_widget import FakeShell  # here, since tests/benchmarks reads this file outside of pytest
-
     channels, shell = Channels(), FakeShell()
     monkeypatch.setattr(comm, "create_comm", channels.create)
     monkeypatch.setattr(widget_module, "_kernel", object)

@@ -95,6 +95,10 @@ def test_no_line_is_longer_than_the_terminal(report, width):
     assert max(map(len, file.getvalue().splitlines())) <= width
 
 
+def test_narrow_tables_are_stacked():
+    assert NARROW in plain(small(), 78)
+
+
 def test_differences_are_shown():
     file = StringIO()
     before = small(peak_bytes=500)
