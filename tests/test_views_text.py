@@ -99,13 +99,6 @@ def test_narrow_tables_are_stacked():
     assert NARROW in plain(small(), 78)
 
 
-def test_differences_are_shown():
-    file = StringIO()
-    before = small(peak_bytes=500)
-    Console(file=file, force_jupyter=False, width=100).print(render(small(), compare=before))
-    assert "412 B  (-88 B) estimated" in file.getvalue()
-
-
 def test_a_big_program_is_cut_and_says_so():
     big = Program(tuple(ProgramLine(f"line {number}") for number in range(12_000)), 12_000)
     text = plain(small(forward=big), 100)

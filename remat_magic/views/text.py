@@ -9,7 +9,6 @@ from typing import Any
 
 import rich.text
 from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.table import Table
 
 from remat_magic.records import Program, Report
@@ -65,30 +64,23 @@ class Text(rich.text.Text):
 class _View:
     """What ``render`` returns: it fits itself to the console that prints it."""
 
-    def __init__(
-        self, report: Report, width: int | None, compare: Report | None, title: str, lay_out: bool = True
-    ) -> None:
-        self.report, self.width, self.compare, self.title, self.lay_out = report, width, compare, title, lay_out
+    def __init__(self, report: Report, title: str, lay_out: bool = True) -> None:
+        self.report, self.title, self.lay_out = report, title, lay_out
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(self.width or options.max_width, options.max_width)
-        title = [Text(self.title)] if self.title else []
-        for part in (*title, *_parts(self.report, self.compare, width, self.lay_out)):
-            yield (
-                Padding(part, (0, options.max_width - width, 0, 0), expand=False) if width < options.max_width else part
-            )
+        if self.title:
+            yield Text(self.title)
+        yield from _parts(self.report, options.max_width, self.lay_out)
 
 
-def render(report: Report, width: int | None = None, compare: Report | None = None, title: str = "") -> _View:
+def render(report: Report, title: str = "") -> _View:
     """The report as a rich renderable.
 
     Args:
         report: what to show.
-        width: columns to use; None is all of the console's.
-        compare: a report whose numbers the totals are compared with.
         title: a line to put before everything, of how the report came about.
     """
-    return _View(report, width, compare, title)
+    return _View(report, title)
 
 
 def plain(
@@ -103,7 +95,7 @@ def plain(
         lay_out: whether large jaxprs whose text nobody has asked for yet are printed too, and not counted only.
         most_bytes: how many bytes it may have; the lines that are too many for that are counted. Default: any number.
     """
-    text = printed(_View(report, None, None, title, lay_out), width)
+    text = printed(_View(report, title, lay_out), width)
     if most_bytes is None or len(text.encode()) <= most_bytes:
         return text
     lines = text.splitlines(keepends=True)
@@ -121,14 +113,14 @@ def printed(shown: RenderableType, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def _parts(report: Report, compare: Report | None, width: int, lay_out: bool) -> Iterator[rich.text.Text | Table]:
+def _parts(report: Report, width: int, lay_out: bool) -> Iterator[rich.text.Text | Table]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
     at = f" at {report.at}" if report.at and report.at != "function" else ""
     yield Text.assemble("policy ", (report.label, "bold"), at)
     yield Text()
-    yield _totals(report, compare)
+    yield _totals(report)
     sentences = [*filter(None, [report.backward_error]), *report.notes]
     sentences += uncounted(report)
     if sentences:
@@ -175,16 +167,15 @@ def grid(*columns: str) -> Table:
     return table
 
 
-def _totals(report: Report, compare: Report | None) -> Table:
+def _totals(report: Report) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     if report.of_devices:
         table.add_row(Text("figures"), Text(), Text(report.of_devices))
-    for total in totals(report, compare):
-        change = f"({total.change}) " if total.change else ""
-        table.add_row(Text(total.label), Text(total.value, style="bold"), Text(f"{change}{total.detail}", style="dim"))
+    for total in totals(report):
+        table.add_row(Text(total.label), Text(total.value, style="bold"), Text(total.detail, style="dim"))
     return table
 
 

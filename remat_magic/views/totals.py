@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remat_magic.records import Equation, Report
 from remat_magic.views import format as fmt
@@ -13,7 +13,7 @@ __all__ = ["Total", "totals", "uncounted"]
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One number of the headline: ``value`` for reading, ``exact`` for hovering, ``change`` against another report.
+    """One number of the headline: ``value`` for reading, ``exact`` for hovering.
 
     ``number`` is the value itself, in ``unit``; None where it is unknown.
     """
@@ -23,57 +23,47 @@ class Total:
     value: str
     detail: str
     exact: str
-    change: str = ""
     number: int | None = None
     unit: str = "bytes"
 
 
-def totals(report: Report, compare: Report | None = None) -> list[Total]:
-    """The headline's numbers; offloaded bytes and constants only where this report or ``compare`` has any."""
+def totals(report: Report) -> list[Total]:
+    """The headline's numbers; offloaded bytes and constants only where there are any."""
 
     def values(*kinds: str) -> str:
         counted = [row for row in report.residuals if row.kind in kinds and not row.dropped]
         return fmt.count(len(counted), "value")
 
     def matters(*kinds: str) -> bool:
-        residuals = (*report.residuals, *(compare.residuals if compare else ()))
-        return any(residual.kind in kinds for residual in residuals)
+        return any(residual.kind in kinds for residual in report.residuals)
 
-    headline = [_bytes_total("saved", "saved", report, compare, values("intermediate"))]
+    headline = [_bytes_total("saved", "saved", report, values("intermediate"))]
     if matters("offloaded"):
-        headline.append(_bytes_total("offloaded", "offloaded", report, compare, values("offloaded")))
+        headline.append(_bytes_total("offloaded", "offloaded", report, values("offloaded")))
     alive = f"{values('argument')} needed, alive anyway"
-    headline.append(_bytes_total("argument", "arguments", report, compare, alive))
+    headline.append(_bytes_total("argument", "arguments", report, alive))
     if matters("constant", "literal"):
-        headline.append(_bytes_total("constant", "constants", report, compare, values("constant", "literal")))
-    dropped = [sum(row.dropped for row in shown.residuals) for shown in (report, *filter(None, [compare]))]
-    if any(dropped):
-        detail = f"{fmt.count(dropped[0], 'value')}, dropped when compiled"
-        headline.append(_bytes_total("unread", "unread", report, compare, detail))
-    headline += [_work_total("repeated", report, compare), _work_total("deferred", report, compare)]
+        headline.append(_bytes_total("constant", "constants", report, values("constant", "literal")))
+    dropped = sum(row.dropped for row in report.residuals)
+    if dropped:
+        detail = f"{fmt.count(dropped, 'value')}, dropped when compiled"
+        headline.append(_bytes_total("unread", "unread", report, detail))
+    headline += [_work_total("repeated", report), _work_total("deferred", report)]
     if report.communicated_bytes:
-        headline.append(_communication(report, compare))
+        headline.append(_communication(report))
     if report.peak_bytes is not None:
-        change = ""
-        if compare is not None and compare.peak_bytes is not None:
-            difference = report.peak_bytes - compare.peak_bytes
-            change = fmt.signed(fmt.nbytes(difference), difference)
         exact = fmt.exact(report.peak_bytes, "bytes")
         peak = report.peak_bytes
-        headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, change, peak))
+        headline.append(Total("peak", "peak", fmt.nbytes(peak), "estimated", exact, peak))
     return headline
 
 
-def _bytes_total(key: str, label: str, report: Report, compare: Report | None, detail: str) -> Total:
+def _bytes_total(key: str, label: str, report: Report, detail: str) -> Total:
     number: int = getattr(report, f"{key}_bytes")
-    change = ""
-    if compare is not None:
-        difference = number - getattr(compare, f"{key}_bytes")
-        change = fmt.signed(fmt.nbytes(difference), difference)
-    return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), change, number)
+    return Total(key, label, fmt.nbytes(number), detail, fmt.exact(number, "bytes"), number)
 
 
-def _work_total(key: str, report: Report, compare: Report | None) -> Total:
+def _work_total(key: str, report: Report) -> Total:
     if not report.complete:
         return Total(key, key, "…", "being traced", "the backward half is not traced yet")
     if report.backward_error:
@@ -83,23 +73,18 @@ def _work_total(key: str, report: Report, compare: Report | None) -> Total:
     any_cost = any(equation.flops is not None for equation in equations)
     operations = fmt.count(len(equations), "operation")
     if not equations:
-        total = Total(key, key, "nothing", "", "no operation", number=0, unit="FLOPs")
-    elif not any_cost:
-        total = Total(key, key, operations, "cost unknown", operations, unit="FLOPs")
-    else:
-        detail, exact = operations, fmt.exact(number, "FLOPs")
-        if key == "deferred":
-            detail, exact = f"{detail}, no extra work", f"{exact} that run only now"
-        elif report.forward_flops:
-            share = fmt.percent(number, report.forward_flops)
-            detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
-        if key == "repeated" and (communication := _communicated_again(report)):
-            detail, exact = f"{detail}, {communication}", f"{exact}; {communication}"
-        total = Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")
-    if compare is None or not compare.complete or compare.backward_error:
-        return total
-    difference = number - getattr(compare, f"{key}_flops")
-    return replace(total, change=fmt.signed(fmt.flops(difference), difference))
+        return Total(key, key, "nothing", "", "no operation", number=0, unit="FLOPs")
+    if not any_cost:
+        return Total(key, key, operations, "cost unknown", operations, unit="FLOPs")
+    detail, exact = operations, fmt.exact(number, "FLOPs")
+    if key == "deferred":
+        detail, exact = f"{detail}, no extra work", f"{exact} that run only now"
+    elif report.forward_flops:
+        share = fmt.percent(number, report.forward_flops)
+        detail, exact = f"{detail}, +{share}", f"{exact}, {share} of the forward pass's"
+    if key == "repeated" and (communication := _communicated_again(report)):
+        detail, exact = f"{detail}, {communication}", f"{exact}; {communication}"
+    return Total(key, key, fmt.flops(number), detail, exact, number=number, unit="FLOPs")
 
 
 def _communicated_again(report: Report) -> str:
@@ -112,7 +97,7 @@ def _communicated_again(report: Report) -> str:
     return f"{what} {fmt.nbytes(report.repeated_communicated_bytes)} again over {over}"
 
 
-def _communication(report: Report, compare: Report | None) -> Total:
+def _communication(report: Report) -> Total:
     number, ahead, back = (
         number_of_half or 0
         for number_of_half in (
@@ -121,12 +106,9 @@ def _communication(report: Report, compare: Report | None) -> Total:
             report.backward_communicated_bytes,
         )
     )
-    change = ""
-    if compare is not None and compare.complete and compare.communicated_bytes is not None:
-        change = fmt.signed(fmt.nbytes(number - compare.communicated_bytes), number - compare.communicated_bytes)
     exact = f"{fmt.exact(number, 'bytes')} of the results of gathers, reductions and the like, on each device"
     detail = f"forward {fmt.nbytes(ahead)}, backward {fmt.nbytes(back)}"
-    return Total("communicated", "communication", fmt.nbytes(number), detail, exact, change, number)
+    return Total("communicated", "communication", fmt.nbytes(number), detail, exact, number)
 
 
 def uncounted(report: Report) -> list[str]:
