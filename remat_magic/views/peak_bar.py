@@ -22,14 +22,13 @@ _ROLES = {
 }
 
 
-def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int] | None = None) -> str:
+def peak_bar_html(report: Report, of_memory: tuple[str, int] | None = None) -> str:
     """The bar, whose parts add up to the report's peak; nothing where that is not known.
 
     Of a device's memory it is shown as the part that it takes, as the widget's script does it where there is one.
 
     Args:
         report: of which policy.
-        hover: whether the parts of the bar say what they are, and not the list alone.
         of_memory: the device's name and its bytes, for where no script is.
     """
     peak = report.peak_bytes
@@ -40,10 +39,8 @@ def peak_bar_html(report: Report, hover: bool = True, of_memory: tuple[str, int]
     bars, items = list[str](), list[str]()
     for word, role, nbytes in parts:
         size, share = fmt.nbytes(nbytes), fmt.percent(nbytes, peak)
-        hover_text = f' title="{word} {size}, {share} of the peak"' if hover else ""
-        bars.append(
-            f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%"{hover_text}></i>'
-        )
+        title = f'title="{word} {size}, {share} of the peak"'
+        bars.append(f'<i class="remat-role remat-role-{role}" style="width:{100 * nbytes / peak:.2f}%" {title}></i>')
         # The backward pass may be over with some of it by then.
         saved = fmt.nbytes(report.saved_bytes)
         of = f" of {saved}" if role == "saved" and size != saved else ""
