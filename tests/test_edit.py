@@ -837,9 +837,11 @@ SOME = {
     "block[::2]": "block",
     "block/3": "block",
     "step/2": "step",
-    "as_written {'attention/2': 'nothing_saveable', 'feed_forward': 'dots_saveable'}": (
+    "attention/2=nothing_saveable, feed_forward=dots_saveable": (
         "attention=nothing_saveable, feed_forward=dots_saveable"
     ),
+    "block=none, block/2=dots_saveable": "block=dots_saveable",
+    "step/2=nothing_saveable, step=nothing_saveable": "step=nothing_saveable",
 }
 STEPS = LAYERS.replace("DECORATOR", "") + (
     "\ndef of_loop(ws, x):\n    def step(x, w):\n        return block(w, x), None\n"
@@ -854,8 +856,8 @@ def test_places_that_are_no_whole_function_have_a_snippet_and_the_nearest_edit(m
     ws = f32(6, 4, 4) if scanned else [f32(4, 4)] * 6
     trace = rm.trace(made.of_loop if scanned else made.f, ws, f32(2, 4))
     policy, place = "dots_saveable", at
-    if " " in at:
-        policy, place = "as_written", {"attention/2": "nothing_saveable", "feed_forward": "dots_saveable"}
+    if "=" in at:
+        policy, place = "as_written", dict(part.split("=") for part in at.split(", "))
     edit = trace.edit(policy, place)
     report = trace.report(policy, place)
     assert not edit.verified

@@ -287,22 +287,25 @@ class _Editor:
 
     def _at_whole_functions(self, plan: Plan) -> Edit | None:
         """The edit of the nearest plan where one is for places at which no edit writes a checkpoint."""
-        parts = _parts(plan)
-        at = {"function" if self._is_of_haiku(part.at) else _whole_function(part.at): part.policy for part in parts}
+        parts, policies = _parts(plan), dict[str, set[str]]()
+        for part in parts:
+            whole = "function" if self._is_of_haiku(part.at) else _whole_function(part.at)
+            policies.setdefault(whole, set()).add(part.policy)
+        if any(len(kinds - {"none"}) > 1 for kinds in policies.values()):  # a function has two policies
+            return None
+        at = {whole: max(kinds, key=lambda policy: policy != "none") for whole, kinds in policies.items()}
         try:
             if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
                 there = self._facts.on(_peak_device(plan))
                 nearest = plan_at(there, next(iter(at)), plan.budget_bytes or plan.saved_bytes, plan.of)
                 nearest = replace(nearest, peak_device=plan.peak_device)
-            elif len(at) == len(parts):
+            else:
                 report = (
                     self._facts.report("as_written", at)
                     if plan.policy == MIXED
                     else self._facts.report(plan.policy, next(iter(at)))
                 )
                 nearest = _plan_of(report, report.policy, ())
-            else:  # a function has two policies
-                return None
             return _verified(self.edit(nearest).best)
         except RematError:
             return None

@@ -109,7 +109,9 @@ class Edit(Displayed, Labelled):
         """
         best = self.best
         if best is not self:
-            nearest = f"{best.label or best.policy} at {best.at}"
+            nearest = best.label
+            if f" at {best.at}" not in nearest:
+                nearest += f" at {best.at}"
             return f"# No edit does just what is chosen; this is the nearest: {nearest}.\n{best.diff()}"
         why = " ".join(best.differences[:1] or best.unnamed[:1])
         if not best.verified and best.budget_bytes is not None and best.excess_bytes != 0:
