@@ -7,10 +7,8 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -109,16 +107,6 @@ def _on_the_cpu() -> None:
     import jax
 
     assert jax.default_backend() == "cpu", "JAX was imported before tests/conftest.py could choose its platform"
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _unhurried() -> None:
-    """Give what is worked out ahead, which stops where it would be felt, six times as long on a slow machine."""
-    from remat_magic.widget import idle
-
-    idle.time = SimpleNamespace(  # type: ignore[attr-defined]
-        perf_counter=lambda: time.perf_counter() / 6, thread_time=lambda: time.thread_time() / 6, sleep=time.sleep
-    )
 
 
 @pytest.fixture(scope="session")

@@ -286,10 +286,10 @@ def test_static_arguments_stay_static():
 
     (site,) = rm.trace(loss, W, X).sites
     # JAX would trace a bool otherwise, and `if train` would fail; and it takes no static argument by keyword.
-    change = "its calls give train by position then: block(w, block(w, x, True), True)"
-    assert site.code == f"@functools.partial(jax.checkpoint, static_argnums=(2,))  # on block; {change}"
-    by_hand = functools.partial(jax.checkpoint, static_argnums=(2,))(block)
-    expected = rm.trace(lambda w, x: by_hand(w, by_hand(w, x, True), True).sum(), W, X).report()
+    change = "its calls give train and scale by position"
+    assert site.code == f"@functools.partial(jax.checkpoint, static_argnums=(2, 3))  # on block; {change}"
+    by_hand = functools.partial(jax.checkpoint, static_argnums=(2, 3))(block)
+    expected = rm.trace(lambda w, x: by_hand(w, by_hand(w, x, True, 2.0), True, 2.0).sum(), W, X).report()
     assert types(rm.trace(loss, W, X).report("nothing_saveable", at="block")) == types(expected)
 
 
