@@ -388,6 +388,7 @@ def _ruled_bwd(inputs, g):
 _ruled.defvjp(lambda w, x, y: (_ruled(w, x, y), (w, x, y)), _ruled_bwd)
 
 
+@pytest.mark.slow
 def test_what_helps_against_the_softmax_of_the_logits():
     """Every mend does what it says, by JAX's own answer."""
     args = *shapes("bfloat16", (WIDTH, CLASSES), (ROWS, WIDTH)), HEAD[2]

@@ -113,6 +113,7 @@ def asked(widget):
         worker.join(600)
 
 
+@pytest.mark.slow
 def test_the_widget_asks_when_it_is_told_to(browser, long):  # noqa: F811
     trace, at_once = long
     widget = RematWidget(trace, at="function")

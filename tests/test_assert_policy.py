@@ -127,6 +127,7 @@ def test_mistakes_are_no_failed_assertions(case, trace):
     assert expected in str(raised.value)
 
 
+@pytest.mark.slow
 def test_it_survives_optimised_python():
     """``python -O`` drops assert statements; this one is raised."""
     import subprocess

@@ -160,6 +160,7 @@ def test_along_an_axis_of_one_device_nothing_is_told():
 # ------------------------------------------------------------------------------------------------- what runs again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False])
 def test_a_repeated_gather_is_shown_as_what_it_is(stacked):
     loss, args = fsdp(abstract(4, 2), stacked)
@@ -182,6 +183,7 @@ def test_a_repeated_gather_is_shown_as_what_it_is(stacked):
     assert "again over" not in plain(nothing)
 
 
+@pytest.mark.slow
 def test_its_time_is_that_of_the_links():
     loss, args = fsdp(abstract(4, 2))
     trace = rm.trace(loss, *args)
@@ -224,6 +226,7 @@ def kept(fun, *args):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [8])
 def test_a_plan_by_time_keeps_what_was_gathered_if_it_fits(n):
     """By hand: gathering 262,144 bytes anew takes more than three times the product, which is 8,192 bytes."""

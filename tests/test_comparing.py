@@ -294,6 +294,7 @@ def test_a_compiler_that_is_not_there_is_named(comparing, browser, monkeypatch):
     assert html.count("<span") == 1  # and nothing of what fits
 
 
+@pytest.mark.slow
 def test_gradients_are_checked_on_the_inputs(comparing, browser):
     ask(comparing, "gradients", inputs="given")
     html = browser.of("gradients")["html"]

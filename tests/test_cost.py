@@ -590,6 +590,7 @@ UNCOSTED = {
 }
 
 
+@pytest.mark.slow
 def test_every_primitive_of_jax_is_covered_or_known_not_to_be():
     ran = subprocess.run(
         [sys.executable, "-c", LIST_PRIMITIVES], capture_output=True, text=True, check=True, timeout=300

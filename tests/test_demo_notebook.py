@@ -122,7 +122,7 @@ def ran(root, tmp_path_factory):
     return nbformat.read(path, as_version=4)
 
 
-@pytest.fixture(params=["kept", "ran"])
+@pytest.fixture(params=["kept", pytest.param("ran", marks=pytest.mark.slow)])
 def notebook(request):
     return KEPT if request.param == "kept" else request.getfixturevalue("ran")
 
@@ -132,7 +132,7 @@ def notebook(request):
 
 def test_the_file_is_valid_small_and_clean():
     nbformat.validate(KEPT)
-    assert DEMO.stat().st_size < 3_400_000
+    assert DEMO.stat().st_size < 2_100_000
     assert KEPT.metadata.kernelspec.name == "python3"
     assert set(KEPT.metadata) == {"kernelspec", "language_info", "remat_magic"}
     assert all(not cell.metadata for cell in KEPT.cells)
@@ -197,12 +197,14 @@ def test_each_inspection_shows_a_report_that_needs_no_kernel(notebook):
         assert static["text/plain"].strip()
 
 
+@pytest.mark.slow
 def test_a_run_shows_widgets_too(ran):
     for cell in ran.cells:
         expected = is_inspection(cell) and not lacks(cell.source)
         assert any(WIDGET in output.get("data", {}) for output in cell.get("outputs", [])) == expected
 
 
+@pytest.mark.slow
 def test_a_cell_without_its_library_says_what_to_install(ran):
     for cell in ran.cells:
         if missing := lacks(cell.source):
@@ -228,6 +230,7 @@ def test_12_the_step_of_each_library_before_and_after(notebook):
     assert found == 4 or notebook is not KEPT
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_is_kept(ran):
     """The whole text where the same JAX made it; else the function, its residuals and what they cost."""
     for old, new in zip(KEPT.cells, ran.cells, strict=True):

@@ -221,6 +221,7 @@ def test_the_accelerator_that_is_here(monkeypatch, kind, name):
     assert (found and found.name) == name
 
 
+@pytest.mark.slow
 def test_jax_is_not_made_to_look_for_devices():
     """It would take most of a GPU's memory, of a user who only looks at shapes."""
     program = (

@@ -234,6 +234,7 @@ def is_dead(trace, policy, at=None):
     return forward_is_dead(gradient, recomputation_of(gradient))
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_only_the_value_needs_is_told(remat3):
     """Compiled without the value, the program has the matmuls and the memory of one without a checkpoint."""
     fun, *args = LAYERS
@@ -333,6 +334,7 @@ def test_savings_that_show_or_cannot_are_not(measured):
     assert without_effect(measured) == {}
 
 
+@pytest.mark.slow
 def test_a_whole_function_checkpoint_of_a_scan_gains_nothing(remat3):
     job = rm.Measuring(rm.trace(*LAYERS), [("none", None), ("nothing_saveable", None), ("dots_saveable", None)])
     assert job.wait(600)

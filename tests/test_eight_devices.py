@@ -1,4 +1,4 @@
-"""All tests that need eight devices, in one process that has them."""
+"""All tests that need eight devices, in one process that has them, which takes long to start."""
 
 from pathlib import Path
 
@@ -7,19 +7,16 @@ import pytest
 from tests.eight_devices import not_on_eight, run_on_eight
 
 THESE = Path(__file__).parent
+pytestmark = [pytest.mark.slow, not_on_eight]
 
 
-@not_on_eight
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_on_eight_devices(which):
+def test_on_eight_devices():
     files = [file for file in sorted(THESE.glob("test_*.py")) if "import eight" in file.read_text()]
-    summary = run_on_eight("-m", f"eight_devices and {which}", *map(str, files)).splitlines()[-1]
+    summary = run_on_eight("-m", "eight_devices", *map(str, files)).splitlines()[-1]
     assert " passed" in summary
     assert " skipped" not in summary
 
 
-@not_on_eight
-@pytest.mark.slow  # the usual run tries these where there is one device
 def test_programs_of_abstract_meshes_are_the_same_where_eight_devices_are():
     assert (
         " passed"

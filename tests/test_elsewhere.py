@@ -143,6 +143,7 @@ def test_too_big_is_an_answer_and_no_error(pretend):
     assert measured.mend == ""  # it would not fit in all of the memory either
 
 
+@pytest.mark.slow
 def test_what_fits_in_all_of_a_gpu_but_not_in_what_jax_takes_of_it(pretend, monkeypatch):
     """JAX lets a program have three quarters of a GPU's memory, unless it is told to take more."""
     memory = rm.devices.get(H100).memory_bytes
@@ -296,6 +297,7 @@ def abstract_mesh(*sizes, kind="explicit"):
     return AbstractMesh(sizes, ("data", "model"), axis_types=axis_types(kind))
 
 
+@pytest.mark.slow
 def test_a_program_on_a_mesh_is_compiled_for_as_many_devices(pretend, cache):
     """Connected as they are offered; one of one device is another program."""
     asked = cache.parent / "asked"

@@ -81,6 +81,7 @@ def figures(ran: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in ran.stdout.splitlines() if not line.startswith("LACKS")]
 
 
+@pytest.mark.slow
 def test_a_trace_does_without_every_courtesy():
     ran = run(INSPECT, *COURTESIES)
     assert figures(ran) == figures(run(INSPECT))
@@ -89,6 +90,7 @@ def test_a_trace_does_without_every_courtesy():
     assert {name for name in COURTESIES if "trace_to_jaxpr" not in name and "jax._src.pjit." not in name} <= lacking
 
 
+@pytest.mark.slow
 def test_one_sentence_says_what_a_jax_lacks_that_is_needed():
     name = "jax.extend.core.primitives.name_p"
     ran = run(INSPECT, name)

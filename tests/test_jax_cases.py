@@ -388,6 +388,7 @@ def test_a_use_of_checkpoint_is_reported_as_jax_lists_it(name, remat3):
             parity(trace, under, arrays, {}, policy)
 
 
+@pytest.mark.slow
 def test_a_sparse_matrix_is_an_argument_like_others(remat3):
     sparse = pytest.importorskip("jax.experimental.sparse")
     matrix = sparse.BCOO.fromdense(jnp.eye(4))

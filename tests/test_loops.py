@@ -153,7 +153,6 @@ GROUPED = {
     "unrolled": unrolled(),
     "within another": within_another(),
 }
-USUAL = ("reversed", "counted", "within another")
 P_X = {"w": f32(10, 8, 8), "b": f32(10, 8)}, f32(4, 8)
 
 
@@ -188,9 +187,8 @@ def test_steps_in_groups_are_a_place(name, size, remat3):
     assert not [row for row in told if row.source is None and getattr(row, "kind", "") == "intermediate"]
 
 
-@pytest.mark.parametrize(
-    "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in GROUPED if name not in USUAL)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPED)
 def test_steps_in_groups_compute_the_same(name):
     fun = GROUPED[name]
     keys = iter(jax.random.split(jax.random.key(0), 3))
@@ -245,6 +243,7 @@ def test_a_plan_of_steps_in_groups_keeps_its_promise(remat3):
     assert types_of(rm.trace(trace.function(plan), *P_X).report()) == types_of(report)
 
 
+@pytest.mark.slow
 def test_which_groups_of_steps_are_offered(remat2):
     trace = rm.trace(unrolled()(0), {"w": f32(12, 64, 64)}, f32(64, 64))
     (group,) = trace.groups

@@ -153,6 +153,7 @@ def test_reload_leaves_one_magic(notebook):
     )
 
 
+@pytest.mark.slow
 def test_in_a_terminal_the_text_is_printed(root, tmp_path):
     """In a terminal the text is printed, below the prompt."""
     session = (
@@ -184,6 +185,7 @@ def test_in_a_terminal_the_text_is_printed(root, tmp_path):
     assert "Traceback" not in ran.stdout
 
 
+@pytest.mark.slow
 def test_a_training_step_is_applied_with_its_policy(notebook):
     notebook.run("w = jnp.ones((3, 3))", "def of_layers(w, x): return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))")
     ran = notebook.run(

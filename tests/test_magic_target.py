@@ -180,6 +180,7 @@ def test_an_autoreloaded_module_shows_its_own_file_and_new_text(cells, tmp_path,
         assert "policy=jax.checkpoint_policies.dots_saveable" in cells.ns["edit"].diff()
 
 
+@pytest.mark.slow
 def test_files_are_compiled_once_while_autoreload_is_on(cells, monkeypatch):
     cells.ok("%load_ext autoreload", "%autoreload 2")
     compiled = []

@@ -72,6 +72,7 @@ def flops_of_steps(steps, outer=1):
     return counts_of_steps(steps, outer).flops
 
 
+@pytest.mark.slow
 def test_bytes_accessed_have_the_bodies_of_loops_as_often_as_they_run():
     """Each step writes what it saves, 32 x 64 numbers twice (the value and its cosine), and reads it again."""
     ten, eleven, thirty = (counts_of_steps(steps).bytes_accessed for steps in (10, 11, 30))
@@ -145,6 +146,7 @@ def test_a_loop_that_begins_behind_many_fusions_is_read_in_little_time():
     assert trips(hlo.Module(computations, 0), loop, 0) == 7
 
 
+@pytest.mark.slow
 def test_flops_have_the_bodies_of_loops_as_often_as_they_run():
     """XLA counts them once. Each step has three products, of 2 x 32 x 64 x 64 each, and what is elementwise."""
     products = 3 * 2 * 32 * 64 * 64
@@ -178,6 +180,7 @@ def scanned_layers(ws, x):
     return (jax.lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2).sum()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_shows_in_the_temporary_bytes_of_a_scan(remat3):
     """As in a program written by hand."""
     fun, args = scanned_layers, (jax.ShapeDtypeStruct((8, 64, 64), "float32"), LAYERS[1][1])
@@ -294,6 +297,7 @@ def with_momentum(params, momentum, x):
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donated", [(), (0, 1)])
 def test_a_training_step_is_measured_as_compiling_it_by_hand(donated, remat3):
     """The whole of it, optimizer and donation included, as written and under a policy; on the arrays of a call."""
@@ -407,6 +411,7 @@ def test_unknown_is_none(monkeypatch):
     assert measured.total_bytes is None
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_jax(remat3):
     """The program that is measured computes what jax.grad does."""
     fun, _ = LAYERS

@@ -42,6 +42,7 @@ def gate(monkeypatch):
     Gate.opened.set()
 
 
+@pytest.mark.slow
 def test_results_are_those_of_measuring_one_by_one(trace):
     job = rm.Measuring(trace, CHOICES, inputs="random", runs=2)
     assert job.wait(600)

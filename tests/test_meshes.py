@@ -53,6 +53,7 @@ def of_xla(trace):
     return [measured.temp_bytes, measured.argument_bytes, measured.output_bytes, measured.alias_bytes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_arguments_are_spread_as_the_specs_of_the_jitted_step_say(name):
     weights, batch, of_weight, of_batch = LAYOUTS[name]
@@ -82,6 +83,7 @@ def adam(ws, state, gradient):
     return jax.tree.map(moved, ws, means, squares), (count, means, squares)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [True, False])
 def test_an_optimizers_state_is_spread_as_its_own_specs_say(spread):
     state = jax.ShapeDtypeStruct((), "int32"), ARGS[0], ARGS[0]
@@ -103,6 +105,7 @@ def test_an_optimizers_state_is_spread_as_its_own_specs_say(spread):
     assert of_xla(trace) == by_hand(mesh, function, *args)
 
 
+@pytest.mark.slow
 def test_what_is_spread_by_nothing_is_said():
     mesh = rm.mesh(AXES)
     with jax.set_mesh(mesh):

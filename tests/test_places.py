@@ -35,6 +35,7 @@ def places(**options):
     return blocks(**options).places(device=DEVICE)
 
 
+@pytest.mark.slow
 def test_rows_are_the_reports(remat2):
     trace = blocks(site=True)
     found = places(site=True)
@@ -92,6 +93,7 @@ def test_a_place_without_a_checkpoint_is_as_if_it_were_written_there(remat2):
     assert found.best("100 GiB").policy == "none"
 
 
+@pytest.mark.slow
 def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
     trace = blocks(site=True)
     moved = places(site=True).row("mixed", "block=none, _attention=nothing_saveable")
@@ -131,6 +133,7 @@ def test_checkpoints_are_taken_off_moved_and_put_together(remat2):
         report.saved_bytes, report.peak_bytes, report.recomputed_flops)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_places_that_cannot_matter_are_left_out_and_said(remat2):
     def small(x):
         return jnp.sin(x[:1]) * 2
@@ -175,6 +178,7 @@ def test_saving_less_for_nothing_is_said(remat2):
     assert not places(site=True).row("nothing_saveable", "sites").no_gain
 
 
+@pytest.mark.slow
 def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
     fun, args = transformer(2, scanned=True)
     trace = rm.trace(fun, *args)
@@ -199,6 +203,7 @@ def test_a_policy_tells_that_it_gains_nothing_and_what_does(remat2):
     assert " lowers it to " in trace.no_gain("nothing_saveable", "function")
 
 
+@pytest.mark.slow
 def test_what_was_found_for_a_device_is_what_all_says_of_it(remat2):
     """Reports, the sentence, the table, plans and edits of it; those of no device know nothing of it."""
     fun, args = transformer(2, scanned=True, batch=4096)
@@ -295,6 +300,7 @@ def test_a_choice_that_fails_is_a_row():
     assert all("cannot differentiate a while_loop" in row.error for row in found)
 
 
+@pytest.mark.slow
 def test_calls_that_do_the_same_share_one_body(remat2):
     """As of a function that is decorated by hand, and what differs in a number, or in its sign, stays apart."""
 
@@ -418,6 +424,7 @@ def test_what_was_compiled_ranks_a_search(remat2):
         again.best(999)
 
 
+@pytest.mark.slow
 def test_a_first_front_waits_for_no_solver():
     """To import that takes a third of the time in which a first front is to stand."""
     code = """

@@ -201,6 +201,7 @@ def test_unrolled_layers_of_gpt_2_are_within_a_hundredth(blocks):
         assert solution.saved_bytes <= least + part * (found.most - least)
 
 
+@pytest.mark.slow
 def test_a_plan_whose_solver_met_its_time_limit_says_so(monkeypatch):
     fun, args = transformer(2)
     monkeypatch.setattr(solver, "_SECONDS", 0.0)
@@ -211,6 +212,7 @@ def test_a_plan_whose_solver_met_its_time_limit_says_so(monkeypatch):
     assert Plan.from_json(plan.to_json()).timed_out
 
 
+@pytest.mark.slow
 def test_a_search_ends_after_some_nodes(monkeypatch):
     """It is given a number of nodes, whatever is asked for, and what it has by then is a plan with a bound."""
     asked = []
@@ -249,6 +251,7 @@ def test_a_value_smaller_than_the_solver_sees():
         assert found.solve(budget).saved_bytes <= budget
 
 
+@pytest.mark.slow
 def test_more_bytes_never_cost_more():
     fun, args = transformer(2, scanned=True)
     trace = rm.trace(fun, *args)
@@ -268,6 +271,7 @@ def test_more_bytes_never_cost_more():
 # --------------------------------------------------------------------------------------- where values are made
 
 
+@pytest.mark.slow
 def test_names_in_branches_are_choices():
     """JAX keeps them by name, where no plan names single values; of two conditionals with one name, both or none."""
 
@@ -429,6 +433,7 @@ def attentive():
     return rm.trace(loss, [f32(4, 8, 8)] * 3, f32(16, 8))
 
 
+@pytest.mark.slow
 def test_names_in_the_rules_of_custom_derivatives_are_choices(attentive):
     named = attentive.report("save_only_these_names('out', 'lse')", "function")
     plan = attentive.plan(named.saved_bytes, "function")
@@ -447,6 +452,7 @@ def test_names_in_the_rules_of_custom_derivatives_are_choices(attentive):
         assert (less.predicted_bytes, less.predicted_flops) == (less.saved_bytes, less.recomputed_flops)
 
 
+@pytest.mark.slow
 def test_a_plan_of_values_in_a_rule_can_be_applied_and_kept(attentive):
     plan = attentive.plan("40%", "function")
     again = Plan.from_json(plan.to_json())

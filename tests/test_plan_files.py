@@ -79,6 +79,7 @@ def in_another_process(program, *args, cwd):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_training_script_applies_the_plan_of_a_notebook(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
     names = {}
@@ -95,6 +96,7 @@ def test_a_training_script_applies_the_plan_of_a_notebook(tmp_path):
     np.testing.assert_allclose(gradients, expected[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_plan_is_applied_without_a_trace():
     fun, args = transformer(2, site=True)
     trace = rm.trace(fun, *args)
@@ -136,6 +138,7 @@ def test_a_plan_that_is_a_policy_of_jax_is_applied():
     assert applied.saved_bytes == plan.saved_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_rule", [False, True])
 def test_a_plan_that_is_a_policy_of_the_programs_own_names_is_applied(in_rule):
     def named(x):

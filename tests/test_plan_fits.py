@@ -57,6 +57,7 @@ def trace():
     return rm.trace(loss, *ARGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "factor"), [(0.6, 1.3), (0.75, 0.6)])  # the least is 0.57
 def test_the_plan_fits_and_no_policy_of_jax_that_fits_recomputes_less(trace, part, factor):
     most = trace.report("none", device=ON).peak_bytes * factor
@@ -86,6 +87,7 @@ class Barriers(Compiler):
         return super().needs(report) // (4 if report.policy == "everything_saveable" else 1)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_saves_everything_is_tried():
     def products(ws, x):
         for w in ws:

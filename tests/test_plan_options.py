@@ -100,6 +100,7 @@ def test_a_plan_for_a_peak_is_no_worse_than_any_choice_that_is_known(model, devi
     assert f"the least found is {units.apart(least - 1, least)[1]} (" in str(error)
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_peak_at_a_place_is_no_worse_than_jaxs_policies_there():
     for model in MODELS:
         trace = traced(model)
@@ -114,6 +115,7 @@ def test_a_plan_for_a_peak_at_a_place_is_no_worse_than_jaxs_policies_there():
             assert other.peak_bytes > plan.budget_bytes or other.recomputed_flops >= plan.recomputed_flops
 
 
+@pytest.mark.slow
 def test_what_was_asked_for_in_passing_is_found():
     """A policy by the program's own names, at a place where a plan tries few others."""
     trace = rm.trace(named, f32(16, 16), f32(64, 16))
@@ -122,6 +124,7 @@ def test_what_was_asked_for_in_passing_is_found():
         assert trace.plan(peak=asked.peak_bytes).recomputed_flops <= asked.recomputed_flops
 
 
+@pytest.mark.slow
 def test_policies_of_ones_own_and_offloading_are_no_choices():
     trace = new("checkpoints")
     own = trace.report(lambda prim, *_, **__: prim.name == "dot_general", "function")
@@ -143,6 +146,7 @@ def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plan
             assert report.peak_bytes >= report.saved_bytes
 
 
+@pytest.mark.slow
 def test_on_a_device_nothing_is_proven_of_a_plan_for_a_peak():
     """There a peak can be lower than what is saved: values are narrower, or in another memory."""
     trace = rm.trace(*flat(transformer(2, batch=4096)))
@@ -288,6 +292,7 @@ def test_a_plan_that_gains_nothing_says_so():
     assert "lowers it to" not in traced("scanned transformer").plan(saved="10%", at="sites").status
 
 
+@pytest.mark.slow
 def test_a_plan_chooses_its_place():
     """Where the peak is not lower at the usual place, no plan fits there, or another place is known to be better."""
     trace = rm.trace(*flat(transformer(2, scanned=True)))
@@ -328,6 +333,7 @@ def test_a_plan_that_fits_nowhere_but_elsewhere():
         trace.plan("1%")
 
 
+@pytest.mark.slow
 def test_a_plan_of_several_places_is_applied():
     """Each place with its policy, as the row of the search has them."""
     fun, args = PEAKED["checkpoints"]
@@ -341,6 +347,7 @@ def test_a_plan_of_several_places_is_applied():
 # ---------------------------------------------------------------------------------------------------- keys of plans
 
 
+@pytest.mark.slow
 def test_plans_compared_have_keys_of_their_own():
     trace = rm.trace(*flat(transformer(2, site=True)))
     budget = trace.preview("none", "sites").saved_bytes // 2

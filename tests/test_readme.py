@@ -60,6 +60,7 @@ def test_the_table_of_devices_is_what_there_is():
     assert README.split("<!-- devices: begin -->\n")[1].split("<!-- devices: end -->\n")[0] == devices_table()
 
 
+@pytest.mark.slow
 def test_the_python_runs_as_cells_of_one_notebook(tmp_path):
     cells = blocks("python")
     assert len(cells) >= 3
@@ -152,6 +153,7 @@ def test_files_and_folders_of_contributing_are_there(path):
     assert any((folder / path).exists() for folder in (ROOT, ROOT / "remat_magic"))
 
 
+@pytest.mark.slow
 def test_the_environment_is_told():
     ran = subprocess.run(
         [sys.executable, "-m", "remat_magic"], capture_output=True, text=True, timeout=400, check=False, cwd=ROOT

@@ -227,6 +227,7 @@ def test_records_are_shown_as_text(name):
             assert attack not in page, where
 
 
+@pytest.mark.slow
 def test_strings_of_100_kilobytes():
     """They are shown whole, or cut, in time that does not grow with their square."""
     parsed = [Page(page) for _, page in pages(LONG) if len(page) < 1_500_000]  # a report repeats them often

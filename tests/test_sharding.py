@@ -525,6 +525,7 @@ def test_an_automatic_mesh_that_is_not_here_is_asked_about_as_one_that_is(name, 
     assert [getattr(there, figure) for figure in figures] == [getattr(here, figure) for figure in figures]
 
 
+@pytest.mark.slow
 def test_what_asks_for_shardings_over_a_mesh_that_is_not_here_is_heard():
     """Eight times as many devices as can be simulated by the settings of this process, whatever they are."""
     spread = NamedSharding(automatic(64), P("data"))

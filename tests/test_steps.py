@@ -210,6 +210,7 @@ def test_a_step_is_of_its_gradient_inside_and_comes_back_with_the_policy(step):
         assert compute_the_same(under, step, params, x, y)
 
 
+@pytest.mark.slow
 def test_a_plan_goes_into_a_step_and_its_memory_is_known():
     params, x, y = arguments(size=16, batch=512)
     trace = rm.trace(step_of_microbatches, params, x, y)
@@ -372,6 +373,7 @@ def xla_bytes(step, donated, *args):
     return total - memory.alias_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
 def test_the_memory_of_a_step_is_what_xla_takes(donated):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(size=64, batch=512))
@@ -543,6 +545,7 @@ def test_a_plan_is_applied_to_the_step_that_differentiates_its_function(tmp_path
     assert rm.trace(under, params, x, y).report("as_written").saved_bytes == plan.saved_bytes
 
 
+@pytest.mark.slow
 def test_an_edit_is_of_the_loss_where_it_is_written():
     params, x, y = arguments()
     trace = rm.trace(jax.jit(step_of_value_and_grad), params, x, y)

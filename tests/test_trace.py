@@ -281,6 +281,7 @@ def test_function_computes_the_same(program, policy, remat3):
         )
 
 
+@pytest.mark.slow
 def test_the_function_with_a_policy_can_be_transformed(remat3):
     def fun(w, x):
         return jnp.sin(w @ x).sum() * 2
@@ -327,6 +328,7 @@ def _call(name):
     return fun, *args
 
 
+@pytest.mark.slow
 def test_choices_that_make_the_same_program_are_looked_at_once(monkeypatch, remat3):
     fun, args = transformer(2)
     alone = rm.trace(fun, *args).report("as_written")

@@ -109,6 +109,7 @@ def test_the_script_draws_what_python_drew():
         assert f"{number}.0,{moment.bytes}.0H{number + 1}.0" in temporaries
 
 
+@pytest.mark.slow
 def test_a_thousand_layers_are_not_a_megabyte():
     def deep(x):
         for _ in range(3000):

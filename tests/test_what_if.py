@@ -44,6 +44,7 @@ def test_differences_are_what_jax_does(name, at):
             assert is_what_jax_does(trace, at, row), (policy, row)
 
 
+@pytest.mark.slow
 @examples(4)
 @given(program=programs(depth=3))  # JAX takes minutes for branches in branches
 def test_by_chance(remat3, program):
@@ -187,6 +188,7 @@ def test_a_plan_can_be_asked_what_if():
         assert is_what_jax_does(trace, "sites", row)
 
 
+@pytest.mark.slow
 def test_rows_take_no_traces_of_their_own(monkeypatch):
     """JAX is asked as often for a few values as for many."""
     asked = Counter()
