@@ -448,7 +448,7 @@ class Trace:
                 that they need there. ``Places.with_measurements`` does the same without a search. Default: none.
 
         Raises:
-            RematError: no such device. A choice that fails is a row with its error.
+            RematError: no such device, or ``most`` is no choice. A choice that fails is a row with its error.
         """
         *_, places = self.placing(device=device, most=most, measurements=measurements)
         return places

@@ -219,6 +219,11 @@ def test_what_plans_cannot_do_is_told():
         trace.plan(10, device=unlinked, offload="fast")
     with pytest.raises(RematError, match="no share of the cost"):
         trace.plan(10, gap=-0.1)
+    for at in (["function"], {"function": "none"}):
+        with pytest.raises(RematError, match="a plan is for one place"):
+            trace.plan(10, at)
+    with pytest.raises(RematError, match="give 1 or more"):  # plans would go by a search of nothing
+        trace.places(most=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- budgets

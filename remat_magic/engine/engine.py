@@ -440,7 +440,7 @@ class Engine:
             RematError: no such site, or no backward half.
         """
         with self.lock:
-            if isinstance(at, Mapping):
+            if not (at is None or isinstance(at, str)):
                 raise RematError("a plan is for one place: choose 'function', 'sites' or one site's key.")
             selection = self._selector.select(self._resolve("nothing_saveable", None), at)
             return self._retraces.dissect(selection)

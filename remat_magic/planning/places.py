@@ -73,6 +73,8 @@ def placing(
     measurements: Iterable[Measurement] = (),
 ) -> Iterator[Places]:
     """``Trace.placing``."""
+    if most < 1:
+        raise RematError(f"most={most!r} choices are none to tell of: give 1 or more.")
     measured = tuple(measurements)
     chosen = None if device is None else devices.get(device)
     search = _Search(facts.on(chosen), chosen)
