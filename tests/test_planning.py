@@ -1,4 +1,4 @@
-"""The Plan panel's answers: what is shown is what the trace itself says of plans, single values, loops and edits."""
+"""The Plan panel's answers: what is shown is what the trace itself says of plans, single values and edits."""
 
 import dataclasses
 import itertools
