@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from types import SimpleNamespace
 
 import jax
@@ -322,7 +321,9 @@ def test_closed_it_says_and_holds_nothing(comparing, browser):
     comparing.close()
     for kind in ("compare", "memory", "measure", "gradients", "cancel"):
         ask(comparing, kind)
-    time.sleep(0.2)
+    for panel in comparing.panels:
+        for worker in panel._workers.values():
+            worker.join()
     assert browser.messages == []
     assert comparing.live.inputs is None
     with pytest.raises(RematError, match="closed"):

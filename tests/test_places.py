@@ -438,4 +438,5 @@ for places in rm.trace(fun, *args).placing(device="H100 SXM"):
         break
 assert "scipy.optimize" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=Path(__file__).parents[1])
+    ran = subprocess.run([sys.executable, "-c", code], check=False, timeout=300, cwd=Path(__file__).parents[1])
+    assert ran.returncode == 0

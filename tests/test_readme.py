@@ -113,6 +113,7 @@ def test_names_in_the_prose_exist(name):
     root, *attributes = name.split(".")
     owner = {"jax": jax, "remat_magic": rm, "rm": rm, "trace": rm.Trace, "w": RematWidget, "widget": RematWidget}[root]
     for attribute in attributes:
+        assert hasattr(owner, attribute)
         owner = getattr(owner, attribute)
         if isinstance(owner, property):
             break  # what it returns is no class to look further in
@@ -143,7 +144,7 @@ def test_all_policy_keys_can_be_used(key):
 
     names = ("a", "b", "attn_q", "mlp0")
     mine = jax.checkpoint_policies.dots_saveable
-    rm.policies.resolve(key, names=names, namespace={"my_policy": mine})
+    assert rm.policies.resolve(key, names=names, namespace={"my_policy": mine}).meaning
 
 
 @pytest.mark.parametrize(
