@@ -678,7 +678,7 @@ def test_what_a_result_is_written_over_is_of_its_size_and_has_bytes():
 
 # Of so many rows that what XLA keeps in VMEM is little of it.
 CASES = {
-    "normed": (normed(norm_twice), (SQUARE, shape(262144, 1024)), "as_written", "sites"),
+    "normed": (normed(norm_twice), (SQUARE, WIDE), "as_written", "sites"),
     "saved": (saved, (shape(6, 512, 512), shape(262144, 512)), "none", "function"),
     "gates": (gates, MLP, "none", "function"),
     "attention": (attention, ATTENTION, "none", "function"),
