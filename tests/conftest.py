@@ -58,9 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["REMAT_EXAMPLES"] = str(config.getoption("--programs"))
 
     settings.register_profile("remat", deadline=None, derandomize=bool(os.environ.get("CI")))
-    settings.register_profile(
-        "thorough", settings.get_profile("remat")
-    )  # tests/test_generated.py knows how much that is
+    # How much the second one tries, tests/test_generated.py knows.
+    settings.register_profile("thorough", settings.get_profile("remat"))
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("remat")
 

@@ -121,9 +121,10 @@ def _by_position(static: Iterable[tuple[int | None, str]]) -> str:
 
 
 def _leaks(callee: CalledFunction) -> str:
-    return (
-        "let it return what it leaves in a list, a dict or an object: a checkpoint lets nothing else out" * callee.leaks
-    )
+    """What is to be said of a function that leaves something unreturned."""
+    if not callee.leaks:
+        return ""
+    return "let it return what it leaves in a list, a dict or an object: a checkpoint lets nothing else out"
 
 
 def code_of_calls(callee: CalledFunction, policy: str = "", key: str = "") -> str:
@@ -163,11 +164,9 @@ def _in_its_place(callee: CalledFunction, keywords: str) -> tuple[str, str, int]
     if callee.in_linen:
         said = "given the module that calls it (self) before its arguments"
         return f"lambda module, *args: {function}(*args{keywords})", said, shift + 1
-    return (
-        (f"functools.partial({function}{keywords})", f"in place of {function}", shift)
-        if keywords
-        else (function, "", shift)
-    )
+    if keywords:
+        return f"functools.partial({function}{keywords})", f"in place of {function}", shift
+    return function, "", shift
 
 
 def code_of_group(
