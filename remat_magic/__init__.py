@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from remat_magic import devices, policies
     from remat_magic.api import Trace, trace
-    from remat_magic.comparing.assertions import assert_policy
     from remat_magic.measuring.gradients import check_gradients
     from remat_magic.measuring.job import Measuring
     from remat_magic.meshes import mesh
@@ -39,7 +38,6 @@ __all__ = [
     "RematError",
     "Report",
     "Trace",
-    "assert_policy",
     "check_gradients",
     "devices",
     "load_plan",
@@ -54,7 +52,6 @@ _LAZY = {
     "trace": "remat_magic.api",
     "Trace": "remat_magic.api",
     "load_plan": "remat_magic.records.plan",
-    "assert_policy": "remat_magic.comparing.assertions",
     "check_gradients": "remat_magic.measuring.gradients",
     "Comparison": "remat_magic.records.comparison",
     "Measuring": "remat_magic.measuring.job",

@@ -1,11 +1,10 @@
-"""``python -m remat_magic`` prints the environment: the versions, what this JAX lacks, extras and compilers."""
+"""``python -m remat_magic`` prints the environment: the versions, what this JAX lacks, and compilers."""
 
 from __future__ import annotations
 
 import platform
 import re
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 
 import jax
@@ -15,8 +14,6 @@ from jax.ad_checkpoint import checkpoint_name
 from remat_magic import _jax, devices
 from remat_magic.api import trace
 from remat_magic.errors import RematError
-
-_NEEDED = "needed"  # beside the extras: what the package is always installed with
 
 
 def environment() -> tuple[list[str], bool]:
@@ -38,14 +35,10 @@ def environment() -> tuple[list[str], bool]:
     lines += [f"this jax has no {lack.name}: {lack.effect}" for lack in lacks]
     if not lacks and not failed:
         lines.append("nothing of this jax is missing")
-    groups = _requirements()
-    for group, packages in groups.items():
-        there = [f"{package} {version}" for package in packages if (version := _version(package))]
-        missing = [package for package in packages if not _version(package)]
-        lines.append(f"{group}: {', '.join(there) or 'none'}{'; missing: ' + ', '.join(missing) if missing else ''}")
+    missing = [package for package in _packages() if not _version(package)]
+    lines += [f"missing: {', '.join(missing)}"] if missing else []
     lines += _compilers()
-    complete = all(map(_version, groups.get(_NEEDED, ())))
-    return lines, complete and not failed
+    return lines, not (missing or failed)
 
 
 def _compilers() -> list[str]:
@@ -82,22 +75,11 @@ def _version(package: str) -> str:
         return ""
 
 
-def _requirements() -> dict[str, list[str]]:
-    """The packages that this one asks for, in all and by extra."""
-    groups: dict[str, list[str]] = {}
-    for package, extras, group in _asked_for("remat_magic"):
-        # Of "jax[tpu]", JAX itself is there anyway: what its extra brings is what is asked for.
-        brought = [inner for inner, _, extra in _asked_for(package) if extra in extras]
-        if package != "remat_magic":
-            groups.setdefault(group or _NEEDED, []).extend([package, *brought])
-    return groups
-
-
-def _asked_for(package: str) -> Iterator[tuple[str, list[str], str]]:
-    """What an installed package asks for: each package, the extras of that, and the extra that it is asked for by."""
-    for requirement in (metadata.requires(package) or ()) if _version(package) else ():
-        if match := re.match(r"([\w.-]+)(?:\[([^]]*)\])?.*?(?:extra == ['\"]([\w-]+)['\"])?$", requirement):
-            yield match[1], re.findall(r"[\w-]+", match[2] or ""), match[3] or ""
+def _packages() -> list[str]:
+    """The packages that this one asks for, without those of its extras."""
+    asked_for = (metadata.requires("remat_magic") or ()) if _version("remat_magic") else ()
+    needed = [text for text in asked_for if "extra ==" not in text]
+    return [match[0] for text in needed if (match := re.match(r"[\w.-]+", text))]
 
 
 def main() -> int:

@@ -83,11 +83,11 @@ OTHERS = [html.others_row(small(policy=f"names(save=['x{number}'])")) for number
 REPORTS = {
     "small": (small(), 3, (4, 1, 5, 3)),
     "twelve blocks": (blocks(12), 9, (7, 1, 5, 9)),
-    "many values": (small(residuals=ROWS), 200, (15, 25, 5, 15)),
+    "many values": (small(residuals=ROWS), 200, (15, 15, 5, 15)),
     "long jaxprs": (small(forward=Program(LINES, 3000)), 0, (4, 1, 0, 0)),
     "a long source": (small(sources=SOURCE), 3, (4, 1, 5, 3)),
     "a long policy": (small(policy=LONG, code=LONG, notes=NOTES), 3, (4, 1, 5, 3)),
-    "all of that": (small(residuals=ROWS, forward=Program(LINES, 3000), sources=SOURCE), 200, (15, 25, 0, 15)),
+    "all of that": (small(residuals=ROWS, forward=Program(LINES, 3000), sources=SOURCE), 200, (15, 15, 0, 15)),
 }
 
 

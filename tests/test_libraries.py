@@ -11,7 +11,7 @@ import pytest
 import remat_magic as rm
 from remat_magic.user_files import is_library_file, is_user_file
 from remat_magic.views.listing import listing_html
-from tests.test_views_listing import f32, sums
+from tests.test_views_listing import f32
 
 SHELF = """\
 import jax
@@ -105,10 +105,8 @@ def test_a_function_that_is_a_librarys_own(shelf):
     report = trace.report("everything_saveable")
     (cos,) = kept(report)
     assert (cos.source, cos.library.function) == (None, "jitted")
-    assert [(text.function, text.library) for text in trace.sources] == [("jitted", True)]
-    page = listing_html(report)
-    assert "no line of yours" in page
-    assert "shelf.py" in page
+    assert trace.sources == ()
+    assert "no line of yours" in listing_html(report)
 
 
 def test_jax_is_no_library():
@@ -117,42 +115,6 @@ def test_jax_is_no_library():
     assert not is_library_file(rm.__file__)
     assert is_library_file(pytest.__file__)
     assert not is_user_file(jax.nn.__file__)  # nor anybody's own where it is installed from its repository
-
-
-@pytest.fixture
-def report(shelf):
-    def f(W, x):
-        x = shelf.Dense().apply(W, x)
-        return jnp.sum(shelf.Dense().apply(W, x) * jnp.sin(x))
-
-    return rm.trace(f, f32(4, 4), f32(3, 4)).report("dots_saveable")
-
-
-def test_the_source_has_the_functions_with_costs(report):
-    page = listing_html(report, live=True)
-    own, _, called = page.partition("Library functions")
-    # The figures of the user's own lines are all there are, and the library's are some of them.
-    assert sums(own) == (report.saved_bytes, report.recomputed_flops)
-    saved, again = sums(called)
-    assert saved == sum(residual.nbytes for residual in kept(report) if residual.library)
-    assert 0 < again < report.recomputed_flops
-    assert "Dense.apply" in called
-    assert "unused" not in called
-    assert "through" not in called
-    # Between the name and the lines with costs there is a gap, and each is shown by its number.
-    named, cost = line_of("    def apply(self, W, x):"), line_of("        y = jnp.sin(x @ W)")
-    numbers = [int(number) for number in re.findall(r'<td class="remat-no">(?:<button[^>]*>)?(\d+)', called)]
-    assert numbers == [named, *range(cost - 2, cost + 2)]
-    assert called.count("remat-gap") == 1
-
-
-def test_a_library_that_changed_since_shows_what_was_traced(shelf, tmp_path):
-    def f(x):
-        return jnp.sum(shelf.jitted(x))
-
-    trace = rm.trace(f, f32(3))  # the texts are read when traced
-    (tmp_path / "site-packages" / "shelf.py").write_text("")
-    assert "jnp.sin(x)" in listing_html(trace.report("everything_saveable"), live=True).replace("</span>", "")
 
 
 def test_code_that_libraries_generate_is_not_the_users():

@@ -153,13 +153,3 @@ def test_completion_of_values(cells, engine):
 def test_names_that_the_cell_itself_gives_are_offered(shell):
     cell = "%%remat --names hid\nh = checkpoint_name(x @ W, 'hidden')"
     assert complete(shell, cell, len("%%remat --names hid")) == ["hidden"]
-
-
-def test_the_call_completes_as_python(shell):
-    shell.Completer.use_jedi = False  # Jedi answers nothing at all when it fails inside, and would be no oracle
-    shell.user_ns["my_variable"] = 1
-    assert "my_variable" in complete(shell, "%remat --text f(my_v")
-    assert "my_variable" in complete(shell, "%remat --args my_v")
-    assert "my_variable" in complete(shell, "%remat my_v")
-    assert complete(shell, "%remat my_v") == complete(shell, "my_v")
-    assert complete(shell, "%remat --text f(my_variable.bit_l") == [".bit_length"]

@@ -195,7 +195,7 @@ def pages(attack: str):
     yield "front", pareto.pareto_svg(some, attack)
     over_time = infected(timeline(), attack)
     yield "timeline", timeline_views.timeline_html(over_time)
-    yield "two timelines", timeline_views.timeline_html(over_time, against=over_time, live=True)
+    yield "live timeline", timeline_views.timeline_html(over_time, live=True)
     yield "advice", advice.advice_html((Advice("x", attack, attack, 1, "bytes", source),))
     differing = GradientDifference(attack, attack, 1.0, attack, (1,), 1.0, attack)
     yield "gradients", compare.gradients_html((differing, GradientDifference(attack, attack, error=attack)))

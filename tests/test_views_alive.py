@@ -18,24 +18,18 @@ from tests.cost_helpers import S
 from tests.plot_records import evil_timeline, timeline
 
 TOP = 3
-# Entries and the rest of every number; then stretches, by which one zooms and moves.
+# Entries and the rest of every number.
 SCRIPT = """
 const told = JSON.parse(process.argv[1]);
 const at = (number) => {
   const { entries, rest } = m.aliveAt(told, number);
   return { entries: entries.map(({ value, count, bytes }) => [value.what, value.type, count, bytes]), rest };
 };
-const whole = { from: 0, to: told.moments };
-const near = m.zoomed(told, whole, 0.5, 3);
 console.log(JSON.stringify({
   alive: told.counts.map((_, number) => at(number)),
-  near,
-  again: m.zoomed(told, near, Infinity),
-  least: m.zoomed(told, whole, 0),
-  past: m.within(told.moments, told.moments, 4),
   numbers: [...Array(told.moments).keys()].map((place) => m.numberAt(told, place + 0.5)),
-  ticks: m.roundNumbers({ from: 95, to: 410 }, 5),
-  outlines: m.outlines(told, whole, (place) => place, (bytes) => bytes),
+  ticks: m.roundNumbers(410, 5),
+  outlines: m.outlines(told, (place) => place, (bytes) => bytes),
 }));
 """
 
@@ -91,19 +85,12 @@ def test_of_a_long_program_each_stretch_tells_its_highest_moment(traced):
     assert found["numbers"] == expected
 
 
-def test_zooming_stays_within_the_program():
-    found = ran(lookup(timeline(20, 30), TOP))
-    assert found["near"] == {"from": 1.5, "to": 26.5}  # the moment that it is around stays where it was
-    assert found["again"] == {"from": 0, "to": 50}
-    assert found["least"]["to"] - found["least"]["from"] == 6
-    assert found["past"] == {"from": 46, "to": 50}
-    assert found["ticks"] == [100, 200, 300, 400]
-
-
 def test_the_script_draws_what_python_drew():
     """The heights of the areas, of as many moments as there are pixels."""
     record = timeline(20, 30)
-    arguments, _, temporaries = ran(lookup(record, TOP))["outlines"]
+    found = ran(lookup(record, TOP))
+    assert found["ticks"] == [0, 100, 200, 300, 400]
+    arguments, _, temporaries = found["outlines"]
     assert arguments.startswith("M0.0,300.0H1.0L1.0,300.0H2.0")
     for number, moment in enumerate(record.moments):
         assert f"{number}.0,{moment.bytes}.0H{number + 1}.0" in temporaries

@@ -211,27 +211,6 @@ def test_the_peak_is_told_with_its_line():
     assert "20 moments forward, 30 moments backward." in text
 
 
-def test_another_choice_is_drawn_over_it():
-    """Dashed and named, with its own peak, on an axis that has room for both; its passes begin where the others do."""
-    other = replace(timeline(40, 30, 45), policy="nothing_saveable", label="nothing")
-    higher = [replace(moment, temporaries=9000 if number == 45 else 0) for number, moment in enumerate(other.moments)]
-    other = replace(other, moments=tuple(higher))
-    picture = parsed(timeline_svg(timeline(), against=other))
-    (line,) = [node for node in picture.iter(f"{SVG}path") if node.get("class") == "remat-against"]
-    steps = [tuple(map(float, step.split(","))) for step in re.findall(r"[\d.]+,[\d.]+", line.get("d"))]
-    (middle,) = [float(node.get("x1")) for node in picture.iter(f"{SVG}line") if node.get("class") == "remat-halves"]
-    assert {steps[0][0], steps[-1][0]} == {64.0, 666.0}
-    assert steps[2 * 40][0] == pytest.approx(middle, abs=0.1)  # two ends of each of its 40 moments forward
-    assert min(y for _, y in steps) > 52
-    assert "stroke-dasharray:6 3" in picture.find(f"{SVG}style").text
-    words = [node.text for node in picture.iter(f"{SVG}text")]
-    assert "A: nothing, peak 12.6 kB, backward, sin In[3]:4 (dashed)" in words  # 300 + 100 * 33 + 9000
-    assert "B: dots_saveable, peak 7.10 kB, backward, sin In[3]:4 (areas)" in words
-    assert "B: Peak 7.10 kB, backward, sin In[3]:4" in words
-    assert "A: nothing, peak 12.6 kB" in picture.find(f"{SVG}desc").text
-    assert "remat-against" not in timeline_svg(timeline())
-
-
 def test_what_is_held_at_the_peak_is_listed():
     page = timeline_html(timeline(), top=3)
     body = page[page.index("<tbody>") :]

@@ -1,4 +1,4 @@
-"""The source text of the user and of the libraries called, as it was when traced."""
+"""The source text of the user, as it was when traced."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import linecache
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances
-from remat_magic.jaxprs.spans import Frames
 from remat_magic.jaxprs.walk import walk
 from remat_magic.parsing import parse_python
 from remat_magic.records import SourceSpan, SourceText
@@ -36,35 +35,24 @@ def source_texts(provenances: Provenances, fun: Callable[..., Any]) -> tuple[Sou
     """The code that a program's operations come from: of a notebook whole cells, of a file only the functions.
 
     Cells come first, in the order of their numbers, then the functions of files. The cell that defines the traced
-    function comes before all other cells, or its file before all other files. Functions of libraries that the user's
-    code called come last.
+    function comes before all other cells, or its file before all other files.
 
     Args:
         provenances: the traced program.
         fun: the traced function.
     """
     spans: dict[tuple[int | None, str], dict[SourceSpan, None]] = {}
-    libraries: dict[str, dict[SourceSpan, None]] = {}
-    for source, library in _frames(provenances):
+    for _, eqn in walk(provenances.closed, once=True):  # a body that many calls share has the same frames each time
+        source, _ = provenances.spans.frames(_jax.traceback_of(eqn))
         if source is not None:
             spans.setdefault((source.cell, source.file), {})[source] = None
-        if library is not None:
-            libraries.setdefault(library.file, {})[library] = None
     home = _defining_file(fun)
 
     def order(key: tuple[int | None, str]) -> tuple[bool, bool, int]:
         cell, file = key
         return (not _is_cell(cell, file), file != home, sys.maxsize if cell is None else cell)
 
-    own = (text for key in sorted(spans, key=order) for text in _texts(*key, tuple(spans[key])))
-    others = (text for file, file_spans in libraries.items() for text in _texts(None, file, tuple(file_spans)))
-    return (*own, *(replace(text, library=True) for text in others))
-
-
-def _frames(provenances: Provenances) -> Iterator[Frames]:
-    """The frames of all operations at any depth, in the order of the program."""
-    for _, eqn in walk(provenances.closed, once=True):  # a body that many calls share has the same frames each time
-        yield provenances.spans.frames(_jax.traceback_of(eqn))
+    return tuple(text for key in sorted(spans, key=order) for text in _texts(*key, tuple(spans[key])))
 
 
 def _is_cell(cell: int | None, file: str) -> bool:

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
-from IPython.core.error import UsageError
 
-from remat_magic.notebook.line import NAME_KINDS, option_actions, split_options
+from remat_magic.notebook.line import NAME_KINDS, option_actions
 from remat_magic.notebook.session import Session
 
 __all__ = ["matcher_for"]
@@ -31,34 +30,11 @@ def matcher_for(
         line = _LINE.fullmatch(context.text_until_cursor)
         if line is None:
             return {"completions": [], "suppress": False}
-        code = _python(parser, line["written"], context.token)
-        if code is not None:
-            return _python_completions(session, code, context)
         candidates = set(_candidates(parser, session, line["written"], context))
         matching = sorted(candidate for candidate in candidates if candidate.startswith(context.token))
         return {"completions": [SimpleCompletion(text) for text in matching], "suppress": bool(matching)}
 
     return remat_matcher
-
-
-def _python(parser: argparse.ArgumentParser, written: str, token: str) -> str | None:
-    """The Python up to the cursor, if it stands in the call or in the value of ``--args``."""
-    after = _open_option(parser, written.removesuffix(token))
-    if after is not None:
-        return after["value"].lstrip("\"'") + token if after["option"] == "--args" else None
-    if token.startswith("-"):
-        return None
-    try:
-        return split_options(parser, written)[1]
-    except UsageError:
-        return None
-
-
-def _python_completions(session: Session, code: str, context: CompletionContext) -> SimpleMatcherResult:
-    """What IPython offers for the code on a line of its own; after a magic's name it offers less."""
-    alone = CompletionContext(context.token, code, len(code), 0, context.limit)
-    completions = list(session.shell.Completer.python_matcher(alone)["completions"])
-    return {"completions": completions, "suppress": bool(completions)}
 
 
 def _open_option(parser: argparse.ArgumentParser, before: str) -> re.Match[str] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed, Labelled, Listed
 from remat_magic.records.choice import Choice, Parameter
-from remat_magic.records.comparison import Comparison, Difference, no_gain
+from remat_magic.records.comparison import Comparison, no_gain
 from remat_magic.records.comparison_row import ComparisonRow, Offloading
 from remat_magic.records.edit import Edit, EditedName, FileEdit
 from remat_magic.records.gradient import GradientCall
@@ -49,7 +49,6 @@ __all__ = [
     "Collective",
     "Comparison",
     "ComparisonRow",
-    "Difference",
     "Displayed",
     "Edit",
     "EditedName",

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from remat_magic.errors import RematError
 from remat_magic.records.base import Displayed
 from remat_magic.records.comparison_row import ComparisonRow, Ranking
 from remat_magic.records.measurement import Measurement
-from remat_magic.records.operation import Equation
 from remat_magic.records.report import Report
-from remat_magic.records.residual import Residual
 from remat_magic.units import nbytes, parse_bytes
 
-__all__ = ["Comparison", "Difference", "no_gain"]
-
-_T = TypeVar("_T")
+__all__ = ["Comparison", "no_gain"]
 
 # Of the larger peak: on scanned models the estimate was within this of what XLA's compiler for CPUs needs.
 _TOO_CLOSE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What only one of two policies saves or recomputes; equal ones are set off against each other one by one."""
-
-    a: str
-    b: str
-    residuals_only_in_a: tuple[Residual, ...] = ()
-    residuals_only_in_b: tuple[Residual, ...] = ()
-    recomputed_only_in_a: tuple[Equation, ...] = ()
-    recomputed_only_in_b: tuple[Equation, ...] = ()
 
 
 class DataSheet(Protocol):
@@ -272,33 +255,6 @@ class Comparison(Displayed):
             )
         return points[min(within)[2]][1]
 
-    def difference(self, a: str, b: str, at: str | None = None) -> Difference:
-        """Which residuals and recomputed operations only one of two compared policies has.
-
-        Args:
-            a: the key of one.
-            b: the key of the other.
-            at: the place of both. Default: any.
-
-        Raises:
-            RematError: one of them was not compared, or failed.
-        """
-        first, second = (self._report(policy, at) for policy in (a, b))
-
-        def residuals(report: Report) -> list[Residual]:
-            return [replace(residual, needed_by=(), unread=False) for residual in report.residuals]
-
-        only_a, only_b = _set_off(residuals(first), residuals(second))
-        again, later = _set_off(first.recomputed, second.recomputed)
-        return Difference(a, b, only_a, only_b, again, later)
-
-    def _report(self, policy: str, at: str | None) -> Report:
-        row = self.row(policy, at)
-        report = self.reports.get((policy, row.at))
-        if report is None:
-            raise RematError(f"{policy} has no report: {row.error}")
-        return report
-
     # ---------------------------------------------------------------------------------------------------------- exports
 
     def to_dict(self) -> dict[str, Any]:
@@ -379,9 +335,3 @@ def _front(points: Sequence[tuple[float, float] | None]) -> list[bool]:
         and not any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in complete)
         for point in points
     ]
-
-
-def _set_off(a: Iterable[_T], b: Iterable[_T]) -> tuple[tuple[_T, ...], tuple[_T, ...]]:
-    """What is left of both when equal ones are set off against each other, as often as both have them."""
-    first, second = Counter(a), Counter(b)
-    return tuple((first - second).elements()), tuple((second - first).elements())

@@ -55,11 +55,11 @@ def _short_name(file: str, cell: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A part of the source, as it was when traced: a whole cell, or one function of a file of the user's or a library.
+    """A part of the source, as it was when traced: a whole cell, or one function of a file of the user's.
 
     ``function`` is dotted for a method ("Model.__call__"), and empty for a cell and for statements that stand in no
     function. ``line`` is the number of the text's first line, from 1; the text's lines end in newlines but for the
-    last. ``library`` tells a file of an installed package, JAX itself aside, from the user's own.
+    last.
     """
 
     file: str
@@ -67,7 +67,6 @@ class SourceText:
     function: str
     line: int
     text: str
-    library: bool = False
 
     @property
     def place(self) -> str:

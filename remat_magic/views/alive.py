@@ -15,10 +15,10 @@ from remat_magic.views import format as fmt
 from remat_magic.views.linking import expression_key, line_key
 from remat_magic.wording import printable
 
-__all__ = ["KINDS", "MOMENTS", "lookup", "lookup_attribute", "runs", "thinned", "value_words"]
+__all__ = ["KINDS", "lookup", "lookup_attribute", "runs", "thinned", "value_words"]
 
 KINDS = ("arguments", "residuals", "temporaries")
-MOMENTS = 2000  # told at most: as many as a wide screen has pixels
+_MOMENTS = 2000  # told at most: as many as a wide screen has pixels
 
 
 def thinned(moments: Sequence[Moment], most: int) -> list[tuple[int, Moment]]:
@@ -47,7 +47,7 @@ def runs(moment: Moment) -> str:
     return f"{moment.half}, {where}" if where else moment.half
 
 
-def lookup(timeline: Timeline, top: int, most: int = MOMENTS) -> dict[str, Any]:
+def lookup(timeline: Timeline, top: int, most: int = _MOMENTS) -> dict[str, Any]:
     """What is held at each moment: all of it as sums, and the values that are among the biggest of some moment.
 
     Alike values are one entry. What an entry leaves out is what a moment's sum has more.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from remat_magic.records import Equation, Report, Residual, SourceSpan, dearest
 from remat_magic.views import format as fmt
 from remat_magic.views.linking import expression_key
 
-__all__ = ["Attribution", "LineRow", "expressions", "library_rows", "line_rows"]
+__all__ = ["Attribution", "LineRow", "expressions", "line_rows"]
 
 # Longer lists say how many more there are.
 _KINDS_SHOWN = 8
@@ -92,25 +92,11 @@ def line_rows(report: Report) -> list[LineRow]:
 
     A value that several expressions can have made counts once, for the first of them.
     """
-    return _rows(report, lambda value: value.source)
-
-
-def library_rows(report: Report) -> list[LineRow]:
-    """The same of the lines of libraries that the user's lines called; what no library makes is left out."""
-    return [row for row in _rows(report, lambda value: value.library) if row.attribution.source is not None]
-
-
-_Where = Callable[[Residual | Equation], SourceSpan | None]
-
-
-def _rows(report: Report, where: _Where) -> list[LineRow]:
     by_line: dict[tuple[int, str, int, int], Attribution] = {}
     for residual in _kept(report):
-        span = where(residual)
-        by_line.setdefault(_key(span), Attribution(span)).residuals.append(residual)
+        by_line.setdefault(_key(residual.source), Attribution(residual.source)).residuals.append(residual)
     for equation in report.recomputed:
-        span = where(equation)
-        by_line.setdefault(_key(span), Attribution(span)).equations.append(equation)
+        by_line.setdefault(_key(equation.source), Attribution(equation.source)).equations.append(equation)
     return [
         LineRow(
             fmt.location(attribution.source),
@@ -132,15 +118,12 @@ def _key(span: SourceSpan | None) -> tuple[int, str, int, int]:
 
 
 def expressions(report: Report) -> list[Attribution]:
-    """The expressions that save or recompute anything, each once, in the order of the report.
-
-    What a library's expression makes, the user's own that called it makes as well.
-    """
+    """The expressions that save or recompute anything, each once, in the order of the report."""
     by_key: dict[str, Attribution] = {}
     for residual in _kept(report):
-        for span in filter(None, (residual.source, residual.library)):
+        if (span := residual.source) is not None:
             by_key.setdefault(expression_key(span), Attribution(span)).residuals.append(residual)
     for equation in report.recomputed:
-        for span in filter(None, (equation.source, equation.library)):
+        if (span := equation.source) is not None:
             by_key.setdefault(expression_key(span), Attribution(span)).equations.append(equation)
     return list(by_key.values())

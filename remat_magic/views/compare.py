@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import Group
 from rich.table import Table
@@ -23,7 +22,6 @@ __all__ = [
     "comparison_table",
     "gradients_html",
     "render",
-    "unfinished_panel",
 ]
 
 
@@ -168,19 +166,6 @@ def comparison_panel(comparison: Comparison, chosen: str = "", *, live: bool = F
         f'<div class="remat-pictured"><div class="remat-picture">{pareto_svg(rows, chosen, width)}</div>'
         f'<div><div class="remat-compare">{table}</div>{_said(rows, _notes(comparison))}{where}</div></div>'
     )
-
-
-def unfinished_panel(traced: Comparison, total: int) -> str:
-    """The table of what is known while others are traced; what is on the front is not known before all are.
-
-    Args:
-        traced: the policies that are traced.
-        total: how many are compared.
-    """
-    rows = [replace(row, pareto=False) for row in traced.rows]
-    table = comparison_table(rows, traced.function, traced.device.name if traced.device else "", live=True)
-    progress = f"{len(rows)} of {total} policies; the others are being traced."
-    return f'<p class="remat-empty">{progress}</p><div class="remat-compare">{table}</div>'
 
 
 def _notes(comparison: Comparison) -> tuple[str, ...]:

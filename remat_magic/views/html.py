@@ -34,11 +34,8 @@ _KEPT_LINES = 100
 # the notes together.
 _LABEL, _LONGEST = 300, 4000
 
-# Of the room that a kept copy has for more than its head, its tables of values and of other choices take no more than
-# these shares; so many of the biggest values are tried.
-_SHARES = (0.5, 0.2)
-_MOST_ROWS = (1000, 200, 100, 50, 30, 20, 10, 5)
-_LISTINGS = [(None, "Your source, line by line")] + [(most, "The lines that cost most") for most in (100, 50, 25)]
+# So many values, lines and other choices are tried in a kept copy, the biggest first; None: all.
+_MOST_ROWS = (None, 200, 100, 60, 40, 30, 20, 15, 10, 5)
 
 
 def report_html(report: Report) -> str:
@@ -49,7 +46,7 @@ def report_html(report: Report) -> str:
 def page_html(report: Report, others: Iterable[Report] = ()) -> str:
     """A whole page that stands alone: the report with its jaxprs in full, and the figures of the others."""
     title = escape(f"{report.function or 'remat_magic'}: {report.label}")
-    rest = _others(list(map(others_row, others)), inf)
+    rest = _others(list(map(others_row, others)))
     # Without JupyterLab's colours those of a light page are used, whatever the browser prefers.
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -88,16 +85,13 @@ def kept_html(
     """
     copy = f'<p class="remat-empty">{escape(remark)}</p>' if remark else ""
     head = f"{title_html(title)}{copy}{_kept_head(report, of_memory)}"
-    left = most - _size(static(head, twin))
-    values = _values(report, left * _SHARES[0])
-    rest = _others(others, left * _SHARES[1])
-    programs = _jaxprs(report, _KEPT_LINES)
-    source = _source(report, left - _size(values + rest + programs))
-    return static(_LINKS.sub("", f"{head}{values}{source}{rest}{programs}"), twin)
-
-
-def _size(text: str) -> int:
-    return len(_LINKS.sub("", text).encode())
+    programs, page = _jaxprs(report, _KEPT_LINES), ""
+    for rows in _MOST_ROWS:
+        values, rest = residuals_html(report, folded=True, most=rows), _others(others, rows)
+        page = static(_LINKS.sub("", f"{head}{values}{_source(report, rows)}{rest}{programs}"), twin)
+        if len(page.encode()) <= most:
+            break
+    return page
 
 
 def _unfolded(report: Report, most_lines: float) -> str:
@@ -108,7 +102,7 @@ def _unfolded(report: Report, most_lines: float) -> str:
         "",
         f"{_head(report)}{residuals_html(report, folded=True)}"
         f"<details><summary>{title}</summary>{recomputed_html(report)}</details>"
-        f"{_source(report, inf)}{_jaxprs(report, most_lines)}",
+        f"{_source(report)}{_jaxprs(report, most_lines)}",
     )
 
 
@@ -123,12 +117,12 @@ def _head(report: Report, of_memory: tuple[str, int] | None = None) -> str:
 
 def _kept_head(report: Report, of_memory: tuple[str, int] | None) -> str:
     """The same where there is not room for any policy, code and notes."""
-    shown = sum(size <= _LONGEST for size in accumulate(_size(escape(note)) for note in report.notes))
-    code = report.code if _size(escape(report.code)) <= _LONGEST else ""
+    shown = sum(size <= _LONGEST for size in accumulate(len(escape(note).encode()) for note in report.notes))
+    code = report.code if len(escape(report.code).encode()) <= _LONGEST else ""
     short = replace(report, label=truncate(report.label, _LABEL), code=code, notes=report.notes[:shown])
     head = _head(short, of_memory)
     if code != report.code:
-        head += _left_out("The lines of code are", "report.code")
+        head += '<p class="remat-empty">The code is not kept in the notebook: it is <code>report.code</code>.</p>'
     return head + _more(len(report.notes) - shown, "more note")
 
 
@@ -148,42 +142,22 @@ def others_row(report: Report) -> str:
 _FIGURES = ("saved", "repeated", "deferred", "peak")
 
 
-def _others(rows: Sequence[str], room: float) -> str:
-    """Other choices by their figures, as many as there is room for."""
+def _others(rows: Sequence[str], most: int | None = None) -> str:
+    """Other choices by their figures."""
     if not rows:
         return ""
     heads = [("Policy", "policy"), *((figure.capitalize(), "num") for figure in _FIGURES)]
-    most = len(rows)
-    while most and _size("".join(rows[:most])) > room:
-        most -= 1
-    return (
-        f"<details open><summary>Other choices, {len(rows)}</summary>"
-        f"{table('Other choices', heads, rows[:most], ())}{_more(len(rows) - most, 'more choice')}</details>"
-    )
+    shown = table("Other choices", heads, rows[:most], ())
+    more = _more(0 if most is None else max(0, len(rows) - most), "more choice")
+    return f"<details open><summary>Other choices, {len(rows)}</summary>{shown}{more}</details>"
 
 
-def _values(report: Report, room: float) -> str:
-    """The values that are saved, of the biggest as many as there is room for."""
-    for most in _MOST_ROWS:
-        values = residuals_html(report, folded=True, most=most)
-        if _size(values) <= room:
-            return values
-    return _left_out("The values are", "report.residuals")
-
-
-def _source(report: Report, room: float) -> str:
-    """The source with its costs; where there is no room for it, the lines that have most."""
+def _source(report: Report, most: int | None = None) -> str:
+    """The source with its costs, or so many of the lines that have most."""
     if not report.complete:
         return ""
-    for most, what in _LISTINGS:
-        listing = f"<details><summary>{what}</summary>{listing_html(report, most=most)}</details>"
-        if _size(listing) <= room:
-            return listing
-    return _left_out("The lines of your source are", "report.sources")
-
-
-def _left_out(what: str, attribute: str) -> str:
-    return f'<p class="remat-empty">{what} not kept in the notebook; in Python they are <code>{attribute}</code>.</p>'
+    what = "Your source, line by line" if most is None else "The lines that cost most"
+    return f"<details><summary>{what}</summary>{listing_html(report, most=most)}</details>"
 
 
 def _more(number: int, noun: str) -> str:

@@ -1,18 +1,16 @@
 """The source text, each line with what it saves and what the backward pass computes again.
 
-The user's own comes first and whole. Of the functions of libraries that it calls only the lines with costs are shown,
-which are those of the user's lines once more.
+What a library makes that the user's lines call is among the figures of those.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remat_magic.records import Report, SourceSpan, SourceText
 from remat_magic.views import format as fmt
-from remat_magic.views.attribution import Attribution, LineRow, expressions, library_rows, line_rows
+from remat_magic.views.attribution import Attribution, LineRow, expressions, line_rows
 from remat_magic.views.format import escape
 from remat_magic.views.highlight import Word, split_lines, words
 from remat_magic.views.linking import line_key
@@ -24,12 +22,7 @@ __all__ = ["listing_html"]
 _Line = tuple[str, int | None, int]  # file, cell, number
 _Attributions = dict[_Line, list[Attribution]]  # by the lines that they begin on
 
-_DEFINED = re.compile(r"\s*(async\s+)?def\b")
-
 _PICK = "Only this line, in tables and jaxprs; once more shows all again"
-
-# Of a library's function the lines with costs are shown, and as many before and after each.
-_AROUND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +35,7 @@ class _Section:
     function: str
     unfolded: bool
     lines: tuple[Listed, ...]
-    library: bool = False
     gaps: bool = False  # whether it is told where lines are left out
-
-    @property
-    def mark(self) -> str:
-        """What the keys of its lines begin with."""
-        return "~" if self.library else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +80,6 @@ def listing_html(report: Report, live: bool = False, most: int | None = None) ->
             section = replace(section, lines=lines, gaps=True)
         if section.lines or most is None:
             folds.append(_fold(section, own, attributions, scale))
-    called = _called(report, attributions, scale) if most is None else []
-    if called:
-        folds.append(f"{_LIBRARIES}{''.join(called)}")
     nowhere = next((row for row in rows if row.attribution.source is None), None)
     rest = "" if nowhere is None else _table("What no line of yours makes", _nowhere(nowhere, scale), head=False)
     return f'<div class="remat-listings">{_LEGEND}{"".join(folds)}{rest}</div>'
@@ -105,9 +89,6 @@ _LEGEND = (
     '<p class="remat-legend"><u class="remat-saved">saved</u> for the backward pass; '
     '<u class="remat-again">recomputed</u> in it; <u class="remat-saved remat-again">both</u></p>'
 )
-
-
-_LIBRARIES = '<p class="remat-legend">Library functions called there; their figures are among those above.</p>'
 
 
 def _line_of(span: SourceSpan) -> _Line:
@@ -124,7 +105,7 @@ def _by_line(rows: Iterable[LineRow]) -> dict[_Line, LineRow]:
 
 def _sections(report: Report, rows: Sequence[LineRow]) -> Iterator[_Section]:
     """The texts of the report, then the lines that are in none of them, by cell and file."""
-    texts = [text for text in report.sources if not text.library]
+    texts = report.sources
     home = next((text.file for text in texts if text.function.rpartition(".")[2] == report.function.rpartition(".")[2]),
                 texts[0].file if texts else "")  # fmt: skip
     listed = set[_Line]()
@@ -150,33 +131,10 @@ def _listed(text: SourceText) -> tuple[Listed, ...]:
     return tuple((number, line, words_of_line) for number, (line, words_of_line) in enumerate(tokenized, text.line))
 
 
-def _called(report: Report, attributions: _Attributions, scale: _Scale) -> list[str]:
-    """The functions of libraries that save or recompute anything, by their first lines and those with costs."""
-    rows_by_line = {
-        _line_of(row.attribution.source): row for row in library_rows(report) if row.attribution.source is not None
-    }
-    folds = list[str]()
-    for text in report.sources if rows_by_line else ():
-        if not text.library:
-            continue
-        lines = _listed(text)
-        own = {number: rows_by_line.pop((text.file, None, number), None) for number, _, _ in lines}
-        # Its name, which stands under the decorators.
-        near = {next((number for number, line, _ in lines if _DEFINED.match(line)), text.line)}
-        for number, row in own.items():
-            if row is not None:
-                near.update(range(number - _AROUND, number + _AROUND + 1))
-        if len(near) > 1:
-            lines = tuple(line for line in lines if line[0] in near)
-            section = _Section(text.place, text.file, None, text.function, False, lines, library=True, gaps=True)
-            folds.append(_fold(section, own, attributions, scale))
-    return folds
-
-
 def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Attributions, scale: _Scale) -> str:
     places = ((section.file, section.cell, number) for number, _, _ in section.lines)
     inside = [attribution for place in places for attribution in attributions.get(place, ())]
-    marks = marks_by_line(section.lines, inside, scale.live, library=section.library)
+    marks = marks_by_line(section.lines, inside, scale.live)
     body = list[str]()
     before = section.lines[0][0] - 1 if section.lines else 0
     for number, line, coloured in section.lines:
@@ -184,7 +142,7 @@ def _fold(section: _Section, rows: dict[int, LineRow | None], attributions: _Att
             body.append(f'<tr class="remat-gap"><td class="remat-no">⋮</td><td></td>{_costs(None, scale)}</tr>')
         before = number
         row = rows[number]
-        key = section.mark + line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
+        key = line_key(SourceSpan(section.file, "", number, 0, number, 0, section.cell))
         shown = (
             f'<button type="button" class="remat-link" data-pick="{key}" aria-pressed="false" '
             f'data-place="{escape(row.place)}" aria-label="line {number}" title="{_PICK}" {KEYS}>{number}</button>'
@@ -225,7 +183,7 @@ def _range(section: _Section) -> str:
     numbers = [number for number, _, _ in section.lines]
     if len(numbers) == 1:
         return f"line {numbers[0]}"
-    return f"{'from line' if section.library else 'lines'} {numbers[0]} to {numbers[-1]}"
+    return f"lines {numbers[0]} to {numbers[-1]}"
 
 
 def _table(caption: str, rows: Iterable[str], head: bool = True) -> str:

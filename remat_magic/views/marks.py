@@ -27,9 +27,7 @@ class Mark:
     tag: str
 
 
-def marks_by_line(
-    lines: Sequence[Listed], attributions: Sequence[Attribution], live: bool, *, library: bool
-) -> dict[int, list[Mark]]:
+def marks_by_line(lines: Sequence[Listed], attributions: Sequence[Attribution], live: bool) -> dict[int, list[Mark]]:
     """For each line the expressions on it, the outer before the inner.
 
     Spans nest or are disjoint, as the expressions of a program are; one that crosses another is left out.
@@ -38,7 +36,6 @@ def marks_by_line(
         lines: of one text.
         attributions: of the expressions of that text.
         live: whether a script is at hand, which links them.
-        library: whether it is the text of a library.
     """
     texts = {number: (line, _code_end(line, coloured)) for number, line, coloured in lines}
     inside = [
@@ -55,7 +52,7 @@ def marks_by_line(
         if around and _end(span) > _end(around[-1]):
             continue
         around.append(span)
-        tag = _tag(attribution, live, library)
+        tag = _tag(attribution, live)
         for number in range(span.line, span.end_line + 1):
             line, end = texts.get(number, ("", 0))
             start = span.column if number == span.line else len(line) - len(line.lstrip())
@@ -88,7 +85,7 @@ def _code_end(line: str, coloured: Sequence[Word]) -> int:
     return len(line[:comment].rstrip())
 
 
-def _tag(attribution: Attribution, live: bool, library: bool) -> str:
+def _tag(attribution: Attribution, live: bool) -> str:
     kinds = " ".join(
         filter(None, ["remat-saved" if attribution.residuals else "", "remat-again" if attribution.equations else ""])
     )
@@ -97,8 +94,7 @@ def _tag(attribution: Attribution, live: bool, library: bool) -> str:
     saves = f"saved {attribution.saves}" if attribution.residuals else ""
     again = f"recomputed {attribution.repeats}" if attribution.equations else ""
     title = escape("\n".join(filter(None, [saves, again])))
-    links = linked(library=attribution.source) if library else linked(attribution.source)
-    return f'<u class="{kinds}"{links} title="{title}">'
+    return f'<u class="{kinds}"{linked(attribution.source)} title="{title}">'
 
 
 def marked_code(text: str, coloured: Sequence[Word], marks: Sequence[Mark]) -> str:

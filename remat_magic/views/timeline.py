@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from remat_magic.records import LiveValue, Measurement, Moment, Phase, Timeline
 from remat_magic.views import format as fmt
-from remat_magic.views.alive import KINDS, MOMENTS, lookup, lookup_attribute, runs, thinned, value_words
+from remat_magic.views.alive import KINDS, lookup, lookup_attribute, runs, thinned, value_words
 from remat_magic.views.format import escape
-from remat_magic.views.overlay import OVERLAY_STYLE, named, overlay_curve, overlay_legend, stretched
 from remat_magic.views.svg import Frame, colours, element, identifier, picture, text, text_width, ticks, truncate
 from remat_magic.views.xla_memory import XLA_STYLE, held_by_xla_html, xla_curve, xla_legend, xla_name, xla_words
 
@@ -35,63 +34,54 @@ _TIMELINE_STYLE = (
 )
 
 
-def timeline_svg(timeline: Timeline, compiled: Measurement | None = None, against: Timeline | None = None) -> str:
+def timeline_svg(timeline: Timeline, compiled: Measurement | None = None) -> str:
     """What is held from the first operation of the forward pass to the last of the backward one, and the peak.
 
-    Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for, and the
-    sum of what another choice holds that this one is held ``against``.
+    Of a training step, to the end of its update. Over it, XLA's own for a device that it was ``compiled`` for.
     """
     by_xla = compiled.timeline if compiled is not None else None
     moments = timeline.moments
     over = f"the whole of {timeline.step}" if timeline.step else "the forward and backward pass"
     title = f"Estimated memory over {over} under {timeline.policy}"
     name = identifier(title, timeline.at, timeline.function, len(moments), timeline.peak_bytes)
-    frame = _frame(timeline, compiled, against)
+    frame = _frame(timeline, compiled)
     phases = _phases(moments)
     parts = [
         _definitions(name, frame),
         frame.vertical_axis(ticks(frame.most_y), _AXIS, lambda mark: fmt.nbytes(round(mark))),
     ]
     curves = _areas(name, frame, thinned(moments, _BARS))
-    legends, y, about_curves = list[str](), frame.bottom + 4 * _LINE, ""
+    legend, about_curve = "", ""
     if compiled is not None and by_xla is not None:
         backward = next((start for phase, start, _ in phases if phase == "backward"), None)
         curves += xla_curve(frame, by_xla, backward, len(moments))
-        legends.append(xla_legend(frame.left, y, xla_name(compiled)))
-        about_curves = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
-        y += _LINE
-    if against is not None:
-        curves += overlay_curve(frame, against, _phases(against.moments), phases)
-        legends.append(overlay_legend(frame.left, y, against, timeline))
-        about_curves += f" {named(against, 'A')}; its passes are stretched to B's."
+        legend = xla_legend(frame.left, frame.bottom + 4 * _LINE, xla_name(compiled))
+        about_curve = f" The line: {xla_words(compiled, by_xla)} XLA's steps are stretched to the estimate's passes."
     parts.append(element("g", curves, clip_path=f"url(#{name}-clip)"))
     marks = [mark for mark in ticks(len(moments)) if mark <= len(moments)]
     parts.append(frame.horizontal_axis((), "", str))
     parts.append(element("g", _ticks(frame, marks), class_="remat-ticks"))
     parts.append(_phase_labels(frame, phases))
     parts.append(text(frame.left, frame.bottom + 3 * _LINE - 2, _TIME, class_="remat-axis"))
-    parts += legends
-    parts.append(_peak(frame, timeline, "B: " if against is not None else ""))
+    parts += [legend, _peak(frame, timeline)]
     parts.append(_timeline_legend(name, frame))
     peak = moments[timeline.peak]
     lengths = ", ".join(f"{fmt.count(end - start, 'moment')} {phase}" for phase, start, end in phases)
     description = (
         f"{lengths}. "
         f"{_peak_words(timeline)}: arguments {fmt.nbytes(peak.arguments)}, residuals {fmt.nbytes(peak.residuals)}, "
-        f"temporaries {fmt.nbytes(peak.temporaries)}.{about_curves}"
+        f"temporaries {fmt.nbytes(peak.temporaries)}.{about_curve}"
     )
-    style = _TIMELINE_STYLE + XLA_STYLE * (by_xla is not None) + OVERLAY_STYLE * (against is not None)
-    height = frame.bottom + (3 + (by_xla is not None) + 2 * (against is not None)) * _LINE + 8
+    style = _TIMELINE_STYLE + XLA_STYLE * (by_xla is not None)
+    height = frame.bottom + (3 + (by_xla is not None)) * _LINE + 8
     return picture(name, _WIDTH, height, title, description, parts, style)
 
 
-def _frame(timeline: Timeline, compiled: Measurement | None, against: Timeline | None) -> Frame:
+def _frame(timeline: Timeline, compiled: Measurement | None) -> Frame:
     """Where the moments and bytes of all that is drawn are."""
     peaks = [timeline.peak_bytes]
     if compiled is not None and compiled.timeline is not None:
         peaks.append(compiled.timeline.peak_bytes)
-    if against is not None:
-        peaks.append(against.peak_bytes)
     most = max(len(timeline.moments), 1)
     return Frame(_LEFT, _TOP, _WIDTH - _RIGHT, _TOP + _HEIGHT, most, ticks(max(peaks))[-1])
 
@@ -183,11 +173,11 @@ def _peak_words(timeline: Timeline) -> str:
     return f"Peak {fmt.nbytes(timeline.peak_bytes)}, {runs(timeline.moments[timeline.peak])}"
 
 
-def _peak(frame: Frame, timeline: Timeline, whose: str) -> str:
+def _peak(frame: Frame, timeline: Timeline) -> str:
     """The mark of the peak, and its words: above the highest line where they would meet the axis's name below."""
     place = timeline.peak + 0.5
     x, y = frame.x(place), frame.y(timeline.peak_bytes)
-    words = truncate(whose + _peak_words(timeline), 70)
+    words = truncate(_peak_words(timeline), 70)
     wide = text_width(words)
     high = y < frame.top + 16
     # Up there stands the title of the axis too.
@@ -254,7 +244,6 @@ def timeline_html(
     timeline: Timeline,
     top: int = _TOP_ROWS,
     compiled: Measurement | None = None,
-    against: Timeline | None = None,
     live: bool = False,
 ) -> str:
     """The picture with a table of what is held at the peak, to stand inside an element of class ``remat``.
@@ -263,7 +252,6 @@ def timeline_html(
         timeline: the estimate.
         top: how many rows a table has.
         compiled: the same program as XLA compiled it for a device; its own memory over time is drawn and told too.
-        against: another choice's, drawn over it.
         live: whether a script is at hand, which tells of other moments what it tells of the peak, and zooms.
     """
     folded = _folded(timeline.alive)
@@ -295,7 +283,7 @@ def timeline_html(
     of_step = f" of {timeline.step}" if timeline.step else ""
     caption = f"Held at the peak{of_step}, {fmt.nbytes(timeline.peak_bytes)} by estimate{_sums(timeline)}"
     by_xla = compiled.timeline if compiled is not None else None
-    svg = timeline_svg(timeline, compiled, against)
+    svg = timeline_svg(timeline, compiled)
     by_compiler = held_by_xla_html(compiled, by_xla, top) if compiled is not None and by_xla is not None else ""
     table = (
         '<table class="remat-table remat-stacks">'
@@ -304,19 +292,7 @@ def timeline_html(
     )
     if not live:
         return f"{svg}{by_compiler}{table}"
-    data = lookup_attribute(_told(timeline, top, _frame(timeline, compiled, against), against))
-    return f'<div class="remat-time" {data}><div class="remat-time-picture">{svg}</div>{table}</div>{by_compiler}'
-
-
-def _told(timeline: Timeline, top: int, frame: Frame, against: Timeline | None) -> dict[str, object]:
-    """What the script draws anew, and looks up."""
+    frame = _frame(timeline, compiled)
     ends = {"left": frame.left, "right": frame.right, "above": frame.top, "bottom": frame.bottom, "most": frame.most_y}
-    looked_up: dict[str, object] = {**lookup(timeline, top), **ends}
-    if against is not None:
-        own, passes = _phases(timeline.moments), _phases(against.moments)
-        places = [place for place, _ in thinned(timeline.moments, MOMENTS)]
-        there_in_other = (stretched(place + 0.5, own, passes) for place in places)
-        looked_up["against"] = [
-            None if place is None else against.moments[int(place)].bytes for place in there_in_other
-        ]
-    return looked_up
+    data = lookup_attribute({**lookup(timeline, top), **ends})
+    return f'<div class="remat-time" {data}><div class="remat-time-picture">{svg}</div>{table}</div>{by_compiler}'

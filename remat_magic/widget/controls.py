@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from remat_magic.views.format import escape
 from remat_magic.views.tables import KEYS
 
-__all__ = ["ID", "button", "copies", "search", "select", "taught"]
+__all__ = ["ID", "button", "search", "select", "taught"]
 
 # Replaced by the script, per view: two views of one widget may be on a page, and ids must be unique there.
 ID = "__remat__"
 
 _TAUGHT = {
-    "against": "A, the choice that the shown one, B, is compared with: in numbers, tables, jaxprs and over time",
-    "all-names": "Set all names that are shown to this",
+    "against": "A, the choice that the shown one, B, is compared with, in numbers and tables",
     "apply": "Bind the function's name to it with this choice; what was compiled before keeps the old one",
     "arrange": "Search the rows and group them (also the key / in the table); what is unfolded stays so",
     "at": "Where the policy goes: the whole function, its checkpoints, or a function that it calls",
@@ -23,8 +22,6 @@ _TAUGHT = {
     "budget": "How much memory the choice may take; each place is a plan",
     "cancel": "Stop after the one that runs",
     "copy": "Copy the code for this choice, to be pasted into your program",
-    "copy-jaxpr": "Copy this jaxpr as JAX prints it",
-    "copy-table": "Copy the rows that are shown, in their order",
     "device": "The machine that times are estimated for, and whose compiler is asked whether the choice fits",
     "edit": "The edit of your source that does what is chosen, verified by tracing it",
     "gradient": "Which of the gradients that the function takes is looked at",
@@ -32,9 +29,7 @@ _TAUGHT = {
     "group": "Put the rows of one line, name, operation or loop together, with their sum",
     "inputs": "What a compiled program is run on, if at all",
     "measure": "Compile the policies below, for a device also places that could be best; run where inputs are chosen",
-    "names": "Show the names that have this in them; * stands for any text",
     "of": "What the budget is of: all that is alive at the estimated peak, or what is saved alone",
-    "panes": "Both halves of what is shown, or one half of A beside that of B",
     "plan": "Find what to save within the budget so that least is recomputed",
     "policy": "What is saved for the backward pass and what it computes again; opens as a list with what each does",
     "recomputed": "Show the rows that have this in them",
@@ -90,10 +85,3 @@ def search(key: str, label: str, placeholder: str) -> str:
         f'<input type="search" id="{ID}find-{key}" data-find="{key}" placeholder="{placeholder}" '
         f'autocomplete="off" spellcheck="false" {KEYS}></span>'
     )
-
-
-def copies(part: str) -> str:
-    """Buttons that copy the table of a part as it is shown, among what *More* unfolds."""
-    tsv = button("copy-table", "Copy TSV", data_table=part, data_as="tsv")
-    markdown = button("copy-table", "Copy Markdown", data_table=part, data_as="markdown")
-    return f'<span class="remat-optional">{tsv} {markdown}</span>'

@@ -12,7 +12,7 @@ from remat_magic.records import Site
 from remat_magic.views.format import escape
 from remat_magic.views.headline import signature_html, title_html, whole
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, button, search, select, taught
+from remat_magic.widget.controls import ID, button, select, taught
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel
 
@@ -20,11 +20,9 @@ __all__ = ["frame"]
 
 # What a checkpoint name's value can become.
 _STATES = ("save", "offload", "recompute")
-_MORE = "Compare with another choice, undo and redo, copy tables, and rarer options; what is unfolded stays so"
+_MORE = "Compare with another choice, and rarer options; what is unfolded stays so"
 _ASK = "All figures become those of one device: XLA is asked how it spreads the values, a second for 1,000 operations"
 _TO_EDIT = "The plan as an edit of your source, whose cells can be copied whole"
-# More names than this are searched rather than read.
-_MANY_NAMES = 6
 
 
 def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bool) -> str:
@@ -52,9 +50,7 @@ def frame(live: LiveTrace, panels: Sequence[Panel], *, title: str, can_apply: bo
         f"{select('policy', 'Policy', policies)}{at}{more_button}</div>"
         f'<div class="remat-controls remat-optional" id="{ID}more">{itself}<span class="remat-field">Compare</span>'
         f"{select('against', 'vs', [('', 'no comparison'), *policies])}"
-        f"<span>{button('pin', 'Pin', title='Compare every choice with the one that is shown now')} "
-        f"{button('undo', 'Undo', disabled='', title='Back to the choice before (Ctrl+Z)')} "
-        f"{button('redo', 'Redo', disabled='', title='Forward again (Ctrl+Shift+Z)')}</span></div>"
+        "</div>"
         f'<div class="remat-said"><span class="remat-meaning" id="{ID}meaning"></span> '
         f'<span class="remat-against" data-part="against" role="status" aria-live="polite"></span></div>'
         f'{_names(trace.names)}<div data-part="totals"></div>'
@@ -149,7 +145,7 @@ def _panel(panel: Panel) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    """Three states for each checkpoint name, and where there are many, a search."""
+    """Three states for each checkpoint name."""
     if not names:
         return ""
     groups = list[str]()
@@ -166,13 +162,4 @@ def _names(names: Sequence[str]) -> str:
             f'<code id="{ID}name{number}">{escape(name)}</code>{radios}'
             f"<small hidden>not needed by the backward pass</small></div>"
         )
-    tools = ""
-    if len(names) > _MANY_NAMES:
-        buttons = "".join(button("all-names", state, data_state=state) for state in _STATES)
-        tools = (
-            f'<div class="remat-tools">{search("names", "Names", "attn_* or part of a name")}'
-            f"<span>set all that are shown to</span>{buttons}</div>"
-        )
-    return (
-        f'<div role="group" aria-label="Checkpoint names">{tools}<div class="remat-names">{"".join(groups)}</div></div>'
-    )
+    return f'<div role="group" aria-label="Checkpoint names"><div class="remat-names">{"".join(groups)}</div></div>'

@@ -181,7 +181,6 @@ def questions(program: Program) -> dict[str, Callable[[], Any]]:
         ],
         "timeline": lambda: trace().timeline("nothing_saveable", "function"),
         "compare": lambda: trace().compare(policies, "function"),
-        "difference": lambda: answers["compare"].difference(*policies[:2]),
         "plan": lambda: trace().plan("50%", "function"),
         "what if": lambda: trace().what_if("nothing_saveable", "function"),
         "page": lambda: html.page_html(answers["report none"], [answers["report nothing_saveable"]]),

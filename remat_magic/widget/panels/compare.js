@@ -12,7 +12,6 @@ export function panel(widget, key) {
   const { one, all, part, say } = widget;
   const asked = { table: "", beside: "", fits: "" };
   let fitting = 0;
-  let growing = false; // rows are still coming
   /** @type {{column: string, descending: boolean} | null} */
   let sorted = null;
 
@@ -37,7 +36,7 @@ export function panel(widget, key) {
     }
     asked.table = what;
     asked.beside = policy;
-    if (!growing && !part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
+    if (!part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
   }
 
   // The device that was chosen in this widget, which may have turned to another gradient, is chosen again; else the one that
@@ -126,7 +125,7 @@ export function panel(widget, key) {
 
   // Pictures are drawn for the room that there is now.
   const stops = [
-    onRoom(part("comparison"), () => growing || request("compare")),
+    onRoom(part("comparison"), () => request("compare")),
     onRoom(part("places"), () => jobs.runs("places") || request("places", { redraw: true })),
   ];
 
@@ -159,21 +158,15 @@ export function panel(widget, key) {
       for (const stop of stops) stop();
     },
     messages: {
-      compare({ device, at, html, error, unfinished }) {
+      compare({ device, at, html, error }) {
         if (asked.table !== `${device}\n${at}`) return;
-        if (html && unfinished) {
-          growing = true;
-          widget.place("comparison", html);
-          markChosen();
-        } else if (html) {
-          growing = false;
+        if (html) {
           widget.place("comparison", html);
           if (sorted) sort(one(`[data-part=comparison] [data-sort="${sorted.column}"]`), sorted.descending);
           markChosen();
           if (widget.status().startsWith("Tracing every")) say("");
           if (widget.tab === key) widget.panels.plan?.fill?.(); // only now: both at once would take twice as long
         } else {
-          growing = false;
           asked.table = ""; // so that it is asked for again
           part("comparison").classList.remove("remat-stale");
           say(error, true);

@@ -12,12 +12,12 @@ from remat_magic import devices
 from remat_magic.api import Inputs, Policy
 from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Places, Progress, Remark, Report
 from remat_magic.views.choices import figures
-from remat_magic.views.compare import comparison_panel, gradients_html, unfinished_panel
+from remat_magic.views.compare import comparison_panel, gradients_html
 from remat_magic.views.fits import fits_html
 from remat_magic.views.headline import notes_html, totals_html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import button, copies, select, taught
+from remat_magic.widget.controls import button, select, taught
 from remat_magic.widget.panel import Panel, Request
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Compare"]
 
 _PAUSE = 0.02  # seconds between two choices that are tried, in which the reader's own get their turn
-_LONG_TO_WAIT = 1.0  # seconds without an answer, after which what is known is told
 _TELL = 0.1  # seconds between two answers that tell what is known so far
 _SAID = {"measure": ("Measuring", "measured"), "places": ("Trying", "tried")}  # of what takes long
 _FIRST = 3  # rows that make a picture
@@ -65,8 +64,7 @@ class Compare(Panel):
             f"{select('inputs', 'Measure', runs)}{button('measure', 'Measure')}"
             f"{button('gradients', 'Check gradients')}"
             f'<button type="button" data-action="cancel" hidden{taught("cancel")} {KEYS}>Cancel</button>'
-            f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress>'
-            f"{copies('comparison')}</div>"
+            f'<progress data-part="progress" hidden aria-label="Measured" max="1" value="0"></progress></div>'
         )
 
     def handle(self, request: Request) -> None:
@@ -137,26 +135,8 @@ class Compare(Panel):
         return report.remarked
 
     def _compared(self, request: Request) -> str:
-        besides = self._besides(request)
-        self._tell_known(request, besides)
-        comparison = self._comparison(request, besides)
+        comparison = self._comparison(request, self._besides(request))
         return comparison_panel(comparison, request.policy, live=True, width=request.width)
-
-    def _tell_known(self, request: Request, besides: Sequence[Policy]) -> None:
-        """Trace every policy; where that takes long, each is a row as soon as it is known."""
-        live, rows, sent_at = self._live, list[ComparisonRow](), time.monotonic()
-        policies = [*(choice.key for choice in live.trace.choices()), *besides]
-        for policy in policies[:-1]:
-            if live.closed:
-                return
-            comparison = live.trace.compare(
-                [policy], at=request.at, device=request.text("device") or None, namespace=live.namespace
-            )
-            rows += comparison.rows
-            if time.monotonic() - sent_at > _LONG_TO_WAIT:
-                html = unfinished_panel(replace(comparison, rows=tuple(rows)), len(policies))
-                self._send({**request.content, "html": html, "unfinished": True})
-                sent_at = time.monotonic()
 
     def _comparison(self, request: Request, besides: Sequence[Policy]) -> Comparison:
         device = request.text("device")

@@ -1,10 +1,10 @@
 // @ts-check
 /** @import { Panel, View, Widget } from "../scripts/types.js" */
 import { lineOf } from "../scripts/linking.js";
-import { differences, jaxprPanes, jaxprText } from "../scripts/panes.js";
+import { jaxprPanes } from "../scripts/panes.js";
 import { keyOf } from "../scripts/types.js";
 
-/** The forward and the backward jaxpr, or one of them under two policies. @param {Widget} widget @param {string} key @returns {Panel} */
+/** The forward and the backward jaxpr. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   const { one, part, say } = widget;
   const panes = jaxprPanes(part(key), { onLine: tellLine, onFilled, onPick: pickLineOf });
@@ -25,36 +25,24 @@ export function panel(widget, key) {
     if (picked) panes.reveal(".remat-picked");
   }
 
-  /** The policy's view, and for a comparison the pinned one's. @returns {[View, View | undefined] | null} */
-  function views() {
-    const { shown, pinning } = widget;
-    if (!shown) return null;
-    const pinned = pinning.view;
-    return [shown, pinned?.complete && pinned !== shown ? pinned : undefined];
-  }
-
-  /** @param {View | undefined} a */
-  const modeOf = (a) => (a ? one('[data-control="panes"]').value : "halves");
-
   function fill() {
-    const needed = views();
-    if (!needed?.[0].complete) return;
-    const [b, a] = needed;
-    const missing = [b, a].filter((view) => view && !view.bodies);
-    if (missing.length) {
+    const view = widget.shown;
+    if (!view?.complete) return;
+    if (!view.bodies) {
       part(key).setAttribute("aria-busy", "true");
-      for (const view of missing) widget.send({ type: "jaxprs", policy: view?.policy, at: view?.at });
+      widget.send({ type: "jaxprs", policy: view.policy, at: view.at });
       return;
     }
-    const mode = modeOf(a);
-    const what = [mode, ...[b, a].map((view) => view && keyOf(view.policy, view.at))].join("\n");
+    const what = keyOf(view.policy, view.at);
     if (filled === what) return;
     filled = what;
-    const before = [...framed(b).children].slice(0, -1);
-    panes.show(sidesOf(mode, b, a), before);
+    const { forward, backward } = view.bodies;
+    const content = framed(view);
+    const [left, right] = content.querySelectorAll("section");
+    const before = [...content.children].slice(0, -1);
+    panes.show([{ frame: left, chunks: forward }, { frame: right, chunks: backward }], before);
     part(key).removeAttribute("aria-busy");
     part(key).classList.remove("remat-stale");
-    summarize(b, a);
   }
 
   /** @param {View} view */
@@ -62,30 +50,6 @@ export function panel(widget, key) {
     const template = document.createElement("template");
     template.innerHTML = view.jaxprs;
     return template.content;
-  }
-
-  /** @param {string} mode @param {View} b @param {View | undefined} a */
-  function sidesOf(mode, b, a) {
-    /** @param {View} view @param {"forward" | "backward"} half @param {View | undefined} against @param {string} title */
-    const side = (view, half, against, title) => ({
-      title,
-      frame: framed(view).querySelectorAll("section")[half === "forward" ? 0 : 1],
-      chunks: view.bodies?.[half] ?? [],
-      against: against?.bodies?.[half],
-    });
-    if (mode === "halves" || !a) return [side(b, "forward", a, ""), side(b, "backward", a, "")];
-    const half = mode === "forward" ? "forward" : "backward";
-    return [side(a, half, b, `A, ${a.policy}:`), side(b, half, a, `B, ${b.policy}:`)];
-  }
-
-  /** What the jaxprs have more and less than the pinned policy's. @param {View} b @param {View | undefined} a */
-  function summarize(b, a) {
-    const counts = a && (/** @type {const} */ (["forward", "backward"])).map((half) => {
-      const { more, fewer } = differences(b.bodies?.[half] ?? [], a.bodies?.[half] ?? []);
-      return `${half} +${more} −${fewer}`;
-    });
-    const text = counts ? `● equations that the other has not; B against A: ${counts.join(", ")}` : "";
-    one(`[data-summary="${key}"]`).textContent = text;
   }
 
   /** @param {HTMLElement} line */
@@ -106,17 +70,10 @@ export function panel(widget, key) {
   return {
     open: reveal,
     fill,
-    pinned: fill,
     picked: reveal,
     show(view) {
-      const stale = !view.complete || !filled.includes(keyOf(view.policy, view.at));
+      const stale = !view.complete || filled !== keyOf(view.policy, view.at);
       part(key).classList.toggle("remat-stale", stale);
-    },
-    arrange() {
-      const { shown, pinning } = widget;
-      const { choice, view } = pinning;
-      const same = choice?.policy === shown?.policy && choice?.at === shown?.at;
-      one('[data-control="panes"]').closest(".remat-field").hidden = !(view?.complete && shown) || same;
     },
     messages: {
       jaxprs({ policy, at, bodies, frame, error }) {
@@ -128,16 +85,7 @@ export function panel(widget, key) {
       },
     },
     controls: {
-      panes: fill,
       together: ({ checked }) => panes.setTogether(checked),
-    },
-    actions: {
-      "copy-jaxpr"({ dataset }) {
-        const shown = views();
-        if (!shown?.[0].bodies) return say("The jaxprs are not here yet.");
-        const [b, a] = shown;
-        widget.copy(jaxprText(sidesOf(modeOf(a), b, a)[Number(dataset.pane)].chunks));
-      },
     },
     stop: panes.stop,
   };

@@ -8,15 +8,13 @@ from typing import Any
 from remat_magic.records import Report
 from remat_magic.views.jaxpr_text import jaxprs, lazy_chunks
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import button, select, taught
+from remat_magic.widget.controls import taught
 from remat_magic.widget.panel import Panel, Request
 
 __all__ = ["Jaxprs"]
 
 # Below this many lines the jaxprs travel with the rest, so that a policy at hand toggles without the kernel.
 _SEND_LINES = 400
-
-_PANES = [("halves", "forward and backward"), ("forward", "forward, A and B"), ("backward", "backward, A and B")]
 
 
 class Jaxprs(Panel):
@@ -26,14 +24,10 @@ class Jaxprs(Panel):
     asks = (("jaxprs",),)
 
     def tools(self) -> str:
-        """What the two jaxprs are moved through, compared and copied by."""
+        """What the two jaxprs are moved through by."""
         return (
             f'<div class="remat-tools"><label class="remat-check"{taught("together")}>'
-            f'<input type="checkbox" data-control="together" checked {KEYS}> Scroll together</label>'
-            f"{select('panes', 'Show', _PANES)}"
-            '<span class="remat-summary" data-summary="jaxprs"></span>'
-            f"{button('copy-jaxpr', 'Copy left', data_pane='0')}{button('copy-jaxpr', 'Copy right', data_pane='1')}"
-            "</div>"
+            f'<input type="checkbox" data-control="together" checked {KEYS}> Scroll together</label></div>'
         )
 
     def add(self, view: dict[str, Any], report: Report) -> None:

@@ -1,29 +1,22 @@
 // @ts-check
 /** @import { Panel, Widget } from "../scripts/types.js" */
-/** @import { Stretch, Told, Value } from "../scripts/moments.js" */
-import { aliveAt, numberAt, outlines, placeOf, roundNumbers, totalAt, within, zoomed } from "../scripts/moments.js";
+/** @import { Told, Value } from "../scripts/moments.js" */
+import { aliveAt, numberAt, outlines, placeOf, roundNumbers, totalAt } from "../scripts/moments.js";
 import { deviceOf, onDemand } from "../scripts/on_demand.js";
 import { count, quantity } from "../scripts/units.js";
 
 const LEAST = 520; // pixels: a narrower picture has no room for its legend, and is shrunk
 const HALF_DIGIT = 3.3; // pixels
-const CLICK = 4; // pixels that a pointer may move between down and up and still have clicked
 const KINDS = ["arguments", "residuals", "temporaries"];
 
-/** Memory over time: what is held under the pointer, and zooming. @param {Widget} widget @param {string} key @returns {Panel} */
+/** Memory over time: what is held under the pointer. @param {Widget} widget @param {string} key @returns {Panel} */
 export function panel(widget, key) {
   /** @type {ReturnType<typeof picture> | null} */
   let drawn = null;
   const sizes = new ResizeObserver(() => drawn?.lay());
 
   const demand = onDemand(widget, key, {
-    besides() {
-      const { choice } = widget.pinning;
-      const same = choice?.policy === widget.shown?.policy && choice?.at === widget.shown?.at;
-      const device = deviceOf(widget);
-      const against = choice && !same ? choice : { policy: "", at: "" };
-      return { against: against.policy, against_at: against.at, device };
-    },
+    besides: () => ({ device: deviceOf(widget) }),
     placed() {
       sizes.disconnect();
       const root = /** @type {HTMLElement | null} */ (widget.part(key).querySelector(".remat-time"));
@@ -34,21 +27,12 @@ export function panel(widget, key) {
 
   return {
     ...demand,
-    pinned: demand.fill,
-    arrange() {
-      if (widget.tab === key && widget.shown?.complete) demand.fill?.();
-    },
-    actions: {
-      "zoom-in": () => drawn?.zoom(0.5),
-      "zoom-out": () => drawn?.zoom(2),
-      "zoom-whole": () => drawn?.zoom(Infinity),
-    },
     stop: () => sizes.disconnect(),
   };
 }
 
 /**
- * The picture that Python has drawn, which can be moved over time.
+ * The picture that Python has drawn, drawn anew for the width there is.
  *
  * @param {Widget} widget
  * @param {HTMLElement} root of the picture and the table of what is held
@@ -63,14 +47,10 @@ function picture(widget, root) {
   const atPeak = table.caption?.textContent ?? "";
   const { width: drawnWidth, height } = svg.viewBox.baseVal;
   const margin = drawnWidth - told.right;
-  /** @type {Stretch} */
-  let stretch = { from: 0, to: told.moments };
   let right = told.right;
   /** The number of what is told of the moment in the table; null for the peak. @type {number | null} */
   let here = null;
   let held = false; // by a click: it stays when the pointer leaves
-  /** @type {{x: number, from: number, moved: boolean} | null} */
-  let drag = null;
 
   /** An element of the picture. @param {string} name @param {Record<string, string | number>} attributes */
   function drawing(name, attributes) {
@@ -88,13 +68,13 @@ function picture(widget, root) {
   frame.setAttribute("aria-describedby", svg.querySelector("desc")?.id ?? "");
 
   /** @param {number} place */
-  const x = (place) => told.left + ((right - told.left) * (place - stretch.from)) / (stretch.to - stretch.from);
+  const x = (place) => told.left + ((right - told.left) * place) / told.moments;
   /** @param {number} bytes */
   const y = (bytes) => told.bottom - ((told.bottom - told.above) * bytes) / told.most;
   /** @param {number} place as Python drew it */
   const drawnAt = (place) => told.left + ((told.right - told.left) * place) / told.moments;
 
-  /** Draws the stretch in the width there is. */
+  /** Draws it in the width there is. */
   function lay() {
     const width = Math.max(LEAST, Math.floor(frame.clientWidth));
     if (!frame.clientWidth) return;
@@ -105,16 +85,15 @@ function picture(widget, root) {
     for (const across of svg.querySelectorAll(".remat-grid, line.remat-base[x1='" + told.left + "']")) {
       if (!across.closest(".remat-ticks")) across.setAttribute("x2", String(right));
     }
-    const paths = outlines(told, stretch, x, y);
+    const paths = outlines(told, x, y);
     KINDS.forEach((kind, index) => svg.querySelector(`[data-area="${kind}"]`)?.setAttribute("d", paths[index]));
-    const scale = (told.moments / (stretch.to - stretch.from)) * ((right - told.left) / (told.right - told.left));
+    const scale = (right - told.left) / (told.right - told.left);
     for (const curve of svg.querySelectorAll("[data-stretch]")) {
-      curve.setAttribute("transform", `translate(${x(0) - told.left * scale} 0) scale(${scale} 1)`);
+      curve.setAttribute("transform", `translate(${told.left * (1 - scale)} 0) scale(${scale} 1)`);
     }
     for (const mark of /** @type {NodeListOf<SVGElement>} */ (svg.querySelectorAll("[data-place]"))) {
       const place = Number(mark.dataset.place);
       mark.setAttribute("transform", `translate(${x(place) - drawnAt(place)} 0)`);
-      mark.style.display = place < stretch.from || place > stretch.to ? "none" : "";
     }
     layWords();
     layTicks();
@@ -124,20 +103,18 @@ function picture(widget, root) {
   function layWords() {
     for (const word of /** @type {NodeListOf<SVGElement>} */ (svg.querySelectorAll("[data-first]"))) {
       const [first, end] = [Number(word.dataset.first), Number(word.dataset.end)];
-      const [start, stop] = [Math.max(told.left, x(first)), Math.min(right, x(end))];
-      word.setAttribute("x", String((start + stop) / 2));
-      word.style.display = stop - start < 60 ? "none" : "";
+      word.setAttribute("x", String(x((first + end) / 2)));
+      word.style.display = x(end) - x(first) < 60 ? "none" : "";
     }
     for (const label of /** @type {NodeListOf<SVGElement>} */ (svg.querySelectorAll("[data-label]"))) {
       const { label: place, least, wide } = label.dataset;
       const at = x(Number(place));
       label.setAttribute("x", String(Math.min(Math.max(at - Number(wide) / 2, Number(least)), right - Number(wide))));
-      label.style.display = at < told.left || at > right ? "none" : "";
     }
   }
 
   function layTicks() {
-    const marks = roundNumbers(stretch, Math.max(2, Math.floor((right - told.left) / 110)));
+    const marks = roundNumbers(told.moments, Math.max(2, Math.floor((right - told.left) / 110)));
     const parts = marks.flatMap((mark) => {
       const at = x(mark);
       const tick = drawing("line", { class: "remat-base", x1: at, x2: at, y1: told.bottom, y2: told.bottom + 4 });
@@ -155,7 +132,7 @@ function picture(widget, root) {
     const at = x(placeOf(told, number) + 0.5);
     const ends = { x1: at, x2: at, y1: told.above - 8, y2: told.bottom };
     for (const [name, value] of Object.entries(ends)) line.setAttribute(name, String(value));
-    line.style.display = here === null || at < told.left || at > right ? "none" : "";
+    line.style.display = here === null ? "none" : "";
     line.classList.toggle("remat-pinned", held);
   }
 
@@ -177,12 +154,10 @@ function picture(widget, root) {
 
   /** @param {number} number */
   function sentence(number) {
-    const other = told.against?.[number];
     const bytes = quantity(totalAt(told, number), "bytes");
-    const versus = other === undefined || other === null ? "" : `; A holds ${quantity(other, "bytes")} there`;
     const place = (placeOf(told, number) + 1).toLocaleString("en-US");
     const which = `at moment ${place} of ${told.moments.toLocaleString("en-US")}`;
-    return `${which}, ${told.said[told.runs[number]]}: ${bytes} by estimate${versus}${held ? " (kept by your click; Escape lets go)" : ""}`;
+    return `${which}, ${told.said[told.runs[number]]}: ${bytes} by estimate${held ? " (kept by your click; Escape lets go)" : ""}`;
   }
 
   /** @param {{value: Value, count: number, bytes: number}} entry */
@@ -240,73 +215,32 @@ function picture(widget, root) {
     if (target) widget.linking.point(target);
   }
 
-  /** @param {number} factor @param {number} [around] */
-  function zoom(factor, around = here === null ? undefined : placeOf(told, here) + 0.5) {
-    const inside = around !== undefined && around >= stretch.from && around <= stretch.to;
-    stretch = zoomed(told, stretch, factor, inside ? around : undefined);
-    lay();
-  }
-
-  /** @param {number} by moments */
-  function pan(by) {
-    stretch = within(told.moments, stretch.from + by, stretch.to - stretch.from);
-    lay();
-  }
-
   /** The moment at a point of the page. @param {{clientX: number}} event */
   function placeAt({ clientX }) {
     const box = svg.getBoundingClientRect();
     const at = ((clientX - box.left) * svg.viewBox.baseVal.width) / box.width;
-    return stretch.from + ((stretch.to - stretch.from) * (at - told.left)) / (right - told.left);
+    return (told.moments * (at - told.left)) / (right - told.left);
   }
 
-  frame.addEventListener("pointerdown", (event) => {
-    if (event.button === 0) drag = { x: event.clientX, from: stretch.from, moved: false };
-  });
+  const isInside = (/** @type {number} */ place) => place >= 0 && place < told.moments;
+
   frame.addEventListener("pointermove", (event) => {
     const place = placeAt(event);
-    if (drag && event.buttons && stretch.to - stretch.from < told.moments) {
-      const across = event.clientX - drag.x;
-      if (!drag.moved && Math.abs(across) > CLICK) {
-        drag.moved = true;
-        frame.setPointerCapture(event.pointerId);
-      }
-      if (!drag.moved) return;
-      const perPixel = (placeAt({ clientX: drag.x + 100 }) - placeAt({ clientX: drag.x })) / 100;
-      stretch = within(told.moments, drag.from - across * perPixel, stretch.to - stretch.from);
-      return lay();
-    }
-    if (held || place < stretch.from || place >= stretch.to) return;
+    if (held || !isInside(place)) return;
     const number = numberAt(told, place);
     if (number !== here) show(number);
   });
-  frame.addEventListener("pointerup", (event) => {
-    const clicked = drag && !drag.moved;
-    drag = null;
+  frame.addEventListener("click", (event) => {
     const place = placeAt(event);
-    if (!clicked || place < stretch.from || place >= stretch.to) return;
+    if (!isInside(place)) return;
     const number = numberAt(told, place);
     held = !(held && number === here);
     show(number);
   });
-  frame.addEventListener("pointercancel", () => (drag = null));
   root.addEventListener("pointerleave", () => !held && !root.contains(document.activeElement) && show(null));
   root.addEventListener("focusout", (event) => {
     if (!held && !root.contains(/** @type {Node | null} */ (event.relatedTarget)) && here !== null) show(null);
   });
-  frame.addEventListener(
-    "wheel",
-    (event) => {
-      const longer = stretch.to - stretch.from;
-      if (event.ctrlKey || event.metaKey) zoom(Math.exp(event.deltaY / 200), placeAt(event));
-      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && longer < told.moments) {
-        pan((event.deltaX * longer) / (right - told.left));
-      } else return; // it scrolls the page
-      event.preventDefault();
-    },
-    { passive: false },
-  );
-
   frame.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const last = told.counts.length - 1;
@@ -326,12 +260,7 @@ function picture(widget, root) {
     if (event.key in moves) {
       held = false;
       show(Math.max(0, Math.min(last, moves[event.key])));
-      const place = placeOf(told, here ?? 0);
-      if (place < stretch.from || place >= stretch.to) pan(place - (stretch.from + stretch.to) / 2);
-    } else if (event.key === "+" || event.key === "=") zoom(0.5);
-    else if (event.key === "-") zoom(2);
-    else if (event.key === "0") zoom(Infinity);
-    else if (event.key === "Escape" && here !== null) {
+    } else if (event.key === "Escape" && here !== null) {
       held = false;
       show(null);
     } else return;
@@ -340,7 +269,7 @@ function picture(widget, root) {
 
   lay();
   show(null);
-  return { lay, zoom };
+  return { lay };
 }
 
 /** @param {string} kind @param {(Node | string)[]} content */

@@ -103,11 +103,11 @@ export function panel(widget, key) {
     tell(text, number);
   }
 
-  /** @param {number | string} budget @param {boolean} [sweeping] */
-  function plan(budget, sweeping) {
+  /** @param {number | string} budget */
+  function plan(budget) {
     const kind = typeof budget === "number" && !ofPeak() ? "saved" : of();
     const wish = { type: "plan", budget, of: kind, device: device(), at: widget.shown?.at, width: room() };
-    widget.ask(wish, undefined, sweeping);
+    widget.ask(wish);
     part("planned").classList.add("remat-stale");
   }
 
@@ -185,7 +185,7 @@ export function panel(widget, key) {
     controls: {
       budget() {
         moving = false;
-        plan(budgetAt(), true);
+        plan(budgetAt());
       },
       of: () => tellStop(),
     },

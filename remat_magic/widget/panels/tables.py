@@ -1,4 +1,4 @@
-"""The Residuals and Recomputed tabs: tables that the reader searches, sorts, groups and copies."""
+"""The Residuals and Recomputed tabs: tables that the reader searches, sorts and groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from remat_magic.records import Report
 from remat_magic.views.report_tables import recomputed_html, residuals_html
 from remat_magic.views.tables import KEYS
-from remat_magic.widget.controls import ID, button, copies, search, taught
+from remat_magic.widget.controls import ID, button, search, taught
 from remat_magic.widget.panel import Panel
 
 __all__ = ["Recomputed", "Residuals"]
@@ -17,7 +17,7 @@ _GROUPS = [("", "nothing"), ("line", "line"), ("name", "name"), ("operation", "o
 
 class _Table(Panel):
     def tools(self) -> str:
-        """What the table is searched, grouped and copied by."""
+        """What the table is searched and grouped by."""
         options = "".join(f'<option value="{value}">{text}</option>' for value, text in _GROUPS)
         return (
             '<div class="remat-tools remat-arranging-tools">'
@@ -26,7 +26,7 @@ class _Table(Panel):
             f'<span class="remat-field"{taught("group")}>'
             f'<label for="{ID}group-{self.key}">Group by</label> '
             f'<select id="{ID}group-{self.key}" data-group="{self.key}" {KEYS}>{options}</select></span>'
-            f'<span class="remat-summary" data-summary="{self.key}"></span>{copies(self.key)}</div>'
+            f'<span class="remat-summary" data-summary="{self.key}"></span></div>'
         )
 
 

@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * The tables of residuals and of recomputed operations: sorted, searched, grouped, narrowed to a line of the source,
- * compared with another policy's, and copied.
+ * and compared with another policy's.
  *
  * @typedef {object} Arrangement how the reader wants a table
  * @property {string} find
@@ -301,35 +301,4 @@ function grouped(rows, state, words) {
     if (folded) for (const row of members) row.hidden = true;
     return [head, ...members];
   });
-}
-
-/** A cell as one line of text, a number as it is exactly. @param {HTMLTableCellElement} cell @returns {[string, string]} */
-function exported(cell) {
-  const amount = /^([\d,]+) (bytes|FLOPs)/.exec(cell.title);
-  if (cell.dataset.value !== undefined) return [cell.dataset.value, amount?.[2] ?? ""];
-  if (amount) return [amount[1].replace(/,/g, ""), amount[2]];
-  const copy = /** @type {HTMLElement} */ (cell.cloneNode(true));
-  for (const summary of copy.querySelectorAll("summary")) summary.remove();
-  for (const block of copy.querySelectorAll("div, li, br")) block.before("; ");
-  const text = (copy.textContent ?? "").replace(/\s+/g, " ").replace(/( ?; )+/g, "; ");
-  return [text.replace(/^[; ]+|[; ]+$/g, ""), ""];
-}
-
-/** What is shown of a table, as text. @param {HTMLTableElement} table @param {string} format "tsv" or "markdown" */
-export function tableText(table, format) {
-  const heads = [...table.tHead?.rows ?? []].at(-1)?.cells ?? [];
-  const lines = [...table.tBodies[0].rows]
-    .filter((row) => (!row.hidden || row.dataset.later) && !row.classList.contains("remat-grouprow"))
-    .map((row) => [...row.cells].map(exported));
-  // In a head of two rows, the first column's own stands in the upper one.
-  const upper = (table.tHead?.rows.length ?? 1) > 1 ? [table.tHead?.rows[0].cells[0].textContent ?? ""] : [];
-  const titles = [...upper, ...[...heads].map((head) => head.textContent ?? "")].map((text, column) => {
-    const unit = lines.find((line) => line[column]?.[1])?.[column][1];
-    return unit ? `${text.trim()} (${unit})` : text.trim();
-  });
-  const rows = [titles, ...lines.map((line) => line.map(([text]) => text))];
-  if (format === "tsv") return rows.map((row) => row.map((text) => text.replace(/\t/g, " ")).join("\t")).join("\n");
-  const written = rows.map((row) => `| ${row.map((text) => text.replace(/([|\\])/g, "\\$1")).join(" | ")} |`);
-  written.splice(1, 0, `| ${titles.map(() => "---").join(" | ")} |`);
-  return written.join("\n");
 }

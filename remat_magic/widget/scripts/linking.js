@@ -1,18 +1,11 @@
 // @ts-check
 /** @import { Widget } from "./types.js" */
 
-/**
- * Whether the first expression that an element belongs to is on a line; of a line of a library, which comes last, that.
- * @param {HTMLElement} element @param {string} line the key of one
- */
-export function standsOn(element, line) {
-  const keys = (element.dataset.e ?? "").split(" ");
-  const key = line.startsWith("~") ? keys[keys.length - 1] : keys[0];
-  return key.startsWith(`${line}.`);
-}
+/** Whether the first expression that an element belongs to is on a line. @param {HTMLElement} element @param {string} line the key of one */
+export const standsOn = (element, line) => (element.dataset.e ?? "").startsWith(`${line}.`);
 
 /** The line of the first expression of what an element shows; none for what no line makes. @param {HTMLElement} element */
-export const lineOf = (element) => /^~?[0-9a-f]+\.\d+/.exec(element.dataset.e ?? "")?.[0] ?? "";
+export const lineOf = (element) => /^[0-9a-f]+\.\d+/.exec(element.dataset.e ?? "")?.[0] ?? "";
 
 /**
  * One residual, one operation, one expression, one line of the source, wherever it stands.

@@ -15,14 +15,11 @@
  * @property {string[]} said the passes and what runs
  * @property {number[]} runs which of these is at each
  * @property {Value[]} values
- * @property {(number | null)[]} [against] the bytes of the other choice
  * @property {number} left of the plot as it was drawn, in pixels, as are the next three
  * @property {number} right
  * @property {number} above
  * @property {number} bottom
  * @property {number} most the bytes at its upper end
- *
- * @typedef {{from: number, to: number}} Stretch of time, in moments
  */
 
 /** All bytes at a number. @param {Told} told @param {number} number */
@@ -71,46 +68,23 @@ export function numberAt(told, place) {
 }
 
 /**
- * A shorter or longer stretch around a moment that stays where it is, within all there is.
+ * The outlines of the three areas, one on another; of several moments in one pixel the highest.
  *
  * @param {Told} told
- * @param {Stretch} stretch
- * @param {number} factor by how much longer
- * @param {number} [around]
- * @returns {Stretch}
- */
-export function zoomed({ moments, counts }, { from, to }, factor, around = (from + to) / 2) {
-  const least = Math.min(moments, (6 * moments) / counts.length);
-  const length = Math.max(least, Math.min(moments, (to - from) * factor));
-  return within(moments, around - ((around - from) / (to - from)) * length, length);
-}
-
-/** @param {number} moments @param {number} from @param {number} length @returns {Stretch} */
-export function within(moments, from, length) {
-  const start = Math.max(0, Math.min(moments - length, from));
-  return { from: start, to: start + length };
-}
-
-/**
- * The outlines of the three areas in a stretch, one on another; of several moments in one pixel the highest.
- *
- * @param {Told} told
- * @param {Stretch} stretch
  * @param {(place: number) => number} x
  * @param {(bytes: number) => number} y
  * @returns {string[]}
  */
-export function outlines(told, { from, to }, x, y) {
-  const [first, last] = [numberAt(told, from), numberAt(told, to)];
+export function outlines(told, x, y) {
   /** @type {{number: number, at: number}[]} */
   const steps = [];
-  for (let number = first; number <= last; number += 1) {
-    const at = x(number === first ? Math.min(from, placeOf(told, number)) : placeOf(told, number));
+  for (let number = 0; number < told.counts.length; number += 1) {
+    const at = x(number ? placeOf(told, number) : 0);
     const before = steps[steps.length - 1];
     if (!before || at - before.at >= 1) steps.push({ number, at });
     else if (totalAt(told, number) > totalAt(told, before.number)) before.number = number;
   }
-  const ends = steps.map((_, index) => (index + 1 < steps.length ? steps[index + 1].at : x(to)));
+  const ends = steps.map((_, index) => (index + 1 < steps.length ? steps[index + 1].at : x(told.moments)));
   /** @type {number[]} */
   let below = steps.map(() => 0);
   return told.held.map((kind) => {
@@ -122,12 +96,9 @@ export function outlines(told, { from, to }, x, y) {
   });
 }
 
-/** Round numbers within a stretch, about so many. @param {Stretch} stretch @param {number} about */
-export function roundNumbers({ from, to }, about) {
-  const power = 10 ** Math.floor(Math.log10((to - from) / about));
-  const step = Math.max(1, ([1, 2, 5, 10].find((factor) => (to - from) / (factor * power) <= about) ?? 10) * power);
-  /** @type {number[]} */
-  const numbers = [];
-  for (let number = Math.ceil(from / step) * step; number <= to; number += step) numbers.push(number);
-  return numbers;
+/** Round numbers from 0 on, about so many. @param {number} most @param {number} about */
+export function roundNumbers(most, about) {
+  const power = 10 ** Math.floor(Math.log10(most / about));
+  const step = Math.max(1, ([1, 2, 5, 10].find((factor) => most / (factor * power) <= about) ?? 10) * power);
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, number) => number * step);
 }

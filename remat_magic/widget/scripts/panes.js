@@ -1,13 +1,11 @@
 // @ts-check
 /**
  * The two panes of jaxprs: filled bit by bit, folded, moved through by keys, scrolled together, a variable's
- * definition and uses marked, and one policy's jaxpr compared with another's.
+ * definition and uses marked.
  *
  * @typedef {object} Side one jaxpr to show
- * @property {string} title "" for its own
  * @property {Element} frame the section with its heading and its pane, without lines
  * @property {string[]} chunks its lines as HTML, in pieces
- * @property {string[] | undefined} against the lines of the same jaxpr under the other policy
  */
 
 // More than a pane shows at first.
@@ -19,50 +17,7 @@ const FOLLOWED = 0.4;
 // Where a word of the text can be a variable; see remat_magic/views/rows.py.
 const VARIABLE = /(?<![\w.'"])[a-z]+(?![\w[=.'"])/g;
 
-/** @typedef {{pane: HTMLElement, next: number, side: Side, counts: Map<string, number> | null}} Job */
-
-/** The equations of a jaxpr, counted by operation, primitive and kind. @type {WeakMap<string[], Map<string, number>>} */
-const counted = new WeakMap();
-
-/** What an equation is, whatever its variables are called. @param {Element} line */
-function identity(line) {
-  const primitive = line.querySelector("em")?.textContent;
-  if (!primitive) return "";
-  const kind = line.classList.contains("remat-repeated") || line.classList.contains("remat-deferred");
-  return `${line.getAttribute("data-o") ?? ""} ${primitive} ${kind}`;
-}
-
-/** @param {string[]} chunks */
-function countsOf(chunks) {
-  let counts = counted.get(chunks);
-  if (!counts) {
-    counts = new Map();
-    const template = document.createElement("template");
-    template.innerHTML = chunks.join("");
-    for (const line of template.content.querySelectorAll(".remat-l")) {
-      const key = identity(line);
-      if (key) counts.set(key, (counts.get(key) ?? 0) + 1);
-    }
-    counted.set(chunks, counts);
-  }
-  return counts;
-}
-
-/** How many equations each of two jaxprs has that the other has not. @param {string[]} own @param {string[]} other */
-export function differences(own, other) {
-  const [a, b] = [countsOf(other), countsOf(own)];
-  const missing = (/** @type {Map<string, number>} */ from, /** @type {Map<string, number>} */ of) =>
-    [...from].reduce((sum, [key, number]) => sum + Math.max(0, number - (of.get(key) ?? 0)), 0);
-  return { more: missing(b, a), fewer: missing(a, b) };
-}
-
-/** The text of a jaxpr, as JAX prints it. @param {string[]} chunks */
-export function jaxprText(chunks) {
-  const template = document.createElement("template");
-  template.innerHTML = chunks.join("");
-  for (const extra of template.content.querySelectorAll(".remat-l > i:first-child, button")) extra.remove();
-  return template.content.textContent?.replace(/\n$/, "") ?? "";
-}
+/** @typedef {{pane: HTMLElement, next: number, side: Side}} Job */
 
 /** The line before or after. @param {Element} line @param {boolean} down @returns {HTMLElement | null} */
 function neighbour(line, down) {
@@ -100,25 +55,13 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
 
   /** @param {Job} job @param {number} upTo */
   function advance(job, upTo) {
-    const { pane, side, counts } = job;
+    const { pane, side } = job;
     for (; job.next < Math.min(upTo, side.chunks.length); job.next += 1) {
       const chunk = document.createElement("div");
       chunk.className = "remat-chunk";
       chunk.innerHTML = side.chunks[job.next];
-      if (counts) for (const line of chunk.children) compare(/** @type {HTMLElement} */ (line), counts, side.title);
       pane.append(chunk);
     }
-  }
-
-  /** @param {HTMLElement} line @param {Map<string, number>} counts @param {string} title */
-  function compare(line, counts, title) {
-    const key = identity(line);
-    if (!key) return;
-    const left = counts.get(key) ?? 0;
-    counts.set(key, left - 1);
-    if (left > 0) return;
-    line.classList.add("remat-only");
-    line.title = [title.startsWith("A") ? "only under A" : "only under B", line.title].filter(Boolean).join("; ");
   }
 
   const done = () => jobs.every(({ next, side }) => next >= side.chunks.length);
@@ -136,18 +79,11 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
     part.style.minHeight = `${part.offsetHeight}px`;
     const panes = document.createElement("div");
     panes.className = "remat-panes";
-    for (const { frame: section, title } of sides) {
-      const copy = /** @type {Element} */ (section.cloneNode(true));
-      if (title) copy.querySelector("h4")?.prepend(`${title} `);
-      panes.append(copy);
-    }
+    panes.append(...sides.map(({ frame: section }) => section.cloneNode(true)));
     part.replaceChildren(...before.map((element) => element.cloneNode(true)), panes);
     operations = new WeakMap();
     here = active = null;
-    jobs = [...part.querySelectorAll("pre")].map((pane, index) => {
-      const side = sides[index];
-      return { pane, next: 0, side, counts: side.against ? new Map(countsOf(side.against)) : null };
-    });
+    jobs = [...part.querySelectorAll("pre")].map((pane, index) => ({ pane, next: 0, side: sides[index] }));
     for (const job of jobs) advance(job, FIRST_CHUNKS);
     // Asked for in vain, it would have all be laid out at once.
     const restore = () =>

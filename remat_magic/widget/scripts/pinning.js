@@ -17,8 +17,6 @@ export function pinning(widget) {
   function contrast() {
     const { shown } = widget;
     const a = view();
-    const same = Boolean(pinned && shown && pinned.policy === shown.policy && pinned.at === shown.at);
-    one('[data-action="pin"]').setAttribute("aria-pressed", String(same));
     if (pinned && !a?.complete && asked !== keyOf(pinned.policy, pinned.at)) {
       asked = keyOf(pinned.policy, pinned.at);
       widget.send({ type: "peek", ...pinned });
@@ -55,7 +53,6 @@ export function pinning(widget) {
     const named = control.selectedOptions[0]?.text ?? "";
     part("against").textContent = choice ? `A, compared with: ${named} at ${choice.at}. B: what is shown.` : "";
     contrast();
-    widget.panels[widget.tab]?.pinned?.();
   }
 
   return {
@@ -64,14 +61,9 @@ export function pinning(widget) {
     get view() {
       return view();
     },
-    get choice() {
-      return pinned;
-    },
     /** A view has come that nobody chose. @param {string} key */
     peeked(key) {
-      if (!pinned || key !== keyOf(pinned.policy, pinned.at)) return;
-      contrast();
-      widget.panels[widget.tab]?.pinned?.();
+      if (pinned && key === keyOf(pinned.policy, pinned.at)) contrast();
     },
     failed() {
       asked = "";

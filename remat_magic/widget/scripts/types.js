@@ -3,9 +3,6 @@
  * What the scripts of the widget hand to one another.
  *
  * @typedef {{policy: string, at: string}} Choice
- * @typedef {object} Sweep a slider that is moved on and on: what it passes leaves no trace
- * @property {Choice | null} entry what it has put into the history
- * @property {HTMLOptionElement | null} option what it has put into the list of policies
  * @typedef {{forward: string[], backward: string[]}} Bodies
  *
  * @typedef {object} View what one policy looks like
@@ -43,7 +40,6 @@
  * @property {(view: View) => void} [show] another view is shown, whether the tab is open or not
  * @property {() => void} [arrange] another line is picked, or another choice compared with
  * @property {() => void} [picked] another line is picked, and marked everywhere
- * @property {() => void} [pinned] the tab is open, and the choice that is compared with has come
  * @property {Record<string, (message: any) => void>} [messages] of the kernel, by their type
  * @property {Record<string, (button: HTMLElement) => void>} [actions] of buttons, by their `data-action`
  * @property {Record<string, (control: HTMLInputElement) => void>} [controls] changed, by their `data-control`
@@ -57,7 +53,7 @@
  * @property {string} tab the one that is open
  * @property {Record<string, Panel>} panels
  * @property {{picked: string, chosen: string, pick: (line: string, row?: string) => void, point: (target: Element) => void, mark: () => void}} linking
- * @property {{view: View | undefined, choice: Choice | null, contrast: () => void, pin: (choice: Choice | null) => void,
+ * @property {{view: View | undefined, contrast: () => void, pin: (choice: Choice | null) => void,
  *   peeked: (key: string) => void, failed: () => void}} pinning
  * @property {(view: View) => Record<string, string> | undefined} estimated a view's parts that tell the peak, as on the
  *   device that is chosen; undefined while the kernel is asked for them
@@ -66,7 +62,7 @@
  * @property {(name: string) => any} part the element that follows the policy
  * @property {(name: string) => HTMLElement} panel a tab's panel, its tools included
  * @property {(content: object) => void} send a message to the kernel
- * @property {(request: Record<string, any>, cached?: View, sweeping?: boolean) => void} ask for a policy; what is at hand is shown at once
+ * @property {(request: Record<string, any>, cached?: View) => void} ask for a policy; what is at hand is shown at once
  * @property {(policy: string, at?: string) => void} choose a policy, at the place that is shown if at no other
  * @property {(text: string, error?: boolean) => void} say a sentence in the status line
  * @property {() => string} status the sentence in the status line

@@ -1,17 +1,14 @@
 // @ts-check
 /** @import { Choice, Model, Panel, Store, View, Widget } from "./types.js" */
-import { tableText } from "./arranging.js";
 import { policyList } from "./choosing.js";
 import { copyText } from "./clipboard.js";
 import { folding } from "./folding.js";
 import { firstScreen } from "./glance.js";
 import { hearing } from "./hearing.js";
-import { choiceHistory } from "./history.js";
 import { linking } from "./linking.js";
 import { checkpointNames } from "./names.js";
 import { pinning } from "./pinning.js";
 import { placing } from "./placing.js";
-import { sweeper } from "./sweeping.js";
 import { staticTwin } from "./twin.js";
 import { keyOf } from "./types.js";
 
@@ -69,7 +66,6 @@ export function draw({ model, el }, makers) {
 
   const status = () => part("status").textContent ?? "";
   let waiting = 0;
-  const sweep = sweeper();
   let late = 0;
   const tabs = all('[role="tab"]').map((button) => button.dataset.tab);
   const contents = placing(part, tabs);
@@ -77,7 +73,6 @@ export function draw({ model, el }, makers) {
   const widget = /** @type {Widget} */ (/** @type {any} */ ({ ...shared, shown: null, tab: tabs[0], panels: {} }));
   widget.linking = linking(widget);
   widget.pinning = pinning(widget);
-  const history = choiceHistory(widget);
   const names = checkpointNames(widget);
   const first = firstScreen(widget);
   const twin = staticTwin(el, model.get("_twin"));
@@ -101,20 +96,11 @@ export function draw({ model, el }, makers) {
       send({ type: "one-device" });
       say("XLA is asked…");
     },
-    pin: pinShown,
-    undo: () => history.travel(-1),
-    redo: () => history.travel(1),
     unpick() {
       widget.linking.pick(widget.linking.picked);
       one(`[data-tab="${widget.tab}"]`).focus();
     },
-    "all-names": ({ dataset }) => names.setAll(dataset.state ?? ""),
     copy: ({ dataset }) => copy(dataset.text ?? widget.shown?.code ?? ""),
-    "copy-table"({ dataset }) {
-      const table = part(dataset.table ?? "").querySelector("table");
-      if (table) copy(tableText(table, dataset.as ?? "tsv"));
-      else say("There is no table to copy.");
-    },
   };
   /** @type {NonNullable<Panel["messages"]>} */
   const messages = {
@@ -179,7 +165,10 @@ export function draw({ model, el }, makers) {
       /** @type {HTMLSelectElement | null} */
       const control = one(`[data-control="${name}"]`);
       if (!control) continue;
-      sweep.choose(control, view[name], name === "policy" ? view.label : view.at);
+      // A policy by names, or of the user's own, is in no table.
+      const known = [...control.options].some((option) => option.value === view[name]);
+      if (!known) control.add(new Option(name === "policy" ? view.label : view.at, view[name]));
+      control.value = view[name];
     }
     one(".remat-meaning").textContent = view.meaning;
     // The names of a half report would say "recompute" of nothing.
@@ -190,7 +179,6 @@ export function draw({ model, el }, makers) {
   function show(view) {
     if (widget.shown === view) return;
     widget.shown = view;
-    history.remember(view, sweep.current);
     select(view);
     first.show(view);
     part("code").textContent = view.code || view.unpasted;
@@ -223,12 +211,9 @@ export function draw({ model, el }, makers) {
 
   // What is chosen.
 
-  /** @param {Record<string, any>} request @param {View} [cached] @param {boolean} [sweeping] whether by a slider */
-  function ask(request, cached, sweeping = false) {
+  /** @param {Record<string, any>} request @param {View} [cached] */
+  function ask(request, cached) {
     store.clock += 1;
-    sweep.go(sweeping);
-    // What was chosen in between and never shown can be gone back to as well.
-    if (request.type === "choose") history.remember({ policy: request.policy, at: request.at });
     if (cached) show(cached);
     say("");
     if (!cached?.complete) {
@@ -250,14 +235,6 @@ export function draw({ model, el }, makers) {
 
   function chooseControls() {
     askFor({ policy: one('[data-control="policy"]').value, at: chosenAt() });
-  }
-
-  /** @param {HTMLElement} button */
-  function pinShown(button) {
-    const { shown } = widget;
-    sweep.go(false); // what is compared with stays
-    const pinned = button.getAttribute("aria-pressed") === "true";
-    widget.pinning.pin(pinned || !shown ? null : { policy: shown.policy, at: shown.at });
   }
 
   // What the kernel sends.
@@ -298,7 +275,6 @@ export function draw({ model, el }, makers) {
     part("status").classList.add("remat-long");
     const { shown } = widget;
     if (!error || !shown) return;
-    history.forget();
     root.setAttribute("aria-busy", "false");
     const good = model.get("_view");
     const last = store.views.get(keyOf(good.policy, good.at));
@@ -312,11 +288,6 @@ export function draw({ model, el }, makers) {
     const target = /** @type {HTMLInputElement} */ (event.target);
     controls[target.dataset.control ?? ""]?.(target);
     if (target.dataset.name !== undefined) names.ask();
-  });
-
-  root.addEventListener("input", (event) => {
-    const target = /** @type {HTMLInputElement} */ (event.target);
-    if (target.dataset.find === "names") names.find(target.value);
   });
 
   root.addEventListener("click", (event) => {
@@ -342,11 +313,6 @@ export function draw({ model, el }, makers) {
 
   root.addEventListener("keydown", (event) => {
     const target = /** @type {any} */ (event.target);
-    // In a field of text the keys undo what was typed.
-    if ((event.ctrlKey || event.metaKey) && /^[zy]$/i.test(event.key) && target.type !== "search") {
-      event.preventDefault();
-      return history.travel(event.key.toLowerCase() === "y" || event.shiftKey ? 1 : -1);
-    }
     // The points of the picture are buttons, which HTML's own would be without this.
     if (target.getAttribute?.("role") !== "button" || ![" ", "Enter"].includes(event.key)) return;
     event.preventDefault();
