@@ -84,7 +84,9 @@ def test_of_a_gpu_that_is_here_a_program_can_have_what_the_allocator_says(monkey
     ("name", "expected"),
     [
         ("TPU v5", "did you mean 'TPU v5e'?"),
-        ("A10O 40GB SXM", "did you mean 'A100 40GB SXM'?"),
+        ("A100 40GB SMX", "did you mean 'A100 40GB SXM'?"),
+        ("v6e", "did you mean 'TPU v6e'?"),
+        *((name, "and remat_magic.devices.register adds one.") for name in ("RTX 4090", "A10", "H20", "TPU v3")),
         ("", "known are A100 40GB SXM"),
         ("???", "known are A100 40GB SXM"),
         (3, "not int: 3."),

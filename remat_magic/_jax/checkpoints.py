@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import no_effects
 
 from remat_magic._jax.jaxprs import open_jaxpr
-from remat_magic._jax.primitives import high, high_params
+from remat_magic._jax.primitives import high
 from remat_magic._jax.private import JAX_VERSION, cannot, courtesy, needed
 from remat_magic.errors import RematError
 
@@ -71,12 +71,6 @@ def checkpoint_policy(eqn: Any) -> Any:
 def is_high_checkpoint(eqn: Any) -> bool:
     """Whether an equation is a checkpoint of jax_remat3, which stays around what a backward pass does again."""
     return _RematTraced is not None and type(high(eqn)) is _RematTraced
-
-
-def prevents_cse(eqn: Any) -> bool | None:
-    """Whether a checkpoint equation hinders XLA from merging both passes; None if for some of its operands only."""
-    setting = high_params(eqn).get("prevent_cse")
-    return setting if isinstance(setting, bool) else None
 
 
 def replace_checkpoint(eqn: Any, jaxpr: Any, policy: Any) -> Any:

@@ -53,8 +53,17 @@ def _size(atom: Any) -> int:
 # ------------------------------------------------------------------------------------------------- one FLOP per element
 
 
+# What XLA writes out for one of a complex number, of real operations. All else is one, as XLA counts it.
+_COMPLEX = {"conj": 4, "cos": 15, "exp": 15, "sin": 14, "square": 14}
+
+
 def _one_each(eqn: Any) -> int:
     return _size(eqn.outvars[0])
+
+
+def _elementwise(eqn: Any) -> int:
+    each = _COMPLEX.get(eqn.primitive.name) if getattr(eqn.outvars[0].aval.dtype, "kind", "") == "c" else None
+    return (each or 1) * _one_each(eqn)
 
 
 def _integer_pow(eqn: Any) -> int:
@@ -102,17 +111,10 @@ def _top_k(eqn: Any) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------- random numbers
-# Integer operations of the published ciphers as JAX writes them out (Salmon et al., "Parallel random numbers: as easy
+# Integer operations of the published cipher as JAX writes it out (Salmon et al., "Parallel random numbers: as easy
 # as 1, 2, 3", 2011): additions, xors, and rotations of three operations.
 
 _THREEFRY2X32 = 20 * 5 + 2 + 2 + 5 * 3  # rounds, first key addition, key schedule, key injections
-_THREEFRY4X32 = 20 * 10 + 4 + 4 + 5 * 5
-_PHILOX2X32 = 10 * 4 + 9
-_PHILOX4X32 = 10 * 8 + 9 * 2
-
-
-def _blocks(operations: int) -> Flops:
-    return lambda eqn: operations * _size(eqn.outvars[0])
 
 
 def _is_threefry(atom: Any) -> bool:
@@ -152,8 +154,9 @@ def _accumulated(eqn: Any) -> int:
 
 
 FLOPS: dict[str, Flops] = {
-    **dict.fromkeys(ELEMENTWISE, _one_each),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(VIEWS | MOVES, lambda _eqn: 0),
+    **dict.fromkeys(["real", "imag"], _one_each),
     **dict.fromkeys(REDUCING_COLLECTIVES, _all_operands),
     **CONTRACTIONS,
     **FACTORISATIONS,
@@ -172,10 +175,7 @@ FLOPS: dict[str, Flops] = {
     "approx_top_k": lambda eqn: _size(eqn.invars[0]),  # one pass: Chern et al., "TPU-KNN", 2022
     "addupdate": _accumulated,
     "accum_grad_in_ref": _accumulated,
-    "threefry2x32": _blocks(_THREEFRY2X32),
-    "threefry4x32": _blocks(_THREEFRY4X32),
-    "philox2x32": _blocks(_PHILOX2X32),
-    "philox4x32": _blocks(_PHILOX4X32),
+    "threefry2x32": lambda eqn: _THREEFRY2X32 * _one_each(eqn),
     "random_bits": _random_bits,
     "random_split": _derive_keys,
     "random_fold_in": _derive_keys,

@@ -17,7 +17,6 @@ __all__ = [
     "Frame",
     "Instruction",
     "Module",
-    "elements",
     "fields",
     "modules_of",
     "nbytes",
@@ -32,7 +31,7 @@ __all__ = [
 _MODULE_COMPUTATIONS, _MODULE_ENTRY, _MODULE_FRAMES = 3, 6, 17
 _NAME, _INSTRUCTIONS, _SHAPE, _ID, _ROOT = 1, 2, 4, 5, 6
 _RESULT = 3  # the shape of an instruction's result
-_OPCODE, _METADATA, _LITERAL, _PARAMETER, _INDEX, _TARGET, _CONFIG = 2, 7, 8, 9, 13, 28, 43
+_OPCODE, _METADATA, _LITERAL, _PARAMETER, _INDEX, _CONFIG = 2, 7, 8, 9, 13, 43
 _INSTRUCTION_ID, _OPERANDS, _CALLED, _DIRECTION = 35, 36, 38, 63
 _OP_NAME, _FRAME = 2, 15
 _FILES, _FUNCTIONS, _LOCATIONS, _FRAMES = 1, 2, 3, 4
@@ -79,7 +78,6 @@ class Instruction:
     name: str = ""
     op_name: str = ""  # JAX's path of the operation
     frame: int = 0  # the number of the innermost line of Python
-    target: str = ""  # of a custom call
 
     @property
     def collective(self) -> str:
@@ -216,7 +214,6 @@ def _instruction(proto: bytes) -> tuple[int, Instruction]:
         name=parts.get(_NAME, b"").decode(),
         op_name=metadata.get(_OP_NAME, b"").decode("utf-8", "replace"),
         frame=metadata.get(_FRAME, 0),
-        target=parts.get(_TARGET, b"").decode("utf-8", "replace"),
     )
     if instruction.collective:
         instruction = replace(instruction, devices=_devices(parts))
@@ -289,12 +286,6 @@ def _array(shape: bytes) -> tuple[int, int, list[bytes]]:
         elif name == _PARTS:
             parts.append(value)
     return math.prod(dimensions), bits, parts
-
-
-def elements(shape: bytes) -> int:
-    """How many elements an array has, or the first part of a tuple."""
-    count, _, parts = _array(shape)
-    return elements(parts[0]) if parts else count
 
 
 def nbytes(shape: bytes, part: int | None = None) -> int:

@@ -32,8 +32,6 @@ _INSTRUCTIONS, _OPCODE, _SHAPE, _CALLED, _PARTS = 2, 2, 3, 38, 4  # of computati
 _UNCOUNTED = (b"__cudnn$", b"__cublas$")  # how calls of NVIDIA's libraries begin, of which XLA counts nothing
 _MODULE_KEPT = (1, _MODULE_COMPUTATIONS, 5, 17)  # and its table of stack frames; the rest speaks of the entry
 
-_CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
-
 
 class Told(NamedTuple):
     """A collective: its kind ("all-gather"), the bytes that one device has of the result, and those that it sends.
@@ -50,14 +48,13 @@ class Told(NamedTuple):
 class XlaCounts(NamedTuple):
     """Of one run, each None where it is not known.
 
-    Floating point operations, the bytes that its instructions read and write, what devices tell each other, as
-    ``_collectives`` has it, and the cycles that a TPU takes, by XLA's own estimate.
+    Floating point operations, the bytes that its instructions read and write, and what devices tell each other, as
+    ``_collectives`` has it.
     """
 
     flops: int | None
     bytes_accessed: int | None
     collectives: Mapping[str, tuple[int, int]] | None
-    cycles: int | None = None
 
 
 def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
@@ -78,7 +75,6 @@ def xla_counts(modules: Sequence[Module] | None) -> XlaCounts:
         _sum(of_module.flops for of_module in counts),
         _sum(of_module.bytes_accessed for of_module in counts),
         None if any(of_module.collectives is None for of_module in counts) else talked,
-        _sum(of_module.cycles for of_module in counts),
     )
 
 
@@ -121,44 +117,15 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _of_module(module: Module) -> XlaCounts:
-    talked, counted, cycles, proto = None, None, None, module.proto
+    talked, counted, proto = None, None, module.proto
     # Another XLA writes its modules otherwise, or raises what it likes: unknown.
     with contextlib.suppress(Exception):
         if b"async-start" in proto and b"async-update" not in proto:
             proto = _waiting(proto)
         talked = _collectives(module)
-        cycles = _estimated_cycles(module)
         counted = None if any(library in proto for library in _UNCOUNTED) else _counts(proto, module)
     flops, bytes_accessed = counted or (None, None)
-    return XlaCounts(flops, bytes_accessed, talked, cycles)
-
-
-def _estimated_cycles(module: Module) -> int | None:
-    """What the kernels of one run take, in cycles, as XLA for a TPU notes its own estimate at each of them.
-
-    What is copied meanwhile between the memories of a TPU is in none. None where nothing is noted (a kernel's note is
-    never zero), where nothing tells how often a loop runs that has kernels, or which branch of a conditional.
-    """
-
-    @functools.cache
-    def of(number: int) -> int | None:
-        """Of one run of a computation."""
-        total = 0
-        for instruction in module.computations[number].instructions.values():
-            if noted := _CYCLES.search(instruction.config):
-                total += int(noted[1])  # of a fusion; what it calls runs in it
-                continue
-            if instruction.opcode not in ("while", "call", "conditional"):
-                continue
-            times = trips(module, instruction, number) if instruction.opcode == "while" else 1
-            for called in instruction.called:
-                inside = of(called)
-                if inside is None or (inside and (times is None or instruction.opcode == "conditional")):
-                    return None
-                total += (times or 0) * inside
-        return total
-
-    return of(module.entry) or None
+    return XlaCounts(flops, bytes_accessed, talked)
 
 
 def _waiting(proto: bytes) -> bytes:

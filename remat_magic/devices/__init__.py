@@ -9,6 +9,7 @@ connected are a device too: ``get("TPU v5e:2x4")``, ``get("H100 SXM x8")``.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import replace
 
 from remat_magic.devices.data_sheets import ACCELERATORS
@@ -32,6 +33,7 @@ __all__ = [
     "usable_bytes",
 ]
 
+_NUMBERS = re.compile(r"\d+")
 _KNOWN = {device.name: device for device in ACCELERATORS}
 
 
@@ -74,9 +76,12 @@ def get(name: str | Device) -> Device:
         offered = by_lower_case.get(single.casefold())
     if offered is None:
         lower = single.casefold()
-        inside = [by_lower_case[other] for other in by_lower_case if lower and lower in other]
-        near = inside[:1] or [by_lower_case[other] for other in difflib.get_close_matches(lower, by_lower_case, 1, 0.4)]
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names())}."
+        begun = re.compile(rf"\b{re.escape(lower)}(?!\d)") if lower else None
+        alike = [other for other in by_lower_case if _NUMBERS.findall(other) == _NUMBERS.findall(lower)]
+        near = [other for other in by_lower_case if begun and begun.search(other)]
+        near = near or difflib.get_close_matches(lower, alike, 1)  # an A10 is no misspelt A100
+        known = f"known are {', '.join(names())}, and remat_magic.devices.register adds one."
+        hint = f"did you mean {by_lower_case[near[0]]!r}?" if near else known
         raise RematError(f"No device is called {single!r}: {hint}")
     device = this_cpu() if offered == THIS_CPU else _KNOWN[offered]
     return _several(device, shape) if shape else device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -171,22 +172,12 @@ def _inward(top: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
 
 def _within(inner: Scope, residuals: Mapping[Any, int]) -> dict[Any, int]:
     """The residuals among a body's inputs and outputs, from those among the operands and results of its equation."""
-    eqn, body = inner.eqn, inner.body
-    assert body is not None
-    passed = [
-        *((operand, eqn.invars, index, inner.jaxpr.invars) for index, operand in enumerate(body.operands)),
-        *((output, eqn.outvars, result, inner.jaxpr.outvars) for output, result in enumerate(body.results)),
-    ]
     rows: dict[Any, int] = {}
-    into = {index for _, index in body.carries}
-    out_of = {output for output, _ in body.carries}
-    for outer, atoms, index, variables in passed:
-        left_out = into if variables is inner.jaxpr.invars else out_of
-        if outer is None or index is None or index in left_out or _jax.is_literal(variables[index]):
-            continue
-        atom = atoms[outer]
-        if not _jax.is_literal(atom) and atom in residuals:
-            rows.setdefault(variables[index], residuals[atom])
+    for passed in (inner.before, inner.after):
+        for var, others in passed.items():
+            if all(scope is inner.parent for scope, _ in others):  # else a carry
+                known = (atom for _, atom in others if not _jax.is_literal(atom) and atom in residuals)
+                rows.update((var, residuals[atom]) for atom in itertools.islice(known, 1))
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from remat_magic import _jax
 from remat_magic.facts.cost import Cost
 from remat_magic.facts.residuals import locate
 from remat_magic.jaxprs.dead_code import LiveEquations
+from remat_magic.jaxprs.flow import dependents
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.jaxprs.walk import Scope, walk
@@ -30,7 +31,7 @@ class Recomputation:
 
     def __init__(self, forward: Any, backward: Any, provenances: Provenances, residuals: int) -> None:
         self._residuals = residuals
-        self._tainted: set[tuple[int, int]] | None = None
+        self._on_cotangents: set[tuple[int, int]] | None = None
         self.top = Scope(_jax.open_jaxpr(backward))
         self.live = LiveEquations(self.top.jaxpr)
         self._provenances = provenances
@@ -116,9 +117,9 @@ class Recomputation:
 
     def _reads_cotangent(self, scope: Scope, eqn: Any) -> bool:
         self._asked += 1
-        if self._tainted is None:
-            self._tainted = _tainted(self.top, self.top.jaxpr.invars[self._residuals :])
-        return (id(scope), id(eqn)) in self._tainted
+        if self._on_cotangents is None:
+            self._on_cotangents = dependents(self.top, self.top.jaxpr.invars[self._residuals :])
+        return (id(scope), id(eqn)) in self._on_cotangents
 
     def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
         traceback = id(_jax.traceback_of(eqn))
@@ -162,55 +163,6 @@ class Recomputation:
                 )
             )
         return tuple(rows)
-
-
-def _tainted(top: Scope, inputs: Iterable[Any]) -> set[tuple[int, int]]:
-    """The equations, at any depth, that depend on some inputs; each with its scope."""
-    tainted: set[tuple[int, int]] = set()
-    reached: dict[int, set[Any]] = {}  # the variables of each scope; they only become more
-
-    def spread(scope: Scope, entering: Iterable[Any]) -> set[Any]:
-        before = reached.get(id(scope), set())
-        here = before.union(entering)
-        if len(here) == len(before):
-            return before
-        for eqn in scope.jaxpr.eqns:
-            reading = [i for i, atom in enumerate(eqn.invars) if _is_in(here, atom)]
-            if not reading:
-                continue
-            tainted.add((id(scope), id(eqn)))
-            if _jax.is_primal_left(eqn) and 0 not in reading:
-                continue
-            if _jax.is_barrier(eqn):
-                here.update(eqn.outvars[i] for i in reading)
-                continue
-            inside = scope.inner(eqn)
-            for inner in inside:
-                if inner.body is None:
-                    continue
-                body, outputs = inner.body, inner.jaxpr.outvars
-                within = spread(inner, [v for operand in (None, *reading) for v in inner.entered_by.get(operand, ())])
-                while True:
-                    carried = [inner.jaxpr.invars[i] for out, i in body.carries if _is_in(within, outputs[out])]
-                    if within.issuperset(carried):
-                        break
-                    within = spread(inner, carried)
-                here.update(
-                    eqn.outvars[output]
-                    for output, result in enumerate(body.results)
-                    if result is None or _is_in(within, outputs[result])
-                )
-            if not inside:
-                here.update(eqn.outvars)
-        reached[id(scope)] = here
-        return here
-
-    spread(top, inputs)
-    return tainted
-
-
-def _is_in(variables: set[Any], atom: Any) -> bool:
-    return not _jax.is_literal(atom) and atom in variables  # some literals have no hash
 
 
 _Entries = list[tuple[Any, int | None, list[Any]]]

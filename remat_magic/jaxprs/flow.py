@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +112,23 @@ def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: Tr
         var: the variable.
         live: tells an equation that matters from dead code.
     """
-    operations: dict[int, tuple[Scope, Any]] = {}
+    return list({id(eqn): (here, eqn) for here, eqn in _onward(scope, [var], live)}.values())
+
+
+def dependents(scope: Scope, variables: Iterable[Any]) -> set[tuple[int, int]]:
+    """All the equations, at any depth, that depend on some variables of a scope: each by its scope's and its own id."""
+    return {(id(here), id(eqn)) for here, eqn in _onward(scope, variables, lambda eqn: True, through=True)}
+
+
+def _onward(
+    scope: Scope, variables: Iterable[Any], live: Callable[[Any], bool], *, through: bool = False
+) -> Iterator[tuple[Scope, Any]]:
+    """The live equations that read some values; ``through``: also those that read what these make, and so on.
+
+    Without that, what computes nothing and what only hands a value on to its body are no readers.
+    """
     seen: set[tuple[int, int]] = set()
-    todo: list[tuple[Scope, Any]] = [(scope, var)]
+    todo = [(scope, var) for var in variables]
     while todo:
         here, value = todo.pop()
         if (id(here), id(value)) in seen:
@@ -123,13 +137,17 @@ def readers(scope: Scope, var: Any, live: Callable[[Any], bool] = lambda eqn: Tr
         for eqn, operand in here.readers.get(value, ()):
             if not live(eqn) or (_jax.is_primal_left(eqn) and operand > 0):
                 continue
+            inside = here.inner(eqn)
+            entries = (operand, None) if through else (operand,)  # None: nobody knows which operand enters there
+            entered = [(inner, var) for inner in inside for entry in entries for var in inner.entered_by.get(entry, ())]
             if _jax.is_transparent(eqn):
-                output = operand if len(eqn.outvars) == len(eqn.invars) else 0
-                todo.append((here, eqn.outvars[output]))
-                continue
-            entered = [(inner, inward) for inner in here.inner(eqn) for inward in inner.entered_by.get(operand, ())]
-            if not entered:
-                operations.setdefault(id(eqn), (here, eqn))
+                passed = [eqn.outvars[operand if len(eqn.outvars) == len(eqn.invars) else 0]]
+            elif through:
+                passed = [var for inner in inside for var in inner.unknown_results] if entered else eqn.outvars
+            else:
+                passed = []
+            if through or not (entered or passed):
+                yield here, eqn
             todo += entered
+            todo += [(here, var) for var in passed]
         todo += here.after.get(value, ())  # a value that a body passes through is read outside, or an iteration later
-    return list(operations.values())

@@ -109,15 +109,8 @@ def _alike(scope: Scope, eqn: Any) -> Iterator[tuple[Any, Any, int]]:
         return
     pairs = list[tuple[Any, Any]]()
     for inner in scope.inner(eqn):
-        if inner.body is None:
-            continue
-        pairs += [
-            (eqn.invars[i], v) for i, v in zip(inner.body.operands, inner.jaxpr.invars, strict=False) if i is not None
-        ]
-        pairs += [
-            (v, inner.jaxpr.outvars[i]) for i, v in zip(inner.body.results, eqn.outvars, strict=False) if i is not None
-        ]
-        pairs += [(inner.jaxpr.outvars[out], inner.jaxpr.invars[to]) for out, to in inner.body.carries]
+        pairs += [(atom, var) for var, came in inner.before.items() for _, atom in came]
+        pairs += [(result, var) for var, gone in inner.after.items() for there, result in gone if there is scope]
     if _jax.keeps_shape(eqn):
         pairs += [(atom, var) for atom in eqn.invars for var in eqn.outvars]
     for one, other in pairs:

@@ -75,6 +75,12 @@ class Scope:
             entered.setdefault(operand, []).append(var)
         return entered
 
+    @property
+    def unknown_results(self) -> list[Any]:
+        """The results of the equation around the body of which it is not known what they are in the body."""
+        results = self.body.results if self.body else ()
+        return [var for var, result in zip(self.eqn.outvars, results, strict=False) if result is None]
+
     @cached_property
     def before(self) -> dict[Any, list[tuple[Scope, Any]]]:
         """For each invar of a body the operand that it is outside, and the output that it was an iteration ago."""

@@ -27,11 +27,10 @@ def compile_in(folder: Path) -> dict[str, Any]:
 
     Returns:
         ``memory``: XLA's bytes by the names of ``Compiled.memory_analysis()``; ``seconds`` of compiling; ``flops`` and
-        ``bytes_accessed`` as XLA counts them and ``cycles`` as it estimates them for a TPU, with the bodies of loops as
-        often as they run, None where unknown; ``rematerialized``: how many instructions XLA computes again by itself.
-        Where it failed, ``error`` is XLA's text, with ``needed`` and ``available`` bytes where the program is too big,
-        as XLA rounds them. ``timeline`` is the memory over time as plain data, None where XLA did not tell; a program
-        that is too big has one, too.
+        ``bytes_accessed`` as XLA counts them, with the bodies of loops as often as they run, None where unknown;
+        ``rematerialized``: how many instructions XLA computes again by itself. Where it failed, ``error`` is XLA's
+        text, with ``needed`` and ``available`` bytes where the program is too big, as XLA rounds them. ``timeline`` is
+        the memory over time as plain data, None where XLA did not tell; a program that is too big has one, too.
     """
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     program = (folder / "program").read_bytes()
@@ -58,7 +57,6 @@ def compile_in(folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "flops": counted.flops,
         "bytes_accessed": counted.bytes_accessed,
-        "cycles": counted.cycles,
         "collectives": counted.collectives,
         "rematerialized": _jax.rematerialized(modules),
         "timeline": _timeline(dump),

@@ -16,7 +16,7 @@ from remat_magic import _jax, devices, wording
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.values import sharding_of
-from remat_magic.measuring.departures import departures
+from remat_magic.measuring.departures import offload_kept
 from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_memory import with_texts
 from remat_magic.records import Collective, Effort, Measurement, RematError, XlaMemory
@@ -212,7 +212,6 @@ def compile_elsewhere(
         host_bytes=sum(size for name, size in memory.items() if name.startswith("host_") and "alias" not in name),
         flops=answer.get("flops"),
         bytes_accessed=answer.get("bytes_accessed"),
-        cycles=answer.get("cycles"),
         collectives=collectives_of(answer.get("collectives")),
         rematerialized=answer["rematerialized"],
     )
@@ -314,8 +313,7 @@ def measure_on(
         unless_stopped()
         modules = _modules(compiled)
         measured = replace(_numbers(measured, compiled, modules), compile_seconds=seconds)
-        saved_bytes = facts.report(policy, at, namespace).saved_bytes
-        measured = replace(measured, findings=departures(gradient, modules, measured, saved_bytes))
+        measured = replace(measured, findings=offload_kept(gradient.forward.residual_types, modules))
         if arrays is not None:
             doing = "run"
             times = _timed(compiled, arrays, gradient.donated, runs, unless_stopped)

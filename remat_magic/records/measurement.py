@@ -40,8 +40,6 @@ class Measurement:
     ``flops`` and ``bytes_accessed`` (what its instructions read and write) are XLA's own counts over the compiled
     program, with the bodies of loops as often as they run; None where XLA does not say, as of convolutions by cuDNN, or
     nothing tells how often.
-    ``cycles`` likewise are what its kernels take by the estimate of XLA for a TPU that is not here, copies between the
-    memories of the TPU left out; None for other devices.
     ``peak_bytes`` is XLA's own peak: over all memories of a TPU together, those on the chip too, so that it can be more
     than what has to fit; on a CPU it says little. ``collectives`` are what its devices tell each other, by the compiled
     program; None where nothing tells how often.
@@ -78,7 +76,6 @@ class Measurement:
     runs: int = 0
     flops: int | None = None
     bytes_accessed: int | None = None
-    cycles: int | None = None
     collectives: tuple[Collective, ...] | None = None
     error: str = ""
     findings: tuple[Note, ...] = ()
