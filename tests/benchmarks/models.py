@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def _block_shapes(*lead: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def transformer(
-    blocks: int, *, site: bool = False, scanned: bool = False
+    blocks: int, *, site: bool = False, scanned: bool = False, policy: Any = None
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A training loss and its arguments.
 
@@ -67,8 +68,11 @@ def transformer(
         blocks: how many.
         site: whether each block is under ``jax.checkpoint``.
         scanned: whether the blocks are scanned over stacked weights.
+        policy: of these checkpoints.
     """
-    one = jax.checkpoint(block) if site else block
+    # A function that JAX has not seen, as a cell defines one each time that it runs.
+    fresh = types.FunctionType(block.__code__, globals(), "block")
+    one = jax.checkpoint(fresh, policy=policy) if site else block
 
     def loss(params: Any, tokens: Any) -> Any:
         x = params["embedding"][tokens] + params["position"]
@@ -87,14 +91,3 @@ def transformer(
         "blocks": _block_shapes(blocks) if scanned else [_block_shapes() for _ in range(blocks)],
     }
     return loss, (params, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32))
-
-
-def three_layers() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The smallest example: x -> sin(W x), three times."""
-
-    def net(w1: Any, w2: Any, w3: Any, x: Any) -> Any:
-        for w in (w1, w2, w3):
-            x = jnp.sin(w @ x)
-        return x.sum()
-
-    return net, (shape(5, 4), shape(6, 5), shape(7, 6), shape(4))

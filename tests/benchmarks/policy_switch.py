@@ -32,37 +32,39 @@ import jax.numpy as jnp
 
 import remat_magic as rm
 from tests.benchmarks import models
-
-CASES: dict[str, tuple[Callable[[], Any], str]] = {
-    "three layers": (models.three_layers, "function"),
-    "12 blocks, whole function": (lambda: models.transformer(12), "function"),
-    "12 blocks, blocks as site": (lambda: models.transformer(12, site=True), "sites"),
-    "12 blocks scanned, site": (lambda: models.transformer(12, site=True, scanned=True), "sites"),
-    "96 blocks, whole function": (lambda: models.transformer(96), "function"),
-    "96 blocks, blocks as site": (lambda: models.transformer(96, site=True), "sites"),
-}
+from tests.programs import PROGRAMS
 
 
-def layers(count: int, jitted: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def layers(count: int, jitted: bool = False, policy: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A Python loop over calls of one checkpointed layer, too wide to be anything but types."""
 
     def layer(x: Any, p: Any) -> Any:
         hidden = jax.nn.gelu(jnp.tanh(x @ p["in"]) @ p["out"] + p["bias"])
         return x + hidden
 
-    call = jax.jit(jax.checkpoint(layer)) if jitted else jax.checkpoint(layer)
+    checkpointed = jax.checkpoint(layer, policy=policy)
+    call = jax.jit(checkpointed) if jitted else checkpointed
 
     def loss(params: Any, x: Any) -> Any:
         return jnp.sum(functools.reduce(call, params, x) ** 2)
 
-    wide = {name: jax.ShapeDtypeStruct((WIDTH,) * axes, "float32") for name, axes in SHAPES.items()}
-    return loss, ([wide] * count, jax.ShapeDtypeStruct((32, WIDTH), "float32"))
+    wide = {"in": models.shape(8192, 8192), "out": models.shape(8192, 8192), "bias": models.shape(8192)}
+    return loss, ([wide] * count, models.shape(32, 8192))
 
 
-WIDTH = 8192
-SHAPES = {"in": 2, "out": 2, "bias": 1}
-CASES["80 layers"] = (lambda: layers(80, False), "sites")
-CASES["80 layers, jitted"] = (lambda: layers(80, True), "sites")
+_blocks = functools.partial(functools.partial, models.transformer)
+CASES: dict[str, tuple[Callable[..., Any], str]] = {
+    "three layers": (lambda: PROGRAMS["three_layers"], "function"),
+    "12 blocks, whole function": (_blocks(12), "function"),
+    "12 blocks, blocks as site": (_blocks(12, site=True), "sites"),
+    "12 blocks scanned, site": (_blocks(12, site=True, scanned=True), "sites"),
+    "96 blocks, whole function": (_blocks(96), "function"),
+    "96 blocks, blocks as site": (_blocks(96, site=True), "sites"),
+    "80 layers": (functools.partial(layers, 80), "sites"),
+    "80 layers, jitted": (functools.partial(layers, 80, jitted=True), "sites"),
+}
+"""What makes a function and its arguments, with this policy at its sites, and where the policies are put."""
+
 WAYS = ("naive ms", "residuals ms", "halves ms", "report ms")
 # New to the trace each time, and each a policy of JAX's: equal work for both ways.
 POLICIES = (
@@ -79,24 +81,11 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def naive(make: Callable[[], Any], at: str, policy: Any) -> float:
+def naive(make: Callable[..., Any], at: str, policy: Any) -> float:
     """Seconds of the naive way, with functions that JAX has not seen."""
-    original = models.block
-    code = original.__code__
-    if at == "sites":
-        # A fresh function under the checkpoint, as a re-run cell defines one, and the chosen policy at it.
-        fresh = type(original)(code, original.__globals__, "block", original.__defaults__, original.__closure__)
-        checkpoint = jax.checkpoint
-        models.block = fresh
-        jax.checkpoint = lambda fun: checkpoint(fun, policy=policy)
-        try:
-            fun, args = make()
-        finally:
-            models.block, jax.checkpoint = original, checkpoint
-    else:
-        fun, args = make()
-        fun = jax.checkpoint(fun, policy=policy)
-    inexact = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) for leaf in jax.tree.leaves(args)]
+    made, args = make(policy=policy) if at == "sites" else make()
+    fun = made if at == "sites" else jax.checkpoint(lambda *args: made(*args), policy=policy)
+    inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(args)]
 
     def work() -> None:
         leaves, tree = jax.tree.flatten(args)
@@ -122,7 +111,7 @@ def naive(make: Callable[[], Any], at: str, policy: Any) -> float:
     return _seconds(work)
 
 
-def measure(make: Callable[[], Any], at: str, rounds: int) -> dict[str, float]:
+def measure(make: Callable[..., Any], at: str, rounds: int) -> dict[str, float]:
     """Ratios naive / ours, the median over policies and rounds."""
     figures: dict[str, list[float]] = {}
 
