@@ -25,7 +25,6 @@ from remat_magic.records import (
     Note,
     Plan,
     Report,
-    Residual,
     Site,
     SourceText,
     StepMemory,
@@ -675,12 +674,11 @@ class Trace:
 
         return advise(self.facts, policy, at, namespace, device=device)
 
-    def edit(self, choice: Policy | Iterable[Residual], at: At = None) -> Edit:
-        """A plan, or a choice of residuals to keep, as an edit of your own source, verified by tracing the edited text.
+    def edit(self, choice: Policy, at: At = None) -> Edit:
+        """A plan, or a policy, as an edit of your own source, verified by tracing the edited text.
 
         Args:
-            choice: a plan, the key of a policy or an object of JAX's, or residuals from a report of this trace: these
-                are kept by name, and everything else is recomputed.
+            choice: a plan, the key of a policy or an object of JAX's.
             at: as for ``plan``, also the key of a possible site, where a checkpoint is then written: on the definition,
                 around the lambda or at the calls; or a mapping of places to policies, each of which is then written. Of
                 some calls or several at once there is the nearest edit (``best``). A plan has its own place.

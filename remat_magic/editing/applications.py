@@ -99,31 +99,7 @@ class Application:
             number, here = code.number_of(own), self.text.functions.index(definition)
             return inner if number == here and own.__code__.co_filename == self.text.file else None
         thing = referent(self.inner, code.scope(self.text.file)) if isinstance(self.inner, ast.expr) else None
-        return inner if thing is inner or self._was_given(inner, code) else None
-
-    def _was_given(self, inner: Any, code: UserCode) -> bool:
-        """Whether a function is what this was given when it ran: a method by its name, or the parameter of a helper."""
-        function: Any = getattr(inner, "__func__", inner)
-        number = code.number_of(function)
-        if number is None or function.__code__.co_filename != self.text.file:
-            return False
-        if isinstance(self.inner, ast.Attribute):
-            return self.inner.attr == function.__name__
-        helper = self.text.enclosing(self.node)
-        if not isinstance(self.inner, ast.Name) or not isinstance(helper, ast.FunctionDef):
-            return False
-        if self.inner.id not in [arg.arg for arg in helper.args.args]:
-            return False
-        scope, definition = code.scope(self.text.file), self.text.functions[number]
-        makers = [*getattr(definition, "decorator_list", ())]
-        makers += [
-            node.func
-            for node in ast.walk(self.text.tree)
-            if isinstance(node, ast.Call)
-            if any(isinstance(arg, ast.Name) and arg.id == function.__name__ for arg in node.args)
-        ]
-        used = [referent(maker.func if isinstance(maker, ast.Call) else maker, scope) for maker in makers]
-        return any(code.number_of(referred) == self.text.functions.index(helper) for referred in used)
+        return inner if thing is inner else None
 
 
 def applications(code: UserCode) -> list[Application]:

@@ -6,13 +6,14 @@ import ast
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
+from remat_magic import libraries
 from remat_magic.editing.applications import PARTIAL, Application
 from remat_magic.editing.edited_texts import CHECKPOINTS, EditedTexts
 from remat_magic.editing.retracing import NewWrapper
-from remat_magic.editing.source import Function, ParsedText, first_line
+from remat_magic.editing.source import MODULE, Function, ParsedText, first_line, names_call
 from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.calls import called_from, frames
 from remat_magic.engine.engine import Engine
@@ -41,7 +42,6 @@ class Way:
         options: the text of further arguments.
         bind: whether what is passed by keyword at these calls is bound before, by ``functools.partial``.
         as_argument: whether what these calls call is an argument of the checkpoint: a module, which it must see.
-        which: of the definitions that begin in the line of the traced function.
     """
 
     library: str = ""
@@ -50,23 +50,12 @@ class Way:
     options: str = ""
     bind: bool = False
     as_argument: bool = False
-    which: int = 0
 
 
-def ways_of_function(code: UserCode, inside: Identity | None) -> list[Way]:
-    """Those for the whole function: JAX's own checkpoint first, then those of the libraries that its texts use.
-
-    Args:
-        code: the user's.
-        inside: the function that it differentiates inside, if that is meant.
-    """
-    values = [value for file in code.texts for value in code.scope(file).values()]
-    modules = {getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None) for value in values}
-    modules |= {kind.__module__ for value in values if isinstance(value, type) for kind in value.__mro__}
-    used = [f"{name}." for name in modules if isinstance(name, str)]
-    libraries = ["", *(name for name in _OF_ARGUMENTS if any(module.startswith(f"{name}.") for module in used))]
-    several = 0 if inside is None else len(code.begun_at(*inside[1:]))
-    return [Way(library, which=which) for library in libraries for which in range(max(1, several))]
+def ways_of_function(code: UserCode) -> list[Way]:
+    """Those for the whole function: JAX's own checkpoint first, then that of the library whose modules it uses."""
+    kinds = {libraries.module_kind(cls) for cls in {type(thing) for thing in code.things}}
+    return [Way(), *(Way(library) for library in _OF_ARGUMENTS if library in kinds)]
 
 
 def ways_at(code: UserCode, engine: Engine, at: str) -> list[Way]:
@@ -160,8 +149,8 @@ def _library_caller(engine: Engine, who: Identity) -> str:
     return ""
 
 
-_PolicyText = Callable[[ParsedText, int, int], str]
-"""The text of a policy in a text, on a line of it, which is so long already without its indentation."""
+_PolicyText = Callable[[ParsedText, int], str]
+"""The text of a policy in a text, on a line of it."""
 
 
 class Checkpoints:
@@ -194,12 +183,12 @@ class Checkpoints:
         takes_off = plan.policy == "none" and not plan.names
         factory = "" if plan.names or takes_off else _code_of(plan.policy)
 
-        def policy(text: ParsedText, line: int, used: int) -> str:
-            changes, imports = self._texts.of(text)
+        def policy(text: ParsedText, line: int) -> str:
+            _, imports = self._texts.of(text)
             start = f"{imports.jax()}.checkpoint_policies"
             if not names:
                 return factory.replace(_POLICIES, f"{start}.") or f"{start}.nothing_saveable"
-            return changes.names_call(f"{start}.save_only_these_names", names, text.indent(line), used)
+            return names_call(f"{start}.save_only_these_names", names, text.indent(line))
 
         for site in sites:
             if not places.get(site.key):
@@ -235,12 +224,11 @@ class Checkpoints:
         node, text = place.node, place.text
         changes, imports = self._texts.of(text)
         if isinstance(node, ast.Call):
-            used = 20 if place.is_decorator else text.end(node)[1] - len(text.indent(node.lineno))
-            written = policy(text, node.lineno, used)
+            written = policy(text, node.lineno)
             changes.set_keyword(node, "policy", written)
         else:
             partial = imports.partial()
-            written = policy(text, node.lineno, 30)
+            written = policy(text, node.lineno)
             changes.wrap(node, f"{partial}(", f", policy={written})")
         self._texts.wrappers.append(NewWrapper(text, place.maker(parse_expression(written)), place))
 
@@ -266,7 +254,7 @@ class Checkpoints:
         self._texts.wrappers.append(NewWrapper(text, None, place))
 
     def _checkpoint_function(self, policy: _PolicyText, way: Way) -> None:
-        definition = self._code.definition(self._engine.differentiated_inside, way.which)
+        definition = self._code.definition(self._engine.differentiated_inside)
         if definition is None:
             raise RematError(
                 "the traced function is not defined in source text of yours: define a function that calls it, and "
@@ -282,8 +270,7 @@ class Checkpoints:
         changes, imports = self._texts.of(text)
         checkpoint = imports.checkpoint(library)
         start = "" if isinstance(node, ast.Lambda) else f"@{imports.partial()}({checkpoint}"
-        used = 40 if isinstance(node, ast.Lambda) else len(start) + 9
-        options = f", policy={policy(text, node.lineno, used)}{further_options})"
+        options = f", policy={policy(text, node.lineno)}{further_options})"
         if isinstance(node, ast.Lambda):
             changes.wrap(node, f"{checkpoint}(", options)
         else:
@@ -295,14 +282,13 @@ class Checkpoints:
         """Put a new checkpoint around what is called."""
         changes, imports = self._texts.of(text)
         start = f"{imports.checkpoint(way.library)}("
-        end = f", policy={policy(text, call.lineno, 40)}{way.options})"
+        end = f", policy={policy(text, call.lineno)}{way.options})"
         bound = [text.segment(keyword) for keyword in call.keywords] if way.bind else []
         if bound:
             changes.drop_keywords(call)
         if way.as_argument:
-            module = self._texts.module_name()
             rest = "*args, **kwargs" if call.keywords and not bound else "*args"
-            function = f"lambda {module}, {rest}: {module}({', '.join([rest, *bound])})"
+            function = f"lambda {MODULE}, {rest}: {MODULE}({', '.join([rest, *bound])})"
             changes.pass_callee(call, f"{start}{function}{end}")
         elif bound:
             changes.wrap(call.func, f"{start}{imports.partial()}(", f", {', '.join(bound)}){end}")

@@ -13,7 +13,7 @@ from jax import ad_checkpoint
 
 from remat_magic.editing.names import NameOption, body_start, suggested
 from remat_magic.editing.retracing import NewWrapper, unwritable
-from remat_magic.editing.source import ParsedText, TextChanges, mark_added
+from remat_magic.editing.source import ParsedText, TextChanges, literal
 from remat_magic.editing.user_code import UserCode
 from remat_magic.facts.facts import Facts
 from remat_magic.parsing import parse_python
@@ -97,7 +97,6 @@ class EditedTexts:
         self._code = code
         self._edited: dict[str, tuple[TextChanges, _Imports]] = {}
         self._used = {*facts.engine.names}
-        self._module_name = ""
         self.wrappers: list[NewWrapper] = []
 
     def of(self, text: ParsedText) -> tuple[TextChanges, _Imports]:
@@ -120,12 +119,9 @@ class EditedTexts:
             RematError: it is no Python.
         """
         try:
-            trees = {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
+            return {file: parse_python(changes.compiled()) for file, (changes, _) in self._edited.items() if changes}
         except SyntaxError as error:
             raise unwritable(error) from error
-        for tree in trees.values():
-            mark_added(tree, {self._module_name})
-        return trees
 
     def name(self, option: NameOption) -> EditedName:
         """Write the name that an option stands for, unless it is there already."""
@@ -135,24 +131,14 @@ class EditedTexts:
         text, node = nameable.text, nameable.node
         name = suggested(nameable, self._used)
         changes, imports = self.of(text)
-        called, literal = imports.checkpoint_name(), changes.literal(name)
+        called, written = imports.checkpoint_name(), literal(name)
         if isinstance(node, ast.expr):
-            changes.wrap(node, f"{called}(", f", {literal})")
+            changes.wrap(node, f"{called}(", f", {written})")
             return EditedName(name, text.segment(node), text.span(node), len(option.values))
-        line = f"{nameable.variable} = {called}({nameable.variable}, {literal})"
+        line = f"{nameable.variable} = {called}({nameable.variable}, {written})"
         body = getattr(node, "body", None)
         if body is None:
             changes.add_after(node, line)
         else:
             changes.add_first(body, body_start(node), line)
         return EditedName(name, nameable.variable, text.span(node), len(option.values))
-
-    def module_name(self) -> str:
-        """The parameter of new lambdas for a module, which nothing in the texts has."""
-        if not self._module_name:
-            nodes = [node for text in self._code.texts.values() for node in ast.walk(text.tree)]
-            names = {getattr(node, "id", None) for node in nodes} | {getattr(node, "arg", None) for node in nodes}
-            self._module_name = "module"
-            while self._module_name in names:
-                self._module_name += "_"
-        return self._module_name

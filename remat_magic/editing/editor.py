@@ -9,7 +9,7 @@ nothing is written. Of a plan that needs something else it says so, and is of th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from remat_magic.editing.names import (
     grouped,
     is_probe,
     name_options,
-    nameables,
     probe,
     probed,
 )
@@ -47,7 +46,6 @@ from remat_magic.records import (
     PlannedValue,
     RematError,
     Report,
-    Residual,
     Site,
 )
 
@@ -59,15 +57,15 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
 
     Args:
         facts: of the traced function.
-        choice: a plan, the key of a policy, or residuals of a report of this trace.
+        choice: a plan, or a policy.
         at: one place, all sites, or a mapping of places to policies; a plan has its own.
 
     Raises:
         RematError: as ``trace.edit``.
     """
     editor = _Editor(facts)
-    plan, sentences = _Asked(facts).plan_of(choice, at)
-    edited = editor.edit(plan, sentences)
+    plan = _Asked(facts).plan_of(choice, at)
+    edited = editor.edit(plan)
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
     there = facts.on(_peak_device(plan))
@@ -91,37 +89,17 @@ class _Asked:
     def __init__(self, facts: Facts) -> None:
         self._facts, self._engine = facts, facts.engine
 
-    def plan_of(self, choice: Any, at: Any) -> tuple[Plan, list[str]]:
-        """What is asked for as a plan, with sentences about what no plan can keep."""
+    def plan_of(self, choice: Any, at: Any) -> Plan:
+        """What is asked for as a plan."""
         choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
         if isinstance(choice, Plan):
             if at is not None and at != choice.at:
                 raise RematError(f"the plan is for at={choice.at!r}: leave `at` out, or make a plan for {at!r}.")
-            return choice, []
-        place = self._engine.default_at if at is None else at
-        if isinstance(choice, str) or callable(choice):
-            report = self._facts.report(choice, place)
-            return _plan_of(report, report.policy, ()), []
-        if isinstance(choice, Iterable):
-            rows = list(choice)
-            if all(isinstance(row, Residual) for row in rows):
-                if not isinstance(place, str):
-                    raise RematError("residuals are kept at one place: choose 'function', 'sites' or one site's key.")
-                return self._of_residuals(rows, place)
-        raise RematError(f"an edit is made of a plan, a policy's key or residuals, not of {type(choice).__name__}.")
-
-    def _of_residuals(self, rows: Sequence[Residual], at: str) -> tuple[Plan, list[str]]:
-        naming = self.naming(at)
-        of_rows = [self._keys_of(row, naming) for row in rows]
-        keys = set[str]().union(*of_rows)
-        sentences = [_why_no_name(row) for row, of_row in zip(rows, of_rows, strict=True) if not of_row]
-        report = self._facts.report("nothing_saveable", at)
-        if not keys:
-            return _plan_of(report, report.policy, ()), sentences or ["no residual was chosen, so none gets a name."]
-        values = tuple(self.planned(key, naming) for key in naming.values if key in keys)
-        draft = replace(_plan_of(report, f"chosen({len(values)})", values), fingerprint=naming.fingerprint)
-        report = self._facts.report(draft)
-        return replace(draft, saved_bytes=report.saved_bytes, recomputed_flops=report.recomputed_flops), sentences
+            return choice
+        if not isinstance(choice, str) and not callable(choice):
+            raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
+        report = self._facts.report(choice, self._engine.default_at if at is None else at)
+        return _plan_of(report, report.policy)
 
     def planned(self, key: str, naming: NamedProgram) -> PlannedValue:
         """A value of a program whose values are named, as a plan has it."""
@@ -129,22 +107,6 @@ class _Asked:
         place = self._engine.provenances.of(value.eqn)
         made_by = "" if value.output is None else _jax.primitive_name(value.eqn)
         return PlannedValue(key, 0, primitive=made_by, name=value.name, source=place.source if place else None)
-
-    def _keys_of(self, row: Residual, naming: NamedProgram) -> set[str]:
-        """The names, in a program whose values are all named, of what a residual can be."""
-        if row.kind not in ("intermediate", "offloaded"):
-            return set()
-        origins = {(origin.primitive, origin.source) for origin in row.origins}
-        keys: set[str] = set()
-        for key, value in naming.values.items():
-            shape = tuple(value.aval.shape)
-            if value.in_rule:
-                continue  # what no expression of the function itself has
-            if row.dtype == _jax.short_dtype(value.aval) and row.shape[len(row.shape) - len(shape) :] == shape:
-                planned = self.planned(key, naming)
-                if (planned.primitive, planned.source) in origins:
-                    keys.add(key)
-        return keys
 
     def sites(self, at: str) -> tuple[Site, ...]:
         """The checkpoint sites that a place is; none where a new checkpoint is written."""
@@ -175,23 +137,9 @@ class _Asked:
         return Skeleton.of(naming.closed, self.within(self._facts, at), is_given)
 
 
-def _plan_of(report: Report, policy: str, names: tuple[PlannedValue, ...]) -> Plan:
+def _plan_of(report: Report, policy: str) -> Plan:
     return Plan(
-        report.function, report.at, policy, 0, report.saved_bytes, report.recomputed_flops, 0, names, code=report.code
-    )
-
-
-def _why_no_name(row: Residual) -> str:
-    """Why a residual cannot be kept by a name, whatever the source is."""
-    if row.kind not in ("intermediate", "offloaded"):
-        value_text = f"{row.type}, {row.argument}," if row.argument else row.type
-        return f"{value_text} is kept without a name: it is {'an' if row.kind == 'argument' else 'a'} {row.kind}."
-    value_text = f"{row.type}, {row.primitive or 'a value'}{f', {row.source.place}' if row.source else ''},"
-    if row.dtype.startswith("c"):
-        return f"{value_text} is complex, and JAX cannot save complex values by name."
-    return (
-        f"{value_text} is none of the values that a plan for this place chooses among: the derivative makes it, or it "
-        "is outside, or in a branch, a loop of unknown length or a derivative rule."
+        report.function, report.at, policy, 0, report.saved_bytes, report.recomputed_flops, 0, (), code=report.code
     )
 
 
@@ -206,20 +154,20 @@ class _Editor:
         self._code = UserCode.of(self._engine)
         self._asked, self._retraces = _Asked(facts), Retraces(facts, self._code)
 
-    def edit(self, plan: Plan, sentences: Sequence[str] = ()) -> Edit:
+    def edit(self, plan: Plan) -> Edit:
         """The edit of a plan."""
         if why := [*self._why_unwritable(plan)]:
-            return replace(self._empty(plan), unnamed=(*sentences, *why), closest=self._at_whole_functions(plan))
+            return replace(self._empty(plan), unnamed=tuple(why), closest=self._at_whole_functions(plan))
         if not plan.names:
-            return self._of_policy(plan, sentences)
+            return self._of_policy(plan)
         naming = self._asked.naming(plan.at)
         if naming.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= naming.values.keys():
             raise RematError(
                 f"this plan was made for another program than {self._engine.function_name} as it was traced: make it "
                 "anew with trace.plan()."
             )
-        places = nameables(self._code)
-        facts, _ = self._retraces.of(probed(self._code, places), {PROBE: probe})
+        trees, places = probed(self._code)
+        facts, _ = self._retraces.of(trees, {PROBE: probe})
         with_places = facts.engine.placed(plan.at)
         program = self._asked.named(naming, plan.at)
         with_probes = Skeleton.of(with_places, self._asked.within(facts, plan.at), is_probe)
@@ -243,18 +191,18 @@ class _Editor:
             for value in plan.names
             if naming.values[value.key].in_rule
         ]
-        edited = self._written(plan, chosen, [*sentences, *why])
+        edited = self._written(plan, chosen, why)
         return edited if edited.verified else replace(edited, closest=self._closest(plan, options))
 
-    def _of_policy(self, plan: Plan, sentences: Sequence[str]) -> Edit:
+    def _of_policy(self, plan: Plan) -> Edit:
         """The edit of a plan without names; in place of a checkpoint that cannot be taken off, one that saves all."""
         try:
-            return self._written(plan, ChosenNames(), sentences or self._why_no_edit(plan))
+            return self._written(plan, ChosenNames(), self._why_no_edit(plan))
         except RematError as error:
             if plan.policy != "none":
                 raise
             report = self._facts.report("everything_saveable", plan.at)
-            closest = _verified(self._written(_plan_of(report, report.policy, ()), ChosenNames(), ()))
+            closest = _verified(self._written(_plan_of(report, report.policy), ChosenNames(), ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
     def _closest(self, plan: Plan, options: Sequence[NameOption]) -> Edit | None:
@@ -265,7 +213,7 @@ class _Editor:
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
             report = self._facts.report("nothing_saveable", plan.at)
-            best = replace(_plan_of(report, report.policy, ()), budget_bytes=plan.budget_bytes, status=plan.status)
+            best = replace(_plan_of(report, report.policy), budget_bytes=plan.budget_bytes, status=plan.status)
         used = {groups[value.key] for value in best.names}
         best = replace(best, of=plan.of, peak_device=plan.peak_device)  # held to the same budget
         edited = self._written(best, ChosenNames([option for option in options if option in used]), ())
@@ -305,7 +253,7 @@ class _Editor:
                     if plan.policy == MIXED
                     else self._facts.report(plan.policy, next(iter(at)))
                 )
-                nearest = _plan_of(report, report.policy, ())
+                nearest = _plan_of(report, report.policy)
             return _verified(self.edit(nearest).best)
         except RematError:
             return None
@@ -354,7 +302,7 @@ class _Editor:
         if self._asked.sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":
-            return ways_of_function(self._code, self._engine.differentiated_inside)
+            return ways_of_function(self._code)
         ways = ways_at(self._code, self._engine, plan.at)
         if caller := library_caller(self._engine, plan.at):
             raise RematError(

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.core import ShapedArray, Tracer
 
 from remat_magic import _jax
-from remat_magic.editing.source import Function, ParsedText
+from remat_magic.editing.source import Function, ParsedText, functions_of
 from remat_magic.editing.user_code import UserCode
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "grouped",
     "is_probe",
     "name_options",
-    "nameables",
     "probe",
     "probed",
     "suggested",
@@ -49,7 +47,7 @@ class Nameable:
     """An expression or variable that can be given a name.
 
     An expression is wrapped. A ``variable`` is bound anew: after the statement ``node``, or where the body of the
-    function or loop ``node`` starts. Where both are there, the expression ``node`` is the only use of the variable.
+    function or loop ``node`` starts.
     """
 
     text: ParsedText
@@ -81,132 +79,79 @@ def is_probe(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def _number_of(name: str) -> int:
-    """The number of the place that a probe's name is of."""
-    return int(name.removeprefix(_PREFIX))
+def probed(code: UserCode) -> tuple[dict[str, ast.Module], list[Nameable]]:
+    """The trees of the texts with a probe at all that can be named in the functions that ran, and what these are."""
+    trees: dict[str, ast.Module] = {}
+    places: list[Nameable] = []
+    for file, text in code.texts.items():
+        trees[file] = copy.deepcopy(text.tree)
+        prober = _Prober(text, trees[file], places)
+        functions = functions_of(trees[file])
+        for number in code.executed(file):
+            prober.into(functions[number])
+        ast.fix_missing_locations(trees[file])
+    return trees, places
 
 
-def nameables(code: UserCode) -> list[Nameable]:
-    """All that can be named in the functions that ran."""
-    return [
-        Nameable(text, node, variable)
-        for file, text in code.texts.items()
-        for number in code.executed(file)
-        for node, variable in _in_function(text.functions[number])
-    ]
-
-
-def _in_function(function: Function) -> Iterator[tuple[Any, str]]:
-    arguments = function.args
-    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    if isinstance(function, ast.Lambda):
-        for name in names:
-            uses = [node for node in ast.walk(function.body) if isinstance(node, ast.Name) and node.id == name]
-            if len(uses) == 1 and isinstance(uses[0].ctx, ast.Load):
-                yield uses[0], name
-        yield from _inside(function.body)
-        return
-    for name in names:
-        if name not in ("self", "cls"):
-            yield function, name
-    for statement in function.body:
-        yield from _inside(statement)
-
-
-_VALUES = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.Attribute, ast.IfExp)
+_VALUES = ast.Call | ast.BinOp | ast.UnaryOp | ast.Compare | ast.Subscript | ast.Attribute | ast.IfExp
 # What is inside these is run elsewhere, no expression, or (formatted text) of no use.
 _LEFT_OUT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.JoinedStr, ast.pattern)
 
 
-def _inside(node: ast.AST) -> Iterator[tuple[Any, str]]:
-    if isinstance(node, _LEFT_OUT):
-        return
-    if isinstance(node, ast.stmt):
-        for name in _bound(node):
-            yield node, name
-    if isinstance(node, _VALUES) and not _is_super(node):
-        if isinstance(getattr(node, "ctx", None), ast.Load | None):
-            yield node, ""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # the method itself is no value
-            for child in (node.func.value, *node.args, *node.keywords):
-                yield from _inside(child)
-            return
-    for name, value in ast.iter_fields(node):
-        if name == "annotation":
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _inside(child)
-
-
-def _is_super(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    """The variables to be named after a statement that binds them; not where naming what it assigns does the same."""
-    match statement:
-        case ast.Assign([ast.Name()], value) if isinstance(value, _VALUES):
-            return []
-        case ast.Assign(targets):
-            pass
-        case ast.AugAssign(target) | ast.For(target):
-            targets = [target]
-        case ast.AnnAssign(target, _, value) if value is not None and not isinstance(value, _VALUES):
-            targets = [target]
-        case _:
-            return []
-    names: dict[str, None] = {}
-    todo: list[ast.AST] = list(targets)
-    while todo:
-        target = todo.pop(0)
-        if isinstance(target, ast.Name):
-            names[target.id] = None
-        elif isinstance(target, ast.Tuple | ast.List):
-            todo = [*target.elts, *todo]
-    return list(names)
-
-
-# ------------------------------------------------------------------------------------------------------ putting them in
-
-
-def probed(code: UserCode, places: Sequence[Nameable]) -> dict[str, ast.Module]:
-    """The trees of the texts with a probe at each of these places."""
-    trees: dict[str, ast.Module] = {}
-    for file, text in code.texts.items():
-        trees[file] = copy.deepcopy(text.tree)
-        copies = dict(zip(map(id, ast.walk(text.tree)), ast.walk(trees[file]), strict=True))
-        numbers: dict[int, list[tuple[str, int]]] = {}
-        for number, place in enumerate(places):
-            if place.text is text:
-                numbers.setdefault(id(copies[id(place.node)]), []).append((place.variable, number))
-        ast.fix_missing_locations(_Prober(numbers).visit(trees[file]))
-    return trees
-
-
 class _Prober(ast.NodeTransformer):
-    """Puts probes into a tree; ``numbers`` has for a node, by identity, variables and the numbers of their places."""
+    """Puts probes into a copy of a text's tree, and adds to ``places`` what they are at."""
 
-    def __init__(self, numbers: dict[int, list[tuple[str, int]]]) -> None:
-        self._numbers = numbers
+    def __init__(self, text: ParsedText, tree: ast.Module, places: list[Nameable]) -> None:
+        self._text, self._places = text, places
+        self._originals = dict(zip(map(id, ast.walk(tree)), ast.walk(text.tree), strict=True))
+
+    def into(self, function: Any) -> None:
+        """Probe what a function does itself, and its parameters."""
+        if isinstance(function, ast.Lambda):
+            function.body = self.visit(function.body)
+            return
+        arguments = function.args
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        start = [self._bind(function, name) for name in names if name not in ("self", "cls")]
+        body = [after for statement in function.body for after in _as_list(self.visit(statement))]
+        at = body_start(function)
+        function.body = [*body[:at], *start, *body[at:]]
 
     def visit(self, node: ast.AST) -> Any:
-        """The node with what it holds probed, and probed itself where it has a number."""
-        numbers = self._numbers.get(id(node), [])
-        new: Any = self.generic_visit(node)
-        if isinstance(new, ast.expr):
-            for _, number in numbers:
-                new = _call(new, number)
-            return new
-        where = node.body[0] if isinstance(node, ast.For) else node  # it is in the steps that it is done
-        after = [_bind(name, number, where) for name, number in numbers]
-        if not after:
-            return new
-        if isinstance(new, ast.For | Function):
-            body: Any = new.body
-            body[body_start(new) : body_start(new)] = after
-            return new
-        return [new, *after]
+        """The node with what it holds probed, and itself; several where variables are bound after a statement."""
+        if isinstance(node, _LEFT_OUT):
+            return node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # the method itself is no value
+            node.func.value = self.visit(node.func.value)
+            node.args, node.keywords = [*map(self.visit, node.args)], [*map(self.visit, node.keywords)]
+        else:
+            self.generic_visit(node)
+        if isinstance(node, _VALUES) and isinstance(getattr(node, "ctx", None), ast.Load | None):
+            return self._call(node, Nameable(self._text, self._original(node)))
+        binds = _bound(self._original(node)) if isinstance(node, ast.stmt) else []
+        after = [self._bind(node, name) for name in binds]
+        if isinstance(node, ast.For):  # it is in the steps that it is done
+            node.body = [*after, *node.body]
+            return node
+        return [node, *after] if after else node
+
+    def _original(self, node: ast.AST) -> Any:
+        return self._originals[id(node)]
+
+    def _call(self, value: ast.expr, place: Nameable) -> ast.expr:
+        self._places.append(place)
+        call = ast.Call(ast.Name(PROBE, ast.Load()), [value, ast.Constant(len(self._places) - 1)], [])
+        return ast.copy_location(call, value)
+
+    def _bind(self, node: Any, name: str) -> ast.stmt:
+        where: Any = node.body[0] if isinstance(node, (ast.For, ast.FunctionDef, ast.AsyncFunctionDef)) else node
+        value = ast.copy_location(ast.Name(name, ast.Load()), where)
+        call = self._call(value, Nameable(self._text, self._original(node), name))
+        return ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), where)
+
+
+def _as_list(node: Any) -> list[Any]:
+    return node if isinstance(node, list) else [node]
 
 
 def body_start(node: Any) -> int:
@@ -218,17 +163,22 @@ def body_start(node: Any) -> int:
             return 0
 
 
-def _call(value: Any, number: int) -> ast.expr:
-    call = ast.Call(ast.Name(PROBE, ast.Load()), [value, ast.Constant(number)], [])
-    for node in (call, call.func, call.args[1]):
-        ast.copy_location(node, value)
-    return call
-
-
-def _bind(name: str, number: int, where: ast.AST) -> ast.stmt:
-    value = ast.copy_location(ast.Name(name, ast.Load()), where)
-    target = ast.copy_location(ast.Name(name, ast.Store()), where)
-    return ast.copy_location(ast.Assign([target], _call(value, number)), where)
+def _bound(statement: ast.stmt) -> list[str]:
+    """The variables to be named after a statement that binds them; not where naming what it assigns does the same."""
+    match statement:
+        case ast.Assign([ast.Name()], value) | ast.AnnAssign(_, _, value) if value is None or isinstance(
+            value, _VALUES
+        ):
+            return []
+        case ast.Assign(targets):
+            pass
+        case ast.AnnAssign(target) | ast.AugAssign(target) | ast.For(target):
+            targets = [target]
+        case _:
+            return []
+    nodes = [node for target in targets for node in ast.walk(target)]
+    stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return [*dict.fromkeys(stored)]
 
 
 # ----------------------------------------------------------------------------------------- which values a program names
@@ -349,7 +299,7 @@ def name_options(program: Skeleton, places: Sequence[Nameable]) -> list[NameOpti
     options: list[NameOption] = []
     for number, (name, values) in enumerate(program.names.items()):
         if is_probe(name):
-            place = places[_number_of(name)]
+            place = places[int(name.removeprefix(_PREFIX))]
             options.append(NameOption("", place, values, (place.rank, number)))
         else:
             options.append(NameOption(name, None, values, (0, number)))
@@ -420,90 +370,24 @@ def grouped(program: Skeleton, keys: Iterable[str], options: Sequence[NameOption
 
 # ----------------------------------------------------------------------------------------------------- readable names
 
-_OPERATIONS = {"matmult": "dot", "mult": "mul", "usub": "neg", "uadd": "pos", "invert": "not"}
-
 
 def suggested(nameable: Nameable, used: set[str]) -> str:
-    """A readable name for an expression or variable that is not among ``used``; it is added to them."""
-    base = re.sub(r"[\W_]+", "_", nameable.variable or _described(nameable.text, nameable.node)).strip("_") or "value"
+    """A name for an expression or variable that is not among ``used``; it is added to them.
+
+    It is the variable's, that of what the expression is assigned to, or that of the function that it stands in.
+    """
+    text, node, base = nameable.text, nameable.node, nameable.variable
+    match text.parents.get(id(node)):
+        case ast.Assign([ast.Name(target)]) | ast.NamedExpr(ast.Name(target)) if not base:
+            base = target
+        case _:
+            around = text.enclosing(node)
+            while isinstance(around, ast.Lambda):
+                around = text.enclosing(around)
+            base = base or getattr(around, "name", "value").strip("_") or "value"
     name, number = base, 1
     while name in used:
         number += 1
         name = f"{base}_{number}"
     used.add(name)
     return name
-
-
-def _described(text: ParsedText, node: ast.AST) -> str:
-    """What an expression is assigned to; else its operation, with what that is given to or stands in."""
-    parents = text.parents
-    if target := _target(parents.get(id(node)), node):
-        return target
-    operation = _operation(node)
-    below, above = node, parents.get(id(node))
-    while above is not None and not isinstance(above, Function):
-        is_argument = isinstance(above, ast.Call) and below is not above.func
-        if around := _operation(above) if is_argument else _target(above, below):
-            return f"{around}_{operation}"
-        below, above = above, parents.get(id(above))
-    function = text.enclosing(node)
-    while isinstance(function, ast.Lambda):
-        function = text.enclosing(function)
-    return f"{'lambda' if function is None else function.name}_{operation}"
-
-
-def _target(parent: ast.AST | None, value: ast.AST) -> str:
-    """What a value is assigned to, if it is."""
-    match parent:
-        case ast.Assign([target], assigned) | ast.AnnAssign(target, _, assigned) | ast.NamedExpr(target, assigned) if (
-            assigned is value
-        ):
-            return _text(target)
-        case ast.AugAssign(target, _, assigned) if assigned is value:
-            return f"{_text(target)}_{_operation(value)}"
-        case ast.keyword(str() as name):
-            return name
-        case ast.Dict(keys, values):
-            key = next((key for key, item in zip(keys, values, strict=True) if item is value), None)
-            return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
-        case _:
-            return ""
-
-
-def _text(target: ast.AST) -> str:
-    match target:
-        case ast.Name(name) | ast.Attribute(_, name):
-            return name
-        case ast.Subscript(_, ast.Constant(str() as key)):
-            return key
-        case ast.Tuple(items) | ast.List(items) if len(items) <= 4 and {*map(type, items)} == {ast.Name}:
-            return "_".join(map(_text, items))
-        case _:
-            return ""
-
-
-def _called(callee: ast.AST) -> str:
-    match callee:
-        case ast.Name(name) | ast.Attribute(_, name):
-            return name
-        case ast.Call(inner):
-            return _called(inner)
-        case _:
-            return "call"
-
-
-def _operation(node: ast.AST) -> str:
-    match node:
-        case ast.BinOp(_, operator) | ast.UnaryOp(operator):
-            name = type(operator).__name__.lower().removeprefix("bit")
-            return _OPERATIONS.get(name, name)
-        case ast.Call(callee):
-            return _called(callee)
-        case ast.Attribute(_, name):
-            return "transpose" if name in ("T", "mT") else name
-        case ast.Compare():
-            return "compare"
-        case ast.Subscript():
-            return "item"
-        case _:
-            return "value"

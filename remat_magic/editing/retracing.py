@@ -108,9 +108,8 @@ class _Edited:
         self._codes: dict[str, dict[int | None, CodeType]] = {}
         for file, text in code.texts.items():
             tree = trees.get(file, text.tree)
-            flags = text.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             try:
-                compiled = compile(tree, file, "exec", flags=flags, dont_inherit=True)
+                compiled = compile(tree, file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             except SyntaxError as error:
                 raise unwritable(error) from error
             functions = functions_of(tree)
@@ -182,7 +181,7 @@ class _Edited:
         text = wrapper.text
         scope = {**self._code.scope(text.file), **self._namespace(self._code.namespaces[text.file], text.file)}
         try:
-            compiled = compile(ast.Expression(wrapper.maker), text.file, "eval", flags=text.flags, dont_inherit=True)
+            compiled = compile(ast.Expression(wrapper.maker), text.file, "eval", dont_inherit=True)
             return eval(compiled, scope)(inner)  # noqa: S307 - what the user, or the edit, wrote
         except Exception as error:
             raise RematError(

@@ -4,25 +4,23 @@ What is not changed stays as the user wrote it.
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
-import io
+import itertools
 import linecache
 import os
 import re
-import sys
-import tokenize
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from remat_magic.jaxprs.spans import cell_number
+from remat_magic.jaxprs.spans import as_typed, cell_number, codes_of
 from remat_magic.parsing import parse_python
 from remat_magic.records import FileEdit, RematError, SourceSpan
 
 __all__ = [
+    "MODULE",
     "Function",
     "ParsedText",
     "Position",
@@ -30,13 +28,13 @@ __all__ = [
     "code_objects",
     "first_line",
     "functions_of",
-    "mark_added",
+    "literal",
+    "names_call",
     "number_of",
     "parsed_text",
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_ADDED = "_remat_magic_added"
 Position = tuple[int, int]  # line from 1, column in characters from 0
 
 
@@ -44,10 +42,9 @@ Position = tuple[int, int]  # line from 1, column in characters from 0
 class ParsedText:
     """One file or notebook cell.
 
-    ``written`` is what the user sees, with its own line ends; ``compiled`` what Python compiled, with ``\\n``. They
-    differ by ``shift`` lines at the start, which IPython drops, and by the lines that IPython translates. ``lines`` are
-    those of ``compiled``, and all positions are positions there. ``numbers`` has for the code of its functions their
-    numbers in ``functions``.
+    ``written`` is what the user sees, ``compiled`` what Python compiled. They differ by ``shift`` lines at the start,
+    which IPython drops, and by the lines that IPython translates. All positions are in ``lines``, those of
+    ``compiled``. ``numbers`` has for the code of its functions their numbers in ``functions``.
     """
 
     file: str
@@ -64,7 +61,7 @@ class ParsedText:
 
     def __post_init__(self) -> None:
         self.lines = self.compiled.split("\n")
-        written = [*re.split("\r\n|\r|\n", self.written.removeprefix("\ufeff")), *self.lines][self.shift :]
+        written = [*self.written.split("\n"), *self.lines][self.shift :]
         self._translated = {i for i, line in enumerate(self.lines, 1) if line != written[i - 1]}
         self.functions = functions_of(self.tree)
         self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
@@ -77,16 +74,6 @@ class ParsedText:
     def place(self) -> str:
         """What to call it in a sentence."""
         return f"In[{self.cell}]" if self.cell is not None else os.path.basename(self.file)
-
-    @property
-    def flags(self) -> int:
-        """The compiler's flags that the text itself asks for."""
-        flags = 0
-        for node in self.tree.body:
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                for alias in node.names:
-                    flags |= getattr(__future__, alias.name).compiler_flag
-        return flags
 
     def start(self, node: Any) -> Position:
         """Where a node starts."""
@@ -157,20 +144,22 @@ def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
+MODULE = "module"
+"""The parameter of the lambdas that an edit writes around the call of a module."""
+
+
 def functions_of(tree: ast.AST) -> list[Function]:
     """All functions and lambdas, in an order that wrapping expressions and adding statements does not change.
 
-    What an edit has added, and says so by ``mark_added``, is left out.
+    The lambdas that an edit has added are left out.
     """
     inside = [function for child in ast.iter_child_nodes(tree) for function in functions_of(child)]
-    return [tree, *inside] if isinstance(tree, Function) and not hasattr(tree, _ADDED) else inside
+    return [tree, *inside] if isinstance(tree, Function) and not _is_added(tree) else inside
 
 
-def mark_added(tree: ast.AST, parameters: Collection[str]) -> None:
-    """Say which lambdas of an edited text are new, around code that was there before, by their first parameters."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.args.args and node.args.args[0].arg in parameters:
-            setattr(node, _ADDED, True)
+def _is_added(function: Function) -> bool:
+    arguments = function.args
+    return isinstance(function, ast.Lambda) and bool(arguments.vararg) and [a.arg for a in arguments.args] == [MODULE]
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
@@ -193,39 +182,28 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
     """
     cell = cell_number(file)
     source_name = f"In[{cell}]" if cell is not None else file
-    written = _file_text(file) if cell is None and os.path.isfile(file) else None
-    if written is None:
-        # Since Python 3.13 the text of ``python -c`` stands under this name, whatever else was compiled under it.
-        lines = [] if file == "<string>" else linecache.getlines(file)
-        if not lines:
-            name = next(iter(codes)).co_name
-            raise RematError(
-                f"the source of {name} is not available ({source_name}): define it in a file or a notebook cell to "
-                "have it edited."
-            )
-        compiled = "".join(lines)
-        written, shift = _cell_text(cell, compiled)
-    else:
-        compiled, shift = re.sub("\r\n?", "\n", written.removeprefix("\ufeff")), 0
-    try:
-        tree = parse_python(compiled)
-        # IPython compiles a cell, and what it reloads, statement by statement, and Python writes other code for a name
-        # whose import it sees.
-        parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
-        modules = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
-    except SyntaxError:
+    # Since Python 3.13 the text of ``python -c`` stands under this name, whatever else was compiled under it.
+    linecache.checkcache(file)
+    lines = [] if file == "<string>" else linecache.getlines(file)
+    if not lines:
+        name = next(iter(codes)).co_name
         raise RematError(
-            f"{source_name} has changed since it was run: run it again, and trace the function anew."
-        ) from None
-    contents = {_content(code) for module in modules for code in code_objects(module)}
+            f"the source of {name} is not available ({source_name}): define it in a file or a notebook cell to have it "
+            "edited."
+        )
+    compiled = "".join(lines)
+    contents = {_content(code): code for code in codes_of(file, lines)}
+    if not contents:
+        raise RematError(f"{source_name} has changed since it was run: run it again, and trace the function anew.")
     for code in codes:
         if _content(code) not in contents:
             raise RematError(
                 f"{source_name} is no longer what {code.co_name} was compiled from: load it again, and trace the "
                 "function anew."
             )
-    text = ParsedText(file, cell, written, compiled, shift, tree)
-    for code in {*codes, *(code for module in modules for code in code_objects(module))}:
+    written, shift = as_typed(cell, compiled)
+    text = ParsedText(file, cell, written, compiled, shift, parse_python(compiled))
+    for code in {*codes, *contents.values()}:
         number = number_of(text.functions, code)
         if number is not None:
             text.numbers[code] = number
@@ -236,33 +214,6 @@ def _content(code: CodeType) -> tuple[Any, ...]:
     """What a code object does, and where it starts; functions inside it are compared for themselves."""
     constants = tuple((type(value), repr(value)) for value in code.co_consts if not isinstance(value, CodeType))
     return code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, constants
-
-
-def _file_text(file: str) -> str | None:
-    try:
-        with open(file, "rb") as opened:
-            content = opened.read()
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        text = content.decode(encoding)
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None
-    return f"\ufeff{text}" if encoding == "utf-8-sig" else text
-
-
-def _cell_text(cell: int | None, compiled: str) -> tuple[str, int]:
-    """The text that the user typed into a cell, and how many lines of it IPython dropped at the start."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    inputs = getattr(getattr(shell, "history_manager", None), "input_hist_raw", None)
-    if cell is None or not isinstance(inputs, list) or not 0 <= cell < len(inputs):
-        return compiled, 0
-    lines = re.sub("\r\n?", "\n", inputs[cell]).rstrip().split("\n")
-    shift = next((number for number, line in enumerate(lines) if line.strip()), 0)
-    same = len(lines) - shift == len(compiled.rstrip().split("\n"))
-    return (inputs[cell], shift) if same else (compiled, 0)
-
-
-_WIDTH = 100
-_INVISIBLE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +235,6 @@ class TextChanges:
     def __init__(self, text: ParsedText) -> None:
         self.text = text
         self._changes: list[_Change] = []
-        try:
-            self._tokens = list(tokenize.generate_tokens(io.StringIO(text.compiled).readline))
-        except (tokenize.TokenError, SyntaxError):
-            self._tokens = []
-        strings = (token for token in self._tokens if token.type == tokenize.STRING and text.is_users(token.start[0]))
-        marks = [token.string.lstrip("rRbBuUfF")[:1] for token in strings]
-        self._quote = "'" if marks.count("'") > marks.count('"') else '"'
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -298,7 +242,7 @@ class TextChanges:
 
     def compiled(self) -> str:
         """What Python is to compile of the changed text."""
-        return self._applied(self.text.lines, ["\n"] * (len(self.text.lines) - 1) + [""], 0)
+        return self._applied(self.text.compiled, 0)
 
     def file_edit(self) -> FileEdit:
         """The changes as the user's own text.
@@ -314,24 +258,11 @@ class TextChanges:
                         raise RematError(
                             f"line {line} of {text.place} is in IPython's own syntax, which cannot be edited."
                         )
-        mark = "\ufeff" if text.written.startswith("\ufeff") else ""
-        parts = re.split("(\r\n|\r|\n)", text.written.removeprefix("\ufeff"))
-        new = mark + self._applied(parts[::2], [*parts[1::2], ""], text.shift)
-        return FileEdit(text.file, text.cell, text.written, new)
+        return FileEdit(text.file, text.cell, text.written, self._applied(text.written, text.shift))
 
-    def _applied(self, lines: Sequence[str], ends: Sequence[str], shift: int) -> str:
-        """Text with the changes.
-
-        Args:
-            lines: its lines, without their ends.
-            ends: the end of each, the last one's empty.
-            shift: how many lines this text has more at its start.
-        """
-        usual = next((end for end in ends if end), "\n")
-        offsets = [0]
-        for line, end in zip(lines, ends, strict=True):
-            offsets.append(offsets[-1] + len(line) + len(end))
-        whole = "".join(line + end for line, end in zip(lines, ends, strict=True))
+    def _applied(self, whole: str, shift: int) -> str:
+        """A text that has so many lines more at its start, with the changes."""
+        offsets = [0, *itertools.accumulate(len(line) + 1 for line in whole.split("\n"))]
 
         def offset(position: Position) -> int:
             return offsets[position[0] - 1 + shift] + position[1]
@@ -340,16 +271,9 @@ class TextChanges:
         done = 0
         for change in sorted(self._changes, key=lambda change: (offset(change.start), change.order)):
             assert offset(change.start) >= done, "changes overlap"
-            parts += [whole[done : offset(change.start)], change.text.replace("\n", usual)]
+            parts += [whole[done : offset(change.start)], change.text]
             done = offset(change.end)
         return "".join([*parts, whole[done:]])
-
-    def literal(self, text: str) -> str:
-        """A string literal in the quotation marks that the source uses, where it needs no escapes for that."""
-        literal, quote = repr(text), self._quote
-        if quote in literal or literal[0] in literal[1:-1]:
-            return literal
-        return f"{quote}{literal[1:-1]}{quote}"
 
     def wrap(self, node: ast.AST, before: str, after: str) -> None:
         """Put text around an expression."""
@@ -373,11 +297,14 @@ class TextChanges:
             if keyword.arg == name:
                 self.replace(keyword.value, value)
                 return
+        if call.keywords:
+            start = self.text.start(call.keywords[0])
+            self._changes.append(_Change(start, start, f"{name}={value}, "))
+            return
         line, column = self.text.end(call)
-        before = [token for token in self._tokens if token.end <= (line, column - 1) and token.type not in _INVISIBLE]
-        last = before[-1]
-        start = " " if last.string == "," else "" if last.string == "(" else ", "
-        self._changes.append(_Change(last.end, last.end, f"{start}{name}={value}"))
+        before = re.sub(r"#.*|\s", "", self.text.segment(call)[:-1])  # a comment may stand between them
+        comma = "" if before[-1] in ",(" else ", "
+        self._changes.append(_Change((line, column - 1), (line, column - 1), f"{comma}{name}={value}"))
 
     def add_after(self, statement: ast.stmt, line: str) -> None:
         """A statement after a simple one, on a line of its own where there is room for one."""
@@ -433,23 +360,6 @@ class TextChanges:
         if lines:
             self._lines_at(_import_line(self.text), "".join(f"{line}\n" for line in lines), -2)
 
-    def names_call(self, function: str, names: Sequence[str], indent: str, used: int) -> str:
-        """``function("a", "b")``, over several lines where it is long.
-
-        Args:
-            function: what is called.
-            names: its arguments.
-            indent: of the line.
-            used: how long the line is already.
-        """
-        literals = [self.literal(name) for name in names]
-        text = f"{function}({', '.join(literals)})"
-        if len(indent) + used + len(text) <= _WIDTH:
-            return text
-        step = "\t" if indent.startswith("\t") else "    "
-        inside = "".join(f"{indent}{step}{literal},\n" for literal in literals)
-        return f"{function}(\n{inside}{indent})"
-
     def _lines_at(self, line: int, text: str, order: int = 0) -> None:
         lines = self.text.lines
         if line > len(lines):  # after a last line that does not end
@@ -459,26 +369,31 @@ class TextChanges:
             self._changes.append(_Change((line, 0), (line, 0), text, order - 10**9))
 
 
+def names_call(function: str, names: Sequence[str], indent: str) -> str:
+    """``function("a", "b")``, over several lines where there are many."""
+    literals = [literal(name) for name in names]
+    text = f"{function}({', '.join(literals)})"
+    if len(text) <= 80:
+        return text
+    return f"{function}(\n{''.join(f'{indent}    {each},' + chr(10) for each in literals)}{indent})"
+
+
+def literal(name: str) -> str:
+    """A name as Python has it."""
+    return f'"{name}"' if name.isidentifier() else repr(name)
+
+
 def _import_line(text: ParsedText) -> int:
-    """The line before which new imports go."""
-    body = text.tree.body
-    after = 0
-    for number, statement in enumerate(body):
+    """The line before which new imports go: after those that the text begins with, its docstring, and magics."""
+    after, head = 0, True
+    for number, statement in enumerate(text.tree.body):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             break
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            after = number + 1
-    if not after:
-        while after < len(body) and _is_head(body[after], after):
-            after += 1
-    if after:
-        line = body[after - 1].end_lineno or 1
-        # Statements may share a line.
-        return max([line, *((statement.end_lineno or 1) for statement in body if statement.lineno == line)]) + 1
-    line = 1
-    while line < len(text.lines) and re.match(r"#(!|\||.*coding[:=]|\s*%%)", text.lines[line - 1]):
-        line += 1
-    return line
+        head = head and _is_head(statement, number)
+        if head or isinstance(statement, ast.Import | ast.ImportFrom):
+            after = statement.end_lineno or 1
+    # Statements may share a line.
+    return max([after, *((node.end_lineno or 1) for node in text.tree.body if node.lineno == after)]) + 1
 
 
 def _is_head(statement: ast.stmt, number: int) -> bool:

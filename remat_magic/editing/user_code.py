@@ -124,23 +124,17 @@ class UserCode:
             self._scopes[file] = {**scope, **self.namespaces[file]}
         return self._scopes[file]
 
-    def begun_at(self, file: str, line: int) -> list[int]:
-        """The numbers of the functions that ran and begin in a line, of which a lambda may be one of several."""
-        return sorted(
-            {number for (at, code), number in self.codes.items() if (at, code.co_firstlineno) == (file, line)}
-        )
-
-    def definition(self, inside: tuple[str, str, int] | None, which: int = 0) -> tuple[ParsedText, Function] | None:
+    def definition(self, inside: tuple[str, str, int] | None) -> tuple[ParsedText, Function] | None:
         """The definition of the traced function itself, through whatever wraps it; None where it is not the user's.
 
         Args:
             inside: name, file and line of the function that it differentiates inside, if that is meant.
-            which: of those that begin in that line.
         """
         if inside is not None:
             _, file, line = inside
-            numbers = self.begun_at(file, line)
-            return (self.texts[file], self.texts[file].functions[numbers[which]]) if numbers else None
+            begun = (n for (at, code), n in self.codes.items() if (at, code.co_firstlineno) == (file, line))
+            number = next(begun, None)
+            return None if number is None else (self.texts[file], self.texts[file].functions[number])
         for layer in layers(self.function):
             function: Any = getattr(layer, "__func__", layer)
             if not hasattr(function, "__code__") and not isinstance(layer, type):

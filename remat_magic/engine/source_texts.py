@@ -15,6 +15,7 @@ from typing import Any
 
 from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.spans import as_typed
 from remat_magic.jaxprs.walk import walk
 from remat_magic.parsing import parse_python
 from remat_magic.records import SourceSpan, SourceText
@@ -80,7 +81,8 @@ def _texts(cell: int | None, file: str, spans: Sequence[SourceSpan]) -> Iterator
         yield from _own_lines(cell, file, spans)
         return
     if _is_cell(cell, file):
-        lines = _as_typed(lines, cell)
+        written, shift = as_typed(cell, "\n".join(lines))
+        lines = written.split("\n")[shift:]
         while lines and not lines[-1].strip():
             lines.pop()
         if lines:
@@ -165,23 +167,3 @@ def _assigned_function(node: ast.stmt) -> str:
             return name
         case _:
             return ""
-
-
-def _as_typed(lines: list[str], cell: int | None) -> list[str]:
-    """A cell's lines with its magics as the user typed them, in place of the Python that IPython makes of them."""
-    if cell is None or "IPython" not in sys.modules:
-        return lines
-    history = getattr(sys.modules["IPython"].get_ipython(), "history_manager", None)
-    inputs: Sequence[str] = getattr(history, "input_hist_raw", ())
-    if not 0 <= cell < len(inputs):
-        return lines
-    typed = inputs[cell].splitlines()
-    while typed and not typed[0].strip():  # IPython drops these
-        typed.pop(0)
-    magics = ["get_ipython()" in line for line in lines]
-    same = len(typed) >= len(lines) and all(
-        magic or line.strip() == own.strip() for magic, line, own in zip(magics, lines, typed, strict=False)
-    )
-    if not same:  # a magic of several lines is one line of Python
-        return lines
-    return [own if magic else line for magic, line, own in zip(magics, lines, typed, strict=False)]

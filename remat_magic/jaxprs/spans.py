@@ -28,6 +28,23 @@ def cell_number(file: str) -> int | None:
     return number if isinstance(number, int) else None
 
 
+def as_typed(cell: int | None, compiled: str) -> tuple[str, int]:
+    """A cell as the user typed it, with its magics, and how many lines at its start IPython has dropped.
+
+    Of anything else, and where a magic of several lines has become one of Python, it is what was compiled.
+    """
+    shell = sys.modules["IPython"].get_ipython() if cell is not None and "IPython" in sys.modules else None
+    inputs: Sequence[str] = getattr(getattr(shell, "history_manager", None), "input_hist_raw", ())
+    if cell is None or not 0 <= cell < len(inputs):
+        return compiled, 0
+    typed, lines = inputs[cell].rstrip().split("\n"), compiled.rstrip().split("\n")
+    shift = next((number for number, line in enumerate(typed) if line.strip()), 0)
+    same = len(typed) - shift == len(lines) and all(
+        "get_ipython()" in line or line.strip() == own.strip() for line, own in zip(lines, typed[shift:], strict=True)
+    )
+    return (inputs[cell], shift) if same else (compiled, 0)
+
+
 def characters(line: str, byte_column: int | None) -> int:
     """A column in characters from one in UTF-8 bytes."""
     if byte_column is None:
@@ -43,7 +60,7 @@ def codes_of(file: str, lines: Sequence[str]) -> list[CodeType]:
     try:
         tree = parse_python("".join(lines))
         parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
-        codes = [compile(part, file, "exec", dont_inherit=True) for part in parts]
+        codes = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     for code in codes:  # which grows
