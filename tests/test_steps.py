@@ -519,6 +519,58 @@ def test_a_gradient_on_several_devices_is_of_one_of_them(how):
     assert jax.tree.all(jax.tree.map(same, results, before))
 
 
+def in_shard_map(step, mesh=("data", 1)):
+    """Each device has parameters of its own, along an axis that it drops."""
+    axis, size = mesh
+
+    def alone(*args):
+        return jax.tree.map(lambda leaf: leaf[None], step(*jax.tree.map(lambda leaf: leaf[0], args)))
+
+    mesh = Mesh(np.array(jax.devices()[:size]), (axis,))
+    return jax.shard_map(alone, mesh=mesh, in_specs=P(axis), out_specs=P(axis))
+
+
+MAPPED = {
+    "pmap": lambda step: jax.pmap(step, axis_name="data", devices=jax.devices()[:1], donate_argnums=0),
+    "vmap": jax.vmap,
+    "vmap of jit": lambda step: jax.jit(jax.vmap(jax.jit(step))),
+    "vmap of parameters that are not mapped": lambda step: jax.vmap(step, (None, 0, 0)),
+    "shard_map": in_shard_map,
+}
+
+
+@pytest.mark.parametrize("how", MAPPED)
+def test_a_step_that_is_mapped_over_one_is_a_step(how):
+    """As on a laptop, which has one device; numbers among the parameters are given back as a row of one."""
+    (w, *_), x, y = arguments()
+    mapped, params = MAPPED[how](step_of_scaled), {"w": w, "scale": jnp.float32(2)}
+    args = jax.tree.map(lambda leaf: leaf[None], (params, x, y))
+    args = (params, *args[1:]) if "not mapped" in how else args
+    trace = rm.trace(mapped, *args)
+    assert trace.function_name == trace.gradient.function == "scaled_loss"
+    assert trace.step.parameter_bytes == w.nbytes + 4
+    assert {note.kind for note in trace.notes} == {"gradient-of-step"}
+    assert trace.step.peak_bytes == rm.trace(step_of_scaled, params, x, y).step.peak_bytes
+    under = trace.function("nothing_saveable")
+    assert agree(jax.jit(under)(*args), jax.jit(MAPPED[how](step_of_scaled))(*args))
+
+
+def scaled_loss(params, x, y):
+    return ((params["scale"] * jnp.tanh(x @ params["w"]) - y) ** 2).mean()
+
+
+def step_of_scaled(params, x, y):
+    return updated(params, jax.grad(scaled_loss)(params, x, y))
+
+
+@pytest.mark.parametrize("examples", [1, 5])
+def test_derivatives_of_numbers_are_no_step(examples):
+    """A residual of a differential equation has their shape too."""
+    w, t = arguments()[0][0], jnp.ones(examples)
+    trace = rm.trace(lambda w, t: jax.vmap(jax.grad(lambda t: jnp.tanh(t * w).sum()))(t) + t, w, t)
+    assert trace.gradient is None
+
+
 def test_a_step_under_a_policy_can_be_traced_again():
     """What comes back is a step like any other: its gradient is found, under the policy that is in it."""
     params, x, y = arguments()

@@ -76,7 +76,7 @@ def of_gradients(
 
 def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]) -> Iterator[Note]:
     """What the figures are of where a gradient is taken for several examples at once, or on several devices."""
-    if examples:
+    if math.prod(examples) > 1:
         count = " x ".join(map(str, examples))
         yield Note(
             "gradient-per-example",
@@ -84,7 +84,7 @@ def of_copies(function: str, examples: Sequence[int], devices: Mapping[str, int]
             "together: shapes and bytes are of them all.",
             (function,),
         )
-    if devices:
+    if math.prod(devices.values()) > 1:
         axes = ", ".join(f"{size} along {axis!r}" for axis, size in devices.items())
         yield Note(
             "gradient-per-device",

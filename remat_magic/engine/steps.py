@@ -362,7 +362,9 @@ def _is_step(primal: Primal, gradients: Sequence[InnerGradient]) -> bool:
 def _is_given_back(primal: Primal, function: Differentiated) -> bool:
     """Whether a program gives back something like all that a function is differentiated in."""
     wanted = _differentiated_types(function)
-    copies = function.copies if any(shape for shape, _ in wanted) else 1
+    # A number per example is no gradient by its shape: any column of results has it.
+    mapped = bool(function.vmaps or function.devices) and any(shape for shape, _ in wanted)
+    copies = function.copies if mapped else 0
     return bool(wanted) and all(
         sum(_is_like(aval, kind, copies) for aval in primal.closed.out_avals) >= count for kind, count in wanted.items()
     )
@@ -375,12 +377,20 @@ def _differentiated_types(function: Differentiated) -> Counter[tuple[Any, Any]]:
 
 
 def _is_like(aval: Any, kind: tuple[Any, Any], copies: int) -> bool:
-    """Whether a value is of a shape and dtype, or of as many of that as there are examples or devices."""
+    """Whether a value is of a shape and dtype, or of some of the copies of that: of an example, or on a device, each."""
     shape, dtype = kind
     if aval.dtype != dtype or aval.shape == shape:
         return aval.dtype == dtype
+    if not copies or len(aval.shape) < len(shape):
+        return False
     multiple, rest = divmod(math.prod(aval.shape), math.prod(shape) or 1)
-    return multiple > 1 and not rest and copies % multiple == 0 and len(aval.shape) >= len(shape)
+    if multiple == 1:  # of a single one, in an axis of its own
+        return not rest and len(aval.shape) > len(shape) and _without_ones(aval.shape) == _without_ones(shape)
+    return multiple > 1 and not rest and copies % multiple == 0
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _kind(aval: Any) -> tuple[Any, Any]:
