@@ -1,6 +1,7 @@
 """A training step is inspected by the gradient that it takes inside, and comes back with a policy in it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -256,6 +257,44 @@ def test_the_signature_is_the_loss_s_own():
     assert trace.gradient.source.line == loss.__code__.co_firstlineno
     (note,) = (note for note in trace.notes if note.kind == "gradient-of-step")
     assert "step_of_value_and_grad takes the gradient of loss" in note
+
+
+def scaled(params, x, y, scale=2.0, norm="l2"):
+    assert norm == "l2"
+    return scale * loss(params, x, y)
+
+
+# What is differentiated, and what is called before, of which JAX keeps the trace: its Python does not run again.
+APART = {
+    "jit": lambda: (jax.jit(scaled, static_argnames="norm"), None),
+    "jit of jit": lambda: (jax.jit(jax.jit(scaled, static_argnums=(3, 4)), static_argnums=(3, 4)), None),
+    "jit, traced before": lambda: 2 * (jax.jit(scaled, static_argnums=4),),
+    "jit of a partial, arguments donated": lambda: (jax.jit(partial(scaled, norm="l2"), donate_argnums=1), None),
+    "partial of a jit": lambda: (partial(jax.jit(scaled, static_argnames="norm"), norm="l2"), None),
+    "checkpoint": lambda: (jax.checkpoint(scaled), None),
+    "jit of a checkpoint": lambda: (jax.jit(jax.checkpoint(scaled)), None),
+    "checkpoint, traced before": lambda: 2 * (jax.checkpoint(scaled),),
+}
+
+
+@pytest.mark.parametrize("how", APART)
+def test_the_signature_is_the_loss_s_own_where_jax_traces_it_apart(how):
+    of, before = APART[how]()
+
+    @jax.jit
+    def step(params, inputs, targets):
+        value = 0.0 if before is None else before(params, inputs, targets)
+        gradients = [jax.grad(of)(params, inputs, targets) for _ in range(2)]
+        return updated(updated(params, gradients[0]), gradients[1]), value
+
+    trace = rm.trace(step, *arguments())
+    assert trace.signature.startswith("scaled(params: 3 leaves 768 B, x f32[6,8], y f32[6,8]")
+    assert trace.wrt == ("params",)
+    assert (trace.gradient.key, trace.gradient.times) == ("scaled", 2)
+    assert trace.gradient.source.line == scaled.__code__.co_firstlineno
+    named = {residual.argument for residual in trace.report("none", at="function").residuals}
+    assert named >= {"x", "params[1]", "params[2]"}
+    assert compute_the_same(trace.function("nothing_saveable", at="function"), step, *arguments())
 
 
 def test_each_policy_of_a_jitted_step_is_compiled_for_itself():

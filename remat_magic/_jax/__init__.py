@@ -37,6 +37,7 @@ from remat_magic._jax.frames import ELSEWHERE, equations_of, inputs_of, makers, 
 from remat_magic._jax.gradients import Vmaps, holding, is_holding, is_staged, manual_axes, not_holding, of_one_trace
 from remat_magic._jax.hlo import Instruction, Module, modules_of, read_dump, trips
 from remat_magic._jax.jaxprs import (
+    argument_names,
     as_function,
     closed,
     consts_of,

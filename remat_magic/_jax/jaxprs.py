@@ -259,6 +259,11 @@ def function_name(jaxpr: Any) -> tuple[str, str, int]:
         return "", "", 0
 
 
+def argument_names(jaxpr: Any) -> Sequence[str]:
+    """What its function calls the inputs of a jaxpr, as JAX noted it: ``params['w']``; empty texts for others."""
+    return open_jaxpr(jaxpr).debug_info.arg_names or ()
+
+
 def pretty(jaxpr: Any, source_map: list[list[tuple[int, int, Any]]] | None = None) -> str:
     """JAX's own text of a jaxpr, without colours (inside ipykernel ``str`` has ANSI codes).
 

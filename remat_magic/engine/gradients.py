@@ -8,7 +8,8 @@ put into the jaxpr.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -130,6 +131,10 @@ class _Call:
         (outputs,) = counts
         if isinstance(traceable, _Instead):
             watch.take_from(traceable.inner, named)
+        elif not watch.knows_one_of(named):
+            jaxpr = _jax.open_jaxpr(self._closed)
+            variables, values = (*jaxpr.invars, *jaxpr.constvars), (*named, *_jax.consts_of(self._closed))
+            watch.look_inside(jaxpr, dict(zip(map(id, variables), values, strict=True)))
         primals = watch.names(named, [path for path, _ in tree_flatten_with_path(args)[0]])
         outer = {index: value for index, value in enumerate(_jax.consts_of(self._closed)) if isinstance(value, Tracer)}
         vmaps = _jax.Vmaps([*outer.values(), *leaves])
@@ -211,6 +216,7 @@ class _FirstCall:
         self.who: Identity | None = None
         self.static: tuple[Leaf, ...] = ()
         self._names: dict[int, _Name] = {}
+        self._of_variables: dict[int, _Name] = {}  # in a jaxpr that is made apart, as of what is jitted
         self._values: list[Any] = []  # kept alive, so that their identity stays their own
 
     def begin(self, frame: FrameType) -> None:
@@ -236,6 +242,8 @@ class _FirstCall:
                 if isinstance(value, (Tracer, jax.Array, np.ndarray)):
                     self._names.setdefault(id(value), (leaf_name, name, position))
                     self._values.append(value)
+                    for variable in _jax.variables(value):
+                        self._of_variables.setdefault(id(variable), (leaf_name, name, position))
                 elif not callable(value):
                     static.append(Leaf(leaf_name, name, position, value, is_array=False, differentiated=False))
         self.static = tuple(static)
@@ -249,6 +257,38 @@ class _FirstCall:
                             self._names.setdefault(id(value), (leaf_name, name, None))
                             self._values.append(value)
             around = around.f_back
+
+    def knows_one_of(self, values: Iterable[Any]) -> bool:
+        """Whether the function that was called has a name for one of these values."""
+        return any(id(value) in self._names for value in values)
+
+    def look_inside(self, jaxpr: Any, values: Mapping[int, Any]) -> None:
+        """Know the values by what a function calls them that JAX traces apart, as one that is jitted.
+
+        Args:
+            jaxpr: the open jaxpr of what is differentiated.
+            values: by the identity of each of its inputs and constants the value.
+        """
+        names = _names_inside(jaxpr, self._seen) or _names_inside(jaxpr, self._noted)
+        for variable, name in names.items():
+            if variable in values:
+                self._names[id(values[variable])] = name
+                self._values.append(values[variable])
+
+    def _seen(self, jaxpr: Any) -> dict[int, _Name]:
+        """The names of the inputs of an open jaxpr, by the identity of the variable, as a function was called with."""
+        return {id(var): name for var in jaxpr.invars if (name := self._of_variables.get(id(var)))}
+
+    def _noted(self, jaxpr: Any) -> dict[int, _Name]:
+        """The same, as JAX has noted them: what it had traced before is not called, and nobody has seen it."""
+        who = _jax.function_name(jaxpr)
+        if not is_user_file(who[1] or __file__) or (self.who or who)[1:] != who[1:]:
+            return {}
+        self.who = self.who or who
+        paths = {id(var): path for var, path in zip(jaxpr.invars, _jax.argument_names(jaxpr), strict=False) if path}
+        arguments = {path: re.split(r"[\[.]", path)[0] for path in paths.values()}
+        order = list(dict.fromkeys(arguments.values()))
+        return {var: (path, arguments[path], order.index(arguments[path])) for var, path in paths.items()}
 
     def take_from(self, inner: Differentiated, values: Sequence[Any]) -> None:
         """Know what is known of a function in whose place another is differentiated, called with these values."""
@@ -270,6 +310,18 @@ class _FirstCall:
 
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
+
+
+def _names_inside(jaxpr: Any, names_of: Callable[[Any], dict[int, _Name]]) -> dict[int, _Name]:
+    """The names of the inputs of an open jaxpr, by identity: its own, else those of the first call in it with some."""
+    if own := names_of(jaxpr):
+        return own
+    for eqn in jaxpr.eqns:
+        for body in _jax.bodies(eqn):
+            if body.kind == "call" and (names := _names_inside(body.jaxpr, names_of)):
+                inputs = reversed([*zip(body.jaxpr.invars, body.operands, strict=True)])  # of several the first
+                return {id(eqn.invars[n]): names[id(var)] for var, n in inputs if n is not None and id(var) in names}
+    return {}
 
 
 def _handles_a_container(frame: FrameType) -> bool:

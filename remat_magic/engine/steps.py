@@ -377,7 +377,7 @@ def _differentiated_types(function: Differentiated) -> Counter[tuple[Any, Any]]:
 
 
 def _is_like(aval: Any, kind: tuple[Any, Any], copies: int) -> bool:
-    """Whether a value is of a shape and dtype, or of some of the copies of that: of an example, or on a device, each."""
+    """Whether a value is of a shape and dtype, or of several copies of that: each of an example, or on a device."""
     shape, dtype = kind
     if aval.dtype != dtype or aval.shape == shape:
         return aval.dtype == dtype
