@@ -71,6 +71,8 @@ def trace(
     What is taken for a step gives back something like what it differentiates, or nothing that depends on the gradient;
     other functions that take gradients inside, such as a loss with a penalty, are differentiated themselves.
 
+    The object of a bound method and what a partial holds are arguments like the others, the object differentiated too.
+
     Args:
         fun: the function to differentiate, or a training step.
         *args: arrays, ``jax.ShapeDtypeStruct``s, pytrees of them, or static values (strings, callables, modules, None,

@@ -1,6 +1,7 @@
 """A training step is inspected by the gradient that it takes inside, and comes back with a policy in it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -436,6 +437,72 @@ def test_the_memory_of_a_step_is_what_xla_takes(donated):
         if not donated:
             assert memory.parameter_bytes == memory.optimizer_bytes == 3 * 64 * 64 * 4
     assert trace.step_under("none").saved_bytes > trace.step.saved_bytes
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Trainer:
+    params: list
+    momentum: list
+
+    def update(self, x, y):
+        state, _ = with_momentum((self.params, self.momentum), (x, y))
+        return Trainer(*state)
+
+    jitted = partial(jax.jit, donate_argnums=0)(update)
+
+    def loss(self, x, y):
+        return loss(self.params, x, y)
+
+
+DONATING = jax.jit(with_momentum, donate_argnums=0)
+# What holds some of the arguments, and the same given them.
+BOUND = {
+    "method": lambda trainer, x, y: ((trainer.update, x, y), (Trainer.update, trainer, x, y)),
+    "jitted method": lambda trainer, x, y: ((trainer.jitted, x, y), (Trainer.jitted, trainer, x, y)),
+    "partial of a method": lambda trainer, x, y: ((partial(trainer.jitted, x), y), (Trainer.jitted, trainer, x, y)),
+    "partial": lambda trainer, x, y: (
+        (partial(DONATING, (trainer.params, trainer.momentum)), (x, y)),
+        (DONATING, (trainer.params, trainer.momentum), (x, y)),
+    ),
+    "partial by keyword": lambda trainer, x, y: (
+        (partial(with_momentum, batch=(x, y)), (trainer.params, trainer.momentum)),
+        (with_momentum, (trainer.params, trainer.momentum), (x, y)),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BOUND)
+def test_what_a_method_or_a_partial_holds_is_an_argument_of_the_step(how):
+    params, x, y = arguments(16, 64)
+    (held, *rest), (function, *whole) = BOUND[how](Trainer(params, params), x, y)
+    trace, of_all = rm.trace(held, *rest), rm.trace(function, *whole)
+    sizes = ("parameter_bytes", "optimizer_bytes", "batch_bytes", "peak_bytes")
+    assert [getattr(trace.step, size) for size in sizes] == [getattr(of_all.step, size) for size in sizes]
+    assert trace.step.parameter_bytes == sum(leaf.nbytes for leaf in params)
+    assert dict(trace.report().peak_by_kind) == dict(of_all.report().peak_by_kind)
+    under = trace.function("nothing_saveable")
+    assert agree(*(jax.tree.leaves(jax.jit(lambda *rest, fun=fun: fun(*rest))(*rest)) for fun in (under, held)))
+
+
+def test_what_is_differentiated_of_a_method_is_its_object_and_of_a_partial_what_it_is_given():
+    params, x, y = arguments()
+    trainer = Trainer(params, params)
+    assert rm.trace(trainer.loss, x, y).wrt == rm.trace(Trainer.loss, trainer, x, y).wrt == ("self", "x", "y")
+    assert rm.trace(trainer.loss, x, y, wrt=0).wrt == rm.trace(trainer.loss, x, y, wrt="x").wrt == ("x",)
+    assert rm.trace(partial(loss, params), x, y).wrt == ("x", "y")
+    assert rm.trace(partial(loss, params), x, y, wrt="params").wrt == ("params",)
+    with pytest.raises(rm.RematError, match="wrt=2 .* 2 positional arguments"):
+        rm.trace(partial(loss, params), x, y, wrt=2)
+
+
+def test_what_is_held_and_asked_for_its_values_stays_what_it_is():
+    def weighted(weights, x):
+        return jnp.sin(x).sum() if weights[0] > 0 else x.sum()
+
+    trace = rm.trace(partial(weighted, np.ones(3)), jnp.ones(4))
+    assert trace.function_name == "weighted"
+    assert trace.wrt == ("x",)
 
 
 def test_the_timeline_of_a_step_runs_through_its_update():

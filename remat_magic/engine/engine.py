@@ -25,7 +25,7 @@ from remat_magic.engine.primal import Primal
 from remat_magic.engine.reloaded import restore_lines
 from remat_magic.engine.retraces import Dissection, Retraces
 from remat_magic.engine.selection import Selection, Selector, policy_of_each
-from remat_magic.engine.signature import Leaf, Signature
+from remat_magic.engine.signature import Bound, Leaf, Signature, unbound
 from remat_magic.engine.sites import Identity
 from remat_magic.engine.source_texts import source_texts
 from remat_magic.engine.steps import (
@@ -62,9 +62,10 @@ class Engine:
         if not callable(fun):
             raise RematError(f"trace needs a function, not {type(fun).__name__}: {fun!r}.")
         self.lock = threading.RLock()
-        self._fun = fun
+        self._asked = fun
         restore_lines()
-        self._given, self._settings = _traced(fun, args, kwargs, wrt, has_aux)
+        self._given, self._settings, self._bound = _traced(fun, args, kwargs, wrt, has_aux)
+        self._fun = self._bound.fun
         self._gradients = inner_gradients(self._given)
         self._begin(gradient, wrt is not None or has_aux)
 
@@ -285,7 +286,7 @@ class Engine:
 
     @property
     def traced(self) -> Any:
-        """The function that was traced, as it was given."""
+        """The function that was traced: as it was given, but for what a method or a partial holds."""
         return self._fun
 
     @property
@@ -556,7 +557,8 @@ class Engine:
         ``grad``, ``vmap`` and ``jvp``, and computes the same values and gradients.
         """
         with self.lock:
-            return self._applied(self.select(policy, at, namespace), of)
+            applied = self._applied(self.select(policy, at, namespace), of)
+            return applied if of is not None else self._bound.around(applied, self._asked)
 
     def _applied(self, selection: Selection, of: Callable[..., Any] | None = None) -> Callable[..., Any]:
         fun = self._fun if of is None else of
@@ -580,18 +582,25 @@ class Engine:
 
 def _traced(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, has_aux: bool
-) -> tuple[Primal, tuple[str, ...]]:
-    """The primal program, and the Python numbers that had to stay numbers, since the function needs them as such."""
-    signature = Signature(fun, args, kwargs, wrt)
+) -> tuple[Primal, tuple[str, ...], Bound]:
+    """The primal program, the Python numbers that had to stay numbers, and what the function held of its arguments.
+
+    What it needs as numbers, or as arrays of its own, stays so.
+    """
+    bound = unbound(fun)
+    signature = Signature(bound.fun, args, kwargs, wrt, bound)
     try:
-        return Primal(fun, signature, has_aux), ()
+        return Primal(bound.fun, signature, has_aux), (), bound
     except (RematError, MemoryError, RecursionError):
         raise
     except Exception:
-        if not signature.numbers:
-            raise
-        with contextlib.suppress(Exception):  # else it is another matter, which the first error tells
-            return Primal(fun, Signature(fun, args, kwargs, wrt, numbers=False), has_aux), signature.numbers
+        if signature.numbers:
+            with contextlib.suppress(Exception):  # else it is another matter, which the first error tells
+                other = Signature(bound.fun, args, kwargs, wrt, bound, numbers=False)
+                return Primal(bound.fun, other, has_aux), signature.numbers, bound
+        if bound.fun is not fun:
+            with contextlib.suppress(Exception):
+                return Primal(fun, Signature(fun, args, kwargs, wrt), has_aux), (), Bound(fun)
         raise
 
 

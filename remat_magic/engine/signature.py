@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -47,6 +48,48 @@ def function_name(fun: Any) -> str:
     if name == "__call__":  # of a model's class: the class is what the user knows it by
         return ".".join(getattr(fun, "__qualname__", name).split(".")[-2:-1]) or name
     return name
+
+
+class Bound(NamedTuple):
+    """A function, and the first arguments of its calls that a bound method or a partial holds.
+
+    ``settled`` are the numbers and keywords of those that a partial holds, which are not differentiated unasked.
+    """
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    settled: frozenset[int | str] = frozenset()
+
+    def around(self, fun: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that calls another with these arguments first, named as the one that held them."""
+        if not self.args and not self.kwargs:
+            return fun
+
+        @functools.wraps(like)
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            return fun(*self.args, *args, **{**self.kwargs, **kwargs})
+
+        return bound
+
+
+def unbound(fun: Callable[..., Any]) -> Bound:
+    """A function, and as arguments what a bound method or a partial holds of it, where that has arrays."""
+    inner: Any = fun
+    args, kwargs, settled = (), dict[str, Any](), list[bool]()
+    while True:
+        if all(hasattr(inner, part) for part in ("func", "args", "keywords")):  # equinox has a partial of its own
+            inner, held, named = inner.func, inner.args, inner.keywords
+            # So libraries bind what they have jitted to an object.
+            method = len(held) == 1 and getattr(type(held[0]), getattr(inner, "__name__", ""), None) is inner
+        elif hasattr(inner, "__func__") and hasattr(inner, "__self__"):
+            inner, held, named, method = inner.__func__, (inner.__self__,), {}, True
+        else:
+            break
+        args, kwargs, settled = (*held, *args), {**named, **kwargs}, [not method] * len(held) + settled
+    if not any(is_inexact(abstract(leaf)) and not _is_number(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+        return Bound(fun)
+    return Bound(inner, args, kwargs, frozenset([*kwargs, *(number for number, yes in enumerate(settled) if yes)]))
 
 
 def argument_names(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, str]:
@@ -119,6 +162,7 @@ class Signature(Inputs):
         args: positional arguments.
         kwargs: keyword arguments.
         wrt: argument numbers or names to differentiate, None for every inexact leaf.
+        bound: the first of them, which do not stand in the call.
         numbers: whether Python numbers are differentiated where they may be: as arguments or in lists, tuples and
             dicts, as ``jax.grad`` does. In an object of a class (a config, a model) they are settings, and stay what
             they are unless ``wrt`` asks for its argument, or there is nothing else. In a model of equinox they do so
@@ -129,9 +173,17 @@ class Signature(Inputs):
     """
 
     def __init__(
-        self, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any, numbers: bool = True
+        self,
+        fun: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        wrt: Any,
+        bound: Bound | None = None,
+        numbers: bool = True,
     ) -> None:
         self.function = function_name(fun)
+        self._bound = bound or Bound(fun)
+        args, kwargs = (*self._bound.args, *args), {**self._bound.kwargs, **kwargs}
         names = argument_names(fun, args, kwargs)
         paths, self._tree = tree_flatten_with_path((args, kwargs))
         wanted = self._wanted(wrt, args, names)
@@ -144,7 +196,10 @@ class Signature(Inputs):
             key = path[1].idx if position is not None else path[1].key
             name = names[key] + keystr(path[2:])
             aval = abstract(value)
-            chosen = wanted is None or key in wanted or not wanted.isdisjoint(_prefixes(name))
+            if wanted is None:
+                chosen = key not in self._bound.settled
+            else:
+                chosen = key in wanted or not wanted.isdisjoint(_prefixes(name))
             if _is_number(value) and name not in (wanted or ()):
                 setting = owner is not None and (_is_of_equinox(owner) or (wanted is None and has_others))
                 if setting or not chosen or not numbers:  # what is not differentiated stays a Python value
@@ -173,15 +228,17 @@ class Signature(Inputs):
             return None
         wanted: set[int | str] = set()
         by_name = {name: key for key, name in names.items()}
+        bound = len(self._bound.args)
+        count = len(args) - bound
         for item in wrt if isinstance(wrt, (tuple, list)) else (wrt,):
             if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
-                number = int(item) + len(args) if item < 0 else int(item)
-                if not 0 <= number < len(args):
+                number = int(item) + count if item < 0 else int(item)
+                if not 0 <= number < count:
                     raise RematError(
                         f"wrt={item} asks for an argument that the call does not have: {self.function} was given "
-                        f"{len(args)} positional argument{'s' * (len(args) != 1)}."
+                        f"{count} positional argument{'s' * (count != 1)}."
                     )
-                wanted.add(number)
+                wanted.add(bound + number)
             elif isinstance(item, str):
                 if item in by_name:
                     wanted.add(by_name[item])
@@ -290,7 +347,7 @@ class Signature(Inputs):
         Raises:
             RematError: the arguments differ in structure or type from those that were traced.
         """
-        leaves, tree = tree_flatten((tuple(args), dict(kwargs)))
+        leaves, tree = tree_flatten(((*self._bound.args, *args), {**self._bound.kwargs, **kwargs}))
         if tree != self._tree:
             raise RematError(f"the inputs are not arguments that {self.function} was traced with: another structure.")
         arrays = []
