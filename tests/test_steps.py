@@ -298,6 +298,39 @@ def test_the_signature_is_the_loss_s_own_where_jax_traces_it_apart(how):
     assert compute_the_same(trace.function("nothing_saveable", at="function"), step, *arguments())
 
 
+jitted_loss = jax.jit(loss)
+# What a step asks the shapes of before it takes its gradient, of the loss that it then differentiates.
+ASKED = {
+    "gradient": (loss, jax.grad(loss)),
+    "jitted gradient": (loss, jax.jit(jax.grad(loss))),
+    "gradient of what is jitted": (jitted_loss, jax.value_and_grad(jitted_loss)),
+    "gradient of each example": (loss, lambda params, x, y: jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, y)),
+    "value of a vjp": (loss, lambda params, x, y: jax.vjp(loss, params, x, y)[0]),
+    "step": (loss, step_of_grad),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_step_that_asks_for_shapes_first_is_known(asked):
+    """As for the zeros that gradients are summed on."""
+    of, function = ASKED[asked]
+
+    def step(params, x, y, ask=True):
+        if ask:
+            jax.eval_shape(function, params, x, y)
+        batches = (x.reshape(2, -1, x.shape[-1]), y.reshape(2, -1, y.shape[-1]))
+        add = lambda total, batch: (jax.tree.map(jnp.add, total, jax.grad(of)(params, *batch)), None)  # noqa: E731
+        return updated(params, lax.scan(add, jax.tree.map(jnp.zeros_like, params), batches)[0])
+
+    trace, without = (rm.trace(fun, *arguments()) for fun in (step, partial(step, ask=False)))
+    assert trace.signature == without.signature
+    assert [(gradient.key, gradient.times) for gradient in trace.gradients] == [("loss", 2)]
+    for policy in ("as_written", "nothing_saveable"):
+        assert trace.step_under(policy).peak_bytes == without.step_under(policy).peak_bytes
+        assert trace.report(policy).saved_bytes == without.report(policy).saved_bytes
+    assert compute_the_same(trace.function("nothing_saveable"), step, *arguments())
+
+
 def test_each_policy_of_a_jitted_step_is_compiled_for_itself():
     """JAX keeps compiled functions by the function: it must not take one policy's for another's, or for the user's."""
     asked = []

@@ -17,7 +17,7 @@ from remat_magic.engine import notes
 from remat_magic.engine.applied import step_with_policy, with_policy
 from remat_magic.engine.checkpoint_writer import with_checkpoints
 from remat_magic.engine.contents import Contents, contents
-from remat_magic.engine.differentiated import InnerInputs
+from remat_magic.engine.differentiated import InnerInputs, half_of
 from remat_magic.engine.failures import failures, is_passing
 from remat_magic.engine.halves import Forward, Gradient
 from remat_magic.engine.possible import Where
@@ -41,6 +41,7 @@ from remat_magic.engine.steps import (
 )
 from remat_magic.jaxprs.naming import checkpoint_names
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.walk import walk
 from remat_magic.libraries import is_gradient
 from remat_magic.records import Choice, GradientCall, Note, Plan, RematError, Site
 
@@ -316,12 +317,14 @@ class Engine:
             RematError: one of them has no backward half.
         """
         assert self._gradient is not None
+        assert self.step is not None
         chosen, halves = self._gradient.function, dict[int, Halves]()
+        standing = {half[1] for _, eqn in walk(self.step.closed, once=True) if (half := half_of(eqn))}
         with self.lock, self._given.tracing():  # whichever thread asks
             for number, function in enumerate(self._given.gradients):
                 if function is chosen:
                     both, primal = (self.half(selection), self.backward_of(selection)), self._primal
-                elif function.depth:
+                elif number not in standing:  # it stands within another one, or its shapes alone were asked
                     continue
                 else:
                     inner = InnerGradient(self._gradient.call, function, self._given)

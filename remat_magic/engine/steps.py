@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,20 +86,22 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     first, and those that stand inside the function of another one after it: what they save is part of what that one
     saves.
     """
-    calls: dict[tuple[str, int], None] = {}
-    transposes = False
+    calls: set[tuple[str, int]] = set()
+    transposed: set[int] = set()  # by the identity of a traceback
     for scope, eqn in walk(primal.closed, once=True) if primal.gradients else ():
         half = half_of(eqn)
         if half is not None:
-            calls[half] = None
+            calls.add(half)
             if half[0] == "forward" and _is_returned(scope, eqn.outvars[-1]):  # by who returns what jax.vjp gives
-                calls["backward", half[1]] = None
-        transposes = transposes or "transpose(" in _jax.name_stack(eqn)
-    # What is differentiated and never pulled back is no gradient.
+                calls.add(("backward", half[1]))
+        elif "transpose(" in _jax.name_stack(eqn):
+            transposed.add(id(_jax.traceback_of(eqn)))
+    # What is differentiated and never pulled back is no gradient, nor is what jax.eval_shape is asked of.
     functions = {
         number: inner
         for number, inner in enumerate(primal.gradients)
-        if ("backward", number) in calls or (("forward", number) not in calls and transposes)
+        if ("backward", number) in calls
+        or (("forward", number) not in calls and not transposed.isdisjoint(_tracebacks(inner)))
     }
     first: dict[Identity, Differentiated] = {}
     given_back: set[Identity] = set()
@@ -110,8 +112,8 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
         if inner.who not in given_back and _is_given_back(primal, inner):
             given_back.add(inner.who)
             first[inner.who] = inner
-        for eqn in _jax.open_jaxpr(inner.closed).eqns:
-            places[id(_jax.traceback_of(eqn))] = inner.who, number  # inner ones last: outer ones have their equations
+        for traceback in _tracebacks(inner):
+            places[traceback] = inner.who, number  # inner ones last: outer ones have their equations
     paths: dict[Identity, tuple[str, ...]] = {}
     times: dict[Identity, int | None] = {}
     counted: set[int] = set()
@@ -130,6 +132,11 @@ def inner_gradients(primal: Primal) -> tuple[InnerGradient, ...]:
     if len(gradients) > 1:
         gradients.sort(key=lambda gradient: (gradient.function.depth, -gradient.saved_bytes))
     return tuple(gradients)
+
+
+def _tracebacks(inner: Differentiated) -> Iterator[int]:
+    """The identities of the tracebacks of a function's equations, which those of its gradient have too."""
+    return (id(_jax.traceback_of(eqn)) for eqn in _jax.open_jaxpr(inner.closed).eqns)
 
 
 def _is_returned(scope: Scope, var: Any) -> bool:
