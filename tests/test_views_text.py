@@ -68,10 +68,11 @@ def test_the_text_begins_with_the_headline():
 def test_recomputed_operations_are_listed():
     lines = plain(small(), 200).splitlines()
     start = lines.index("Recomputed (3)")
-    assert [line.split() for line in lines[start + 1 : start + 4]] == [
-        ["Cost", "Runs", "Kind", "What", "Type", "Source"],
-        ["80", "FLOPs", "2", "R", "repeated", "dot_general", "f32[5]", "In[3]:4", "W", "@", "x"],
-        ["unknown", "unknown", "D", "deferred", "cos", "named", "'c'", "f32[5]", "In[3]:4", "jnp.sin(W", "@", "x)"],
+    assert [line.split() for line in lines[start + 1 : start + 5]] == [
+        ["Cost", "Runs", "What"],
+        ["80", "FLOPs", "2", "R", "repeated", "dot_general"],
+        ["f32[5]"],
+        ["In[3]:4", "W", "@", "x"],
     ]
 
 
@@ -84,7 +85,7 @@ def test_sites_are_listed():
     assert lines[lines.index("Checkpoint sites (1)") + 2].split() == ["layer", "x12", "nothing_saveable", "In[3]:4"]
 
 
-@pytest.mark.parametrize("width", [60, 61, 80, 100, 109, 110, 120, 160, 200])
+@pytest.mark.parametrize("width", [60, 61, 80, 100, 120, 200])
 @pytest.mark.parametrize(
     "report", [small(), blocks(12), evil(), Report("none", "function")], ids=lambda r: r.policy[:8]
 )

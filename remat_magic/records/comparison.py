@@ -257,24 +257,6 @@ class Comparison(Displayed):
 
     # ---------------------------------------------------------------------------------------------------------- exports
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON: bytes, FLOPs and seconds as numbers, None where unknown."""
-        rows = []
-        for row in self.rows:
-            fields = dataclasses.asdict(row)
-            if row.times is not None:
-                fields["times"] |= {"total": row.times.total, "extra": row.times.extra}
-            rows.append({**fields, **{name: list(fields[name]) for name in ("same_as", "same_labels", "findings")}})
-        return {
-            "function": self.function,
-            "device": self.device.name if self.device else None,
-            "device_source": self.device.source if self.device else "",
-            "pareto_by": self.pareto_by,
-            "ranked_by": self.ranked_by,
-            "notes": list(self.notes),
-            "rows": rows,
-        }
-
     def to_rows(self) -> list[dict[str, Any]]:
         """One flat dict a policy, as ``pandas.DataFrame`` takes them; estimated times are ``estimated_*_seconds``."""
         flat = []

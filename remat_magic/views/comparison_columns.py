@@ -64,29 +64,12 @@ def _time(row: ComparisonRow, name: str) -> Cell:
     return Cell("") if times is None else _seconds(getattr(times, name), times.complete)
 
 
-def _recomputing(row: ComparisonRow) -> Cell:
-    """What recomputation takes; on hover how much of it is spent telling other devices."""
-    cell, times = _time(row, "recomputed"), row.times
-    if times is None or not row.repeated_communicated_bytes:
-        return cell
-    communication = "an unknown time" if times.communicated is None else fmt.seconds(times.communicated)
-    return Cell(cell.text, f"{cell.exact}, {communication} of it to tell other devices", cell.value)
-
-
-def _communicating(part: float | None) -> str:
-    """How much of a half the links take; empty where nothing is told."""
-    if part is None:
-        return " without what devices tell each other"
-    return f" (communication {fmt.seconds(part)} of it)" if part else ""
-
-
 def _step(row: ComparisonRow) -> Cell:
     """The whole step; its halves on hover."""
     cell, times = _time(row, "total"), row.times
     if times is None:
         return cell
-    ahead, back = (_communicating(part) for part in (times.forward_communicated, times.backward_communicated))
-    parts = f"forward {fmt.seconds(times.forward)}{ahead}, backward {fmt.seconds(times.backward)}{back}"
+    parts = f"forward {fmt.seconds(times.forward)}, backward {fmt.seconds(times.backward)}"
     if times.offload is None:
         parts += ", offloading unknown"
     elif times.offload:
@@ -114,7 +97,8 @@ def columns_of(rows: Sequence[ComparisonRow]) -> Iterator[Column]:
     yield Column("peak", "estimated", _peak, "device memory held at most")
     if any(row.times for row in rows):
         yield Column("step", "estimated", _step, "forward, backward and offloading, one after the other")
-        yield Column("recomputing", "estimated", _recomputing, "part of the backward pass")
+        meaning = "part of the backward pass"
+        yield Column("recomputing", "estimated", lambda row: _time(row, "recomputed"), meaning)
     yield from _measured(rows)
     yield Column("saved", "", _saved, "intermediates kept on the device")
     if any(row.offloaded_bytes for row in rows):

@@ -113,41 +113,33 @@ def _chunks(jaxpr: Program) -> list[str]:
 
 
 def _live_chunks(jaxpr: Program) -> list[str]:
-    """The same for the widget's script: with links, long parameters folded, and inner jaxprs that can be folded."""
+    """The same for the widget's script: with links, and long parameters folded."""
     places = len(jaxpr.lines) <= _PLACES_UP_TO
     lines = jaxpr.lines
     indents = [len(line.text) - len(line.text.lstrip()) for line in lines]
-    shown = list[tuple[int, str, bool]]()
-    at = 0
+    pieces, at = list[str](), 0
     while at < len(lines):
         line, end = lines[at], _fold(lines, indents, at)
         if end > at:
             what = f"parameters of {line.primitive}" if line.primitive else "arguments"
             inside = "".join(f"\n{_text(inner, inner.text)}" for inner in lines[at + 1 : end])
             content = (
-                f"{_text(line, line.text)}{_button(f'Unfold the {what}', expanded=False)}"
+                f"{_text(line, line.text)}{_button(f'Unfold the {what}')}"
                 f'<span class="remat-more" hidden>{inside}\n{" " * indents[end]}</span>'
                 f"{_text(lines[end], lines[end].text.lstrip())}"
             )
         else:
             content = _text(line, line.text)
-        shown.append((at, content, _opens(lines, indents, end)))
+        pieces.append(_line(line, content, places, live=True))
         at = end + 1
-    hides = _hides([indents[start] for start, _, _ in shown])
-    pieces = list[str]()
-    for (start, content, opens), inside in zip(shown, hides, strict=True):
-        fold = _button(f"Fold {inside} lines", expanded=True, hides=inside) if opens and inside else ""
-        pieces.append(_line(lines[start], content + fold, places, live=True))
     return ["".join(pieces[start : start + _CHUNK]) for start in range(0, len(pieces), _CHUNK)]
 
 
-def _button(label: str, *, expanded: bool, hides: int = 0) -> str:
+def _button(label: str) -> str:
     """Not in the tab order, which a big jaxpr would fill: the arrow keys reach it."""
-    kind = f' data-hides="{hides}"' if hides else ""
-    state = "true" if expanded else "false"
     return (
-        f'<button type="button" class="remat-fold" tabindex="-1" aria-expanded="{state}"'
-        f'{kind} aria-label="{escape(label)}"></button>'
+        '<button type="button" class="remat-fold" tabindex="-1" aria-expanded="false" '
+        f'aria-label="{escape(label)}"></button>'
     )
 
 
@@ -169,21 +161,3 @@ def _fold(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> int:
         if end < len(lines) and lines[end].text.endswith(" let") and end - at > _HEADER_LINES:
             return end
     return at
-
-
-def _opens(lines: Sequence[ProgramLine], indents: Sequence[int], at: int) -> bool:
-    """Whether a jaxpr's equations begin after this line: an inner one's, or one's that others share."""
-    return (lines[at].text.endswith(" let") and indents[at] > 0) or lines[at].text.startswith("let ")
-
-
-def _hides(indents: Sequence[int]) -> list[int]:
-    """For each line, how many of the next are indented more deeply."""
-    hidden = [0] * len(indents)
-    open_at = list[int]()
-    for number, indent in enumerate([*indents, -1]):
-        while open_at and indent <= indents[open_at[-1]]:
-            start = open_at.pop()
-            hidden[start] = number - start - 1
-        if number < len(indents):
-            open_at.append(number)
-    return hidden

@@ -32,8 +32,6 @@ _JAXPR_LINES = 200
 _LAID_OUT = 500  # equations: some 20 ms
 _SAID = 100  # bytes at most, of what is said of lines that are left out
 _NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound")
-# Below this width the columns of the tables are stacked.
-_WIDE = 110
 
 _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
 
@@ -70,7 +68,7 @@ class _View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
             yield Text(self.title)
-        yield from _parts(self.report, options.max_width, self.lay_out)
+        yield from _parts(self.report, self.lay_out)
 
 
 def render(report: Report, title: str = "") -> _View:
@@ -113,7 +111,7 @@ def printed(shown: RenderableType, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def _parts(report: Report, width: int, lay_out: bool) -> Iterator[rich.text.Text | Table]:
+def _parts(report: Report, lay_out: bool) -> Iterator[rich.text.Text | Table]:
     yield Text(report.signature or report.function, style="bold")
     if report.wrt:
         yield Text(f"differentiated: {', '.join(report.wrt)}", style="dim")
@@ -133,12 +131,12 @@ def _parts(report: Report, width: int, lay_out: bool) -> Iterator[rich.text.Text
         yield Text(report.code, style="bold")
     yield Text()
     yield _heading(f"Residuals ({len(report.residuals)})")
-    yield _residuals(report, width >= _WIDE) if report.residuals else Text("Nothing is saved for the backward pass.")
+    yield _residuals(report) if report.residuals else Text("Nothing is saved for the backward pass.")
     if report.complete and not report.backward_error:
         yield Text()
         yield _heading(f"Recomputed ({len(report.recomputed)})")
         empty = Text("The backward pass recomputes nothing.")
-        yield _recomputed(report, width >= _WIDE) if report.recomputed else empty
+        yield _recomputed(report) if report.recomputed else empty
     if report.sites:
         yield Text()
         yield _heading(f"Checkpoint sites ({len(report.sites)})")
@@ -200,34 +198,25 @@ def _readers(row: ResidualRow, complete: bool) -> str:
     return "; ".join(readers[:2]) + other_readers
 
 
-def _residuals(report: Report, wide: bool) -> Table:
-    table = grid("Size", "Type", "Kind", "What", "Source", "Needed by") if wide else grid("Size", "Type", "What")
+def _residuals(report: Report) -> Table:
+    table = grid("Size", "Type", "What")
     for row in residual_rows(report):
         size = Text(fmt.nbytes(row.nbytes), style="bold" if row.kind == "intermediate" else "")
         type_ = f"{row.type} x{row.count}" if row.count > 1 else row.type
-        what = [_what(row.label, row.name), *(f"or {other}" for other in row.also)]
-        source = _source(row)
+        what = _what(row.label, row.name)
+        what = f"{row.kind} {what}" if what != row.kind else what
+        others = (f"or {other}" for other in row.also)
         readers = _readers(row, report.complete)
-        if wide:
-            table.add_row(size, _cell(type_, row.whole), _cell(row.kind), _cell(*what), _cell(*source), _cell(readers))
-        else:
-            kind = f"{row.kind} {what[0]}" if what[0] != row.kind else row.kind
-            table.add_row(size, _cell(type_, row.whole), _cell(kind, *what[1:], *source, readers))
+        table.add_row(size, _cell(type_, row.whole), _cell(what, *others, *_source(row), readers))
     return table
 
 
-def _recomputed(report: Report, wide: bool) -> Table:
-    table = grid("Cost", "Runs", "Kind", "What", "Type", "Source") if wide else grid("Cost", "Runs", "What")
+def _recomputed(report: Report) -> Table:
+    table = grid("Cost", "Runs", "What")
     for row in recomputed_rows(report):
-        cost = Text(row.cost)
         runs = Text("unknown" if row.runs is None else f"{row.runs:,}")
-        kind = f"{row.kind[0].upper()} {row.kind}"
-        what = _what(row.primitive, row.name)
-        source = _source(row)
-        if wide:
-            table.add_row(cost, runs, _cell(kind), _cell(what), _cell(", ".join(row.outputs)), _cell(*source))
-        else:
-            table.add_row(cost, runs, _cell(f"{kind} {what}", ", ".join(row.outputs), *source))
+        what = f"{row.kind[0].upper()} {row.kind} {_what(row.primitive, row.name)}"
+        table.add_row(Text(row.cost), runs, _cell(what, ", ".join(row.outputs), *_source(row)))
     return table
 
 

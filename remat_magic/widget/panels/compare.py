@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remat_magic import devices
 from remat_magic.api import Inputs, Policy
-from remat_magic.records import Comparison, ComparisonRow, Effort, Measurement, Places, Progress, Remark, Report
+from remat_magic.records import Comparison, Effort, Measurement, Places, Progress, Remark, Report
 from remat_magic.views.choices import figures
 from remat_magic.views.compare import comparison_panel, gradients_html
 from remat_magic.views.fits import fits_html
@@ -45,8 +45,7 @@ class Compare(Panel):
         self._fitting: Measuring | None = None
         self._wished: Request | None = None  # the newest request for what fits
         self._listed: Request | None = None  # and for what the policies do
-        self._series: object = None
-        self._stopped: object = None  # the series that was cancelled
+        self._measuring: Request | None = None  # the newest request to measure; None: it was cancelled
         self._search: object = None
         self._found: Places | None = None  # by the last search over places
         self._searched = ""  # the device that it was for
@@ -80,18 +79,18 @@ class Compare(Panel):
         if ended == "places" and not request.content.get("redraw"):
             self._search = None
         if ended == "measure":
-            self._stop_measuring()
+            self._stop_measuring(request if request.kind == "measure" else None)
         if request.kind != "cancel":
             super().handle(request)
 
-    def _stop_measuring(self) -> None:
-        self._stopped = self._series
+    def _stop_measuring(self, wished: Request | None) -> None:
+        self._measuring = wished
         if self._job is not None:
             self._job.cancel()
 
     def close(self) -> None:
         """Measure nothing more."""
-        self._stop_measuring()
+        self._stop_measuring(None)
         self._job = None
         self._search = self._found = None
         self._give_up_fitting(None)
@@ -188,65 +187,40 @@ class Compare(Panel):
         return self._live.inputs if which == "given" else "random" if which else None
 
     def _measure(self, request: Request) -> None:
-        """The places that could be on the front, if they were tried for this device, and the policies at one place.
-
-        What is known of one tells what of the others could be on the front.
-        """
+        """The policies at one place, and before them the places that could be on the front, if these were tried."""
         live, device = self._live, request.text("device")
         rows = live.trace.compare(at=request.at, namespace=live.namespace, besides=self._besides(request)).rows
-        waiting = [row for row in rows if not row.error]
-        series = self._series = object()
-        tried = set[tuple[str, str]]()
-        done = 0
-        while True:
-            batch = self._worth_compiling(device, tried)
-            tried |= {(row.policy, row.at) for row in batch}
-            if not batch:
-                batch, waiting = waiting, []
-            job = live.trace.measuring(
-                [live.arguments(row.policy, row.at)[:2] for row in batch],
-                inputs=self._inputs(request),
-                namespace=live.namespace,
-                on_update=self._telling(series, device, done, tried, len(waiting)),
-                device=device or None,
-            )
-            self._job = job
-            if series is self._stopped:  # in between: whoever cancelled has not seen this job
-                job.cancel()
-            job.wait()
-            done += len(batch)
-            if job.progress.cancelled or not (waiting or self._worth_compiling(device, tried)):
-                return
-
-    def _telling(
-        self, series: object, device: str, before: int, tried: set[tuple[str, str]], waiting: int
-    ) -> Callable[[Measuring], None]:
-        """What tells, on a job's thread, how far a series is; of an older series nothing is told."""
+        places = self._places(device)
+        rows = [*(places.to_compile if places else ()), *(row for row in rows if not row.error)]
+        choices = dict.fromkeys((row.policy, row.at) for row in rows)
 
         def tell(job: Measuring) -> None:
-            if self._live.closed or series is not self._series:
+            if live.closed or self._measuring not in (request, None):  # None: it was cancelled, which is told
                 return
             with self._lock:
                 self._measured |= {(result.policy, result.at, device): result for result in job.results}
             for result in job.results:
-                self._live.add_compiled(result)
-            now, worth_compiling = job.progress, waiting + len(self._worth_compiling(device, tried))
-            now = replace(now, done=before + now.done, total=before + now.total + worth_compiling)
-            self._send_progress(now, "measure", device)
+                live.add_compiled(result)
+            self._send_progress(job.progress, "measure", device)
             self._show_measured(device)
 
-        return tell
+        job = live.trace.measuring(
+            [live.arguments(*choice)[:2] for choice in choices],
+            inputs=self._inputs(request),
+            namespace=live.namespace,
+            on_update=tell,
+            device=device or None,
+        )
+        self._job = job
+        if self._measuring is not request:  # in between: whoever cancelled has not seen this job
+            job.cancel()
+        job.wait()
 
     def _show_measured(self, device: str) -> None:
         """What is shown for a device with what was measured by now."""
         self._show_places(device)
         if self._shown.text("device") == device:
             self.tell_again(Request({**self._shown.content, "type": "compare"}))
-
-    def _worth_compiling(self, device: str, tried: set[tuple[str, str]]) -> list[ComparisonRow]:
-        """Of the places that are shown those that could be on the front, but for what was tried."""
-        places = self._places(device)
-        return [row for row in places.to_compile if (row.policy, row.at) not in tried] if places else []
 
     def _places(self, device: str) -> Places | None:
         """What was found of places for a device, with what was compiled for it; None where these are of another one."""

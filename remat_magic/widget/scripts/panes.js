@@ -66,12 +66,6 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
 
   const done = () => jobs.every(({ next, side }) => next >= side.chunks.length);
 
-  function finish() {
-    cancelAnimationFrame(frame);
-    for (const job of jobs) advance(job, Infinity);
-    onFilled();
-  }
-
   /** @param {Side[]} sides @param {Element[]} before what stands above the panes */
   function show(sides, before) {
     cancelAnimationFrame(frame);
@@ -109,27 +103,8 @@ export function jaxprPanes(part, { onLine, onFilled, onPick }) {
   /** @param {HTMLElement} button @param {boolean} [open] */
   function twist(button, open = button.getAttribute("aria-expanded") !== "true") {
     button.setAttribute("aria-expanded", String(open));
-    const hides = Number(button.dataset.hides ?? 0);
-    if (!hides) {
-      const inside = /** @type {HTMLElement | null} */ (button.nextElementSibling);
-      if (inside) inside.hidden = !open;
-      return;
-    }
-    button.setAttribute("aria-label", `${open ? "Fold" : "Unfold"} ${hides} lines`);
-    if (!done()) finish();
-    /** @type {Element | null | undefined} */
-    let line = button.closest(".remat-l");
-    // What is folded within stays so.
-    let skip = 0;
-    for (let left = hides; left > 0 && line; left -= 1) {
-      const next = /** @type {Element | null} */ (line.nextElementSibling);
-      line = next ?? line.parentElement?.nextElementSibling?.firstElementChild;
-      if (!(line instanceof HTMLElement)) break;
-      line.hidden = !open || skip > 0;
-      skip = Math.max(0, skip - 1);
-      const inner = /** @type {HTMLElement | null} */ (line.querySelector(":scope > [data-hides]"));
-      if (inner?.getAttribute("aria-expanded") === "false") skip = Math.max(skip, Number(inner.dataset.hides));
-    }
+    const inside = /** @type {HTMLElement | null} */ (button.nextElementSibling);
+    if (inside) inside.hidden = !open;
   }
 
   // Moving.
