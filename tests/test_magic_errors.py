@@ -46,7 +46,6 @@ def test_mistakes_in_the_line_stop_before_the_cell_runs(user, line, mend):
         ("", "y = 3", "nothing to inspect: end the cell with a call"),
         ("-p save_only_these_names('nope')", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
         ("--names nope", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
-        ("--names recompute=nope", "loss(x)", "'nope' is not a checkpoint name of loss; it has 'h'."),
         ("--site nope", "loss(x)", "loss has no checkpoint site 'nope'"),
         ("--wrt nope", "loss(x)", "--wrt nope is not an argument of this call of loss: it has 'x'."),
         ("--wrt n", "(lambda x, n: x)(x, n)", "pass floats, or leave it out of --wrt."),

@@ -68,20 +68,17 @@ def test_a_value_ends_at_the_first_space_outside_quotes_and_brackets(line, polic
 
 
 @pytest.mark.parametrize(
-    ("line", "names"),
+    ("line", "policy"),
     [
-        ("--names a,b", (("save", ("a", "b")),)),
-        ("--names save=a,b", (("save", ("a", "b")),)),
-        ('--names "offload=c save=a,b"', (("save", ("a", "b")), ("offload", ("c",)))),
-        (
-            "--names save=a --names save=b,attn_* --names recompute=c",
-            (("save", ("a", "b", "attn_*")), ("recompute", ("c",))),
-        ),
-        ("--names re:(?=a)b", (("save", ("re:(?=a)b",)),)),
+        ("--names a,b", "names(save=['a', 'b'], offload=[])"),
+        ("--names save=a,b", "names(save=['a', 'b'], offload=[])"),
+        ('--names "offload=c save=a,b"', "names(save=['a', 'b'], offload=['c'])"),
+        ("--names save=a --names save=b,attn_*", "names(save=['a', 'b', 'attn_*'], offload=[])"),
+        ("--names re:(?=a)b", "names(save=['re:(?=a)b'], offload=[])"),
     ],
 )
-def test_names_are_read_as_a_list(line, names):
-    assert read(line).names == names
+def test_names_are_read_as_a_policy(line, policy):
+    assert read(line).policy == policy
 
 
 def test_a_semicolon_is_no_part_of_the_call():
@@ -104,7 +101,7 @@ def test_a_semicolon_is_no_part_of_the_call():
         ("-o class", "the name of a variable"),
         ('--wrt "x y"', "0,2 or params"),
         ("--wrt ''", "0,2 or params"),
-        ("--names keep=a", "save=, offload= and recompute="),
+        ("--names recompute=a", "save= and offload="),
         ("--names save=", "needs at least one name"),
         ("--names ''", "needs at least one name"),
         ("-p dots_saveable --names a", "exclude each other"),

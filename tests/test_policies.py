@@ -12,7 +12,7 @@ from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
-from remat_magic.policies import Key, by_name, choices, describe, resolve
+from remat_magic.policies import Key, choices, describe, resolve
 
 NAMES = ("attn_q", "attn_k", "mlp0", "mlp1", "out")
 
@@ -55,7 +55,7 @@ def test_an_alias_of_jax_is_the_policy_that_it_is_an_alias_of(alias):
         ("names(save=['out'])", {"out"}),
         ("names(save=['mlp?'], offload=[])", {"mlp0", "mlp1"}),
         ("names()", set()),
-        (by_name(save=["out", re.compile("mlp.")]), {"out", "mlp0", "mlp1"}),
+        ("names(save=['out', 're:mlp.'])", {"out", "mlp0", "mlp1"}),
         ("save_only_these_names('out') | save_only_these_names('mlp0')", {"out", "mlp0"}),
         ("nothing_saveable", set()),
         ("None", set()),
@@ -76,7 +76,7 @@ def test_what_a_key_saves_is_what_jax_saves(key, saved):
 
 
 def test_offloading_by_name():
-    key = by_name(save=["out"], offload=["mlp*"], offload_dst="unpinned_host")
+    key = "names(save=['out'], offload=['mlp*'], offload_dst='unpinned_host')"
     found = resolve(key, NAMES)
     assert found.key == (
         "save_and_offload_only_these_names(names_which_can_be_saved=['out'], "

@@ -16,7 +16,7 @@ import jax
 from remat_magic import api, devices, policies
 from remat_magic.meshes import mesh
 from remat_magic.notebook.callee import Callee
-from remat_magic.notebook.line import NameKind, Options
+from remat_magic.notebook.line import Options
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, printable, text_of
 
@@ -85,8 +85,7 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     Raises:
         RematError: no such policy, name or place. It is said here, and not by the widget.
     """
-    wanted = _by_name(options, trace) if options.names else options.policy or "as_written"
-    policy = policies.resolve(wanted, trace.names, namespace, trace.function_name)
+    policy = policies.resolve(options.policy or "as_written", trace.names, namespace, trace.function_name)
     device = _device(options.device)
     trace.preview(policy.key, options.at, namespace)
     # What a gradient inside is given is computed on the way; a step is given what the call gives it.
@@ -112,19 +111,6 @@ def _positions(callee: Callee, wrt: tuple[int | str, ...]) -> tuple[int | str, .
         return callee.bound + number % written
 
     return tuple(argument if isinstance(argument, str) else position(argument) for argument in wrt)
-
-
-def _by_name(options: Options, trace: api.Trace) -> str:
-    """The key of the policy that ``--names`` describes."""
-    patterns = dict(options.names)
-
-    def names(kind: NameKind) -> tuple[str, ...]:
-        return policies.matching(patterns.get(kind, ()), trace.names, trace.function_name)
-
-    save, offload, recompute = names("save"), names("offload"), names("recompute")
-    if not save and not offload:
-        save = trace.names
-    return policies.by_name(*([name for name in kept if name not in recompute] for kept in (save, offload)))
 
 
 def _with_values(callee: Callee) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

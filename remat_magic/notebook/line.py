@@ -14,16 +14,14 @@ import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from IPython.core.error import UsageError
 
 from remat_magic.parsing import parse_python
 
-__all__ = ["NAME_KINDS", "NameKind", "Options", "option_actions", "parse", "split_options"]
+__all__ = ["NAME_KINDS", "Options", "option_actions", "parse", "split_options"]
 
-NameKind = Literal["save", "offload", "recompute"]
-NAME_KINDS: tuple[NameKind, ...] = ("save", "offload", "recompute")
+NAME_KINDS = ("save", "offload")
 
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -33,8 +31,8 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 class Options:
     """What a line says.
 
-    ``names`` maps each kind to its patterns in the order given. ``expression`` is the Python that follows the options,
-    without a semicolon that ends it, or None where the line has none.
+    ``policy`` is also what ``--names`` stands for. ``expression`` is the Python that follows the options, without a
+    semicolon that ends it, or None where the line has none.
     """
 
     policy: str | None = None
@@ -43,7 +41,6 @@ class Options:
     gradient: str | None = None
     device: str | None = None
     mesh: str | None = None
-    names: tuple[tuple[NameKind, tuple[str, ...]], ...] = ()
     args: str | None = None
     output: str | None = None
     text: bool = False
@@ -71,13 +68,12 @@ def parse(parser: argparse.ArgumentParser, line: str) -> Options:
     if values.output is not None and (not values.output.isidentifier() or keyword.iskeyword(values.output)):
         raise UsageError(f"-o takes the name of a variable, and `{values.output}` is not one.")
     options = Options(
-        policy=values.policy,
+        policy=_by_name(values.names) if values.names else values.policy,
         at=values.at,
         wrt=_wrt(values.wrt),
         gradient=values.gradient,
         device=values.device,
         mesh=values.mesh,
-        names=_names(values.names or []),
         args=values.args,
         output=values.output,
         text=values.text,
@@ -165,20 +161,20 @@ def _wrt(text: str | None) -> tuple[int | str, ...] | None:
     return wrt
 
 
-def _names(values: list[str]) -> tuple[tuple[NameKind, tuple[str, ...]], ...]:
-    """``a,b`` is ``save=a,b``; several groups stand in one value or in several options."""
-    patterns: dict[NameKind, list[str]] = {}
+def _by_name(values: list[str]) -> str:
+    """The policy that ``a,b``, which is ``save=a,b``, asks for; several groups stand in one value or in several."""
+    patterns = dict[str, list[str]]()
     for group in " ".join(values).split():
-        prefix = re.match(r"(\w+)=", group)
-        kind: NameKind | None = next((kind for kind in NAME_KINDS if kind == (prefix[1] if prefix else "save")), None)
-        if kind is None:
-            raise UsageError(f"--names knows save=, offload= and recompute=, not `{group}`.")
-        written = group[prefix.end() :] if prefix else group
+        kind, equals, written = group.partition("=")
+        if not equals or not kind.isidentifier():  # in a pattern too a = may stand
+            kind, written = "save", group
+        if kind not in NAME_KINDS:
+            raise UsageError(f"--names knows save= and offload=, not `{group}`: all other values are recomputed.")
         patterns.setdefault(kind, []).extend(pattern for pattern in written.split(",") if pattern)
     empty = [kind for kind in patterns if not patterns[kind]]
-    if empty or (values and not patterns):
+    if empty or not patterns:
         raise UsageError(f"--names {empty[0] + '=' if empty else ''} needs at least one name, such as save=a,b.")
-    return tuple((kind, tuple(patterns[kind])) for kind in NAME_KINDS if kind in patterns)
+    return f"names(save={patterns.get('save', [])!r}, offload={patterns.get('offload', [])!r})"
 
 
 def _check_expression(parser: argparse.ArgumentParser, options: Options) -> None:

@@ -104,7 +104,7 @@ class RematMagics(Magics):
         action="append",
         metavar="NAMES",
         help="""Choose by checkpoint name instead of --policy: "save=a,attn_* offload=b" recomputes all others; "a,b" is
-        "save=a,b"; "recompute=c" alone saves all names but c. Globs and re:... are allowed.""",
+        "save=a,b". Globs and re:... are allowed.""",
     )
     @argument(
         "--args",

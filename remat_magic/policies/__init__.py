@@ -18,12 +18,11 @@ widget's dropdown:
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from remat_magic.policies.keys import Alternative, Key
-from remat_magic.policies.objects import Resolved, describe, matching, resolve
-from remat_magic.policies.table import AS_WRITTEN, DESTINATION, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, SOURCE, TABLE
+from remat_magic.policies.objects import Resolved, describe, resolve
+from remat_magic.policies.table import AS_WRITTEN, MEMORIES, MIXED, NO_CHECKPOINT, OWN, ROWS, TABLE
 from remat_magic.records import Choice
 
 __all__ = [
@@ -33,10 +32,8 @@ __all__ = [
     "OWN",
     "Key",
     "Resolved",
-    "by_name",
     "choices",
     "describe",
-    "matching",
     "resolve",
 ]
 
@@ -65,25 +62,3 @@ def choices(names: Sequence[str] = ()) -> tuple[Choice, ...]:
         label = ROWS[resolved.key].label if resolved.key in ROWS else resolved.key
         rows.append(Choice(resolved.key, label, resolved.meaning, resolved.code))
     return tuple(rows)
-
-
-def by_name(
-    save: Iterable[str | re.Pattern[str]] = (),
-    offload: Iterable[str | re.Pattern[str]] = (),
-    *,
-    offload_src: str = SOURCE,
-    offload_dst: str = DESTINATION,
-) -> str:
-    """The key of a choice by name: the names (or globs, or compiled regular expressions) to save and to offload.
-
-    Args:
-        save: values to keep on the device.
-        offload: values to move to another memory.
-        offload_src: JAX's name of the memory that they are moved from.
-        offload_dst: JAX's name of the memory that they are moved to.
-    """
-
-    def texts(patterns: Iterable[str | re.Pattern[str]]) -> list[str]:
-        return [f"re:{item.pattern}" if isinstance(item, re.Pattern) else item for item in patterns]
-
-    return str(Key.by_name(texts(save), texts(offload), offload_src, offload_dst))

@@ -24,7 +24,7 @@ from remat_magic.policies.table import (
 )
 from remat_magic.records import Choice, Note, RematError
 
-__all__ = ["Resolved", "describe", "matching", "resolve"]
+__all__ = ["Resolved", "describe", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _of_alternative(
 ) -> tuple[Key, Resolved]:
     if alternative.own:
         return _of_own(alternative, names, namespace, function)
-    save, offload = matching(alternative.names, names, function), matching(alternative.offloaded, names, function)
+    save, offload = _matching(alternative.names, names, function), _matching(alternative.offloaded, names, function)
     in_both = [name for name in save if name in offload]
     if in_both:
         raise RematError(f"{', '.join(map(repr, in_both))} cannot be saved and offloaded at once: choose one.")
@@ -139,7 +139,7 @@ def _of_own(
     return key, resolved
 
 
-def matching(patterns: Iterable[str], names: Sequence[str], function: str) -> tuple[str, ...]:
+def _matching(patterns: Iterable[str], names: Sequence[str], function: str) -> tuple[str, ...]:
     """Names as they are, globs and regular expressions (``re:``) as those of the ``names`` that they match.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
-from itertools import accumulate
 from typing import Any
 
 import rich.text
@@ -30,7 +29,6 @@ __all__ = ["Text", "grid", "plain", "printed", "render"]
 # A terminal's scrollback is no place for twelve thousand lines.
 _JAXPR_LINES = 200
 _LAID_OUT = 500  # equations: some 20 ms
-_SAID = 100  # bytes at most, of what is said of lines that are left out
 _NUMBERS = ("Size", "Cost", "Runs", "Budget", "Saved", "Recomputed", "Bound")
 
 _MARKS = {"repeated": ("R", "yellow"), "deferred": ("D", "cyan"), "": (" ", "")}
@@ -82,7 +80,7 @@ def render(report: Report, title: str = "") -> _View:
 
 
 def plain(
-    report: Report, width: int = 100, title: str = "", lay_out: bool = True, most_bytes: int | None = None
+    report: Report, width: int = 100, title: str = "", lay_out: bool = True, most_lines: int | None = None
 ) -> str:
     """The report as text without colours, no line longer than ``width`` columns.
 
@@ -91,15 +89,12 @@ def plain(
         width: columns.
         title: a line to put before everything.
         lay_out: whether large jaxprs whose text nobody has asked for yet are printed too, and not counted only.
-        most_bytes: how many bytes it may have; the lines that are too many for that are counted. Default: any number.
+        most_lines: how many lines it may have; the others are counted. Default: any number.
     """
-    text = printed(_View(report, title, lay_out), width)
-    if most_bytes is None or len(text.encode()) <= most_bytes:
-        return text
-    lines = text.splitlines(keepends=True)
-    sizes = accumulate(len(line.encode()) for line in lines)
-    shown = sum(size <= most_bytes - _SAID for size in sizes)
-    return f"{''.join(lines[:shown])}\n… {len(lines) - shown:,} more lines; run the cell for all\n"
+    lines = printed(_View(report, title, lay_out), width).splitlines(keepends=True)
+    if most_lines is None or len(lines) <= most_lines:
+        return "".join(lines)
+    return f"{''.join(lines[:most_lines])}\n… {len(lines) - most_lines:,} more lines; run the cell for all\n"
 
 
 def printed(shown: RenderableType, width: int) -> str:

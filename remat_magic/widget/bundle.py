@@ -29,60 +29,33 @@ def bundle(entries: Mapping[str, Path], expression: str) -> str:
         expression: what the result exports as its default.
 
     Raises:
-        ValueError: a script imports or exports in a way that is not known here, or what is not there, or itself.
+        ValueError: a script imports or exports in a way that is not known here.
     """
-    modules = _Modules()
-    variables = "".join(f"const {name} = {modules.add(path)};\n" for name, path in entries.items())
-    return f"{''.join(modules.texts)}{variables}export default {expression};\n"
+    texts, variables = list[str](), dict[Path, str]()
 
-
-class _Modules:
-    """The modules so far, each after those that it imports."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._variables: dict[Path, str] = {}
-        self._exports: dict[Path, list[str]] = {}
-        self._begun: list[Path] = []
-
-    def add(self, path: Path) -> str:
-        """Add a module unless it is there.
-
-        Returns:
-            The variable that holds its exports.
-        """
+    def add(path: Path) -> str:
+        """Put a module after those that it imports, unless it is there; the variable that holds its exports."""
         path = path.resolve()
-        if path in self._begun:
-            raise ValueError(
-                f"scripts import one another: {' -> '.join(module.name for module in (*self._begun, path))}"
-            )
-        if path not in self._variables:
-            self._begun.append(path)
-            exports: list[str] = []
-            lines = path.read_text(encoding="utf-8").splitlines()
-            body = "\n".join(self._line(path, line, exports) for line in lines)
-            variable = f"module{len(self._variables)}"
-            self.texts.append(
-                f"// {path.name}\nconst {variable} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
-            )
-            self._variables[path], self._exports[path] = variable, exports
-            self._begun.pop()
-        return self._variables[path]
+        if path not in variables:
+            exports = list[str]()
+            body = "\n".join(line(path, text, exports) for text in path.read_text(encoding="utf-8").splitlines())
+            variables[path] = name = f"module{len(variables)}"
+            exported = ", ".join(exports)
+            texts.append(f"// {path.name}\nconst {name} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n")
+        return variables[path]
 
-    def _line(self, path: Path, line: str, exports: list[str]) -> str:
-        if imported := _IMPORT.fullmatch(line):
-            target = (path.parent / imported["path"]).resolve()
-            variable = self.add(target)
-            missing = set(imported["names"].split(", ")) - set(self._exports[target])
-            if missing:
-                raise ValueError(f"{path.name}: {target.name} does not export {', '.join(sorted(missing))}")
-            return f"const {{ {imported['names']} }} = {variable};"
-        if exported := _EXPORT.match(line):
+    def line(path: Path, text: str, exports: list[str]) -> str:
+        if imported := _IMPORT.fullmatch(text):
+            return f"const {{ {imported['names']} }} = {add(path.parent / imported['path'])};"
+        if exported := _EXPORT.match(text):
             exports.append(exported["name"])
-            return line[exported.end() :]
-        if re.match(r"(import|export)\b", line):
-            raise ValueError(f"{path.name}: this form is not known to the bundle: {line}")
-        return line
+            return text[exported.end() :]
+        if re.match(r"(import|export)\b", text):
+            raise ValueError(f"{path.name}: this form is not known to the bundle: {text}")
+        return text
+
+    own = "".join(f"const {name} = {add(path)};\n" for name, path in entries.items())
+    return f"{''.join(texts)}{own}export default {expression};\n"
 
 
 @cache

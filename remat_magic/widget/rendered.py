@@ -23,7 +23,7 @@ _Key = tuple[str, str]
 
 # What a notebook keeps for each cell, as HTML and as text.
 MOST_BYTES = 60_000
-_TEXT_BYTES = 10_000
+_TEXT_LINES = 100
 
 
 def today() -> date:
@@ -145,7 +145,7 @@ class Rendered:
             own = (name, report.policy, report.at)
             others = [row for key, row in self._others.items() if key[0] == name and key != own]
         title = " ".join(filter(None, (self._title, f"Peaks are as on {name}." if name else "")))
-        plain = text.plain(on_device, title=title, lay_out=False, most_bytes=_TEXT_BYTES)
+        plain = text.plain(on_device, title=title, lay_out=False, most_lines=_TEXT_LINES)
         kept = html.kept_html(
             on_device,
             others,
