@@ -23,6 +23,7 @@ from remat_magic.engine.engine import Engine
 from remat_magic.records import Plan, PlannedValue, RematError
 from remat_magic.views import display
 from remat_magic.views.edit import edit_html
+from remat_magic.views.plan import plan_meaning
 from tests.programs import PROGRAMS, f32
 from tests.test_models import library
 from tests.test_parity import types_of_jax, types_of_ours
@@ -657,7 +658,8 @@ def test_a_carried_value_is_named_in_the_body_of_the_loop(module):
     trace = rm.trace(made.f, f32(8, 4, 4), f32(4))
     naming = trace.engine.dissect("function").naming
     (key,) = (key for key, value in naming.values.items() if value.output is None)
-    draft = dataclasses.replace(two_layers(module)[1], names=(PlannedValue(key, 128),), fingerprint=naming.fingerprint)
+    _, plan = two_layers(module)
+    draft = dataclasses.replace(plan, status="", names=(PlannedValue(key, 128),), fingerprint=naming.fingerprint)
     edit = trace.edit(draft)
     assert "        '''One.'''\n        c = checkpoint_name(c, \"c\")\n" in edit.apply_text()
     assert edit.verified
@@ -674,7 +676,8 @@ def test_one_of_several_variables_of_an_assignment(module):
     trace = rm.trace(made.f, *SQUARE)
     naming = trace.engine.dissect("function").naming
     key = next(key for key, value in naming.values.items() if value.aval.shape == (3,))
-    draft = dataclasses.replace(two_layers(module)[1], names=(PlannedValue(key, 12),), fingerprint=naming.fingerprint)
+    _, plan = two_layers(module)
+    draft = dataclasses.replace(plan, status="", names=(PlannedValue(key, 12),), fingerprint=naming.fingerprint)
     edit = trace.edit(draft)
     # The call gives both, and only one is wanted.
     assert '    a, b = jnp.split(x @ w, [3])\n    a = checkpoint_name(a, "a")\n' in edit.apply_text()
@@ -861,15 +864,6 @@ def test_places_that_are_no_whole_function_have_a_snippet_and_the_nearest_edit(m
     assert diff == edit.best.diff() != ""
 
 
-def test_a_plan_at_some_steps_has_the_nearest_within_its_budget(module):
-    trace = rm.trace(module(STEPS).of_loop, f32(6, 4, 4), f32(2, 4))
-    plan = trace.plan("50%", "step/2")
-    edit = trace.edit(plan)
-    assert (edit.verified, edit.at, edit.best.at) == (False, "step/2", "step")
-    assert edit.best.verified
-    assert edit.best.excess_bytes == 0 == max(0, edit.best.saved_bytes - plan.budget_bytes)
-
-
 WITHIN_GELU = """
 def block(x, w):
     h = jnp.tanh(x @ w)
@@ -883,19 +877,51 @@ def f(ws, x):
 """
 
 
-@pytest.mark.parametrize(("at", "device"), [("step/4", "TPU v5e"), ("step/4", "H100 SXM"), ("step", "H100 SXM")])
-def test_the_nearest_edit_of_a_plan_within_a_peak_keeps_to_it_on_its_device(module, at, device):
-    trace = rm.trace(module(WITHIN_GELU).f, f32(16, 128, 128), f32(512, 128))
-    least = trace.report("nothing_saveable", "step/4", device=device).peak_bytes
-    most = trace.report("none", device=device).peak_bytes
-    plan = trace.plan(peak=least + (most - least) // 5, at=at, device=device)
+LIBRARY = """
+def f(ws, x):
+    keep = jax.checkpoint  # passed on, so that it is not taken off
+
+    def step(x, w):
+        return keep(lambda x: jnp.sin(jnp.tanh(x @ w) @ w))(x), None
+
+    return jnp.sum(jax.lax.scan(step, x, ws)[0] ** 2)
+"""
+# A text, a place, what the budget is of, a device, and how much of what there is to save it leaves.
+BUDGETS = {
+    "steps of a loop, a TPU": (WITHIN_GELU, "step/4", "peak", "TPU v5e", 0.2),
+    "steps of a loop, a GPU": (WITHIN_GELU, "step/4", "peak", "H100 SXM", 0.2),
+    "steps of a loop, saved": (WITHIN_GELU, "step/4", "saved", None, 0.5),
+    "a function": (WITHIN_GELU, "step", "peak", "H100 SXM", 0.2),
+    "a checkpoint that is not taken off": (LIBRARY, None, "peak", "H100 SXM", 1.1),
+    "as here": (LIBRARY, None, "peak", None, 0.5),
+    "saved, and not taken off": (LIBRARY, None, "saved", None, 1.1),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_an_edit_and_the_nearest_are_held_to_what_the_plan_was_of(module, case):
+    text, at, of, device, share = BUDGETS[case]
+    args = f32(16, 128, 128), f32(512, 128)
+    trace = rm.trace(module(text).f, *args)
+
+    def figure(report):
+        return report.peak_bytes if of == "peak" else report.saved_bytes
+
+    least = figure(trace.report("nothing_saveable", at, device=device))
+    most = figure(trace.report("none", device=device))
+    plan = trace.plan(least + round((most - least) * share), of=of, at=at, device=device)
     edit = trace.edit(plan)
-    assert not (edit.verified and at == "step/4")
+    for each in (edit, edit.best):
+        assert (each.budget_bytes, each.of, each.peak_device) == (plan.budget_bytes, of, plan.peak_device)
     assert edit.best.verified
-    assert edit.best.budget_bytes == plan.budget_bytes
-    edited = module(edit.apply_text().encode())
-    peak_there = rm.trace(edited.f, f32(16, 128, 128), f32(512, 128)).report(device=device).peak_bytes
-    assert edit.best.peak_bytes == peak_there <= plan.budget_bytes
+    assert not edit.best.excess_bytes
+    edited = rm.trace(module(edit.apply_text().encode()).f, *args).report(device=device)
+    assert figure(edited) == figure(edit.best) <= plan.budget_bytes
+    whose = "saved bytes" if of == "saved" else f"estimated peak{f' on {device}' if device else ''}"
+    beyond = dataclasses.replace(edit.best, **{f"{of}_bytes": plan.budget_bytes + 1})
+    for words in (display.text(edit), edit_html(edit), beyond.diff()):
+        assert whose in " ".join(words.split())
+    assert (device or "") in plan_meaning(plan)
 
 
 SHARED = """

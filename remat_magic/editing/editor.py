@@ -74,10 +74,7 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
 
 def _peak_device(plan: Plan) -> Device | None:
     """The device as on which the peaks are that the plan's budget is of."""
-    try:
-        return devices.get(plan.peak_device) if plan.peak_device else None
-    except RematError:  # one that is not registered here: then the peak is as on none
-        return None
+    return devices.get(plan.peak_device) if plan.peak_device else None
 
 
 # ------------------------------------------------------------------------------------------------- what is asked for
@@ -98,8 +95,7 @@ class _Asked:
             return choice
         if not isinstance(choice, str) and not callable(choice):
             raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
-        report = self._facts.report(choice, self._engine.default_at if at is None else at)
-        return _plan_of(report, report.policy)
+        return _plan_of(self._facts.report(choice, self._engine.default_at if at is None else at))
 
     def planned(self, key: str, naming: NamedProgram) -> PlannedValue:
         """A value of a program whose values are named, as a plan has it."""
@@ -137,9 +133,18 @@ class _Asked:
         return Skeleton.of(naming.closed, self.within(self._facts, at), is_given)
 
 
-def _plan_of(report: Report, policy: str) -> Plan:
-    return Plan(
-        report.function, report.at, policy, 0, report.saved_bytes, report.recomputed_flops, 0, (), code=report.code
+def _plan_of(report: Report, instead: Plan | None = None) -> Plan:
+    """A report as a plan, held to the budget of the plan that it stands for."""
+    plan = Plan(
+        report.function, report.at, report.policy, 0, report.saved_bytes, report.recomputed_flops, 0, code=report.code
+    )
+    return plan if instead is None else _held_to(plan, instead)
+
+
+def _held_to(plan: Plan, other: Plan) -> Plan:
+    """A plan within another one's budget, which is of that one's kind and on its device."""
+    return replace(
+        plan, budget_bytes=other.budget_bytes, of=other.of, peak_device=other.peak_device, status=other.status
     )
 
 
@@ -192,7 +197,7 @@ class _Editor:
             if naming.values[value.key].in_rule
         ]
         edited = self._written(plan, chosen, why)
-        return edited if edited.verified else replace(edited, closest=self._closest(plan, options))
+        return edited if _kept_to(edited) else replace(edited, closest=self._closest(plan, options))
 
     def _of_policy(self, plan: Plan) -> Edit:
         """The edit of a plan without names; in place of a checkpoint that cannot be taken off, one that saves all."""
@@ -202,7 +207,7 @@ class _Editor:
             if plan.policy != "none":
                 raise
             report = self._facts.report("everything_saveable", plan.at)
-            closest = _verified(self._written(_plan_of(report, report.policy), ChosenNames(), ()))
+            closest = _kept_to(self._written(_plan_of(report, plan), ChosenNames(), ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
     def _closest(self, plan: Plan, options: Sequence[NameOption]) -> Edit | None:
@@ -212,12 +217,10 @@ class _Editor:
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
-            report = self._facts.report("nothing_saveable", plan.at)
-            best = replace(_plan_of(report, report.policy), budget_bytes=plan.budget_bytes, status=plan.status)
+            best = _plan_of(self._facts.report("nothing_saveable", plan.at))
         used = {groups[value.key] for value in best.names}
-        best = replace(best, of=plan.of, peak_device=plan.peak_device)  # held to the same budget
-        edited = self._written(best, ChosenNames([option for option in options if option in used]), ())
-        return None if edited.excess_bytes else _verified(edited)
+        names = ChosenNames([option for option in options if option in used])
+        return _kept_to(self._written(_held_to(best, plan), names, ()))
 
     def _why_unwritable(self, plan: Plan) -> Iterator[str]:
         """Which places of a plan no edit writes a checkpoint at, and what to write there by hand, a sentence each."""
@@ -246,15 +249,15 @@ class _Editor:
             if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
                 there = self._facts.on(_peak_device(plan))
                 nearest = plan_at(there, next(iter(at)), plan.budget_bytes or plan.saved_bytes, plan.of)
-                nearest = replace(nearest, peak_device=plan.peak_device)
+                nearest = _held_to(nearest, plan)
             else:
                 report = (
                     self._facts.report("as_written", at)
                     if plan.policy == MIXED
                     else self._facts.report(plan.policy, next(iter(at)))
                 )
-                nearest = _plan_of(report, report.policy)
-            return _verified(self.edit(nearest).best)
+                nearest = _plan_of(report, plan)
+            return _kept_to(self.edit(nearest).best)
         except RematError:
             return None
 
@@ -326,6 +329,7 @@ class _Editor:
             label=plan.label,
             budget_bytes=plan.budget_bytes if plan.status else None,
             of=plan.of,
+            peak_device=plan.peak_device,
         )
 
     def _written_in(
@@ -406,8 +410,9 @@ def _whole_function(at: str) -> str:
     return re.sub(r"(\[[-\d:]*\])?(/\d+)?$", "", at)
 
 
-def _verified(edit: Edit) -> Edit | None:
-    return edit if edit.verified else None
+def _kept_to(edit: Edit) -> Edit | None:
+    """An edit that is verified, and within its budget."""
+    return edit if edit.verified and not edit.excess_bytes else None
 
 
 def _besides(chosen: ChosenNames, names: Sequence[EditedName]) -> Iterator[str]:

@@ -68,7 +68,8 @@ def plan(
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
         sentences.append(f"Values inside {' or '.join(inside)} are not among the choices.")
     peak_device = "" if facts is plain or device is None else devices.get(device).name
-    return replace(best, status=" ".join(filter(None, sentences)), peak_device=peak_device)
+    label = f"{best.label} on {peak_device}" if best.names and of == "peak" and peak_device else best.label
+    return replace(best, label=label, status=" ".join(filter(None, sentences)), peak_device=peak_device)
 
 
 def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:

@@ -66,9 +66,9 @@ class Edit(Displayed, Labelled):
     ``saved_bytes`` and ``recomputed_flops`` are of the edited text, None where it could not be traced; the ``planned``
     ones of the plan. ``closest`` is another edit, which is verified for the plan that it is made for: the nearest that
     an edit can write, within the same budget; None where this one is verified, or where there is none. ``budget_bytes``
-    is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, None where none was asked for;
-    ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text`` is a sentence where the ``best``
-    edit saves less than no checkpoint there does, and the peak is hardly lower.
+    is the plan's budget, of bytes "saved" or of the estimated "peak" as ``of`` says, which is as on ``peak_device``;
+    None where none was asked for. ``excess_bytes`` tells by how much the edited text exceeds it. ``no_gain.text`` is a
+    sentence where the ``best`` edit saves less than no checkpoint there does, and the peak is hardly lower.
     """
 
     function: str
@@ -88,6 +88,7 @@ class Edit(Displayed, Labelled):
     budget_bytes: int | None = None
     of: str = "saved"
     peak_bytes: int | None = None
+    peak_device: str = ""
     no_gain: Remark = field(default=Remark(), compare=False)
 
     @property
@@ -99,7 +100,13 @@ class Edit(Displayed, Labelled):
     @property
     def best(self) -> Edit:
         """The edit itself, or the closest one where it does not do what is chosen."""
-        return self if self.verified or self.closest is None else self.closest
+        return self.closest or self
+
+    @property
+    def budget_text(self) -> str:
+        """What ``budget_bytes`` are of."""
+        there = f" on {self.peak_device}" if self.peak_device else ""
+        return f"estimated peak{there}" if self.of == "peak" else "saved bytes"
 
     def diff(self) -> str:
         """The unified diffs of all files and cells of the ``best`` edit, one after another.
@@ -114,11 +121,9 @@ class Edit(Displayed, Labelled):
                 nearest += f" at {best.at}"
             return f"# No edit does just what is chosen; this is the nearest: {nearest}.\n{best.diff()}"
         why = " ".join(best.differences[:1] or best.unnamed[:1])
-        if not best.verified and best.budget_bytes is not None and best.excess_bytes != 0:
-            what = "bytes of estimated peak" if best.of == "peak" else "saved bytes"
-            return (
-                f"# There is no edit of the source that was verified to keep to {best.budget_bytes:,} {what}: {why}\n"
-            )
+        if best.excess_bytes or (best.budget_bytes is not None and best.excess_bytes is None and not best.verified):
+            budget = f"{best.budget_bytes:,} bytes of {best.budget_text}".replace("bytes of saved", "saved")
+            return f"# There is no edit of the source that was verified to keep to {budget}: {why}\n"
         text = "".join(file.diff() for file in best.files)
         return f"# This edit was not verified: {why}\n{text}" if text and why and not best.verified else text
 

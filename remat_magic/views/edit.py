@@ -38,11 +38,10 @@ def edit_sentences(edit: Edit) -> list[str]:
     if edit.no_gain.text:
         sentences.append(edit.no_gain.text)
     if best.budget_bytes is not None:
-        what = "estimated peak" if best.of == "peak" else "saved bytes"
         excess = "whether it keeps to it is not known" if best.excess_bytes is None else "it keeps to it"
         if best.excess_bytes:
             excess = f"it exceeds that by {fmt.nbytes(best.excess_bytes)}"
-        sentences.append(f"The budget was {fmt.nbytes(best.budget_bytes)} of {what}: {excess}.")
+        sentences.append(f"The budget was {fmt.nbytes(best.budget_bytes)} of {best.budget_text}: {excess}.")
     return sentences + list(best.differences)
 
 

@@ -103,7 +103,7 @@ def chosen_text(plan: Plan) -> str:
     """What a chosen plan comes to, as a stop of the slider says it."""
     point = FrontierPoint(plan.budget_bytes, plan.saved_bytes, plan.recomputed_flops, int(plan.bound), plan.unreached)
     text = point_text(point, plan.forward_flops)
-    return text.replace(": ", " of peak: ", 1) if plan.of == "peak" else text
+    return text.replace(": ", f" of peak{_there(plan)}: ", 1) if plan.of == "peak" else text
 
 
 def frontier_svg(
@@ -223,9 +223,14 @@ def _policy_marks(policies: Sequence[Report], frame: Frame) -> list[str]:
 
 def plan_meaning(plan: Plan) -> str:
     """What a plan does, one line."""
-    peak = "an estimated peak" if plan.of == "peak" else "saved bytes"
+    peak = f"an estimated peak{_there(plan)}" if plan.of == "peak" else "saved bytes"
     whose = f", {plan.of_devices}" if plan.of_devices else ""
     return f"Recompute as little as possible within {fmt.nbytes(plan.budget_bytes)} of {peak}{whose}."
+
+
+def _there(plan: Plan) -> str:
+    """The device that a peak is as on, after the word."""
+    return f" on {plan.peak_device}" if plan.peak_device else ""
 
 
 def plan_sentences(plan: Plan) -> list[str]:
@@ -243,7 +248,8 @@ def plan_sentences(plan: Plan) -> list[str]:
     if plan.of == "saved":
         saves += f" of {budget}"
     elif plan.peak_bytes is not None:
-        saves = f"Peaks at {fmt.nbytes(plan.peak_bytes)} of {budget} (estimated); saves {fmt.nbytes(plan.saved_bytes)}"
+        peak = f"Peaks at {fmt.nbytes(plan.peak_bytes)} of {budget} (estimated{_there(plan)})"
+        saves = f"{peak}; saves {fmt.nbytes(plan.saved_bytes)}"
     facts = [
         f"{saves}, {plan.of_devices}" if plan.of_devices else saves,
         f"offloads {fmt.nbytes(plan.offloaded_bytes)}" if plan.offloaded_bytes else "",
