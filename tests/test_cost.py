@@ -618,6 +618,146 @@ def turning(condition):
 PRODUCT = 2 * 8 * 32 * 32
 
 
+def quantised(x, w):
+    """A product of bytes: the one that makes int32."""
+    left, right = jnp.round(x).astype(jnp.int8), jnp.round(w).astype(jnp.int8)
+    return lax.dot(left, right, preferred_element_type=jnp.int32).astype(jnp.float32)
+
+
+def in_other_words(x, w):
+    left, right = (jnp.round(each).astype("int8") for each in (x, w))
+    numbers = (((1,), (0,)), ((), ()))
+    return lax.dot_general(left, right, numbers, preferred_element_type=jnp.int32).astype("float32")
+
+
+def ruled(rule, function=quantised):
+    """With a backward rule; ``rule`` gives what the forward rule calls."""
+    whole = jax.custom_vjp(function)
+    whole.defvjp(lambda x, w: (rule(whole)(x, w), (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
+    return whole
+
+
+def forward_ruled(rule):
+    whole = jax.custom_jvp(quantised)
+    whole.defjvp(lambda given, t: (rule(whole)(*given), t[0] @ given[1] + given[0] @ t[1]))
+    return whole
+
+
+RULED = {
+    "calls itself": ruled(lambda whole: whole),
+    "its function": ruled(lambda _: quantised),
+    "other words": ruled(lambda _: in_other_words),
+    "jitted": ruled(lambda _: jax.jit(in_other_words)),
+    "checkpointed": ruled(lambda _: quantised, jax.checkpoint(quantised)),
+    "of a custom_jvp": forward_ruled(lambda whole: whole),
+    "of a custom_jvp, other words": forward_ruled(lambda _: in_other_words),
+}
+AROUND = {
+    "plain": lambda f: lambda x, w: jnp.sin(f(x, w)),
+    "scan": lambda f: lambda x, w: lax.scan(lambda c, _: (jnp.sin(f(c, w)), None), x, length=3)[0],
+    "vmap": lambda f: lambda x, w: jnp.sin(jax.vmap(f, (0, None))(x.reshape(2, 4, 32), w)),
+    "jit": lambda f: lambda x, w: jnp.sin(jax.jit(f)(jnp.sin(jax.jit(f)(x, w)), w)),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", RULED)
+def test_a_product_that_runs_in_both_halves_is_repeated(remat, name, around):
+    """By a count of what makes int32 in both: no gradient does."""
+
+    def products(jaxpr):
+        found = [scope.times for scope, eqn in walk(jaxpr) if eqn.outvars and eqn.outvars[0].aval.dtype == jnp.int32]
+        return sum(found)
+
+    trace = rm.trace(lambda x, w: AROUND[around](RULED[name])(x, w).sum(), S(8, 32), S(32, 32))
+    again = [each for each in trace.report("nothing_saveable", "function").recomputed if "i32" in each.outputs[0]]
+    ahead, back = (half("nothing_saveable", "function") for half in (trace.forward, trace.backward))
+    assert products(ahead) == products(back) > 0
+    assert sum(each.flops for each in again if each.repeated) == products(back) * PRODUCT
+    assert all(each.repeated for each in again)
+
+
+def two_products(w, x):
+    return jnp.tanh(jnp.tanh(x @ w) @ w)
+
+
+def recomputing(function):
+    """A function whose backward rule runs it again."""
+    whole = jax.custom_vjp(function)
+    whole.defvjp(lambda w, x: (function(w, x), (w, x)), lambda saved, g: jax.vjp(function, *saved)[1](g))
+    return whole
+
+
+def attention_rule(w, x):
+    """Attention whose rule makes its scores again, from what it keeps of their sums."""
+
+    def scores(q, k, sums):
+        return jnp.exp(q @ k.T - sums)
+
+    def forward(q, k):
+        sums = jax.nn.logsumexp(q @ k.T, -1, keepdims=True)
+        return scores(q, k, sums) @ k, (q, k, sums)
+
+    def backward(saved, g):
+        q, k, sums = saved
+        p = jnp.exp(jnp.dot(q, k.T) - sums)
+        d = p * (g @ k.T - (p * (g @ k.T)).sum(-1, keepdims=True))
+        return d @ k, d.T @ q + p.T @ g
+
+    whole = jax.custom_vjp(lambda q, k: forward(q, k)[0])
+    whole.defvjp(forward, backward)
+    return whole(x @ w, x)
+
+
+def rule_in_scan(w, x):
+    return lax.scan(lambda c, _: (recomputing(two_products)(w, c), None), x, length=3)[0]
+
+
+# What the rules run again, in parts of the product of w and x; None: nothing of what ran before.
+BY_RULES = {
+    "its function": (recomputing(two_products), 2),
+    "its jitted function": (recomputing(jax.jit(two_products)), 2),
+    "in a scan": (rule_in_scan, 6),
+    "attention": (attention_rule, 8 / 32),
+    "what is saved": (lambda w, x: ruled(lambda _: quantised)(x, w), None),
+    "no rule": (two_products, None),
+    "a derivative": (lambda w, x: jax.nn.relu(jax.nn.gelu(x @ w)), None),
+}
+
+
+@pytest.mark.parametrize("policy", ["none", "dots_saveable"])
+@pytest.mark.parametrize("name", BY_RULES)
+def test_what_a_rule_runs_again_is_told(remat, name, policy):
+    """It is no policy's, and counted by none."""
+    fun, products = BY_RULES[name]
+    report = rm.trace(lambda w, x: fun(w, x).sum(), S(32, 32), S(8, 32)).report(policy, "function")
+    notes = [note for note in report.notes if note.kind == "rule-repeats"]
+    assert bool(notes) == bool(products)
+    for note in notes:
+        figure = float(note.split("whatever the policy: ")[1].split(" kFLOPs")[0]) * 1e3
+        assert products * PRODUCT <= figure < 1.2 * products * PRODUCT
+        assert "dot_general" in note.about
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kind", ["while", "scan"])
+def test_a_checkpointed_loop_of_equinox_runs_its_steps_again(kind):
+    loops = pytest.importorskip("equinox.internal")
+
+    def loss(w, x):
+        step = lambda x: jnp.tanh(x @ w)  # noqa: E731
+        if kind == "while":
+            return loops.while_loop(
+                lambda x: x.max() < 9.0, step, x, max_steps=64, kind="checkpointed", checkpoints=4
+            ).sum()
+        steps = jnp.zeros(64)
+        return loops.scan(lambda x, _: (step(x), None), x, steps, kind="checkpointed", checkpoints=4)[0].sum()
+
+    (note,) = (note for note in rm.trace(loss, S(32, 32), S(8, 32)).report().notes if note.kind == "rule-repeats")
+    assert {"dot_general", "tanh"} <= {*note.about}
+    assert "for each turn of a loop of unknown length" in note
+
+
 @pytest.mark.parametrize(("turns", "condition"), [(1, lambda n: lambda s: s[0] < n), (7, lambda n: lambda s: s[0] < 7)])
 def test_a_repeated_loop_costs_its_turns(remat, turns, condition):
     """One turn at least where their number is not known, so that no plan takes a loop for free."""

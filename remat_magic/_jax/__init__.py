@@ -69,6 +69,7 @@ from remat_magic._jax.primitives import (
     MATMULS,
     carried_operands,
     donated,
+    has_backward_rule,
     is_barrier,
     is_broadcast,
     is_call,

@@ -176,6 +176,11 @@ def is_custom_rule(eqn: Any) -> bool:
     return eqn.primitive.name.startswith("custom_")
 
 
+def has_backward_rule(eqn: Any) -> bool:
+    """Whether an equation is a call of a ``jax.custom_vjp``."""
+    return eqn.primitive.name.startswith("custom_vjp")
+
+
 def is_matmul(eqn: Any) -> bool:
     """Whether an equation is a matrix multiplication or a convolution."""
     return eqn.primitive.name in MATMULS

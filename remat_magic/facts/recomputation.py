@@ -14,7 +14,7 @@ from remat_magic.jaxprs.dead_code import LiveEquations
 from remat_magic.jaxprs.flow import dependents
 from remat_magic.jaxprs.naming import is_given
 from remat_magic.jaxprs.provenance import Provenances, marks_on
-from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.jaxprs.walk import Scope, leaves, walk
 from remat_magic.records import Equation
 
 
@@ -40,6 +40,11 @@ class Recomputation:
         for scope, eqn in walk(forward, once=True):
             if not scope.inner(eqn):
                 self._forward.setdefault(id(_jax.traceback_of(eqn)), {})[id(eqn)] = (scope, eqn)
+        self._of_rules = set[Hashable]()
+        for scope, eqn in walk(forward, once=True) if provenances.rules else ():
+            rule = None if scope.inner(eqn) else self._rule_of(scope, eqn)
+            if rule is not None:
+                self._of_rules.add((rule, _doing(eqn)))
         self._told_apart: set[int] = set()
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
@@ -50,7 +55,7 @@ class Recomputation:
         self.kinds: dict[int, bool] = {}
         for scope, eqn in self.equations:
             if id(eqn) not in self.kinds:
-                self.kinds[id(eqn)] = self._ran_forward(scope, eqn)
+                self.kinds[id(eqn)] = self._ran_forward(scope, eqn) or self._ran_in_rule(scope, eqn)
 
     def __call__(self, eqn: Any) -> bool:
         """Whether an equation of the backward jaxpr is recomputation."""
@@ -120,6 +125,30 @@ class Recomputation:
         if self._on_cotangents is None:
             self._on_cotangents = dependents(self.top, self.top.jaxpr.invars[self._residuals :])
         return (id(scope), id(eqn)) in self._on_cotangents
+
+    def _rule_of(self, scope: Scope, eqn: Any) -> int | None:
+        """The call of a custom derivative that an equation is of: of its function, or of a rule of it.
+
+        What a rule makes has the traceback of the call.
+        """
+        rules, traceback = self._provenances.rules, id(_jax.traceback_of(eqn))
+        if traceback in rules:
+            return traceback
+        place = self._provenances.of(eqn, scope.chain) if rules else None
+        return next((link for link in reversed(place.chain) if link in rules), None) if place else None
+
+    def _ran_in_rule(self, scope: Scope, eqn: Any) -> bool:
+        """Whether the forward half does the same in that call: a rule may have other text than its function."""
+        rule = self._rule_of(scope, eqn)
+        return rule is not None and (rule, _doing(eqn)) in self._of_rules
+
+    def by_rules(self) -> Iterator[tuple[Scope, Any]]:
+        """What backward rules of custom derivatives run again of the forward half, whatever the policy."""
+        if self._provenances.has_backward_rules:
+            for scope, eqn in walk(self.top, self.live):
+                leaf = self.live(eqn) and not scope.inner(eqn) and not _jax.is_transparent(eqn)
+                if leaf and not self(eqn) and self._ran_forward(scope, eqn) and not self._reads_cotangent(scope, eqn):
+                    yield scope, eqn
 
     def _ran_forward(self, scope: Scope, eqn: Any) -> bool:
         traceback = id(_jax.traceback_of(eqn))
@@ -193,7 +222,8 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int
         return False
     if [var.aval for var in eqn.outvars] != [var.aval for var in other.outvars]:
         return False
-    if not _jax.same_params(eqn, other):
+    calls = _called(scope, eqn), _called(there, other)
+    if calls[0] != calls[1] or not (calls[0] or _jax.same_params(eqn, other)):
         return False
     traceback = _jax.traceback_of(eqn)
     for operand, other_operand in zip(eqn.invars, other.invars, strict=True):
@@ -214,6 +244,12 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int
     return True
 
 
+def _doing(eqn: Any) -> Hashable:
+    """What an equation does, to whatever it is given."""
+    operands = [str(atom) if _jax.is_literal(atom) else _jax.type_text(atom.aval) for atom in eqn.invars]
+    return eqn.primitive, _jax.params_key(eqn), (*operands,), tuple(_jax.type_text(var.aval) for var in eqn.outvars)
+
+
 _FEW = 4
 
 
@@ -229,7 +265,13 @@ def _signature(scope: Scope, eqn: Any, depth: int = _DEEP) -> Hashable:
             operands.append(None)
         else:
             operands.append((_jax.is_transparent(maker[0]), _signature(scope, maker[0], depth - 1)))
-    return eqn.primitive, tuple(var.aval for var in eqn.outvars), _jax.params_key(eqn), tuple(operands)
+    key = _called(scope, eqn) or _jax.params_key(eqn)
+    return eqn.primitive, tuple(var.aval for var in eqn.outvars), key, tuple(operands)
+
+
+def _called(scope: Scope, eqn: Any) -> tuple[str, ...]:
+    """What is done inside an equation, by name: a rule that is traced anew has jaxprs of its own."""
+    return tuple(_jax.primitive_name(leaf) for _, leaf in leaves(scope, eqn) if leaf is not eqn)
 
 
 def _name_given(scope: Scope, eqn: Any) -> str | None:

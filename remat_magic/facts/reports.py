@@ -141,7 +141,12 @@ def full(
         recomputed=_again(half, recomputation),
         forward=_forward_program(half, saved, provenances),
         backward=program_later(backward, provenances, marked, recomputation.kinds),
-        notes=(*first.notes, *_saved_in_vain(half, saved, rows, recomputation), *_replicated(first.devices, rows)),
+        notes=(
+            *first.notes,
+            *_saved_in_vain(half, saved, rows, recomputation),
+            *_repeated_by_rules(half, recomputation, provenances, back.flops),
+            *_replicated(first.devices, rows),
+        ),
         forward_flops=ahead.flops,
         backward_flops=back.flops,
         forward_communicated_bytes=communicated[0],
@@ -215,6 +220,36 @@ def _saved_in_vain(
             )
             notes.setdefault(Note("saved-in-vain", sentence, (row.name or "", row.primitive)))
     return list(notes)
+
+
+_NAMED = 4  # primitives in a sentence
+_MUCH = 0.01  # of the FLOPs of the backward half
+
+
+def _repeated_by_rules(
+    half: Forward, recomputation: Recomputation, provenances: Provenances, backward_flops: int
+) -> Iterator[Note]:
+    """What the backward rules of custom derivatives run again: no policy decides about it, and none recomputes it."""
+    flops: Counter[str] = Counter()
+    lines, known = dict[int, None](), True
+    for scope, eqn in recomputation.by_rules():
+        price = equation_cost(eqn, type_of=half.type_of)
+        if price.flops:
+            flops[_jax.primitive_name(eqn)] += price.flops * scope.turns
+            known = known and scope.times is not None
+            source = locate(provenances, scope, eqn).source
+            lines.update({source.line: None} if source else {})
+    if flops.total() > _MUCH * backward_flops:
+        names = [name for name, _ in flops.most_common(_NAMED)]
+        what = f"{', '.join(names)}{' and more' if len(flops) > _NAMED else ''}"
+        at = f" (line {', '.join(map(str, sorted(lines)[:_NAMED]))})" if lines else ""
+        often = "" if known else " for each turn of a loop of unknown length"
+        yield Note(
+            "rule-repeats",
+            f"The rule of a custom derivative runs {what}{at} again in the backward pass, whatever the policy: "
+            f"{units.flops(flops.total())}{often}. They are not in what the policy recomputes.",
+            names,
+        )
 
 
 _LARGE = 0.1  # of the bytes saved

@@ -68,6 +68,8 @@ class Provenances:
         self._by_traceback: dict[int, list[Provenance]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
         self._under: dict[tuple[int, int], list[Provenance]] = {}  # by traceback and that of an enclosing equation
+        self.rules = set[int]()  # the identities of the tracebacks of calls with a rule of the user's own
+        self.has_backward_rules = False
         self._add(_jax.open_jaxpr(closed), (), 1, (), Frames(), function, 0)
         self._lend_sources()
 
@@ -89,6 +91,9 @@ class Provenances:
             frames = self.spans.frames(traceback).inside(outer)
             inside = _jax.bodies(eqn)
             here = marks + marks_on(eqn)
+            if _jax.is_custom_rule(eqn):
+                self.rules.add(id(traceback))
+                self.has_backward_rules = self.has_backward_rules or _jax.has_backward_rule(eqn)
             provenances = self._by_traceback.setdefault(id(traceback), [])
             number = (provenances[0].number if provenances else None) or len(self._by_traceback)
             names = _jax.primitive_name(eqn), _jax.label_of(eqn)

@@ -25,6 +25,7 @@ NoteKind = Literal[
     "names-ignored",
     "policy-asked-little",
     "saved-in-vain",
+    "rule-repeats",
     "no-gain",
     "peak-no-lower",
     "peak-by-order",
