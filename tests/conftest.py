@@ -50,18 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let property tests repeat themselves exactly; tracing has no time limit of its own."""
-    from hypothesis import settings
-
-    # Read when the tests' module is imported; workers of xdist inherit it.
+    """Hand on how many programs, which is read when the tests' module is imported; workers of xdist inherit it."""
     if config.getoption("--programs"):
         os.environ["REMAT_EXAMPLES"] = str(config.getoption("--programs"))
-
-    settings.register_profile("remat", deadline=None, derandomize=bool(os.environ.get("CI")))
-    # How much the second one tries, tests/test_generated.py knows.
-    settings.register_profile("thorough", settings.get_profile("remat"))
-    if not config.getoption("--hypothesis-profile", None):
-        settings.load_profile("remat")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not choose

@@ -3,9 +3,7 @@
 A program is data: steps on a growing list of values, some of which hold a program of their own (a loop's body, a
 branch, what a checkpoint is put around). Every step takes any values, since operands are brought to the shape and type
 that it needs, so that any list of steps is a program, shrinks well, and runs on other shapes too. ``repr`` of a program
-can be pasted into a regression test.
-
-The single operations stand in tests/generated_operations.py.
+can be pasted into a regression test. Operations stand one to a line or function: this file is the source that is shown.
 """
 
 from __future__ import annotations
@@ -23,9 +21,6 @@ from hypothesis import strategies as st
 from jax._src import config
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
-
-from tests import generated_operations as ops
-from tests.generated_operations import fit, floating, indices, like, predicate
 
 NAMES = ("a", "b", "c")
 P = jax.checkpoint_policies
@@ -116,29 +111,20 @@ class Program(_Printed):
         """What it is to be traced under."""
         return config.enable_x64(self.x64)
 
-    def under(self, policy: str | None, sites: Callable[[Step], bool], own: bool) -> Program:
-        """The program as if another policy (None: no checkpoint) had been written at some of its sites.
+    def under(self, policy: str, function: str | None = None) -> Program:
+        """The program as if this policy (or ``NO_CHECKPOINT``) had been written at its sites, or at a function's."""
 
-        Args:
-            policy: the policy.
-            sites: of which checkpoint steps.
-            own: whether at the program's own decorator.
-        """
+        def changed(body: Body | None) -> Any:
+            return body and dataclasses.replace(body, steps=tuple(map(of_step, body.steps)))
 
-        def changed(body: Body | None) -> Body | None:
-            if body is None:
-                return None
-            steps = []
-            for step in body.steps:
-                here = bool(step.site) and sites(step)
-                new = dataclasses.replace(step, body=changed(step.body), other=changed(step.other))
-                steps.append(dataclasses.replace(new, policy=policy or NO_CHECKPOINT) if here else new)
-            return dataclasses.replace(body, steps=tuple(steps))
+        def of_step(step: Step) -> Step:
+            here = step.site and function in (None, step.site)
+            inner = {"body": changed(step.body), "other": changed(step.other)}
+            return dataclasses.replace(step, **inner, policy=policy if here else step.policy)
 
-        body = changed(self.body)
-        assert body is not None
-        decorator = (policy or "") if own and self.decorator in POLICIES else self.decorator
-        return dataclasses.replace(self, body=body, decorator=decorator)
+        own = self.decorator in POLICIES and function in (None, _call.__name__)
+        decorator = policy.replace(NO_CHECKPOINT, "") if own else self.decorator
+        return dataclasses.replace(self, body=changed(self.body), decorator=decorator)
 
     def pack(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments."""
@@ -176,6 +162,265 @@ def _value(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     return jnp.asarray(rng.integers(0, 2, shape)).astype(dtype)
 
 
+# ------------------------------------------------------------------------- operations, of whatever they are given
+
+
+def floating(x: Any) -> Any:
+    """The value as real floating point of its own width."""
+    if jnp.iscomplexobj(x):
+        return jnp.real(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+
+
+def fit(x: Any, shape: tuple[int, ...]) -> Any:
+    """The value in another shape: repeated, cut or padded."""
+    if x.shape == shape:
+        return x
+    size = int(np.prod(shape))
+    if x.size == size:
+        return jnp.reshape(x, shape)
+    if x.ndim == 0:
+        return jnp.broadcast_to(x, shape)
+    flat = jnp.ravel(x)[:size]
+    return jnp.reshape(jnp.pad(flat, (0, size - flat.size), constant_values=0.5), shape)
+
+
+def like(x: Any, other: Any) -> Any:
+    """The value in the shape and type of another."""
+    x = fit(x, other.shape)
+    if x.dtype == other.dtype:
+        return x
+    if jnp.issubdtype(other.dtype, jnp.floating):
+        x = floating(x)
+    elif not jnp.issubdtype(other.dtype, jnp.complexfloating):
+        x = jnp.real(x)
+    return x.astype(other.dtype)
+
+
+def rows(x: Any) -> Any:
+    """The value as a matrix."""
+    if x.ndim == 2:
+        return x
+    return jnp.reshape(x, (-1, x.shape[-1])) if x.ndim and x.size else fit(x, (2, 2))
+
+
+def filled(x: Any) -> Any:
+    """The value, or where it has no elements a vector."""
+    return x if x.size and x.ndim else fit(x, (3,))
+
+
+def indices(x: Any, size: int) -> Any:
+    """Integers below ``size`` that come from a value."""
+    return jax.lax.stop_gradient(jnp.abs(jnp.real(jnp.ravel(filled(x))[:3]) * 2).astype(jnp.int32) % max(size, 1))
+
+
+def predicate(x: Any) -> Any:
+    return jnp.real(jnp.sum(x)) > 0.7
+
+
+UNARY: tuple[Callable[[Any], Any], ...] = (
+    lambda x: jnp.sin(x),
+    lambda x: jnp.cos(x) * 2,
+    lambda x: jnp.tanh(x),
+    lambda x: jnp.exp(-jnp.abs(x)),
+    lambda x: jnp.log(1.5 + x * x),
+    lambda x: jax.nn.sigmoid(x),
+    lambda x: jax.lax.rsqrt(1 + x * x),
+    lambda x: jnp.sqrt(x * x + 1),
+    lambda x: jax.lax.integer_pow(x, 3),
+    lambda x: jnp.clip(x, -0.5, 0.75),
+    lambda x: jax.nn.relu(x),
+    lambda x: jax.nn.gelu(x),
+    lambda x: jax.nn.softmax(filled(x)),
+    lambda x: jax.nn.logsumexp(filled(x), axis=-1),
+    lambda x: jnp.where(x > 0, x, 0.1 * x),
+    lambda x: -x,
+    lambda x: jnp.abs(x),
+    lambda x: x,
+    lambda x: jax.lax.stop_gradient(x),
+    lambda x: jax.lax.erf(x),
+    lambda x: jnp.maximum(x, 0.2),
+    lambda x: x**2.5 if x.dtype != jnp.float16 else x,
+    lambda x: jnp.arctan2(x, 1 + x),
+    lambda x: jnp.expm1(-jnp.abs(x)) + jnp.log1p(jnp.abs(x)),
+    lambda x: jax.nn.silu(x),
+    lambda x: jax.lax.reduce_precision(x, 5, 4),
+    lambda x: jax.lax.optimization_barrier(x),
+    lambda x: jnp.round(x) + jnp.sign(x),
+    lambda x: jax.lax.cbrt(1 + jnp.abs(x)),
+    lambda x: jnp.square(x) * jnp.floor(x + 0.5),
+    lambda x: jnp.nan_to_num(x),
+    lambda x: jax.lax.lgamma(1.5 + jnp.abs(x)),
+    lambda x: jax.nn.glu(jnp.concatenate([jnp.ravel(x), jnp.ravel(x)])) if x.size else x,
+    lambda x: jax.device_put(x),
+    lambda x: jax.nn.standardize(filled(x), axis=-1),
+    lambda x: jax.lax.log1p(jnp.abs(x)) * jax.lax.erf_inv(0.3 * jnp.tanh(x)) if x.dtype != jnp.float16 else x,
+)
+BINARY: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda x, y: x + y,
+    lambda x, y: x * y,
+    lambda x, y: x - y,
+    lambda x, y: x / (1.5 + y * y),
+    lambda x, y: jnp.maximum(x, y),
+    lambda x, y: jnp.where(x > y, jnp.sin(x), y),
+    lambda x, y: (1 + jnp.abs(x)) ** jnp.tanh(y),
+    lambda x, y: jnp.logaddexp(x, y),
+    lambda x, y: jnp.hypot(x + 2, y),
+)
+SHAPED: tuple[Callable[[Any], Any], ...] = (
+    lambda x: jnp.sum(x),
+    lambda x: jnp.mean(filled(x), axis=0),
+    lambda x: jnp.max(filled(x), axis=-1),
+    lambda x: jnp.prod(filled(x)[:2] * 0.5, axis=0),
+    lambda x: jnp.var(filled(x)),
+    lambda x: jnp.ravel(x),
+    lambda x: rows(x).T,
+    lambda x: jnp.broadcast_to(x, (2, *x.shape)) if x.ndim < 3 else x[0],
+    lambda x: jnp.concatenate([filled(x), filled(x)], axis=0) if x.size < 40 else jnp.ravel(x)[:5],
+    lambda x: filled(x)[::2],
+    lambda x: jnp.flip(x),
+    lambda x: jnp.pad(x, 1) if x.size < 30 else jnp.ravel(x)[1:6],
+    lambda x: jnp.sort(filled(x), axis=-1),
+    lambda x: jnp.cumsum(filled(x), axis=0),
+    lambda x: jnp.cumprod(filled(x) * 0.9, axis=-1),
+    lambda x: jnp.tril(rows(x)),
+    lambda x: jnp.linalg.norm(filled(x) + 0.1),
+    lambda x: jnp.squeeze(x[None], 0),
+    lambda x: x[:0] if x.ndim else x,
+    lambda x: jax.lax.top_k(jnp.ravel(filled(x)), 1)[0],
+    lambda x: jnp.median(filled(x)),
+    lambda x: jnp.split(rows(x), [1], axis=0)[0],
+    lambda x: jax.lax.associative_scan(jnp.multiply, jnp.ravel(filled(x))[:6]),
+    lambda x: jnp.roll(filled(x), 1),
+    lambda x: jax.lax.cumlogsumexp(filled(x), axis=0),
+    lambda x: jax.lax.cummax(filled(x), axis=0, reverse=True),
+    lambda x: jax.lax.reduce_window(
+        fit(x, (1, 4, 4, 1)), np.asarray(-np.inf, x.dtype), jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+    ),
+    lambda x: jax.lax.reduce_window(
+        fit(x, (1, 4, 4, 1)), np.asarray(0, x.dtype), jax.lax.add, (1, 2, 2, 1), (1, 1, 1, 1), "SAME"
+    ),
+    lambda x: jnp.take_along_axis(filled(x), jnp.argsort(filled(x), axis=-1), axis=-1),
+    lambda x: jnp.argmax(filled(x), axis=-1),
+    lambda x: jnp.zeros((0,), x.dtype) * x[:0] if x.ndim == 1 else x[..., None],
+    lambda x: jnp.repeat(jnp.ravel(filled(x))[:4], 2),
+    lambda x: jnp.swapaxes(rows(x), 0, 1)[None],
+    lambda x: jnp.diag(jnp.ravel(filled(x))[:3]),
+    lambda x: jnp.tile(jnp.ravel(filled(x))[:3], (2, 1)),
+    lambda x: jax.ops.segment_sum(jnp.ravel(filled(x))[:4], jnp.asarray([0, 1, 0, 1])[: filled(x).size], 2),
+    lambda x: jnp.min(filled(x)) + jnp.ptp(filled(x)),
+    lambda x: jnp.interp(jnp.ravel(filled(x))[:3], jnp.arange(3.0), jnp.ravel(fit(x, (3,)))),
+)
+TYPES = ("float32", "bfloat16", "float16", "float64", "complex64", "int32", "complex128", "int8", "uint32")
+
+
+def _solvable(x: Any) -> Any:
+    a = fit(floating(x), (2, 2)).astype(jnp.float32)
+    return a @ a.T + jnp.diag(jnp.asarray([2, 3], a.dtype))
+
+
+def _complex(x: Any) -> Any:
+    return x if jnp.iscomplexobj(x) else jax.lax.complex(*(2 * [floating(x).astype(jnp.float32)]))
+
+
+def _matmul(x: Any, y: Any) -> Any:
+    x = rows(x)
+    return x @ fit(y, (x.shape[1], 3)).astype(x.dtype)
+
+
+DOTS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda x, y: jnp.einsum("bij,bjk->bik", fit(x, (2, 3, 2)), fit(y, (2, 2, 3))),
+    lambda x, y: jnp.vdot(jnp.ravel(x), fit(y, (x.size,))),
+    lambda x, y: jnp.einsum("ij,jk,kl->il", fit(x, (2, 3)), fit(y, (3, 2)), fit(x, (2, 2))),
+    lambda x, y: jax.lax.dot_general(
+        fit(x, (2, 3)), fit(y, (2, 3)), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    ),
+    lambda x, y: jnp.matmul(fit(x, (2, 3)), fit(y, (3, 2)), precision=jax.lax.Precision.HIGHEST),
+    lambda x, y: jax.nn.dot_product_attention(fit(x, (1, 3, 2, 2)), fit(y, (1, 3, 2, 2)), fit(x, (1, 3, 2, 2))),
+    lambda x, y: jax.lax.ragged_dot(fit(x, (4, 2)), fit(y, (2, 2, 3)), jnp.asarray([1, 3], jnp.int32)),
+    lambda x, y: jnp.outer(jnp.ravel(filled(x))[:4], jnp.ravel(filled(y))[:3]),
+    _matmul,
+    _matmul,
+)
+INDEXED: tuple[Callable[[Any, Any, Any], Any], ...] = (
+    lambda x, at, y: jnp.take(x, at, axis=0),
+    lambda x, at, y: x.at[at].add(like(y, x[: at.shape[0]])[0] if x.shape[0] >= at.shape[0] else x[at]),
+    lambda x, at, y: jax.lax.dynamic_slice_in_dim(x, at[0], 1, axis=0),
+    lambda x, at, y: jax.lax.dynamic_update_slice_in_dim(x, like(y, x[:1]), at[0], axis=0),
+    lambda x, at, y: x.at[at].set(0),
+    lambda x, at, y: x.at[at].multiply(2, mode="drop") if jnp.issubdtype(x.dtype, jnp.floating) else x,
+    lambda x, at, y: x.at[at[0]].max(jnp.zeros((), x.dtype)) if not jnp.iscomplexobj(x) else x,
+    lambda x, at, y: jnp.take(x, at, axis=0, mode="wrap"),
+    lambda x, at, y: x[at[0]],
+)
+RANDOM: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda x, key: jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / 0.7, 0),
+    lambda x, key: x + jax.random.normal(key, x.shape, x.dtype),
+    lambda x, key: x * (jax.random.bits(key, x.shape, "uint32") % 3).astype(x.dtype),
+    lambda x, key: x * jax.random.uniform(jax.random.split(key)[0], x.shape, x.dtype) + jax.random.uniform(key),
+    lambda x, key: jax.random.permutation(key, filled(x)),
+    lambda x, key: jax.random.categorical(key, filled(x).astype(jnp.float32)),
+)
+ALGEBRA: tuple[Callable[[Any], Any], ...] = (
+    lambda a: jnp.linalg.cholesky(a),
+    lambda a: jnp.linalg.solve(a, jnp.ones(2, a.dtype)),
+    lambda a: jnp.linalg.inv(a),
+    lambda a: jnp.abs(jnp.fft.fft(a)),
+    lambda a: jnp.linalg.qr(a)[1],
+    lambda a: jnp.linalg.eigh(a)[0],
+    lambda a: jnp.linalg.svd(a, compute_uv=False),
+    lambda a: jax.scipy.linalg.solve_triangular(a, jnp.ones(2, a.dtype), lower=True),
+    lambda a: jnp.linalg.slogdet(a)[1],
+    lambda a: jnp.fft.irfft(jnp.fft.rfft(a)),
+)
+COMPLEX: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda x, y: jnp.exp(1j * x),
+    lambda x, y: jnp.real(x) + jnp.imag(x),
+    lambda x, y: jnp.conj(x) * like(y, x),
+    lambda x, y: jnp.abs(x + 1),
+    lambda x, y: jax.lax.complex(jnp.real(x), jnp.sin(jnp.imag(x))),
+    lambda x, y: x / (1 + jnp.abs(x)),
+)
+
+
+def _convolution(x: Any, y: Any, n: int) -> Any:
+    x, y = fit(floating(x), (1, 5, 5, 2)), fit(floating(y), (2, 2, 2, 1 + n % 2))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, y.astype(x.dtype), (1 + n % 2, 1), "SAME", dimension_numbers=numbers)
+
+
+def _callback(x: Any, n: int) -> Any:
+    """Python that runs on the values: pure, for debugging, or one that says nothing of its derivative."""
+    if n % 2:
+        jax.debug.callback(lambda *_: None, x)
+        return x
+    fixed = jax.lax.stop_gradient(x)
+    kind = jax.ShapeDtypeStruct(fixed.shape, fixed.dtype)
+    return x + jax.pure_callback(lambda x: np.asarray(x) * 0, kind, fixed, vmap_method="sequential")
+
+
+def _at(table: Sequence[Any], n: int) -> Any:
+    return table[n % len(table)]
+
+
+# Each of two values and a number.
+OPERATIONS: dict[str, Callable[[Any, Any, int], Any]] = {
+    "unary": lambda x, y, n: _at(UNARY, n)(floating(x)),
+    "binary": lambda x, y, n: _at(BINARY, n)(floating(x), like(floating(y), floating(x))),
+    "product": lambda x, y, n: x * like(y, x),  # of whatever type the operands are
+    "shaped": lambda x, y, n: _at(SHAPED, n)(floating(x)),
+    "dot": lambda x, y, n: _at(DOTS, n)(floating(x), floating(like(y, jnp.zeros(y.shape, floating(x).dtype)))),
+    "convolution": _convolution,
+    "indexed": lambda x, y, n: _at(INDEXED, n)(filled(x), indices(y, filled(x).shape[0]), y),
+    "algebra": lambda x, y, n: _at(ALGEBRA, n)(_solvable(x)),
+    "type": lambda x, y, n: like(x, jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(_at(TYPES, n)))),
+    "complex": lambda x, y, n: _at(COMPLEX, n)(_complex(x), y),
+    "callback": lambda x, y, n: _callback(x, n),
+    "constant": lambda x, y, n: x + like(jnp.asarray(np.arange(4.0, dtype=np.float32)), x),
+    "name": lambda x, y, n: checkpoint_name(x, _at(NAMES, n)),
+}
+
+
 class Machine:
     """Runs a program's steps."""
 
@@ -187,48 +432,18 @@ class Machine:
         values = list(values)
         for step in body.steps:
             operands = [values[-1 - i % len(values)] for i in step.operands]
-            values += self._step(step, operands, values)
+            if step.op in OPERATIONS:
+                values.append(OPERATIONS[step.op](operands[0], operands[-1], step.n))
+            else:
+                values += getattr(self, f"_{step.op}")(step, operands, values)
         return [values[-1 - i % len(values)] for i in body.results]
 
-    def _step(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
-        x, y = operands[0], operands[-1]
-        n = step.n
-        match step.op:
-            case "unary":
-                return [ops.UNARY[n % len(ops.UNARY)](floating(x))]
-            case "binary":
-                return [ops.BINARY[n % len(ops.BINARY)](floating(x), like(floating(y), floating(x)))]
-            case "product":  # of whatever type the operands are
-                return [x * like(y, x)]
-            case "shaped":
-                return [ops.SHAPED[n % len(ops.SHAPED)](floating(x))]
-            case "dot":
-                return [ops.dot(x, like(y, jnp.zeros(y.shape, floating(x).dtype)), n)]
-            case "convolution":
-                return [ops.convolution(x, y, n)]
-            case "indexed":
-                return [ops.indexed(x, y, n)]
-            case "random":
-                key = jax.random.key(n) if self._key is None else self._key
-                return [ops.random(floating(x), key, n)]
-            case "algebra":
-                return [ops.linear_algebra(x, n)]
-            case "type":
-                return [
-                    like(x, jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(ops.TYPES[n % len(ops.TYPES)])))
-                ]
-            case "complex":
-                return [ops.complex_numbers(x, y, n)]
-            case "callback":
-                return [ops.callback(x, n)]
-            case "constant":
-                return [x + like(jnp.asarray(np.arange(4.0, dtype=np.float32)), x)]
-            case "name":
-                return [checkpoint_name(x, NAMES[n % len(NAMES)])]
-            case "name tree":
-                return list(checkpoint_name((x, y), NAMES[n % len(NAMES)]))
-            case _:
-                return getattr(self, f"_{step.op}")(step, operands, values)
+    def _random(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
+        key = jax.random.key(step.n) if self._key is None else self._key
+        return [_at(RANDOM, step.n)(floating(operands[0]), jax.random.fold_in(key, step.n))]
+
+    def _names(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
+        return list(checkpoint_name((operands[0], operands[-1]), _at(NAMES, step.n)))
 
     def _body(self, body: Body | None, *, captured: Sequence[Any] = ()) -> Callable[..., list[Any]]:
         assert body is not None
@@ -344,7 +559,7 @@ class Machine:
 
     def _layers(self, step: Step, operands: list[Any], values: list[Any]) -> list[Any]:
         """Layers over weights that are stacked, one for each, or that all share; scanned or written out."""
-        x, inner = ops.rows(floating(operands[0])), self._body(step.body)
+        x, inner = rows(floating(operands[0])), self._body(step.body)
         weights = fit(floating(operands[-1]), (LAYERS, x.shape[1], x.shape[1])).astype(x.dtype)
 
         def layer(x, weight):
@@ -464,10 +679,9 @@ def _decorated(fun: Callable[..., Any], decorator: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------------- strategy
 
 _PLAIN = ("unary", "binary", "shaped", "dot", "name", "product")
-_RARE = ("convolution", "indexed", "random", "algebra", "type", "constant", "name tree", "complex", "callback")
-_CALLS = ("jit", "shared", "scope", "vmap", "custom_jvp", "custom_vjp", "grad", "shard_map")
-_LOOPS = ("scan", "layers", "map", "fori", "while")
-_NESTING = (*_CALLS, *_LOOPS)
+_RARE = ("convolution", "indexed", "random", "algebra", "type", "constant", "names", "complex", "callback")
+_NESTING = ("jit", "shared", "scope", "vmap", "custom_jvp", "custom_vjp", "grad", "shard_map")
+_NESTING += ("scan", "layers", "map", "fori", "while")
 _numbers = st.integers(0, 59)
 _backwards = st.one_of(st.just(0), st.integers(0, 6))
 
@@ -484,36 +698,27 @@ def bodies(depth: int, without: frozenset[str] = frozenset()) -> st.SearchStrate
 @functools.cache
 def steps(depth: int, without: frozenset[str] = frozenset()) -> st.SearchStrategy[Step]:
     """Single steps."""
-    plain = st.builds(
-        Step, st.sampled_from([op for op in _PLAIN if op not in without]), st.tuples(_backwards, _backwards), _numbers
-    )
-    rare = st.builds(
-        Step, st.sampled_from([op for op in _RARE if op not in without]), st.tuples(_backwards, _backwards), _numbers
-    )
+
+    def among(ops: Sequence[str]) -> Any:
+        return st.sampled_from([op for op in ops if op not in without])
+
+    two = st.tuples(_backwards, _backwards)
+    plain, rare = st.builds(Step, among(_PLAIN), two, _numbers), st.builds(Step, among(_RARE), two, _numbers)
     if depth == 0:
         return st.one_of(plain, plain, rare)
     inner = st.deferred(lambda: bodies(depth - 1, without))
     operands = st.lists(_backwards, min_size=2, max_size=3).map(tuple)
-    nesting = [op for op in _NESTING if op not in without]
-    nested = st.builds(Step, st.sampled_from(nesting), operands, _numbers, inner)
+    nested = st.builds(Step, among(_NESTING), operands, _numbers, inner)
     branching = st.builds(Step, st.just("cond"), operands, _numbers, inner, inner)
-    checkpoint = st.builds(
-        Step, st.just("checkpoint"), operands, _numbers, inner, policy=st.sampled_from(sorted(POLICIES))
-    )
+    policies = st.sampled_from(sorted(POLICIES))
+    checkpoint = st.builds(Step, st.just("checkpoint"), operands, _numbers, inner, policy=policies)
     return st.one_of(plain, plain, rare, nested, branching, checkpoint)
-
-
-def steps_of(body: Body | None) -> int:
-    """How many steps a body has, at any depth."""
-    return sum(1 + steps_of(step.body) + steps_of(step.other) for step in body.steps) if body else 0
 
 
 _LARGEST = 60  # One in ten is larger, and would take half of the time.
 _shapes = st.sampled_from([(), (3,), (2, 3), (4, 4), (0, 3), (1,), (2, 2, 3), (0,), (1, 1)])
-_dtypes = (
-    *("float32", "float32", "float32", "bfloat16", "float16", "complex64", "int32", "bool", "key"),
-    *("float64", "int8", "uint32"),
-)
+_dtypes = ("float32", "float32", "float32", "bfloat16", "float16", "complex64", "int32", "bool", "key")
+_dtypes += ("float64", "int8", "uint32")
 
 
 def programs(
@@ -530,10 +735,11 @@ def programs(
     others = st.lists(st.tuples(_shapes, st.sampled_from(dtypes)), min_size=1, max_size=3)
     # Few go all the way down: the deepest take many seconds to trace.
     deep = st.sampled_from([each for each in (2, 2, 3, 3, 3, 4) if each <= depth])
+    body = deep.flatmap(lambda depth: bodies(depth, frozenset(without)))
     return st.builds(
         Program,
         st.tuples(first, others).map(lambda pair: (pair[0], *pair[1])),
-        deep.flatmap(lambda depth: bodies(depth, frozenset(without))).filter(lambda body: steps_of(body) <= _LARGEST),
+        body.filter(lambda body: len(steps_in(body)) <= _LARGEST),
         st.sampled_from(["flat", "flat", "dictionary", "keyword", "nested"]),
         st.sampled_from(["scalar", "scalar", "all", "dictionary", "twice", "input", "constant"]),
         st.sampled_from(["", "", "", "jit", *ON_DEVICE[:3]]),
@@ -541,16 +747,6 @@ def programs(
         st.sampled_from([False, False, False, "float64" in dtypes]),
         st.sampled_from([False, False, True]),
     )
-
-
-MIXES: dict[str, Callable[[Any, Any], Any]] = {
-    "tanh": lambda x, w: jnp.tanh(x @ w),
-    "gelu": lambda x, w: jax.nn.gelu(x @ w),
-    "relu": lambda x, w: jax.nn.relu(x @ w),
-    "softmax": lambda x, w: jax.nn.softmax(x @ w),
-    "residual": lambda x, w: x + jnp.sin(x @ w),
-    "norm": lambda x, w: jax.nn.standardize(x) @ w,
-}
 
 
 def steps_in(body: Body | None, runs: int = 1) -> list[tuple[Step, int]]:

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from tests.programs import PROGRAMS, f32
-from tests.test_parity import types_of_jax, types_of_ours
+from tests.report_checks import types_of_jax, types_of_ours
 
 
 def loss(w, x):

@@ -1,8 +1,7 @@
 """What must hold for any function, checked on programs by chance (tests/generated.py).
 
-The usual run tries a dozen programs, ``-m slow --hypothesis-profile=thorough`` sixty times as many with jax_remat3 and,
-without ``-m slow``, without it; always the same ones.
-``--programs 5000`` tries that many new ones in each test (``--hypothesis-seed=1`` makes them the same again).
+The usual run tries a dozen programs, always the same ones. ``--programs 5000`` tries that many new ones in each test
+(``--hypothesis-seed=1``, or ``CI=1`` in the environment, makes them the same again); ``-m ""`` with jax_remat3 too.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -19,40 +16,27 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
-from jax._src import dtypes
-from jax._src.ad_checkpoint import saved_residuals
 from jax._src.core import jaxprs_in_params
 
 import remat_magic as rm
-from remat_magic import _jax
 from remat_magic.records import Plan
-from tests import generated, generated_operations
+from tests import generated
 from tests.generated import NAMES, NO_CHECKPOINT, ON_DEVICE, POLICIES, Program, programs, steps_in
-from tests.test_parity import types_of_ours
+from tests.report_checks import check_report, types_of_jax, types_of_ours
 
-pytestmark = [
-    # JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
-    pytest.mark.filterwarnings("ignore:Explicitly requested dtype"),
-]
+# JAX 0.12 says so of 64-bit types that it truncates, in its own list as in eval_shape.
+pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 
-_THOROUGH = 60
-_MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))
+_MANY = int(os.environ.get("REMAT_EXAMPLES", "0"))  # --programs
 
 
 def examples(usual: int):
     """How many programs a test tries; these are expensive, so fewer than Hypothesis would."""
-    thorough = settings.get_current_profile_name() == "thorough"
     return settings(
-        max_examples=_MANY or usual * (_THOROUGH if thorough else 1),
-        # The fixture only sets a flag of JAX, which every example may share.
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.filter_too_much,
-            HealthCheck.function_scoped_fixture,
-        ],
+        max_examples=_MANY or usual,
+        suppress_health_check=list(HealthCheck),  # the fixture only sets a flag of JAX, which every example may share
         deadline=None,
-        derandomize=not _MANY,
+        derandomize=not _MANY or "CI" in os.environ,
         # To make a failing program small takes minutes: it is done for a few new ones, that somebody asks for.
         phases=list(Phase) if 0 < _MANY <= 100 else [Phase.generate],
         database=None,
@@ -62,19 +46,7 @@ def examples(usual: int):
 def output_of(program: Program, fun=None):
     """The program without its auxiliary results, which JAX's own list knows nothing of."""
     fun = fun or program.function()
-    if not program.has_aux:
-        return fun
-
-    @functools.wraps(fun)
-    def first(*args, **kwargs):
-        return fun(*args, **kwargs)[0]
-
-    return first
-
-
-def types_of_jax(fun, args, kwargs) -> Counter[str]:
-    listed = saved_residuals(fun, *args, **kwargs)
-    return Counter(aval.str_short(short_dtypes=True) for aval, source in listed if source != "from a literal")
+    return functools.wraps(fun)(lambda *args, **kwargs: fun(*args, **kwargs)[0]) if program.has_aux else fun
 
 
 def traced(program: Program, gradient: str | None = "none") -> rm.Trace:
@@ -159,18 +131,11 @@ def test_a_policy_at_sites_is_that_policy_written_there(remat3, program, policy,
     trace = traced(program)
     assume(trace.engine.sites)
     site = trace.engine.sites[which // 4 % len(trace.engine.sites)]
-    own = site.function == "_call"
     chosen = POLICIES.get(policy, policy)
-    match which % 4:
-        case 0:
-            written = program.under(_written(policy), lambda step: True, own=True)
-            at = "sites"
-        case 1 | 2:
-            written = program.under(_written(policy), lambda step: step.site == site.function, own=own)
-            at = site.key
-        case _:
-            written = program.under(_written(policy), lambda step: step.site == site.function, own=own)
-            chosen, at = "as_written", {site.key: chosen}
+    written = program.under(policy) if which % 4 == 0 else program.under(policy, site.function)
+    at = "sites" if which % 4 == 0 else site.key
+    if which % 4 == 3:
+        chosen, at = "as_written", {site.key: chosen}
     # Where all branches give back what they were given, JAX traces no cond at all. It sees that of a function without
     # a checkpoint, and no longer of one whose checkpoint is taken out of the traced program.
     halves = outcome(lambda: trace.forward(chosen, at))
@@ -193,15 +158,10 @@ def _gives_back(jaxpr) -> bool:
     return False
 
 
-def _written(policy: str) -> str | None:
-    return None if policy == NO_CHECKPOINT else policy
-
-
 @examples(3)
 @given(program=programs(without=("grad",)), policy=_POLICY, which=st.integers(0, 2))
 def test_reports_hold_together(remat3, program, policy, which):
     trace = traced(program)
-    outputs = trace.engine._primal.output_types
     steps = [*steps_in(program.body)]
 
     # Names and sites are those that are written.
@@ -222,173 +182,7 @@ def test_reports_hold_together(remat3, program, policy, which):
             assert isinstance(report, rm.RematError), report
             assert is_sentence(report)
             continue
-        check_report(report, trace, chosen, at, outputs)
-
-
-def check_report(report: rm.Report, trace: rm.Trace, policy, at, outputs, *files: str) -> None:
-    forward = trace.forward(policy, at)
-    assert report.forward.text == forward.pretty_print(use_color=False)
-    total = len(outputs)
-    residuals = list(forward.out_avals)
-    aux = trace.engine._primal.auxiliary
-    residuals = residuals[total + aux :]
-    # Every byte is of one kind.
-    kinds = (report.saved_bytes, report.argument_bytes, report.constant_bytes, report.offloaded_bytes)
-    assert sum(kinds) + report.unread_bytes == sum(row.nbytes for row in report.residuals)
-    files = {generated.__file__, generated_operations.__file__, __file__, *files}
-    for row in report.residuals:
-        assert row.nbytes >= 0
-        assert (row.kind == "argument") <= (row.argument is not None)
-        if row.kind == "argument":
-            assert row.argument in {leaf.name for leaf in trace.arguments}
-        if row.kind in ("intermediate", "offloaded"):
-            assert row.origins, row
-            assert row.primitive == row.origins[0].primitive
-            # What a program computes, it computes on some line of it, unless it only passes an argument or number on.
-            assert all(
-                (origin.source is not None and origin.source.file in files) or not origin.primitive
-                for origin in row.origins
-            ), row
-    if report.backward_error:
-        assert report.backward_error.endswith(".")
-        return
-    backward = trace.backward(policy, at)
-    assert report.backward.text == backward.pretty_print(use_color=False)
-    inexact = [leaf for leaf in outputs if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    assert [(aval.shape, aval.dtype) for aval in backward.in_avals] == [
-        (aval.shape, aval.dtype) for aval in (*residuals, *inexact)
-    ]
-    differentiated = [leaf.value for leaf in trace.arguments if leaf.differentiated]
-    assert [(aval.shape, aval.dtype) for aval in backward.out_avals] == [
-        (aval.shape, aval.dtype) for aval in differentiated
-    ]
-    # Marked lines are lines of recomputation, and every residual is marked in both programs.
-    values = {number for number, row in enumerate(report.residuals) if row.kind != "literal"}
-    # A literal is a variable in the backward program alone.
-    ahead, back = (
-        {row for line in half.lines for _, row in line.residuals} for half in (report.forward, report.backward)
-    )
-    assert ahead == values
-    assert values <= back <= set(range(len(report.residuals)))
-    assert bool(report.recomputed) == any(line.recomputation for line in report.backward.lines)
-    assert report.peak_bytes >= sum(_jax.nbytes(leaf.value) for leaf in trace.arguments)
-    assert report.saved_bytes <= report.peak_bytes
-    assert max(moment.bytes for moment in trace.timeline(policy, at).moments) == report.peak_bytes
-    # The kernels do what the equations do, and recomputation is part of the backward pass.
-    if not report.uncosted:
-        for kernels, flops in (
-            (report.forward_kernels, report.forward_flops),
-            (report.backward_kernels, report.backward_flops),
-        ):
-            if all(kernel.known for kernel in kernels):
-                assert sum(kernel.flops * kernel.times for kernel in kernels) == flops
-    assert report.recomputed_flops <= report.backward_flops
-    assert report.recomputed_flops == report.repeated_flops + report.deferred_flops
-    assert report.forward_flops >= 0
-    assert report.backward_flops >= 0
-    for equation in report.recomputed:
-        assert equation.times is None or equation.times >= 0
-        assert equation.flops is None or equation.flops >= 0
-    # What is recomputed is a value of the forward pass, so it cannot depend on a cotangent.
-    told = Counter((equation.primitive, equation.outputs) for equation in report.recomputed)
-    free = Counter(_free_of_cotangents(backward.jaxpr, [False] * len(residuals) + [True] * len(inexact))[1])
-    assert not told - free
-
-
-def _bodies_of(eqn) -> Iterator[tuple[object, list[int | None], bool]]:
-    """The jaxprs in an equation, which of its operands go into each input, and whether its outputs come from there."""
-    params = dict(eqn.params)
-    if "_prim" in params:  # jax_remat3
-        params = dict(getattr(params["_prim"], "params", {}))
-    if eqn.primitive.name == "cond":
-        for branch in params["branches"]:
-            yield branch, list(range(1, len(eqn.invars))), True
-        return
-    if eqn.primitive.name == "while":
-        condition, body = params["cond_nconsts"], params["body_nconsts"]
-        yield params["body_jaxpr"], list(range(condition, len(eqn.invars))), True
-        carried = range(condition + body, len(eqn.invars))
-        yield params["cond_jaxpr"], [*range(condition), *carried], False
-        return
-    for value in params.values():
-        for inner in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                same = len(getattr(inner, "jaxpr", inner).invars) == len(eqn.invars)
-                yield inner, list(range(len(eqn.invars))) if same else [], same
-
-
-def _free_of_cotangents(jaxpr, given: list[bool]) -> tuple[list[bool], list[tuple[str, tuple[str, ...]]]]:
-    """Which outputs depend on the inputs ``given``, and the operations at any depth that do not.
-
-    A walk of its own, which takes a dependence that it cannot follow for none.
-    """
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    tainted = {var for var, yes in zip(jaxpr.invars, given, strict=True) if yes}
-    free = []
-
-    def depends(atom) -> bool:
-        return not hasattr(atom, "val") and atom in tainted
-
-    for eqn in jaxpr.eqns:
-        reading = [depends(atom) for atom in eqn.invars]
-        name = primitive_of(eqn)
-        inside = list(_bodies_of(eqn))
-        if name == "optimization_barrier":
-            out = reading
-        elif name == "PrimalLeftTangentRight":
-            out = [reading[0]] * len(eqn.outvars)
-        elif inside:
-            loop = eqn.primitive.name in ("scan", "while")
-            while True:
-                out, found = [False] * len(eqn.outvars), []
-                for inner, operands, results in inside:
-                    size = len(getattr(inner, "jaxpr", inner).invars)
-                    entering = [reading[i] for i in operands] if operands else [False] * size
-                    leaving, more = _free_of_cotangents(inner, entering)
-                    found += more
-                    if results and len(leaving) == len(out):
-                        out = [one or two for one, two in zip(out, leaving, strict=True)]
-                # What a loop carries enters it again; more operands than that are constants, which come first.
-                carried = _carried(eqn) if loop else ()
-                again = [index for index, output in carried if out[output] and not reading[index]]
-                if not again:
-                    break
-                for index in again:
-                    reading[index] = True
-            free += found
-        else:
-            out = [any(reading)] * len(eqn.outvars)
-        if not inside and not any(reading):
-            free.append((name, tuple(short_type(var.aval) for var in eqn.outvars)))
-        if name == "PrimalLeftTangentRight" and not reading[0]:
-            free.append((name, tuple(short_type(var.aval) for var in eqn.outvars)))
-        tainted.update(var for var, yes in zip(eqn.outvars, out, strict=True) if yes)
-    return [depends(atom) for atom in jaxpr.outvars], free
-
-
-def _carried(eqn) -> list[tuple[int, int]]:
-    """Pairs of operand and output of a loop that are one carried value."""
-    if eqn.primitive.name == "while":
-        first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        return [(first + i, i) for i in range(len(eqn.outvars))]
-    if "num_carry" in eqn.params:
-        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
-    else:
-        consts, carries = (len(list(part)) for part in eqn.params["ft_in"].unpack()[:2])
-    return [(consts + i, i) for i in range(carries)]
-
-
-def primitive_of(eqn) -> str:
-    made = eqn.params.get("_prim")
-    if made is None:
-        return eqn.primitive.name
-    return {"RematTraced": "checkpoint", "CheckpointName": "name", "CheckpointNameFwd": "name"}.get(
-        type(made).__name__, type(made).__name__
-    )
-
-
-def short_type(aval) -> str:
-    return f"{dtypes.short_dtype_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
+        check_report(report, trace, chosen, at, generated.__file__)
 
 
 @examples(2)

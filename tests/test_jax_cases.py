@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 import remat_magic as rm
 import tests.programs
 from tests.programs import binary_chain, f32
-from tests.test_parity import types_of_ours
+from tests.report_checks import check_report, types_of_jax, types_of_ours
 
 P = jax.checkpoint_policies
 CASES = {}
@@ -329,14 +328,10 @@ def zero_sized(x, y):
 
 def parity(trace, fun, args, kwargs, policy):
     try:
-        listed = saved_residuals(fun, *args, **kwargs)
-    except (
-        AssertionError,
-        TypeError,
-    ) as error:  # its own: a value saved twice, a rounded literal
+        expected = types_of_jax(fun, args, kwargs)
+    except (AssertionError, TypeError) as error:  # its own: a value saved twice, a rounded literal
         assert isinstance(error, AssertionError) or "Literal" in str(error)
         return
-    expected = collections.Counter(a.str_short(short_dtypes=True) for a, source in listed if source != "from a literal")
     assert types_of_ours(trace.report(policy, at="function")) == expected
 
 
@@ -357,12 +352,9 @@ def dynamic(fun, args, kwargs):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_use_of_checkpoint_is_reported_as_jax_lists_it(name, remat3):
-    from tests.test_generated import check_report
-
     fun, args, kwargs, wrt = CASES[name]
     call, arrays = dynamic(fun, args, kwargs)
     trace = rm.trace(fun, *args, wrt=wrt, **kwargs)
-    outputs = jax.tree.leaves(jax.eval_shape(call, *arrays))
     for policy, under in (
         ("as_written", call),
         ("nothing_saveable", jax.checkpoint(call)),
@@ -374,11 +366,11 @@ def test_a_use_of_checkpoint_is_reported_as_jax_lists_it(name, remat3):
             except rm.RematError as error:
                 assert name.endswith("callback_outside"), error
                 with pytest.raises((NotImplementedError, TypeError)):
-                    saved_residuals(under, *arrays)
+                    types_of_jax(under, arrays)
                 continue
             assert not report.backward_error
             if name != "numpy_and_python_arguments":
-                check_report(report, trace, policy, at, outputs, __file__, tests.programs.__file__)
+                check_report(report, trace, policy, at, __file__, tests.programs.__file__)
         own = trace.default_at == "function" and trace.engine.sites
         if policy == "as_written" or not own:
             try:

@@ -25,7 +25,7 @@ from remat_magic.notebook.inspection import inspected as prepared
 from remat_magic.notebook.inspection import traced
 from remat_magic.notebook.line import Options
 from tests.programs import f32
-from tests.test_parity import types_of_ours
+from tests.report_checks import types_of_ours
 
 # The libraries of the day and the newest JAX warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -108,14 +108,14 @@ COMBINED |= st.builds("save_from_both_policies({}, {} | {})".format, ANSWERING, 
 KEYS = (COMBINED | OFFLOADING | st.sampled_from(["as_written", "none"])).map(Key.parse)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(KEYS)
 def test_the_text_of_a_key_is_that_key(key):
     assert Key.parse(str(key)) == key
     assert all(name in str(key) or repr(name)[1:-1] in str(key) for name in key.names)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(COMBINED.map(Key.parse), st.text(min_size=1, max_size=5))
 @example(Key.parse("save_only_these_names('f(x)', 'w[0]')"), "h")
 @example(Key.parse("dots_saveable | save_any_names_but_these('h')"), "h")

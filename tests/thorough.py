@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Options for pytest, and variables of the environment. Markers are those of pyproject.toml.
 PARTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "slow": (["-n", "2", "-m", "slow and not (models or compilers)"], {}),
-    "chance": (["-n", "2", "--hypothesis-profile=thorough", "-m", "not compilers", "tests/test_generated.py"], {}),
+    "chance": (["-n", "2", "--programs", "150", "-m", "not compilers", "tests/test_generated.py"], {}),
     "remat3": (["-n", "2", "-m", "not (slow or sets_remat3)"], {"JAX_REMAT3": "1"}),  # JAX 0.12
     "models": (["-n", "2", "-m", "models"], {"REMAT_MODELS": "1"}),  # the extra models
     "compilers": (["-m", "compilers"], {"REMAT_COMPILERS": "1"}),  # the extras tpu and cuda
