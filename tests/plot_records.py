@@ -9,13 +9,12 @@ from remat_magic.records import (
     Measurement,
     MemorySpace,
     Moment,
-    SourceSpan,
     Timeline,
     Times,
     XlaBuffer,
     XlaMemory,
 )
-from tests.views_records import DOT, EVIL, SIN, span
+from tests.views_records import DOT, SIN, span
 
 
 class Sheet(NamedTuple):
@@ -54,15 +53,6 @@ def rows():
     )
 
 
-def evil_rows():
-    """The same text, which would run a script, wherever a row holds text."""
-    return (
-        row(EVIL, 90, 0, at=EVIL, pareto=True, same_as=(EVIL,), code=EVIL, measured_device=EVIL, measured_seconds=1.0,
-            times=Times(EVIL, 1.0, 1.0, 0.0)),
-        ComparisonRow(EVIL, EVIL, error=EVIL),
-    )  # fmt: skip
-
-
 def timeline(forward=20, backward=30, peak=22):
     """Residuals that pile up and go, a spike at the peak."""
     moments = []
@@ -80,14 +70,6 @@ def timeline(forward=20, backward=30, peak=22):
     )
     lives = tuple(Life(peak, peak + 1, value) for value in alive)
     return Timeline("dots_saveable", "function", "loss", tuple(moments), peak, lives)
-
-
-def evil_timeline():
-    """Likewise for a timeline."""
-    where = SourceSpan(EVIL, EVIL, 1, 0, 1, len(EVIL), None, EVIL)
-    moments = (Moment("forward", 0, 1, 0, 0), Moment("backward", 0, 1, 1, 3, EVIL, where))
-    alive = (LiveValue(EVIL, 4, "temporary", EVIL, None, where), LiveValue(EVIL, 1, "argument", "", EVIL, where))
-    return Timeline(EVIL, EVIL, EVIL, moments, 1, tuple(Life(1, 2, value) for value in alive))
 
 
 def xla_memory(forward=40, backward=60, peak=45):

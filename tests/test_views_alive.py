@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,8 @@ from remat_magic.views.alive import lookup, value_words
 from remat_magic.widget import bundle
 from remat_magic.widget.panel import SCRIPTS
 from tests.cost_helpers import S
-from tests.plot_records import evil_timeline, timeline
+from tests.plot_records import timeline
+from tests.views_records import infected
 
 TOP = 3
 # Entries and the rest of every number.
@@ -110,7 +110,5 @@ def test_a_thousand_layers_are_not_a_megabyte():
 
 def test_what_would_change_what_is_seen_is_written_out():
     """The script makes text of it, which can be no markup, yet could turn the words around it."""
-    record = evil_timeline()
-    turned = [replace(life, value=replace(life.value, type="\u202eevil")) for life in record.lives]
-    told = lookup(replace(record, lives=tuple(turned)), TOP)
+    told = lookup(infected(timeline(), "\u202eevil"), TOP)
     assert {value["type"] for value in told["values"]} == {"\\u202eevil"}

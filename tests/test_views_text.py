@@ -10,7 +10,7 @@ from remat_magic.records import Program, ProgramLine, Report
 from remat_magic.views.rows import residual_rows
 from remat_magic.views.text import plain, render
 from remat_magic.views.totals import totals
-from tests.views_records import blocks, evil, small
+from tests.views_records import blocks, infected, small
 
 WIDE = """\
 loss(x f32[4]) -> f32[]
@@ -87,7 +87,7 @@ def test_sites_are_listed():
 
 @pytest.mark.parametrize("width", [60, 61, 80, 100, 120, 200])
 @pytest.mark.parametrize(
-    "report", [small(), blocks(12), evil(), Report("none", "function")], ids=lambda r: r.policy[:8]
+    "report", [small(), blocks(12), infected(small()), Report("none", "function")], ids=lambda r: r.policy[:8]
 )
 def test_no_line_is_longer_than_the_terminal(report, width):
     assert max(map(len, plain(report, width).splitlines())) <= width

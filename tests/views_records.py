@@ -1,5 +1,7 @@
 """Reports made by hand: what the views are tested on, without the engine."""
 
+import dataclasses
+
 from remat_magic.records import Equation, Origin, Program, ProgramLine, Reader, Report, Residual, Site, SourceSpan
 from remat_magic.views.headline import notes_html, totals_html
 from remat_magic.views.listing import listing_html
@@ -62,31 +64,29 @@ def small(**changes):
     return Report(**{**fields, **changes})
 
 
-def evil():
-    """The same text, which would run a script, wherever a report holds text."""
-    where = SourceSpan(EVIL, EVIL, 1, 0, 1, len(EVIL), None, EVIL)
-    reader = Reader(EVIL, EVIL, where, (EVIL,))
-    return Report(
-        policy=EVIL,
-        at=EVIL,
-        residuals=(
-            Residual(EVIL, (1,), 4, "intermediate", EVIL, EVIL, None, where, (EVIL,), None, (reader,) * 3,
-                     (Origin(EVIL, where, (EVIL,), 1, EVIL, EVIL), Origin(EVIL, where, (EVIL,), 1, EVIL, EVIL)), EVIL),
-            Residual("f32", (), 4, "argument", argument=EVIL, needed_by=(reader, Reader("x"), Reader("y"))),
-        ),
-        recomputed=(Equation(EVIL, (EVIL,), 1, 1, 1, where, (EVIL,), True, EVIL),),
-        forward=Program((ProgramLine(f"{EVIL} = a", where, EVIL, (("a", 0),)), ProgramLine(EVIL)), 1),
-        backward=Program((ProgramLine(EVIL, where, EVIL, ((EVIL, 0),), "repeated", (EVIL,), 0),), 1),
-        sites=(Site(EVIL, EVIL, 2, EVIL, where),),
-        names=(EVIL,),
-        code=EVIL,
-        function=EVIL,
-        signature=EVIL,
-        wrt=(EVIL,),
-        notes=(EVIL,),
-        uncosted=(EVIL,),
-        backward_error=EVIL,
-    )  # fmt: skip
+def infected(record, attack=EVIL):
+    """A record with the string wherever it holds any text; what is one of a few words stays."""
+    if isinstance(record, tuple):
+        return tuple(infected(item, attack) for item in record)
+    if not dataclasses.is_dataclass(record):
+        return record
+    changes = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        kind = str(field.type)
+        if isinstance(value, str) or (value is None and kind.startswith("str")):
+            changes[field.name] = attack if kind.startswith("str") else value
+        elif isinstance(value, tuple) and "tuple[str" in kind:
+            changes[field.name] = tuple(
+                tuple(attack if isinstance(part, str) else part for part in item) if isinstance(item, tuple) else attack
+                for item in value or ((attack,) if kind == "tuple[str, ...]" else ())
+            )
+        else:
+            changes[field.name] = infected(value, attack)
+    hostile = dataclasses.replace(record, **changes)
+    if {"column", "end_column"} <= changes.keys():  # a span covers its whole text
+        hostile = dataclasses.replace(hostile, column=0, end_column=len(attack), line=1, end_line=1, cell=None)
+    return hostile
 
 
 def blocks(layers, *, names=True):
