@@ -17,7 +17,6 @@ from remat_magic.records import (
     Choice,
     Edit,
     Effort,
-    FrontierPoint,
     GradientCall,
     GradientDifference,
     Listed,
@@ -522,16 +521,16 @@ class Trace:
         Every intermediate value gets a checkpoint name, in the rules of custom derivatives and in ``shard_map`` too;
         an integer program chooses among the names. The choice is then applied and traced, so that what the plan says is
         what JAX does. Where one of JAX's own policies fits the budget and costs less (it can keep what no name reaches,
-        such as the cosine of a sine), the plan is that policy. Inside the branches of a ``lax.cond`` only names of your
-        own are tried; ``Plan.unreached`` and ``Plan.status`` tell what else a policy may keep and is no choice here.
+        such as the cosine of a sine), the plan is that policy. Values inside the branches of a ``lax.cond`` are no
+        choices; ``Plan.unreached`` and ``Plan.status`` tell what a policy may keep and is no choice here.
         Every method that takes a policy takes the plan: ``trace.report(plan)``, ``trace.function(plan)``.
 
         What runs out is the peak, so ``peak`` is the budget to give as a rule: less may be saved and the peak no lower.
         ``Plan.status`` says where that is so.
 
-        Whether it really fits, a device's own compiler knows: ``fits`` plans until it says so. Up to 12 choices of a
-        policy, or of values, and a place are compiled for the device, as by ``measure(device=...)``, and of those that
-        fit the one of least ``cost`` is the plan; ``Plan.status`` tells what was compiled and what each needs.
+        Whether it really fits, a device's own compiler knows: ``fits`` plans until it says so. Up to six plans for
+        peaks are compiled for the device, as by ``measure(device=...)``, and of those that fit the one of least
+        ``cost`` is the plan; ``Plan.status`` tells what was compiled and what each needs.
 
         Args:
             budget: in bytes: a number, or a text like ``"2 GiB"``. A float from 0 to 1, or a text like ``"30%"``, is a
@@ -583,7 +582,7 @@ class Trace:
 
     def _plan_that_fits(self, fits: str | Device, at: str | None, *, cost: str) -> Plan:
         from remat_magic.measuring.measure import compile_elsewhere, elsewhere
-        from remat_magic.planning.fitting_plans import plan_that_fits
+        from remat_magic.planning.plan import plan_that_fits
 
         device = elsewhere(fits, None)
         if device is None:
@@ -593,26 +592,6 @@ class Trace:
             return compile_elsewhere(self.facts, policy, place, device)
 
         return plan_that_fits(self.facts, device, compiled, at, cost=cost)
-
-    def frontier(
-        self,
-        points: int = 10,
-        at: str | None = None,
-    ) -> Listed[FrontierPoint]:
-        """The least recomputation for evenly spaced budgets, from the least to all that is saved without a checkpoint.
-
-        The figures are computed, not traced; ``plan`` with the same budget lets JAX confirm them.
-
-        Args:
-            points: how many budgets, two at least. Default: 10.
-            at: as for ``plan``.
-
-        Raises:
-            RematError: as ``plan``; fewer than two points.
-        """
-        from remat_magic.planning.search import frontier
-
-        return frontier(self.facts, points, at)
 
     def what_if(
         self,

@@ -18,7 +18,7 @@ from remat_magic.views.plan import plan_rows
 from remat_magic.views.what_if import alike_rows, flip_key, what_if_html
 from tests.programs import f32
 
-RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice", "frontier"]
+RECORDS = ["report", "preview", "plan", "edit", "timeline", "what_if", "advice"]
 
 
 def layers(ws, x):
@@ -39,7 +39,6 @@ def records():
         "timeline": trace.timeline(),
         "what_if": trace.what_if("dots_saveable"),
         "advice": trace.advice("nothing_saveable"),
-        "frontier": trace.frontier(5),
     }
 
 
@@ -78,8 +77,6 @@ def test_figures_are_the_records_own(records):
     assert f"{len(plan.names)} values" in repr(plan)
     assert rm.units.nbytes(timeline.peak_bytes) in repr(timeline)
     assert records["edit"].diff() in display.text(records["edit"])
-    for point in records["frontier"]:
-        assert rm.units.nbytes(point.budget_bytes) in repr(records["frontier"])
     for found in records["advice"]:
         assert " ".join(found.sentence.split()) in " ".join(repr(records["advice"]).split())
 

@@ -17,7 +17,7 @@ from remat_magic.facts.buffers import DeviceMemory, Held, ScheduledStep, written
 from remat_magic.facts.kernels import fused_operands
 from remat_magic.facts.memory import Schedule, both_halves
 from remat_magic.jaxprs.straight_line import StraightLines
-from tests import test_plan_fits
+from tests import test_plan
 from tests.benchmarks import other_models
 from tests.benchmarks.named_models import shape, transformer
 from tests.test_memory import halves
@@ -660,7 +660,7 @@ def test_advice_speaks_of_the_peak_on_the_device():
 def test_what_has_no_bytes_is_in_no_memory_that_is_written_over(policy):
     """In groups of layers a sum of no bytes, since it is made again, reads what only stands for another value."""
 
-    trace = rm.trace(test_plan_fits.loss, *test_plan_fits.ARGS)
+    trace = rm.trace(test_plan.loss, *test_plan.LAYERS)
     timeline = trace.timeline(policy, "block/2", device=TPU)
     # The sweep and the lives of buffers are two ways to the same bytes.
     assert timeline.peak_bytes == trace.report(policy, "block/2", device=TPU).peak_bytes

@@ -214,7 +214,7 @@ OPERATIONS = {
     "timeline": lambda trace: trace.timeline("dots_saveable", "function"),
     "function": lambda trace: trace.function("dots_saveable", "sites")(*arrays()),
     "measure": lambda trace: trace.measure("dots_saveable", "function", inputs="random", runs=1).error,
-    "frontier": lambda trace: trace.frontier(3, "sites"),
+    "peak": lambda trace: trace.plan(peak=0.9, at="sites").to_dict(),
 }
 
 

@@ -28,7 +28,6 @@ from remat_magic import devices
 from remat_magic.records import (
     Advice,
     Choice,
-    FrontierPoint,
     GradientCall,
     GradientDifference,
     Measurement,
@@ -176,7 +175,6 @@ def pages(attack: str):
     yield "gradients", compare.gradients_html((differing, GradientDifference(attack, attack, error=attack)))
     value = PlannedValue(attack, 1, type=attack, primitive=attack, name=attack, source=source, path=(attack,))
     yield "plan", plan.plan_html(Plan(attack, attack, attack, 1, 1, 1, 1, (value,), status=attack, code=attack))
-    yield "frontier", plan.frontier_svg([FrontierPoint(1, 1, 1, 1), FrontierPoint(2, 2, 0, 0)], [report])
     yield "page", html_views.page_html(report, [report])
     own = {"title": attack, "remark": attack, "twin": attack}
     yield "kept", html_views.kept_html(report, [html_views.others_row(failing)], **own, most=10**7)

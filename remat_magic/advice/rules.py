@@ -20,7 +20,6 @@ from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import DEEPEST
 from remat_magic.planning.planner import planner, saved_by
-from remat_magic.planning.what_if import Outcomes
 from remat_magic.policies import Key, resolve
 from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan, dearest
 
@@ -409,8 +408,7 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         kept = saved_by(case.facts, place.parts, resolved) & place.every_value().keys()
     except RematError:
         return
-    outcomes = Outcomes(place.graph, kept, None)
-    base = outcomes.base
+    base = place.graph.figures(kept)
     least, all_again = place.graph.predict(())
     usual = (all_again - work) / (saved - least) if saved > least else 0.0
     of_logits = {source for logits, *_ in case.logits for source in logits.sources}  # another rule speaks of these
@@ -421,13 +419,13 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         Without a checkpoint autodiff keeps other values than a policy can: then it is the less of what the graph says
         and of what lies between the graph and JAX's report.
         """
-        after = outcomes.toggled(*(value.key for value in values))
+        after = place.graph.figures(kept - {value.key for value in values})
         again = (after.recomputed_flops - base.recomputed_flops, after.recomputed_flops - work, 0)
         return min(base.saved_bytes, saved) - after.saved_bytes, max(again)
 
-    groups: dict[Any, list[PlannedValue]] = {}
+    groups, used = dict[Any, list[PlannedValue]](), place.graph.used(kept)
     for key, value in place.every_value().items():
-        if key in base.used and (value.name or (value.source and value.source not in of_logits)):
+        if key in used and (value.name or (value.source and value.source not in of_logits)):
             groups.setdefault(value.name or value.source, []).append(value)
     found = list[tuple[float, list[PlannedValue], int, int]]()
     for values in groups.values():

@@ -36,7 +36,7 @@ from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
-from remat_magic.planning.search import best_of_groups, plan_at
+from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
 from remat_magic.records import (
     ComparisonRow,
@@ -248,7 +248,8 @@ class _Editor:
         try:
             if plan.names or (plan.status and len(parts) == 1):  # within its budget, on the same device
                 there = self._facts.on(_peak_device(plan))
-                nearest = plan_at(there, next(iter(at)), plan.budget_bytes or plan.saved_bytes, plan.of)
+                request = Request(plan.budget_bytes or plan.saved_bytes, plan.of)
+                nearest = plan_at(there, next(iter(at)), request)
                 nearest = _held_to(nearest, plan)
             else:
                 report = (

@@ -7,10 +7,15 @@ behind it need not run for those who read it there.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
 
 from remat_magic import _jax
 from remat_magic.engine.engine import Dissection
@@ -22,7 +27,7 @@ from remat_magic.jaxprs.one_device import TypeOf, own_type
 from remat_magic.jaxprs.walk import Scope, leaves
 from remat_magic.records import dearest
 
-__all__ = ["Figures", "Graph", "build", "kept_copies"]
+__all__ = ["Figures", "Graph", "Run", "build", "kept_copies"]
 
 
 class Figures(NamedTuple):
@@ -60,6 +65,7 @@ class Graph:
     operations: list[tuple[tuple[Any, int], ...]] = field(default_factory=list)
     deferred: bool = False
     type_of: TypeOf = own_type
+    _arrays: _Arrays | None = None
 
     def predict(self, chosen: Collection[str]) -> tuple[int, int]:
         """``(saved bytes, recomputed FLOPs)`` if just these names are saved."""
@@ -67,16 +73,19 @@ class Graph:
 
     def figures(self, chosen: Collection[str], offloaded: Collection[str] = ()) -> Figures:
         """What it comes to if just these names are saved, those ``offloaded`` among them in the host's memory."""
-        nodes, gates = self._run(chosen)
-        leaves = {leaf for node in nodes for leaf in self.leaves[node]}
-        sizes = self.sizes(gates)
-        moved = sum(size for name, (size, _) in sizes.items() if name in offloaded)
-        saved = sum(size for size, _ in sizes.values()) - moved + sum(self.leaf_bytes[leaf] for leaf in leaves)
-        return Figures(saved, sum(self.flops[node] for node in nodes), moved)
+        run = self.run(chosen)
+        moved = sum(size for name, (size, _) in self.sizes(run.gates).items() if name in offloaded) if offloaded else 0
+        return Figures(run.saved_bytes - moved, run.recomputed_flops, moved)
 
-    def running(self, chosen: Collection[str]) -> list[int]:
-        """The nodes that run in the backward pass if just these names are saved."""
-        return self._run(chosen)[0]
+    def run(self, chosen: Collection[str] = ()) -> Run:
+        """The backward pass if just these names are saved."""
+        if self._arrays is None:
+            self._arrays = _Arrays(self)
+        return Run(self._arrays, chosen)
+
+    def used(self, chosen: Collection[str]) -> frozenset[str]:
+        """Those of some names whose values are read if just these names are saved."""
+        return self.run(chosen).used
 
     def sizes(self, gates: Iterable[int]) -> dict[str, tuple[int, int]]:
         """For each name among gates the bytes that saving it takes for these, and how many values that is.
@@ -91,26 +100,68 @@ class Graph:
             times[name] = min(times.get(name, 0) + passed, self.copies.get(name, passed))
         return {name: (bytes_of_one[name] * times[name], times[name]) for name in times}
 
-    def used_gates(self, chosen: Collection[str]) -> list[int]:
-        """The gates whose saved values are read if just these names are saved."""
-        return self._run(chosen)[1]
 
-    def used(self, chosen: Collection[str]) -> frozenset[str]:
-        """Those of some names whose values are read if just these names are saved."""
-        return frozenset(self.gates[gate][0] for gate in self._run(chosen)[1])
+class _Arrays:
+    """A graph as arrays, by which thousands of choices are soon weighed: its nodes, its residuals, and a start."""
 
-    def _run(self, chosen: Collection[str]) -> tuple[list[int], list[int]]:
-        """The nodes that run, and the gates whose saved values they read."""
-        nodes = [i for i, needed in enumerate(self.needed) if needed]
-        seen, gates = set(nodes), list[int]()
-        for node in nodes:
-            for read in self.reads[node]:
-                if read in seen:
-                    continue
-                seen.add(read)
-                gate = self.gates.get(read)
-                (nodes if gate is None or gate[0] not in chosen else gates).append(read)
-        return nodes, gates
+    def __init__(self, graph: Graph) -> None:
+        count, self.nodes = len(graph.flops), len(graph.flops)
+        leaf = {leaf: count + i for i, leaf in enumerate(graph.leaf_bytes)}
+        reads: list[Sequence[int]] = [
+            (*graph.reads[node], *(leaf[of] for of in graph.leaves[node])) for node in range(count)
+        ]
+        reads += [()] * len(leaf)
+        reads.append([node for node in range(count) if graph.needed[node]])  # from here all that runs is reached
+        self.starts = np.cumsum([0, *map(len, reads)])
+        self.columns = np.fromiter(itertools.chain.from_iterable(reads), np.int32, int(self.starts[-1]))
+        self.rows = np.repeat(np.arange(len(reads), dtype=np.int32), np.diff(self.starts))
+        self.flops = np.array([*graph.flops, *[0] * (len(leaf) + 1)], np.int64)
+        self.leaf_bytes = np.array([*[0] * count, *graph.leaf_bytes.values(), 0], np.int64)
+        self.names = list(dict.fromkeys(name for name, _, _ in graph.gates.values()))
+        self.number = {name: i for i, name in enumerate(self.names)}
+        self.name_of = np.full(len(reads), len(self.names))
+        self.passed = np.zeros(len(reads))
+        self.bytes, self.copies = np.zeros((2, len(self.names) + 1), np.int64)
+        for gate, (name, size, passed) in graph.gates.items():
+            number = self.name_of[gate] = self.number[name]
+            self.passed[gate], self.bytes[number] = passed, size
+            self.copies[number] = graph.copies.get(name, passed)
+
+
+class Run:
+    """The backward pass under a choice of names: what it holds and computes.
+
+    ``nodes`` are those that run, and ``gates`` those whose saved values they read.
+    """
+
+    def __init__(self, arrays: _Arrays, chosen: Collection[str]) -> None:
+        self._arrays, size = arrays, len(arrays.flops)
+        saved = np.zeros(len(arrays.names) + 1, bool)
+        saved[[arrays.number[name] for name in chosen if name in arrays.number]] = True
+        closed = saved[arrays.name_of]
+        # Nothing lies behind a gate that is closed: it leads to itself.
+        columns = np.where(closed[arrays.rows], arrays.rows, arrays.columns)
+        matrix = csr_array((np.ones(len(columns)), columns, arrays.starts), shape=(size, size))
+        reached: Any = breadth_first_order(matrix, size - 1, return_predecessors=False)
+        again = reached[~closed[reached]]
+        self.gates, self.nodes = reached[closed[reached]], again[again < arrays.nodes]
+        times = np.bincount(arrays.name_of[self.gates], arrays.passed[self.gates], len(arrays.bytes)).astype(np.int64)
+        kept = (np.minimum(times, arrays.copies) * arrays.bytes).sum() + arrays.leaf_bytes[again].sum()
+        self.saved_bytes, self.recomputed_flops = int(kept), int(arrays.flops[again].sum())
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The names whose saved values are read."""
+        return self._names(self.gates)
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """The names whose values are computed again, and could be saved."""
+        return self._names(self.nodes)
+
+    def _names(self, nodes: Any) -> frozenset[str]:
+        numbers = np.unique(self._arrays.name_of[nodes])
+        return frozenset(self._arrays.names[i] for i in numbers if i < len(self._arrays.names))
 
 
 # -------------------------------------------------------------------------------------------------- from JAX's halves

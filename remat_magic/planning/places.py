@@ -232,9 +232,9 @@ class _Search:
 
     def _plan(self, at: str, budget: int) -> Plan | str:
         """A plan, which goes by its key from now on; one that is a policy of JAX's has a row already."""
-        from remat_magic.planning.search import FEW_NODES, plan_at  # whose solver takes long to import
+        from remat_magic.planning.search import FEW_NODES, Request, plan_at  # whose solver takes long to import
 
-        plan = plan_at(self._facts, at, budget, nodes=FEW_NODES, policies=POLICIES)
+        plan = plan_at(self._facts, at, Request(budget, nodes=FEW_NODES), policies=POLICIES)
         return plan.apart_from(self._facts.engine.plans) if plan.names else plan.policy
 
     @without_gc()

@@ -1,31 +1,30 @@
-"""Plans that choose their place too: which place, and which values there, is one question."""
+"""Plans that choose their place too: which place, and which values there, is one question.
+
+And plans with which the program fits a device, as the device's own compiler says.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, promising, searched
-from remat_magic.planning.planner import INSIDE, Objective, objective
-from remat_magic.planning.search import Choice, built_in, known_choices, limit_of, order, plan_at, plan_of
+from remat_magic.planning.planner import INSIDE, objective
+from remat_magic.planning.search import Request, called, known_plans, limit_of, no_plan, order, plan_at
 from remat_magic.planning.solver import GAP
 from remat_magic.policies import MIXED
-from remat_magic.records import Plan, RematError, Report
+from remat_magic.records import Measurement, Plan, RematError, Report
 
-__all__ = ["plan"]
+__all__ = ["plan", "plan_that_fits"]
 
 _PLACES = 2  # that are planned for, the usual one for a peak among them
 _CLEARLY = 0.01  # of the forward pass: another place is chosen where it spares more
-_BUILT_IN = 10  # policies of JAX's at places that are tried besides those of the search
-
-_KNOWN = "The cheapest of the choices that are known whose estimated peak fits; no other is ruled out."
-
-_PlanAt = Callable[..., Plan]
+_COMPILED = 6  # plans for a device, of which the last is found as a rule at the third
+_CLOSE = 0.97  # of the device's memory: what needs as much uses it
 
 
 def plan(
@@ -53,13 +52,11 @@ def plan(
         raise RematError(f"gap={gap!r} is no share of the cost: give 0 or more.")
     least = objective(cost, device, offload)
     plain, facts = facts, facts if device is None else facts.on(devices.get(device))
-    there = functools.partial(plan_at, facts, cost=cost, device=device, offload=offload, gap=gap)
+    request = Request(limit_of(facts, at or facts.engine.default_at, limit, of), of, least, gap)
     if at is not None:
-        best = there(at, limit, of)
-    elif of == "peak":
-        best = _within_peak(facts, limit, least, there)
+        best = plan_at(facts, at, request)
     else:
-        best = _within_saved(facts, limit, least, there)
+        best = (_within_peak if of == "peak" else _within_saved)(facts, request)
     sentences = [best.status]
     if best.at != facts.engine.default_at and at is None:
         sentences.append(f"Its place, {best.at}, was chosen with it.")
@@ -72,7 +69,7 @@ def plan(
     return replace(best, label=label, status=" ".join(filter(None, sentences)), peak_device=peak_device)
 
 
-def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:
+def _within_saved(facts: Facts, request: Request) -> Plan:
     """The plan at the usual place, or at another, where that one is worth more.
 
     Another place is tried only where there is a reason to: no plan fits at the usual one, or it gains nothing at the
@@ -81,17 +78,15 @@ def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _P
     Raises:
         RematError: none fits at the usual place, nor elsewhere.
     """
-    usual = facts.engine.default_at
-    limit = limit_of(facts, usual, budget, "saved")
     best: Plan | None = None
     why: RematError | None = None
     try:
-        best = there(usual, limit)
+        best = plan_at(facts, facts.engine.default_at, request)
     except RematError as error:
         why = error
-    for at in _elsewhere(facts, best, limit, least):
+    for at in _elsewhere(facts, best, request):
         try:
-            other = there(at, limit)
+            other = plan_at(facts, at, request)
         except RematError:
             continue
         best = other if best is None or _is_worth_more(facts, other, best) else best
@@ -100,7 +95,7 @@ def _within_saved(facts: Facts, budget: float | str, least: Objective, there: _P
     return best
 
 
-def _elsewhere(facts: Facts, best: Plan | None, limit: int, least: Objective) -> Iterator[str]:
+def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[str]:
     """Other places than the usual one to plan for, what promises most first."""
     usual = facts.engine.default_at
     in_vain = best is None or bool(gainless(facts, best))
@@ -108,8 +103,9 @@ def _elsewhere(facts: Facts, best: Plan | None, limit: int, least: Objective) ->
     if search is None:
         places = promising(facts) if in_vain else []
     else:
-        fitting = _fitting(search.reports.values(), lambda report: report.saved_bytes, limit, least)
-        fitting = [report for report in fitting if report.policy not in (MIXED, "none", "as_written")]
+        reports = [report for report in search.reports.values() if report.policy not in (MIXED, "none", "as_written")]
+        fitting = [report for report in reports if report.saved_bytes <= request.budget and not report.backward_error]
+        fitting.sort(key=request.objective.of)
         places = [report.at for report in fitting if in_vain or _spares(report, best)]
     yield from [at for at in dict.fromkeys(places) if at != usual][:_PLACES]
 
@@ -127,64 +123,95 @@ def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
     return _spares(other, best) and peak <= usual_peak
 
 
-def _within_peak(facts: Facts, budget: float | str, least: Objective, there: _PlanAt) -> Plan:
-    """The cheapest of plans for a peak at several places: the usual one, and those where least is added within it.
+def _within_peak(facts: Facts, request: Request) -> Plan:
+    """The cheapest of plans for a peak at several places: the usual one, and that where least is added within it.
 
     No choice whose figures are known by then, as it was tried or asked for before, fits and costs less; and where none
     fits, none has a lower peak than what is said to be the least.
 
-    Args:
-        facts: of the traced function.
-        budget: of the peak.
-        least: what is to be least.
-        there: makes a plan at a place.
-
     Raises:
         RematError: none fits at the usual place, nor elsewhere.
     """
-    usual = facts.engine.default_at
-    limit = limit_of(facts, usual, budget, "peak")
-    places = searched(facts)
-    at_one_place = [report for report in places.reports.values() if report.policy not in (MIXED, "as_written")]
+    searched(facts)  # known from now on
 
-    def fitting() -> list[Choice]:
-        return [choice for choice in known_choices(facts, least) if choice.peak <= limit]
+    def fitting() -> list[Plan]:
+        return [plan for plan in known_plans(facts, request) if (plan.peak_bytes or 0) <= request.budget]
 
-    cheapest = fitting()[:1]
-    others = built_in(facts, dict.fromkeys(report.at for report in at_one_place), least)
-    for choice in itertools.islice(others, _BUILT_IN):
-        if choice.peak <= limit:
-            cheapest = [min((*cheapest, choice), key=lambda choice: choice.order(least))]
-        if cheapest and not least.of(cheapest[0].report):
-            break
+    places = [plan.at for plan in fitting() if plan.policy not in (MIXED, "as_written")]
     plans: list[Plan] = []
-    tried = (report.at for report in _fitting(at_one_place, lambda report: report.peak_bytes, limit, least))
-    for at in [*dict.fromkeys((usual, *tried))][:_PLACES]:
+    for at in [*dict.fromkeys((facts.engine.default_at, *places))][:_PLACES]:
+        beat = min((order(plan)[0] for plan in (*fitting(), *plans)), default=float("inf"))
         try:
-            beat = min((order(plan)[0] for plan in plans), default=None)
-            beat = least.of(cheapest[0].report) if beat is None and cheapest else beat
-            plans.append(there(at, limit, "peak", beat=beat))
+            plans.append(plan_at(facts, at, request, beat=beat))
         except RematError:
             continue
-    if best := fitting()[:1]:
-        bound = next((plan.bound for plan in plans if plan.at == best[0].report.at), 0)
-        plan = plan_of(facts, best[0], limit, least, "peak")
-        plans.append(replace(plan, bound=min(bound, plan.recomputed_flops), status=_KNOWN))
-    if plans:
-        return min(plans, key=order)
-    lowest = min(known_choices(facts, least), key=lambda choice: choice.peak, default=None)
+    if best := min((*plans, *fitting()), key=order, default=None):
+        return replace(best, status=best.status or "Of the choices that are known it is the cheapest that fits.")
+    lowest = min(known_plans(facts, request), key=lambda plan: plan.peak_bytes or 0, default=None)
     if lowest is None:
-        return there(usual, limit, "peak")
-    few, least_peak = units.apart(limit, lowest.peak)
-    raise RematError(
-        f"No plan keeps the estimated peak of {facts.engine.function_name} within {few}, wherever it is: the least "
-        f"found is {least_peak} ({lowest.text}); raise the budget, or use smaller batches."
-    )
+        return plan_at(facts, facts.engine.default_at, request)
+    raise no_plan(facts, "", request.budget, lowest)
 
 
-def _fitting(
-    reports: Iterable[Report], figure: Callable[[Report], int | None], limit: int, least: Objective
-) -> list[Report]:
-    """The reports of which a figure stays within a limit, those that cost least first."""
-    fitting = [r for r in reports if (size := figure(r)) is not None and size <= limit and not r.backward_error]
-    return sorted(fitting, key=least.of)
+# ------------------------------------------------------------------------------------------------ as the compiler says
+
+
+def plan_that_fits(
+    facts: Facts,
+    device: Device,
+    compiled: Callable[[Any, str], Measurement],
+    at: str | None = None,
+    *,
+    cost: str = "flops",
+) -> Plan:
+    """The plan that adds least among some tried with which the program fits a device, by its compiler.
+
+    Each is a plan for a peak, at first for all that the device has, and then for as much more or less as the compiler
+    needed less or more than that. What has no checkpoint is compiled first.
+
+    Args:
+        facts: of the traced function.
+        device: the device.
+        compiled: what its compiler says of a policy, or a plan, at a place.
+        at: the only place to try. Default: all that ``Trace.places`` tries.
+        cost: as for ``Trace.plan``.
+
+    Raises:
+        RematError: none fits, or the program cannot be compiled for the device.
+    """
+    there, name = facts.on(device), facts.engine.function_name
+    limit = budget = devices.usable_bytes(device) or 0
+    request = Request(limit, "peak", objective(cost, device, None))
+    place = at or facts.engine.default_at
+    facts.report("none", place)
+    tried: dict[Any, tuple[Plan, Measurement]] = {}
+    choice = next(plan for plan in known_plans(there, request, place) if plan.policy == "none")
+    while len(tried) < _COMPILED and (key := (choice.at, choice.names or choice.policy)) not in tried:
+        measured = compiled(choice if choice.names else choice.policy, choice.at)
+        if measured.fits is None or not measured.needed_bytes:
+            raise RematError(measured.error)
+        limit, needed = measured.available_bytes or limit, measured.needed_bytes
+        fits = measured.fits
+        if fits and (choice.policy == "none" or needed >= _CLOSE * limit):
+            tried[key] = choice, measured
+            break
+        if tried:  # without a checkpoint XLA recomputes by itself what one forbids it to: that tells nothing of others
+            budget = round((choice.peak_bytes or 0) * limit / needed)
+        tried[key] = choice, measured
+        try:
+            choice = plan(facts, peak=budget, at=at, cost=cost, device=device)
+        except RematError:
+            choice = min(known_plans(there, request, at), key=lambda plan: plan.peak_bytes or 0)
+    texts = [f"{called(plan)} {units.nbytes(measured.needed_bytes or 0)}" for plan, measured in tried.values()]
+    fitting = [(plan, measured) for plan, measured in tried.values() if measured.fits]
+    if not fitting:
+        nearest, measured = min(tried.values(), key=lambda pair: pair[1].needed_bytes or 0)
+        usual = ": use smaller batches, a device with more memory, or several."
+        raise RematError(
+            f"Nothing that was compiled of {name} fits {device.name}, where a program can have {units.nbytes(limit)}: "
+            f"{', '.join(texts)}. {called(nearest)} comes nearest{f'. {measured.mend}' if measured.mend else usual}"
+        )
+    best, measured = min(fitting, key=lambda pair: order(pair[0]))
+    needs = f"{units.nbytes(measured.needed_bytes or 0)} of {units.nbytes(limit)}"
+    status = f"Compiled for {device.name} it needs {needs}. Compiled were: {', '.join(texts)}."
+    return replace(best, status=status, peak_device="" if there is facts else device.name)

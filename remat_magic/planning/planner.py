@@ -26,10 +26,10 @@ from remat_magic.jaxprs.naming import NamedValue
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.graph import Graph, build
 from remat_magic.planning.solver import Costs, Problem
-from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved, resolve
-from remat_magic.records import Plan, PlannedValue, RematError, Report, dearest
+from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT, Resolved
+from remat_magic.records import Plan, PlannedValue, RematError, Report
 
-__all__ = ["INSIDE", "Objective", "Planner", "budget_bytes", "objective", "planner", "saved_by"]
+__all__ = ["FLOPS", "INSIDE", "Objective", "Planner", "budget_bytes", "objective", "planner", "saved_by"]
 
 INSIDE = "values inside "
 
@@ -45,7 +45,6 @@ class Planner:
         self._lock = threading.RLock()  # held while problems are set up
         self._problems: dict[tuple[str, float | None], Problem] = {}
         self._values_by_name: Mapping[str, PlannedValue] | None = None
-        self._flops_without: int | None = None
 
     @property
     def at(self) -> str:
@@ -62,25 +61,13 @@ class Planner:
 
     def problem(self, objective: Objective | None = None) -> Problem:
         """The integer program for what is to be least, FLOPs by default."""
-        objective = objective or Objective()
+        objective = objective or FLOPS
         with self._lock:
             problem = self._problems.get(objective.key)
             if problem is None:
                 costs = objective.costs(self.graph, self.parts.backward)
                 problem = self._problems[objective.key] = Problem(self.graph, costs)
             return problem
-
-    def flops_without_checkpoint(self) -> int:
-        """What is recomputed without a checkpoint there, by those inside it."""
-        if self._flops_without is None:
-            equations = self.facts.recomputed("none", self.at)
-            self._flops_without = sum(equation.flops or 0 for equation in dearest(equations))
-        return self._flops_without
-
-    def saved_by(self, key: str) -> frozenset[str] | None:
-        """The names of what a policy saves, as far as they are read; None where it is not asked about values."""
-        resolved = resolve(key)
-        return self.graph.used(saved_by(self.facts, self.parts, resolved)) if callable(resolved.policy) else None
 
     def draft(self, key: str, budget: int, values: tuple[PlannedValue, ...], label: str = "") -> Plan:
         """A plan that saves some values, with no figures yet."""
@@ -89,7 +76,7 @@ class Planner:
 
     def values(self, names: Collection[str], offloaded: Collection[str] = ()) -> Iterator[PlannedValue]:
         """The values that names are given to, as far as they are read, in the order of the program."""
-        sizes = self.graph.sizes(self.graph.used_gates(names))
+        sizes = self.graph.sizes(self.graph.run(names).gates)
         for key, value in self.every_value().items():
             if key in sizes:
                 nbytes, times = sizes[key]
@@ -254,6 +241,9 @@ class Objective:
         return Costs(nodes, None if self.link is None else 2 / self.link, whole=False)
 
 
+FLOPS = Objective()
+
+
 def objective(cost: str, device: str | devices.Device | None, offload: float | str | bool | None) -> Objective:
     """What ``trace.plan`` was asked to make least.
 
@@ -265,7 +255,7 @@ def objective(cost: str, device: str | devices.Device | None, offload: float | s
     if offload is None or offload is False:
         offload = None
     if cost == "flops" and offload is None:
-        return Objective()
+        return FLOPS
     device = devices.default() if device is None else devices.get(device)
     if device is None:
         raise RematError("The device that JAX runs on is not known here: name one by device=, or register it.")

@@ -11,11 +11,9 @@ For each operation ``r = 1`` if it runs in the backward pass, for each name ``s 
 
 Only ``s`` and ``o`` have to be whole: the least ``r`` and ``a`` are then whole by themselves. Without that demand it is
 a linear program, whose optimum no choice can undercut. Checkmate (Jain et al., MLSys 2020) plans the order of
-operations as well; here JAX has settled it, and the integer program is small. What runs together is one variable, and a
-name that another can always stand in for is none to choose. Of GPT-2 small's size, with 12 and with 48 blocks (520 and
-2,032 names), choices within a hundredth of the bound are then found at the root of the search, in 0.04 to 3 s, for 13
-of 14 budgets; for one it takes 413 nodes to prove it. To save equal layers in pairs, so that there are fewer names,
-takes longer, and costs up to 13% more.
+operations as well; here JAX has settled it, and the integer program is small. A name that another can always stand in
+for is none to choose. Of GPT-2 small's size, with 12 and with 48 blocks (520 and 2,032 names), choices within a
+hundredth of the bound are then found in 0.1 to 3 s.
 """
 
 from __future__ import annotations
@@ -90,52 +88,55 @@ class Problem:
 
     def __init__(self, graph: Graph, costs: Costs | None = None, *, group: Mapping[str, str] | None = None) -> None:
         self.graph, self.costs = graph, costs or Costs(graph.flops)
-        run = graph.running(())
+        self._run_always = {node for node, needed in enumerate(graph.needed) if needed}
+        run: list[int] = graph.run().nodes.tolist()
         gates = {node: graph.gates[node][0] for node in run if node in graph.gates}
         dropped = _replaceable(graph, run) if group is None else frozenset(gates.values()) - group.keys()
-        gates = {node: name for node, name in gates.items() if name not in dropped}
-        size_of = {name: size for name, (size, _) in graph.sizes(gates).items()}
-        small = _Reduced(graph, run, gates, self.costs.nodes)
+        self._gates = {node: name for node, name in gates.items() if name not in dropped}
+        size_of = {name: size for name, (size, _) in graph.sizes(self._gates).items()}
         self.names = [*size_of]
         units: dict[str, list[str]] = {}
         for name in self.names:
             units.setdefault(name if group is None else group[name], []).append(name)
         self._units = [*units.values()]
         self._sizes = [sum(size_of[name] for name in names) for names in self._units]
-        self._set_up(small, {name: i for i, names in enumerate(self._units) for name in names})
+        self._set_up([node for node in run if node not in self._run_always])
 
-    def _set_up(self, small: _Reduced, unit_of: Mapping[str, int]) -> None:
-        """The variables by number: operations, what is saved, what is offloaded, residuals that are kept together."""
-        self._always, self._first = small.costs[0], len(small.costs) - 1
-        transfer = self.costs.transfer
-        choices = self._choices = len(self._units) * (1 if transfer is None else 2)
-        kept = small.kept_together(self._first + choices)
-        size = self._first + choices + len(set(kept.values()))
+    def _set_up(self, nodes: Sequence[int]) -> None:
+        """The variables by number: what is saved, what is offloaded, the nodes that may run, and residuals."""
+        graph, transfer, count = self.graph, self.costs.transfer, len(self._units)
+        self._always = sum(self.costs.nodes[node] for node in self._run_always)
+        self._choices = count * (1 if transfer is None else 2)
+        column = {node: self._choices + i for i, node in enumerate(nodes)}
+        leaves = dict.fromkeys(leaf for node in (*nodes, *self._run_always) for leaf in graph.leaves[node])
+        kept = {leaf: self._choices + len(column) + i for i, leaf in enumerate(leaves)}
+        size = self._choices + len(column) + len(kept)
         cost, amounts, low = np.zeros(size), np.zeros(size), np.zeros(size)
-        cost[: self._first] = small.costs[1:]
-        amounts[self._first : self._first + len(self._units)] = self._sizes
+        cost[self._choices : self._choices + len(column)] = [self.costs.nodes[node] for node in nodes]
+        amounts[:count] = self._sizes
         if transfer is not None:
-            cost[self._first + len(self._units) : self._first + choices] = np.array(self._sizes) * transfer
-        for leaf, column in kept.items():
-            amounts[column] += self.graph.leaf_bytes[leaf]
+            cost[count : self._choices] = np.array(self._sizes) * transfer
+        amounts[self._choices + len(column) :] = [graph.leaf_bytes[leaf] for leaf in leaves]
+        unit_of = {name: i for i, names in enumerate(self._units) for name in names}
         rows: dict[tuple[tuple[tuple[int, float], ...], float], None] = {}  # sum of factor * column <= limit
-        for node, (reads, leaves) in enumerate(zip(small.reads, small.leaves, strict=True)):
+        for node in (*self._run_always, *nodes):
             # What always runs is no variable, and asks for its operands outright.
-            running, limit = (((node - 1, 1.0),), 0.0) if node else ((), -1.0)
-            needs = [(*self._columns_of(unit_of.get(small.gates.get(read, ""))), read - 1) for read in reads]
-            needs += [(kept[leaf],) for leaf in leaves if leaf in kept]
+            running, limit = (((column[node], 1.0),), 0.0) if node in column else ((), -1.0)
+            reads = (read for read in graph.reads[node] if read in column and read != node)
+            needs = [(*self._columns_of(unit_of.get(self._gates.get(read, ""))), column[read]) for read in reads]
+            needs += [(kept[leaf],) for leaf in graph.leaves[node]]
             for columns in needs:
-                if not node and len(columns) == 1:
+                if not running and len(columns) == 1:
                     low[columns[0]] = 1.0
                 else:
-                    rows[(*running, *((column, -1.0) for column in columns)), limit] = None
+                    rows[(*running, *((other, -1.0) for other in columns)), limit] = None
         # Solvers want numbers near one.
-        self._unit = max(float(cost[: self._first].sum()) / 1e3, 1.0 if self.costs.whole else 1e-30)
+        self._unit = max(float(cost[self._choices :].sum()) / 1e3, 1.0 if self.costs.whole else 1e-30)
         self._byte_unit = max(float(amounts.sum()), 1.0) / 1e3
         self._cost, self._amounts, self._low = cost / self._unit, amounts / self._byte_unit, low
         self._integral = np.zeros(size)
-        self._integral[self._first : self._first + choices] = 1
-        entries = [(i, column, factor) for i, (terms, _) in enumerate(rows) for column, factor in terms]
+        self._integral[: self._choices] = 1
+        entries = [(i, at, factor) for i, (terms, _) in enumerate(rows) for at, factor in terms]
         where, at, factors = zip(*entries, strict=True) if entries else ((), (), ())
         self._matrix = csr_array((factors, (where, at)), shape=(len(rows), size))
         self._limits = np.array([limit for _, limit in rows])
@@ -144,15 +145,14 @@ class Problem:
         """The variables that tell whether a gate's value is saved, or offloaded."""
         if unit is None:
             return ()
-        saved = self._first + unit
-        return (saved,) if self.costs.transfer is None else (saved, saved + len(self._units))
+        return (unit,) if self.costs.transfer is None else (unit, unit + len(self._units))
 
     def measure(self, names: Collection[str], offloaded: Collection[str] = ()) -> tuple[int, float]:
         """``(saved bytes, cost)`` of a choice, of any names of the graph."""
         figures = self.graph.figures(names, offloaded)
         cost: float = figures.recomputed_flops
         if self.costs.nodes is not self.graph.flops:
-            cost = sum(self.costs.nodes[node] for node in self.graph.running(names))
+            cost = sum(self.costs.nodes[node] for node in self.graph.run(names).nodes)
         return figures.saved_bytes, cost + figures.offloaded_bytes * (self.costs.transfer or 0)
 
     def relax(self, budget: int) -> float | None:
@@ -176,10 +176,10 @@ class Problem:
         result = self._run(budget, gap, nodes)
         if result.status == _INFEASIBLE:
             return None
-        chosen = set[int]() if result.x is None else {*np.flatnonzero(result.x[self._first :] > 0.5).tolist()}
+        chosen = set[int]() if result.x is None else {*np.flatnonzero(result.x[: self._choices] > 0.5).tolist()}
         count = len(self._units)
         saved = {unit for unit in chosen if unit < count}
-        moved = {unit - count for unit in chosen if count <= unit < self._choices} - saved
+        moved = {unit - count for unit in chosen if unit >= count} - saved
         timed_out, seconds = result.status == _TIME_LIMIT, time.perf_counter() - began
         return self._choice(budget, saved, moved, self._bound(result, budget), timed_out, seconds)
 
@@ -228,77 +228,6 @@ class Problem:
         return None
 
 
-class _Reduced:
-    """A graph of fewer nodes, whose best choices, whatever the budget, cost what those of the graph cost.
-
-    Of its nodes the first is all that runs whatever is saved; ``costs``, ``reads`` and ``leaves`` are those of each.
-    ``gates`` has the name that saves what a node gives.
-    """
-
-    def __init__(self, graph: Graph, run: Sequence[int], gates: Mapping[int, str], costs: Sequence[float]) -> None:
-        group = _groups(graph, run, gates)
-        number: dict[int, int] = {}
-        for node in run:
-            if not graph.needed[node]:
-                number.setdefault(group[node], len(number) + 1)
-        members: list[list[int]] = [[] for _ in range(len(number) + 1)]
-        for node in run:
-            members[0 if graph.needed[node] else number[group[node]]].append(node)
-        member_of = {node: i for i, nodes in enumerate(members) for node in nodes}
-
-        def together(edges: Sequence[tuple[int, ...]], nodes: Iterable[int]) -> dict[int, None]:
-            return dict.fromkeys(end for node in nodes for end in edges[node])
-
-        self._leaf_bytes = graph.leaf_bytes
-        self.gates = {member_of[node]: name for node, name in gates.items()}
-        self.costs = [sum(costs[node] for node in nodes) for nodes in members]
-        self.leaves = [tuple(together(graph.leaves, nodes)) for nodes in members]
-        self.reads = [
-            tuple(dict.fromkeys(member_of[n] for n in together(graph.reads, nodes) if member_of[n] not in (0, i)))
-            for i, nodes in enumerate(members)
-        ]
-
-    def kept_together(self, first: int) -> dict[int, int]:
-        """A variable, from number ``first`` on, for each residual; those that the same operations read share one."""
-        readers: dict[int, set[int]] = {}
-        for node, leaves in enumerate(self.leaves):
-            for leaf in leaves:
-                if self._leaf_bytes[leaf]:
-                    readers.setdefault(leaf, set()).add(node)
-        column: dict[frozenset[int], int] = {}
-        return {leaf: column.setdefault(frozenset(nodes), first + len(column)) for leaf, nodes in readers.items()}
-
-
-def _groups(graph: Graph, nodes: Sequence[int], gates: Mapping[int, str]) -> dict[int, int]:
-    """For each node the one that stands for it: whatever is saved, both run or neither does.
-
-    An operation runs if one of its readers does, and what a name can save if a reader runs and the name is not saved.
-    So what single operations, or the same ones, read runs together; and equal layers, whose values have one name, run
-    alike. In a loop some nodes read each other, and each of these stands for itself.
-    """
-    readers = _readers(graph, nodes)
-    waiting = {node: len(by) for node, by in readers.items()}
-    ready = [node for node in nodes if not waiting[node]]
-    remaining = iter(nodes)
-    group: dict[int, int] = {}
-    first_of: dict[object, int] = {}
-    while len(group) < len(nodes):
-        # None is ready where nodes read each other: one of them is taken, which frees the others.
-        node = ready.pop() if ready else next(n for n in remaining if n not in group)
-        if node in group:
-            continue
-        grouped = all(by in group for by in readers[node])
-        group[node] = node
-        if grouped:
-            group[node] = _stands_for(graph, node, gates.get(node), {group[by] for by in readers[node]}, first_of)
-        for read in graph.reads[node]:
-            if read != node:
-                waiting[read] -= 1
-                if not waiting[read]:
-                    ready.append(read)
-    return group
-
-
 def _readers(graph: Graph, nodes: Iterable[int]) -> dict[int, list[int]]:
     """For each node those that read it, itself left out."""
     readers: dict[int, list[int]] = {node: [] for node in nodes}
@@ -307,17 +236,6 @@ def _readers(graph: Graph, nodes: Iterable[int]) -> dict[int, list[int]]:
             if read != node:
                 readers[read].append(node)
     return readers
-
-
-def _stands_for(graph: Graph, node: int, name: str | None, readers: set[int], first_of: dict[object, int]) -> int:
-    """The node that stands for one whose readers these stand for; ``first_of`` has the first of each kind."""
-    if graph.needed[node]:
-        return node
-    if any(graph.needed[by] for by in readers):
-        readers = {-1}  # which runs whatever is saved
-    elif name is None and len(readers) == 1:
-        return next(iter(readers))
-    return first_of.setdefault((name, frozenset(readers)), node)
 
 
 def _replaceable(graph: Graph, nodes: Collection[int]) -> frozenset[str]:

@@ -27,7 +27,7 @@ from remat_magic.records.report import Report
 from remat_magic.records.residual import Kind, Origin, Reader, Residual
 from remat_magic.records.site import Site
 from remat_magic.records.source import SourceSpan, SourceText
-from remat_magic.records.suggestions import Advice, FrontierPoint, WhatIf
+from remat_magic.records.suggestions import Advice, WhatIf
 from remat_magic.records.timeline import (
     ArgumentRole,
     Half,
@@ -55,7 +55,6 @@ __all__ = [
     "Effort",
     "Equation",
     "FileEdit",
-    "FrontierPoint",
     "GradientCall",
     "GradientDifference",
     "Half",

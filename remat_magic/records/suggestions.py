@@ -10,7 +10,7 @@ from typing import Any, Literal
 from remat_magic.records.plan import Plan, PlannedValue
 from remat_magic.records.source import SourceSpan
 
-__all__ = ["Advice", "FrontierPoint", "WhatIf"]
+__all__ = ["Advice", "WhatIf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,6 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON: bytes and FLOPs as numbers, None where unknown."""
         return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierPoint:
-    """What can be had within a budget, as reckoned; ``trace.plan`` of the same budget has it confirmed by JAX.
-
-    No choice of names within ``budget_bytes`` recomputes fewer FLOPs than ``bound``, and what autodiff keeps without a
-    checkpoint does not either, if it fits. ``unreached`` is as in ``Plan``.
-    """
-
-    budget_bytes: int
-    saved_bytes: int
-    recomputed_flops: int
-    bound: int
-    unreached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from remat_magic.records import (
     Advice,
     Comparison,
     Edit,
-    FrontierPoint,
     Places,
     Plan,
     Report,
@@ -25,7 +24,7 @@ from remat_magic.views import format as fmt
 from remat_magic.views.advice import advice_html, stake
 from remat_magic.views.edit import edit_html, edit_sentences, unnamed_sentences
 from remat_magic.views.html import page_html, report_html, static
-from remat_magic.views.plan import frontier_svg, plan_html, plan_rows, plan_sentences
+from remat_magic.views.plan import plan_html, plan_rows, plan_sentences
 from remat_magic.views.text import Text, grid, printed, render
 from remat_magic.views.timeline import held_rows, timeline_html
 from remat_magic.views.what_if import ROWS, alike_rows, alike_text, left_out, what_if_html
@@ -51,8 +50,6 @@ def html(record: Any) -> str:
             return static(what_if_html(record, live=False))
         case [Advice(), *_]:
             return static(advice_html(record, live=False))
-        case [FrontierPoint(), *_]:
-            return static(frontier_svg(record))
         case _:
             return static(f'<p class="remat-empty">{_NOTHING}</p>')
 
@@ -88,13 +85,6 @@ def renderable(record: Any) -> RenderableType:
             return _what_if(record)
         case [Advice(), *_]:
             return Group(*map(_advice, record))
-        case [FrontierPoint(), *_]:
-            cells = [
-                (fmt.nbytes(point.budget_bytes), fmt.nbytes(point.saved_bytes), fmt.flops(point.recomputed_flops),
-                 fmt.flops(point.bound))
-                for point in record
-            ]  # fmt: skip
-            return _table(("Budget", "Saved", "Recomputed", "Bound"), cells)
         case _:
             return Text(_NOTHING)
 

@@ -19,7 +19,7 @@ _TAUGHT = {
     "arrange": "Search the rows and group them (also the key / in the table); what is unfolded stays so",
     "at": "Where the policy goes: the whole function, its checkpoints, or a function that it calls",
     "beside": "Keep the source in sight, at the left of every tab",
-    "budget": "How much memory the choice may take; each place is a plan",
+    "budget": "How much memory the choice may take, as a share of what it is without a checkpoint",
     "cancel": "Stop after the one that runs",
     "copy": "Copy the code for this choice, to be pasted into your program",
     "device": "The machine that times are estimated for, and whose compiler is asked whether the choice fits",

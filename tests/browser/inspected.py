@@ -54,7 +54,6 @@ TABS = {
     "Memory": ("memory", "svg"),
     "Advice": ("advice", "li, p"),
     "Compare": ("comparison", "svg"),
-    "Plan": ("frontier", "svg"),
 }
 
 # What a reader has unfolded on this page or another.

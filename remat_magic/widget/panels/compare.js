@@ -36,7 +36,6 @@ export function panel(widget, key) {
     }
     asked.table = what;
     asked.beside = policy;
-    if (!part("comparison").classList.contains("remat-stale")) widget.panels.plan?.fill?.();
   }
 
   // The device that was chosen in this widget, which may have turned to another gradient, is chosen again; else the one that
@@ -145,7 +144,7 @@ export function panel(widget, key) {
 
   return {
     open() {
-      // One slider, above the pictures of both: its plans are points of either.
+      // One slider, here and in the tab Plan: its plans are points of the picture.
       one('[data-action="cancel"]').before(one('[data-slot="budget"]'));
     },
     fill,
@@ -165,7 +164,6 @@ export function panel(widget, key) {
           if (sorted) sort(one(`[data-part=comparison] [data-sort="${sorted.column}"]`), sorted.descending);
           markChosen();
           if (widget.status().startsWith("Tracing every")) say("");
-          if (widget.tab === key) widget.panels.plan?.fill?.(); // only now: both at once would take twice as long
         } else {
           asked.table = ""; // so that it is asked for again
           part("comparison").classList.remove("remat-stale");
