@@ -17,6 +17,11 @@ from remat_magic.jaxprs.provenance import Provenances, marks_on
 from remat_magic.jaxprs.walk import Scope, leaves, walk
 from remat_magic.records import Equation
 
+# How far back operands are compared. One step tells apart what the derivatives of 25 functions of JAX's do (powers,
+# softplus, decompositions, special functions); layers that add to one stream are a chain as long as the model, and each
+# would be compared with all before it.
+_DEEP = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -44,7 +49,7 @@ class Recomputation:
         for scope, eqn in walk(forward, once=True) if provenances.rules else ():
             rule = None if scope.inner(eqn) else self._rule_of(scope, eqn)
             if rule is not None:
-                self._of_rules.add((rule, _doing(eqn)))
+                self._of_rules.add((rule, self._doing(scope, eqn, rule)))
         self._told_apart: set[int] = set()
         self._asked = 0  # how often it was asked whether an equation reads a cotangent, which may differ between calls
         self._known: dict[tuple[int, bool, int], _Entries] = {}
@@ -137,10 +142,26 @@ class Recomputation:
         place = self._provenances.of(eqn, scope.chain) if rules else None
         return next((link for link in reversed(place.chain) if link in rules), None) if place else None
 
+    def _doing(self, scope: Scope, eqn: Any, rule: int, depth: int = _DEEP) -> Hashable:
+        """What an equation does, with what makes its operands in the same call of a custom derivative."""
+        operands: list[Hashable] = []
+        for atom in eqn.invars:
+            maker = None if _jax.is_literal(atom) or not depth else scope.makers.get(atom)
+            if _jax.is_literal(atom):
+                operands.append(str(atom))
+            elif maker is None or self._rule_of(scope, maker[0]) != rule:
+                operands.append(_jax.type_text(atom.aval))
+            else:
+                operands.append(self._doing(scope, maker[0], rule, depth - 1))
+        if _jax.is_transparent(eqn) and operands:
+            return operands[0]
+        what = _called(scope, eqn) or _jax.params_key(eqn)
+        return eqn.primitive, what, (*operands,), tuple(_jax.type_text(var.aval) for var in eqn.outvars)
+
     def _ran_in_rule(self, scope: Scope, eqn: Any) -> bool:
         """Whether the forward half does the same in that call: a rule may have other text than its function."""
         rule = self._rule_of(scope, eqn)
-        return rule is not None and (rule, _doing(eqn)) in self._of_rules
+        return rule is not None and (rule, self._doing(scope, eqn, rule)) in self._of_rules
 
     def by_rules(self) -> Iterator[tuple[Scope, Any]]:
         """What backward rules of custom derivatives run again of the forward half, whatever the policy."""
@@ -206,12 +227,6 @@ def _expanded(scope: Scope, entries: _Entries) -> Iterator[tuple[Scope, Any]]:
             yield from _expanded(scope.inner(eqn)[number], within)
 
 
-# How far back operands are compared. One step tells apart what the derivatives of 25 functions of JAX's do (powers,
-# softplus, decompositions, special functions); layers that add to one stream are a chain as long as the model, and each
-# would be compared with all before it.
-_DEEP = 8
-
-
 def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int = _DEEP) -> bool:
     """Whether two equations of one traceback are the same operation, and not one the derivative of the other.
 
@@ -242,12 +257,6 @@ def _same_operation(scope: Scope, eqn: Any, there: Scope, other: Any, depth: int
         if not _same_operation(scope, maker[0], there, other_maker[0], depth - 1):
             return False
     return True
-
-
-def _doing(eqn: Any) -> Hashable:
-    """What an equation does, to whatever it is given."""
-    operands = [str(atom) if _jax.is_literal(atom) else _jax.type_text(atom.aval) for atom in eqn.invars]
-    return eqn.primitive, _jax.params_key(eqn), (*operands,), tuple(_jax.type_text(var.aval) for var in eqn.outvars)
 
 
 _FEW = 4
