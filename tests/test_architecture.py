@@ -5,7 +5,6 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,178 +65,137 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def name_of(module: Path) -> str:
-    return ".".join(("remat_magic", *module.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+def imported(node: ast.AST) -> list[str]:
+    """The dotted names that a statement imports, wherever it stands."""
+    if isinstance(node, ast.ImportFrom):
+        return [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
 
 
-def layer_of(module: Path) -> str:
-    return module.relative_to(PACKAGE).with_suffix("").parts[0]
-
-
-def imports(module: Path) -> Iterator[tuple[str, int]]:
-    """Every imported dotted name with its line, wherever the import stands."""
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield f"{'.' * node.level}{node.module or ''}.{alias.name}", node.lineno
-
-
-def violations(module: Path) -> list[str]:
-    layer = layer_of(module)
-    ours, third_party = LAYERS[layer]
-    if layer not in LEAVES:
-        ours = ours | LEAVES
-    found = list[str]()
-    for name, line in imports(module):
+def imports_what_it_may_not(node: ast.AST, layer: str) -> bool:
+    ours, others = LAYERS[layer]
+    ours = ours | {layer} if layer in LEAVES else ours | {layer} | LEAVES
+    for name in imported(node):
         top, _, rest = name.partition(".")
-        if top == "remat_magic":
-            allowed = rest.split(".")[0] in ours | {layer}
-        else:
-            allowed = top in sys.stdlib_module_names or top in third_party
-        if not allowed:
-            found.append(f"{module.relative_to(PACKAGE)}:{line} imports {name}")
-    return found
+        if not (rest.split(".")[0] in ours if top == "remat_magic" else top in sys.stdlib_module_names | others):
+            return True
+    return False
 
 
-def circles() -> list[list[str]]:
-    """The modules that import one another, directly or by others, wherever the imports stand."""
-    files = {name_of(module): module for module in modules()}
-    imported = dict[str, set[str]]()
-    for name, module in files.items():
-        targets = (target if target in files else target.rpartition(".")[0] for target, _ in imports(module))
-        imported[name] = {target for target in targets if target in files and target != name}
-    # What is left when every module that imports nothing of the rest has been taken out, again and again.
-    while leaves := {name for name, targets in imported.items() if not targets}:
-        imported = {name: targets - leaves for name, targets in imported.items() if name not in leaves}
-    return sorted([name, *sorted(targets)] for name, targets in imported.items())
+def names_private_jax(node: ast.AST, layer: str) -> bool:
+    private = any(name.startswith(("jax._src", "jaxlib")) for name in imported(node))
+    private |= isinstance(node, ast.Attribute) and node.attr == "_src" and ast.unparse(node.value) == "jax"
+    return private and layer != "_jax"
 
 
-def names_private_jax(module: Path) -> list[str]:
-    found = [line for name, line in imports(module) if name.startswith(("jax._src", "jaxlib"))]
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("jax._src"):
-            found.append(node.lineno)
-    return [f"{module.relative_to(PACKAGE)}:{line}" for line in found]
-
-
-def asks_for_primitives(module: Path) -> list[str]:
-    """Where a module knows what a primitive or a parameter of one is called."""
+def knows_a_primitive(node: ast.AST, layer: str) -> bool:
+    """Whether it knows what a primitive or a parameter of one is called."""
 
     def is_name(node: ast.expr) -> bool:
-        return ast.unparse(node).endswith(".primitive.name") or (
-            isinstance(node, ast.Call) and ast.unparse(node.func).endswith("primitive_name")
-        )
+        text = ast.unparse(node.func if isinstance(node, ast.Call) else node)
+        return text.endswith("primitive_name" if isinstance(node, ast.Call) else ".primitive.name")
 
-    found = []
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        compared = isinstance(node, ast.Compare) and any(map(is_name, (node.left, *node.comparators)))
-        matched = isinstance(node, ast.Match) and is_name(node.subject)
-        asked = isinstance(node, ast.Attribute) and node.attr in ("startswith", "endswith") and is_name(node.value)
-        params = isinstance(node, ast.Attribute) and node.attr == "params"
-        if compared or matched or asked or params:
-            found.append(f"{module.relative_to(PACKAGE)}:{node.lineno}")
-    return sorted(found)
+    compared = isinstance(node, ast.Compare) and any(map(is_name, (node.left, *node.comparators)))
+    matched = isinstance(node, ast.Match) and is_name(node.subject)
+    asked = isinstance(node, ast.Attribute) and node.attr in ("startswith", "endswith") and is_name(node.value)
+    params = isinstance(node, ast.Attribute) and node.attr == "params"
+    return (compared or matched or asked or params) and layer != "_jax"
 
 
-def hides_what_it_takes(module: Path) -> list[str]:
-    """Where a signature or a cast says less than is known: no editor, type checker or ``help`` can tell what is meant.
+def hides_what_it_takes(node: ast.AST, layer: str) -> bool:
+    """Whether a signature or a cast says less than is known: no editor or type checker can tell what is meant.
 
     ``**kwargs: Any`` is right only where a whole call is passed on, and then there is ``*args`` beside it.
     """
-    places = []
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cast":
-            hidden = bool(node.args) and ast.unparse(node.args[0]).strip("'") == "Any"
-        elif isinstance(node, ast.arg):
-            hidden = node.arg == "trace" and node.annotation is not None and ast.unparse(node.annotation) == "Any"
-        elif isinstance(node, ast.arguments):
-            options = node.kwarg is not None and node.vararg is None and node.kwarg.annotation
-            hidden = bool(options) and ast.unparse(options) == "Any"
-        elif isinstance(node, ast.AnnAssign):
-            hidden = ast.unparse(node.target) == "trace" and ast.unparse(node.annotation) == "Any"
-        else:
-            continue
-        if hidden:
-            line = node.kwarg.lineno if isinstance(node, ast.arguments) else node.lineno
-            places.append(f"{module.relative_to(PACKAGE)}:{line}")
-    return sorted(places)
+
+    def is_any(node: ast.expr | None) -> bool:
+        return node is not None and ast.unparse(node).strip("'") == "Any"
+
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "cast" and is_any(node.args[0])
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        options = node.args.kwarg
+        return options is not None and node.args.vararg is None and is_any(options.annotation)
+    if isinstance(node, ast.arg):
+        return node.arg == "trace" and is_any(node.annotation)
+    return isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "trace" and is_any(node.annotation)
 
 
-def test_signatures_say_what_they_take():
-    assert [place for module in modules() for place in hides_what_it_takes(module)] == []
+RULES = (imports_what_it_may_not, names_private_jax, knows_a_primitive, hides_what_it_takes)
 
 
-def test_the_checks_see_a_signature_that_hides_what_it_takes(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    bad = tmp_path / "planning.py"
-    bad.write_text(
-        "def plan(budget, **options: Any): ...\ncast('Any', self).parser\ndef show(trace: Any): ...\ntrace: Any = x\n"
-        "def applied(*args: Any, **kwargs: Any): ...\ndef size(**sizes: int): ...\ncast('ast.Module', tree)\n"
-    )
-    assert hides_what_it_takes(bad) == [f"planning.py:{line}" for line in range(1, 5)]
+def violations(texts: dict[str, str]) -> list[str]:
+    """What is against the rules in modules, by their paths in the package."""
+    found, imports = list[str](), dict[str, set[str]]()
+    for path, text in texts.items():
+        layer = path.partition("/")[0].removesuffix(".py")
+        nodes = [*ast.walk(ast.parse(text))]
+        for rule in RULES:
+            found += sorted(f"{path}:{node.lineno} {rule.__name__}" for node in nodes if rule(node, layer))
+        name = f"remat_magic/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        imports[name] = {target for node in nodes for target in imported(node)}
+    for name, targets in imports.items():
+        targets = {target if target in imports else target.rpartition(".")[0] for target in targets}
+        imports[name] = targets & imports.keys() - {name}
+    # What is left when every module that imports nothing of the rest has been taken out, again and again.
+    while leaves := {name for name, targets in imports.items() if not targets}:
+        imports = {name: targets - leaves for name, targets in imports.items() if name not in leaves}
+    return found + [f"{name} imports {other}, which imports it" for name in imports for other in sorted(imports[name])]
 
 
-def test_imports_go_one_way():
-    assert [line for module in modules() for line in violations(module)] == []
+def test_every_module_keeps_to_the_rules():
+    texts = {module.relative_to(PACKAGE).as_posix(): module.read_text(encoding="utf-8") for module in modules()}
+    assert violations(texts) == []
 
 
-def test_no_modules_import_one_another():
-    assert circles() == []
+@pytest.mark.parametrize(
+    ("rule", "path", "text", "lines"),
+    [
+        (
+            imports_what_it_may_not,
+            "views/html.py",
+            "import jax.numpy\ndef f():\n    from remat_magic.engine import engine\nif TYPE_CHECKING:\n"
+            "    from remat_magic import widget\nfrom ..facts import facts\nimport ast, rich.text\n",
+            [1, 3, 5, 6],
+        ),
+        (
+            names_private_jax,
+            "facts.py",
+            "from jax._src import core\nimport jaxlib\njax._src.core\nimport jax._src.ad_util\njax.core\n",
+            [1, 2, 3, 4],
+        ),
+        (
+            knows_a_primitive,
+            "facts.py",
+            "eqn.primitive.name == 'scan'\n'while' != _jax.primitive_name(eqn)\neqn.primitive.name in ('jit', 'pjit')\n"
+            "eqn.primitive.name.startswith('custom_')\neqn.params['length']\n"
+            "match primitive_name(eqn):\n    case 'cond': ...\n"
+            "name = _jax.primitive_name(eqn)\n",
+            [1, 2, 3, 4, 5, 6],
+        ),
+        (
+            hides_what_it_takes,
+            "planning.py",
+            "def plan(budget, **options: Any): ...\ncast('Any', self).parser\ndef show(trace: Any): ...\n"
+            "trace: Any = x\ndef applied(*args: Any, **kwargs: Any): ...\n"
+            "def size(**sizes: int): ...\ncast('ast.Module', tree)\n",
+            [1, 2, 3, 4],
+        ),
+    ],
+)
+def test_the_rules_see_a_violation(rule, path, text, lines):
+    found = [violation for violation in violations({path: text}) if violation.endswith(rule.__name__)]
+    assert found == [f"{path}:{line} {rule.__name__}" for line in lines]
 
 
-def test_every_import_is_written_in_full():
-    assert [name for module in modules() for name, _ in imports(module) if name.startswith(".")] == []
-
-
-def test_private_jax_stays_in_its_seam():
-    others = [module for module in modules() if layer_of(module) != "_jax"]
-    assert [place for module in others for place in names_private_jax(module)] == []
-
-
-def test_names_of_primitives_and_parameters_stay_in_the_seam():
-    others = [module for module in modules() if layer_of(module) != "_jax"]
-    assert [place for module in others for place in asks_for_primitives(module)] == []
-
-
-def test_the_checks_see_a_name_of_a_primitive(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    bad = tmp_path / "facts.py"
-    bad.write_text(
-        "eqn.primitive.name == 'scan'\n'while' != _jax.primitive_name(eqn)\neqn.primitive.name in ('jit', 'pjit')\n"
-        "eqn.primitive.name.startswith('custom_')\neqn.params['length']\n"
-        "match primitive_name(eqn):\n    case 'cond': ...\n"
-        "name = _jax.primitive_name(eqn)\n"
-    )
-    assert asks_for_primitives(bad) == [f"facts.py:{line}" for line in range(1, 7)]
-
-
-def test_the_checks_see_a_violation(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    (tmp_path / "views").mkdir()
-    bad = tmp_path / "views" / "html.py"
-    bad.write_text(
-        "import jax.numpy\ndef f():\n    from remat_magic.engine import engine\nif TYPE_CHECKING:\n"
-        "    from remat_magic import widget\nfrom ..facts import facts\nfrom jax._src import core\n"
-    )
-    assert sorted(violation.split(" imports ")[1] for violation in violations(bad)) == [
-        "..facts.facts",
-        "jax._src.core",
-        "jax.numpy",
-        "remat_magic.engine.engine",
-        "remat_magic.widget",
-    ]
-    assert names_private_jax(bad) == ["views/html.py:7"]
-
-
-def test_the_checks_see_a_circle(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    (tmp_path / "a.py").write_text("def f():\n    from remat_magic import b\n")
-    (tmp_path / "b.py").write_text("if TYPE_CHECKING:\n    from remat_magic.a import f\n")
-    (tmp_path / "c.py").write_text("from remat_magic import errors\n")
-    assert circles() == [["remat_magic.a", "remat_magic.b"], ["remat_magic.b", "remat_magic.a"]]
+def test_a_circle_is_seen():
+    texts = {
+        "facts/a.py": "def f():\n    from remat_magic.facts import b\n",
+        "facts/b.py": "if TYPE_CHECKING:\n    from remat_magic.facts.a import f\n",
+        "facts/c.py": "from remat_magic import errors\n",
+    }
+    names = "remat_magic.facts.a", "remat_magic.facts.b"
+    assert violations(texts) == [f"{one} imports {two}, which imports it" for one, two in (names, names[::-1])]
 
 
 @functools.cache
