@@ -37,7 +37,7 @@ from remat_magic.records import (
     RematError,
     Site,
 )
-from remat_magic.views import advice, compare, jaxpr_text, pareto, plan
+from remat_magic.views import advice, compare, display, jaxpr_text, pareto, plan
 from remat_magic.views import html as html_views
 from remat_magic.views import text as text_views
 from remat_magic.views import timeline as timeline_views
@@ -441,6 +441,42 @@ def test_only_what_is_html_is_taken_for_html():
     assert [markup for markup in taken if not re.fullmatch(allowed, markup)] == []
     assert "insertAdjacentHTML" not in script
     assert "outerHTML" not in script
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\n", "} in (\n  b:f32[]. let", "a\r\nb", "a\u2028b", "\x01", "'\n\""])
+def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_path):
+    """In a layer, a checkpoint, a scan and a jitted function: texts are JAX's own; keys, plans and edits name it."""
+
+    def layer(w, x):
+        return checkpoint_name(jnp.tanh(x @ w), name)
+
+    def loss(w, x):
+        x = jax.jit(layer)(w, jax.checkpoint(layer)(w, layer(w, x)))
+        return jnp.sum(jax.lax.scan(lambda x, _: (layer(w, x), None), x, None, length=3)[0])
+
+    shapes = [jax.ShapeDtypeStruct((4, 4), "float32")] * 2
+    trace = rm.trace(loss, *shapes)
+    assert trace.names == (name,)
+    only = f"save_only_these_names({name!r})"
+    for key in ("as_written", "nothing_saveable", only, f"names(offload=[{name!r}])"):
+        report = trace.report(key, "function")
+        assert report.forward.text == str(trace.forward(key, "function"))
+        assert report.backward.text == str(trace.backward(key, "function"))
+        assert name not in repr(report)
+        assert repr(name) in display.text(report)
+        assert report._repr_html_()
+    plan = trace.plan("50%", "function")
+    plan.save(tmp_path / "plan.json")
+    assert rm.load_plan(tmp_path / "plan.json") == plan
+    for record in (plan, trace.edit(plan), trace.compare(), trace.advice("nothing_saveable"), trace.timeline()):
+        assert record._repr_html_()
+        assert display.text(record)
+    assert repr(name) in trace.edit(only, "function").diff()
+    widget = RematWidget(trace)
+    widget.policy = only
+    assert widget._rendered.kept(widget.report)
+    assert widget._view
+    widget.close()
 
 
 def test_nothing_goes_over_the_network(monkeypatch, browser):  # noqa: F811

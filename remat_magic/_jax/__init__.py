@@ -94,6 +94,7 @@ from remat_magic._jax.primitives import (
     params_key,
     policy_says,
     primitive_name,
+    printing,
     rearranges,
     replace_scan,
     same_params,

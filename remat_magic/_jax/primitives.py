@@ -6,6 +6,7 @@ parameter. Sets of names are for what is looked up by name; what is asked of one
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -286,6 +287,13 @@ def params_key(eqn: Any) -> Hashable:
     except TypeError:
         return str(eqn.params)
     return key
+
+
+def printing(prim: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a high-level primitive (0.12) that prints each of its parameters changed."""
+    shown, params = copy.copy(prim), {key: change(value) for key, value in prim.pp_params().items()}
+    vars(shown)["pp_params"] = lambda: params
+    return shown
 
 
 def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:

@@ -126,13 +126,17 @@ def _is_printed_as_jaxprs(value: Any) -> bool:
 
 
 def _on_one_line(value: Any) -> Any:
-    if isinstance(value, (str, int, type(None))) or _is_printed_as_jaxprs(value):
+    if isinstance(value, (int, type(None))) or _is_printed_as_jaxprs(value):
         return value
-    if hasattr(value, "debug_info") or hasattr(value, "pp_params"):
-        return value  # functions and high-level primitives, which JAX does not print by their text
+    if hasattr(value, "debug_info"):
+        return value  # a function, which JAX does not print by its text
+    if hasattr(value, "pp_params"):
+        return _jax.printing(value, _on_one_line)
     text = str(value)
     if "\n" not in text:
         return value
+    if isinstance(value, str):  # a checkpoint name, of which JAX looks at the text
+        return text.replace("\n", _BREAK)
     shown = _OneLine(value if isinstance(value, tuple) else ())
     shown.text = text.replace("\n", _BREAK)
     return shown
@@ -237,7 +241,7 @@ def program(
         tokens = [token for _, _, token in marks if isinstance(token, _Token)]
         # The outermost equation of a line owns it, but a whole body on one line belongs to its first equation.
         token = min(tokens, key=lambda token: token.depth, default=None)
-        text, *further = text.split(_BREAK)
+        text, *further = text.split(_BREAK) if one_line else (text,)
         # The text of a parameter that is broken into lines has variables of its own.
         marked = (
             ()
