@@ -465,3 +465,50 @@ def test_arguments_may_be_in_host_memory(remat3):
     except AttributeError:
         pytest.skip("this JAX has no jax.memory")
     assert trace.report().residuals
+
+
+def spectrum(w, x):
+    """A Fourier layer, of which the parts have names as well."""
+    y = checkpoint_name(jnp.fft.rfft(x) @ w, "whole")
+    y = jax.lax.complex(checkpoint_name(y.real, "real"), checkpoint_name(y.imag, "imaginary"))
+    return jnp.sum(jnp.abs(jnp.sin(y)) ** 2)
+
+
+SPECTRUM = jax.ShapeDtypeStruct((9, 9), jnp.complex64), f32(4, 16)
+COMPLEX = {
+    "nothing_saveable": P.nothing_saveable,
+    "everything_saveable": P.everything_saveable,
+    "dots_saveable": P.dots_saveable,
+    "dots_with_no_batch_dims_saveable": P.dots_with_no_batch_dims_saveable,
+    "save_only_these_names('whole')": P.save_only_these_names("whole"),
+    "save_only_these_names('real', 'imaginary')": P.save_only_these_names("real", "imaginary"),
+}
+
+
+@pytest.mark.parametrize("key", COMPLEX)
+def test_a_policy_that_would_save_a_complex_value_is_refused_in_a_sentence(key, remat3):
+    """Just where JAX refuses it; what it can save is saved."""
+    trace = rm.trace(spectrum, *SPECTRUM)
+    loss = jax.checkpoint(spectrum, policy=COMPLEX[key])
+    try:
+        jax.eval_shape(jax.grad(loss), *SPECTRUM)
+    except TypeError:
+        for ask in (trace.report, trace.timeline, trace.backward):
+            with pytest.raises(rm.RematError, match="JAX cannot save a complex value under a policy, and ") as raised:
+                ask(key, "function")
+            assert key in str(raised.value)
+        with pytest.raises(rm.RematError, match="a complex value"):
+            jax.grad(trace.function(key, "function"))(jnp.ones((9, 9), "complex64"), jnp.ones((4, 16)))
+    else:
+        assert types_of_ours(trace.report(key, "function")) == types_of_jax(loss, SPECTRUM)
+
+
+def test_that_no_policy_saves_complex_values_is_noted():
+    def step(w, x):
+        return w - 0.1 * jax.grad(spectrum)(w, x)
+
+    real = lambda w, x: jnp.sin(x @ w).sum()  # noqa: E731
+    for fun, args, noted in ((spectrum, SPECTRUM, True), (step, SPECTRUM, True), (real, (f32(4, 4), f32(4, 4)), False)):
+        trace = rm.trace(fun, *args)
+        assert ("complex-values" in [note.kind for note in trace.notes]) == noted
+        assert ("complex-values" in [note.kind for note in trace.report().notes]) == noted

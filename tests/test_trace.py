@@ -272,7 +272,7 @@ def test_function_computes_the_same(program, policy, remat3):
         assert "reduce_precision" in str(error)  # JAX's own: what it saves must not be complex
         return
     except rm.RematError as error:
-        assert "reduce_precision" in str(error)
+        assert "a complex value" in str(error)
         return
     for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(total(fun)), strict=True):
         loose = mine.dtype == jnp.bfloat16 or program == "mixed_precision"  # rounded where it is saved

@@ -139,6 +139,7 @@ from remat_magic._jax.shardings import (
 from remat_magic._jax.simulated import automatic_mesh, on_devices_here
 from remat_magic._jax.stale import stale_traces
 from remat_magic._jax.types import (
+    is_complex,
     is_key,
     local_shape,
     memory_space,

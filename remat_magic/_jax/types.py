@@ -23,6 +23,11 @@ def short_dtype(aval: Any) -> str:
     )
 
 
+def is_complex(aval: Any) -> bool:
+    """Whether values of a type are complex numbers."""
+    return getattr(getattr(aval, "dtype", None), "kind", "") == "c"
+
+
 def is_key(aval: Any) -> bool:
     """Whether values of a type are PRNG keys."""
     return bool(jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key))

@@ -377,7 +377,7 @@ class Engine:
         function = self._gradient.function if self._gradient else None
         unknown = why_no_step(self._given, function) if function and self.step is None else ""
         return (
-            *notes.of_program(self.stale, hidden),
+            *notes.of_program(self.stale, hidden, complex_values=self._primal.has_complex_values),
             *notes.of_gradients(
                 self._given.name, self.gradient_inside, self.gradients, is_gradient(self._fun), unknown
             ),

@@ -352,6 +352,11 @@ class Primal:
         return unknown_values(self.closed, self._spread(self.closed)) if self.maps_devices else 0
 
     @functools.cached_property
+    def has_complex_values(self) -> bool:
+        """Whether complex numbers are computed, which no policy can save."""
+        return any(_jax.is_complex(var.aval) for _, eqn in walk(self.closed, once=True) for var in eqn.outvars)
+
+    @functools.cached_property
     def has_custom_rules(self) -> bool:
         """Whether a custom derivative rule, which is Python and may hold names of its own, is called."""
         return any(_jax.is_custom_rule(eqn) for _, eqn in walk(self.closed, once=True))

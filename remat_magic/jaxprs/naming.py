@@ -238,4 +238,4 @@ def _can_be_named(var: Any) -> bool:
         return False
     # Complex values cannot be saved at all: JAX rounds what it saves by reduce_precision, which refuses them.
     kind = getattr(var.aval.dtype, "kind", "")
-    return kind in ("b", "i", "u") or (kind != "c" and is_inexact(var.aval))
+    return kind in ("b", "i", "u") or (not _jax.is_complex(var.aval) and is_inexact(var.aval))

@@ -15,6 +15,7 @@ NoteKind = Literal[
     "number-not-differentiated",
     "names-out-of-reach",
     "names-unknown",
+    "complex-values",
     "gradient-per-example",
     "gradient-per-device",
     "devices-together",
