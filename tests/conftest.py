@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("sets_remat3")
         for extra in _extras_of(item):
             item.add_marker(extra)
-        if _on_remat3(item):
+        if getattr(getattr(item, "callspec", None), "params", {}).get("remat3") is True:
             item.add_marker("slow")
 
 
@@ -72,11 +72,6 @@ def _extras_of(item: pytest.Item) -> Iterator[str]:
     if isinstance(item, pytest.Function):
         calls = {*item.function.__code__.co_names} & {*vars(item.module)}
         yield from (marker for name, marker in {"library": "models", "compiler": "compilers"}.items() if name in calls)
-
-
-def _on_remat3(item: pytest.Item) -> bool:
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    return params.get("remat3") is True or params.get("remat") == "r3"
 
 
 def pytest_collection_finish() -> None:
@@ -112,33 +107,24 @@ def _remat3_settings() -> list[bool]:
     return [False, True] if int(importlib.metadata.version("jax").split(".")[1]) >= 12 else [False]
 
 
+def _under(on: bool) -> Iterator[bool]:
+    import jax
+
+    before = jax.config.jax_remat3
+    jax.config.update("jax_remat3", on)
+    try:
+        yield on
+    finally:
+        jax.config.update("jax_remat3", before)
+
+
 @pytest.fixture(params=_remat3_settings(), ids=lambda on: "remat3" if on else "remat2")
 def remat3(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Run a test under each implementation of ``jax.checkpoint`` that this JAX has."""
-    import jax
-
-    if not hasattr(jax.config, "jax_remat3"):
-        yield False
-        return
-    before = jax.config.jax_remat3
-    jax.config.update("jax_remat3", request.param)
-    try:
-        yield request.param
-    finally:
-        jax.config.update("jax_remat3", before)
+    yield from _under(request.param)
 
 
 @pytest.fixture
-def remat2() -> Iterator[None]:
+def remat2() -> Iterator[bool]:
     """Run a test with jax_remat3 off, whatever the environment says: it asks policies about more operations."""
-    import jax
-
-    if not hasattr(jax.config, "jax_remat3"):
-        yield
-        return
-    before = jax.config.jax_remat3
-    jax.config.update("jax_remat3", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_remat3", before)
+    yield from _under(False)

@@ -25,7 +25,7 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.records import dearest
 from remat_magic.views.attribution import line_rows
 from remat_magic.views.rows import recomputed_rows
-from tests.cost_helpers import REMATS, S, cost_of, flops_of, only, under
+from tests.cost_helpers import S, cost_of, flops_of, only
 
 N, M = 64, 48
 I32, C64, F8, F8_SCALE = "int32", "complex64", "float8_e4m3fn", "float8_e8m0fnu"
@@ -158,19 +158,13 @@ FORMULAS = {
 TABLE = DOTS | LOOPS | FORMULAS | {name: (call, product(8), S(8, 8)) for name, call in CALLS.items()}
 
 
-@pytest.fixture(params=REMATS)
-def remat(request):
-    with under(request.param):
-        yield request.param
-
-
 @pytest.mark.parametrize(("f", "expected", "args"), [(f, n, args) for f, n, *args in TABLE.values()], ids=TABLE)
 def test_operations_cost_what_their_formulas_say(f, expected, args):
     assert flops_of(lambda *given: f(*given), *args) == expected
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint in scan"])
-def test_a_checkpoint_costs_its_body(remat, name):
+def test_a_checkpoint_costs_its_body(remat3, name):
     assert flops_of(lambda x: CALLS[name](x), S(8, 8)) == product(8)
 
 
@@ -384,7 +378,7 @@ def test_agrees_with_xla(name):
     assert flops_of(f, *args) == pytest.approx(jax.jit(f).lower(*args).compile().cost_analysis()["flops"], rel=off)
 
 
-def test_a_checkpointed_gradient_costs_one_forward_pass_more(remat):
+def test_a_checkpointed_gradient_costs_one_forward_pass_more(remat3):
     plain, again = (flops_of(jax.grad(f), BLOCK, S(2, 32, 64)) for f in (attention, jax.checkpoint(attention)))
     assert again - plain == pytest.approx(flops_of(attention, BLOCK, S(2, 32, 64)), rel=0.05)
 
@@ -662,7 +656,7 @@ AROUND = {
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", RULED)
-def test_a_product_that_runs_in_both_halves_is_repeated(remat, name, around):
+def test_a_product_that_runs_in_both_halves_is_repeated(remat3, name, around):
     """By a count of what makes int32 in both: no gradient does."""
 
     def products(jaxpr):
@@ -727,7 +721,7 @@ BY_RULES = {
 
 @pytest.mark.parametrize("policy", ["none", "dots_saveable"])
 @pytest.mark.parametrize("name", BY_RULES)
-def test_what_a_rule_runs_again_is_told(remat, name, policy):
+def test_what_a_rule_runs_again_is_told(remat3, name, policy):
     """It is no policy's, and counted by none."""
     fun, products = BY_RULES[name]
     report = rm.trace(lambda w, x: fun(w, x).sum(), S(32, 32), S(8, 32)).report(policy, "function")
@@ -759,7 +753,7 @@ def test_a_checkpointed_loop_of_equinox_runs_its_steps_again(kind):
 
 
 @pytest.mark.parametrize(("turns", "condition"), [(1, lambda n: lambda s: s[0] < n), (7, lambda n: lambda s: s[0] < 7)])
-def test_a_repeated_loop_costs_its_turns(remat, turns, condition):
+def test_a_repeated_loop_costs_its_turns(remat3, turns, condition):
     """One turn at least where their number is not known, so that no plan takes a loop for free."""
     trace = turning(condition)
     report = trace.report("nothing_saveable", "function")
@@ -785,7 +779,7 @@ def looping_switch(n, w, x):
 
 
 @pytest.mark.parametrize(("fun", "times"), [(switching, 1), (looping_switch, 5)])
-def test_a_repeated_conditional_costs_its_dearest_branch(remat, fun, times):
+def test_a_repeated_conditional_costs_its_dearest_branch(remat3, fun, times):
     """And so says everything that adds up what is recomputed."""
     trace = rm.trace(fun, S(dtype="int32"), S(32, 32), S(8, 32))
     report = trace.report("nothing_saveable", "function")

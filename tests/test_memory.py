@@ -13,19 +13,15 @@ import remat_magic as rm
 from remat_magic import _jax
 from remat_magic.facts.memory import Peak, peak, timeline
 from remat_magic.views import text as text_views
-from tests.cost_helpers import REMATS, S, under
+from tests.cost_helpers import S
 from tests.programs import KINDS, PROGRAMS
 
 policies = jax.checkpoint_policies
+pytestmark = pytest.mark.usefixtures("remat3")
+
 N = 1000
 UNIT = 4 * N  # bytes of one value of the chains
 X = S(N)
-
-
-@pytest.fixture(params=REMATS, autouse=True)
-def remat(request):
-    with under(request.param):
-        yield request.param
 
 
 def halves(f, *args):
@@ -312,7 +308,7 @@ def layer(x, w):
 
 
 @pytest.mark.slow
-def test_growth_from_policy_to_policy_is_that_of_xla(remat):
+def test_growth_from_policy_to_policy_is_that_of_xla():
     """On a scanned transformer, with the scheduler under which XLA's CPU compiler heeds memory."""
     layers, d = 8, 128
 
@@ -354,7 +350,7 @@ def test_growth_from_policy_to_policy_is_that_of_xla(remat):
 @pytest.mark.skipif(_jax.JAX_VERSION < (0, 12), reason="XLA for CPU undoes checkpoints of unrolled code before")
 @pytest.mark.parametrize("weights", ["shared", "stacked"])
 @pytest.mark.parametrize("policy", [policies.nothing_saveable, policies.dots_saveable])
-def test_gradients_that_are_summed_at_the_end_hold_no_operands(remat, weights, policy):
+def test_gradients_that_are_summed_at_the_end_hold_no_operands(weights, policy):
     """JAX writes the sum of a weight's gradients last; each product runs where its operands are ready, as in XLA."""
     layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w), policy=policy)
 
@@ -379,7 +375,7 @@ def scan_of_layers(params, x):
     return jnp.sum(lax.scan(layer, x, params)[0])
 
 
-def test_what_a_scan_holds_is_told_by_the_lines_that_make_it(remat):
+def test_what_a_scan_holds_is_told_by_the_lines_that_make_it():
     """Stacked residuals, what one iteration holds, and gradients, none of them an output of scan."""
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((6, 16, 16), (512, 16))]
     trace = rm.trace(scan_of_layers, *shapes)
@@ -419,7 +415,7 @@ def two_views(params, x):
 
 
 @pytest.mark.parametrize("fun", [relu_net, scanned_relu_net, two_views])
-def test_saved_is_never_above_the_peak(remat, fun):
+def test_saved_is_never_above_the_peak(fun):
     """Zeros that nothing reads are in neither: XLA drops them, though JAX lists them."""
     trace = rm.trace(fun, jax.ShapeDtypeStruct((6, 16, 16), "float32"), jax.ShapeDtypeStruct((512, 16), "float32"))
     for policy in ("none", "nothing_saveable", "dots_saveable", "everything_saveable"):

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import remat_magic as rm
+from tests.browser.inspected import LOAD, write_notebook
 from tests.browser.lab import VIEWPORT, NotebookPage, Server, browse, chromium, serve
 
 expect.set_options(timeout=60_000)  # a loaded machine may be slow; no test asserts how fast anything is
@@ -71,6 +72,16 @@ def page_of_module(lab: Server, _page_of_lab: Page) -> Iterator[NotebookPage]:
     yield page
     page.leave()
     lab.kill_kernels()
+
+
+@pytest.fixture(scope="module")
+def loaded(request: pytest.FixtureRequest, lab: Server, page_of_module: NotebookPage) -> NotebookPage:
+    """The notebook of a module's ``CELLS`` after a first one, which has loaded the extension."""
+    name = f"{request.module.__name__.rpartition('.')[2]}.ipynb"
+    write_notebook(lab.folder / name, LOAD, *request.module.CELLS)
+    page_of_module.open(name)
+    page_of_module.run(0)
+    return page_of_module
 
 
 @pytest.fixture

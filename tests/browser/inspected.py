@@ -81,6 +81,16 @@ def focus(target: Locator) -> None:
     expect(target).to_be_focused()
 
 
+def inspection(notebook: NotebookPage, cell: int = 1, *, forget: bool = False) -> Widget:
+    """The new widget of a cell, which nobody has touched; on a first visit if what was unfolded is forgotten."""
+    notebook.page.mouse.move(0, 0)
+    if forget:
+        notebook.page.evaluate(FORGET)
+    notebook.run(cell)
+    assert notebook.errors() == []
+    return Widget(notebook, cell)
+
+
 def expect_report(page: Page) -> None:
     """What is kept of ``LAYERS`` under the dots, readable: the numbers, the table, the other policies' figures."""
     report = page.locator(".remat-static").first

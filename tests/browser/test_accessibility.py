@@ -4,10 +4,12 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.accessible import unreadable, violations
-from tests.browser.inspected import BLOCKS, FORGET, LOAD, TABS, Widget, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.inspected import BLOCKS, TABS, Widget, inspection
+from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
+
+CELLS = (BLOCKS,)
 
 # What can be scrolled sideways, but for programs, whose lines are as JAX prints them.
 SIDEWAYS = """root => [root, ...root.querySelectorAll("*")].filter(e => !e.closest("pre")
@@ -25,32 +27,20 @@ CUT_OFF = """root => [...root.querySelectorAll(".remat-open svg text")].filter(t
   return box.width && (box.left < whole.left - 1 || box.right > whole.right + 1) }).map(text => text.textContent)"""
 
 
-@pytest.fixture(scope="module")
-def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "accessible.ipynb", LOAD, BLOCKS)
-    page_of_module.open("accessible.ipynb")
-    page_of_module.run(0)
-    return page_of_module
-
-
-def untouched(opened: NotebookPage) -> Widget:
+def untouched(loaded: NotebookPage) -> Widget:
     """A widget that nobody has touched, on a first visit."""
-    opened.page.mouse.move(0, 0)
-    opened.page.evaluate(FORGET)
-    opened.run(1)
-    assert opened.errors() == []
-    widget = Widget(opened, 1)
+    widget = inspection(loaded, forget=True)
     expect(widget.part("residuals")).to_be_visible()  # the widget shows itself when it has heard of its kernel
     return widget
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
-def test_every_panel(opened: NotebookPage, theme: str) -> None:
+def test_every_panel(loaded: NotebookPage, theme: str) -> None:
     def faults() -> list[str]:
-        return [*violations(opened.page, ".remat-widget"), *unreadable(widget.root)]
+        return [*violations(loaded.page, ".remat-widget"), *unreadable(widget.root)]
 
-    opened.set_theme(f"JupyterLab {theme}")
-    widget = untouched(opened)
+    loaded.set_theme(f"JupyterLab {theme}")
+    widget = untouched(loaded)
     expect(widget.part("recomputed")).not_to_be_empty()
     assert faults() == []  # a first visit
     row = widget.part("residuals").locator("tr[aria-selected]").first
@@ -66,9 +56,9 @@ def test_every_panel(opened: NotebookPage, theme: str) -> None:
         assert faults() == [], name
 
 
-def test_every_panel_at_twice_the_size(opened: NotebookPage) -> None:
+def test_every_panel_at_twice_the_size(loaded: NotebookPage) -> None:
     """As in a window of 1280 pixels at 200%: nothing is cut off, scrolls sideways or scrolls in what scrolls."""
-    widget, page = untouched(opened), opened.page
+    widget, page = untouched(loaded), loaded.page
     page.set_viewport_size({"width": 640, "height": 900})
     try:
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")

@@ -4,27 +4,18 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.browser.accessible import unreadable, violations
-from tests.browser.inspected import LAYERS, LOAD, Widget, focus, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.inspected import LAYERS, Widget, focus, inspection
+from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "choosing.ipynb", LOAD, LAYERS)
-    page_of_module.open("choosing.ipynb")
-    page_of_module.run(0)
-    return page_of_module
+CELLS = (LAYERS,)
 
 
 @pytest.fixture
-def widget(opened: NotebookPage) -> Widget:
+def widget(loaded: NotebookPage) -> Widget:
     """A widget that nobody has touched."""
-    opened.page.mouse.move(0, 0)
-    opened.run(1)
-    assert opened.errors() == []
-    widget = Widget(opened, 1)
+    widget = inspection(loaded)
     widget.shows("as_written")
     return widget
 

@@ -5,8 +5,8 @@ import re
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.browser.inspected import LOAD, Widget, focus, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.inspected import Widget, focus, inspection
+from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
 
@@ -25,23 +25,13 @@ def loss(params, x):
 
 loss([jnp.ones((64, 64))] * 3, jnp.ones((256, 64)))
 """
-
-
-@pytest.fixture(scope="module")
-def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "compare.ipynb", LOAD, CELL)
-    page_of_module.open("compare.ipynb")
-    page_of_module.run(0)
-    return page_of_module
+CELLS = (CELL,)
 
 
 @pytest.fixture
-def widget(opened: NotebookPage) -> Widget:
+def widget(loaded: NotebookPage) -> Widget:
     """The widget with its Compare panel open."""
-    opened.page.mouse.move(0, 0)
-    opened.run(1)
-    assert opened.errors() == []
-    widget = Widget(opened, 1)
+    widget = inspection(loaded)
     widget.tab("Compare").click()
     expect(point(widget, "nothing_saveable")).to_be_visible()
     return widget

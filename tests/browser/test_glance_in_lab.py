@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import FloatRect, Locator, expect
 
 from remat_magic import units
-from tests.browser.inspected import FORGET, LOAD, Widget, focus, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.inspected import Widget, focus, inspection
+from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +36,7 @@ on_tpu, on_gpu = (w._live.trace.report(w.policy, w.at, device=device).peak_bytes
 print(json.dumps(dict(rows=rows, saved=report.saved_bytes, arguments=report.argument_bytes, peak=report.peak_bytes,
                       by_kind=report.peak_by_kind, tpu=on_tpu, gpu=on_gpu)))
 """
+CELLS = (CELL, TELL)
 
 
 def under(policy: str) -> str:
@@ -43,28 +44,10 @@ def under(policy: str) -> str:
     return f"policy=jax.checkpoint_policies.{policy})"
 
 
-@pytest.fixture(scope="module")
-def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "glance.ipynb", LOAD, CELL, TELL)
-    page_of_module.open("glance.ipynb")
-    page_of_module.run(0)
-    return page_of_module
-
-
 @pytest.fixture
-def widget(opened: NotebookPage) -> Widget:
-    """A widget that nobody has touched."""
-    return inspection(opened, 1)
-
-
-def inspection(opened: NotebookPage, cell: int, forget: bool = True) -> Widget:
-    """The new widget of a cell, as one who has unfolded nothing sees it, unless that is remembered."""
-    opened.page.mouse.move(0, 0)
-    if forget:
-        opened.page.evaluate(FORGET)
-    opened.run(cell)
-    assert opened.errors() == []
-    widget = Widget(opened, cell)
+def widget(loaded: NotebookPage) -> Widget:
+    """A widget as one sees it who has unfolded nothing."""
+    widget = inspection(loaded, forget=True)
     expect(widget.part("recomputed")).not_to_be_empty()
     return widget
 

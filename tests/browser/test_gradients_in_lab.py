@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.inspected import LOAD, Widget, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.inspected import inspection
+from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
 
@@ -29,25 +29,11 @@ generator = critic = jnp.ones((64, 64))
 x = jnp.ones((128, 64))
 generator, critic = train_step(generator, critic, x)
 """
+CELLS = (STEP, "print(kept.report.function, kept.report.complete)")
 
 
-@pytest.fixture(scope="module")
-def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "step.ipynb", LOAD, STEP, "print(kept.report.function, kept.report.complete)")
-    page_of_module.open("step.ipynb")
-    page_of_module.run(0)
-    return page_of_module
-
-
-def inspection(opened: NotebookPage, cell: int) -> Widget:
-    """The new widget of a cell."""
-    opened.run(cell)
-    assert opened.errors() == []
-    return Widget(opened, cell)
-
-
-def test_the_gradient_can_be_chosen(opened: NotebookPage) -> None:
-    widget = inspection(opened, 1)
+def test_the_gradient_can_be_chosen(loaded: NotebookPage) -> None:
+    widget = inspection(loaded)
     chosen = widget.root.get_by_label("Gradient of")
     expect(chosen).to_have_value("generator_loss")
     expect(widget.root).to_contain_text("generator_loss(generator f32[64,64], x f32[128,64])")
@@ -57,8 +43,8 @@ def test_the_gradient_can_be_chosen(opened: NotebookPage) -> None:
     expect(widget.part("recomputed")).not_to_be_empty()
     widget.policy.select_option("nothing_saveable")
     expect(widget.totals).to_contain_text("0 B")
-    opened.run(2)
-    expect(opened.outputs(2)).to_contain_text("critic_loss True")
+    loaded.run(2)
+    expect(loaded.outputs(2)).to_contain_text("critic_loss True")
     # Its own derivative, which traces the step once more.
     widget.root.get_by_label("Gradient of").select_option("none")
     expect(widget.root).to_contain_text("train_step(generator f32[64,64], critic f32[64,64], x f32[128,64])")

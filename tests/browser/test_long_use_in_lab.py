@@ -19,6 +19,7 @@ import comm, gc
 gc.collect()
 print(len(comm.get_comm_manager().comms), sum(type(each).__name__ == "Trace" for each in gc.get_objects()))
 """
+CELLS = (LAYERS, "import os\nprint(os.getpid())")
 
 
 def _counted(notebook: NotebookPage, cell: int) -> tuple[int, int]:
@@ -48,17 +49,9 @@ def test_many_widgets_of_which_each_goes_with_its_cell(notebook: NotebookPage, l
     assert notebook.errors() == []
 
 
-@pytest.fixture(scope="module")
-def loaded(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    """Its last cell tells the kernel's process."""
-    write_notebook(lab.folder / "restarted.ipynb", LOAD, LAYERS, "import os\nprint(os.getpid())")
-    page_of_module.open("restarted.ipynb")
-    return page_of_module
-
-
 @pytest.fixture
 def opened(loaded: NotebookPage) -> NotebookPage:
-    """A notebook whose widget has shown two policies."""
+    """A notebook whose widget has shown two policies; its last cell tells the kernel's process."""
     notebook = loaded
     notebook.run_all()
     assert notebook.errors() == []

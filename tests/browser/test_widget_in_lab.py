@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.accessible import unreadable, violations
-from tests.browser.inspected import BLOCKS, FORGET, LAYERS, LOAD, TABS, Widget, expect_report, focus, write_notebook
+from tests.browser.inspected import BLOCKS, LAYERS, TABS, Widget, expect_report, focus, inspection
 from tests.browser.lab import VIEWPORT, NotebookPage, Server
 
 # How many values JAX itself saves for the name's present meaning.
@@ -25,34 +25,20 @@ while not pathlib.Path("go-on").exists():
 """
 # What a test runs besides.
 SEVERAL, CHOOSE, TELL, RUNNING, COUNT, CLOSE = range(2, 8)
-MORE = (BLOCKS, "w.policy = 'dots_saveable'", "w.report.saved_bytes", WAIT, COUNT_RESIDUALS, "w.close()")
-
-
-@pytest.fixture(scope="module")
-def loaded(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "layers.ipynb", LOAD, LAYERS, *MORE)
-    page_of_module.open("layers.ipynb")
-    page_of_module.run(0)
-    return page_of_module
+CELLS = (LAYERS, BLOCKS, "w.policy = 'dots_saveable'", "w.report.saved_bytes", WAIT, COUNT_RESIDUALS, "w.close()")
 
 
 @pytest.fixture
 def opened(loaded: NotebookPage) -> NotebookPage:
     """The notebook with a widget that nobody has touched."""
-    loaded.page.mouse.move(0, 0)
-    loaded.run(1)
-    assert loaded.errors() == []
+    inspection(loaded)
     return loaded
 
 
 @pytest.fixture
 def several(loaded: NotebookPage) -> Widget:
     """A widget of three checkpointed blocks with a name, on a first visit."""
-    loaded.page.mouse.move(0, 0)
-    loaded.page.evaluate(FORGET)
-    loaded.run(SEVERAL)
-    assert loaded.errors() == []
-    widget = Widget(loaded, SEVERAL)
+    widget = inspection(loaded, SEVERAL, forget=True)
     expect(widget.part("recomputed")).not_to_be_empty()
     return widget
 
@@ -207,7 +193,7 @@ def test_what_is_kept_is_read_without_a_kernel(opened: NotebookPage, lab: Server
     opened.save()
     opened.close()
     lab.shut_down_kernels()
-    without = nbformat.read(lab.folder / "layers.ipynb", as_version=4)
+    without = nbformat.read(lab.folder / "test_widget_in_lab.ipynb", as_version=4)
     without.metadata.clear()  # JupyterLab would choose another kernel of the same language
     without.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "gone"}
     nbformat.write(without, lab.folder / "gone.ipynb")

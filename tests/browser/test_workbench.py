@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from remat_magic import units
-from tests.browser.inspected import LOAD, Widget, focus, write_notebook
-from tests.browser.lab import NotebookPage, Server
+from tests.browser.inspected import Widget, focus, inspection
+from tests.browser.lab import NotebookPage
 
 pytestmark = pytest.mark.slow
 
@@ -44,38 +44,23 @@ def told(report):
     return dict(rows=rows, saved=report.saved_bytes, peak=report.peak_bytes, again=report.repeated_flops)
 print(json.dumps({key: told(w._live.trace.report(key)) for key in ("as_written", "dots_saveable", "nothing_saveable")}))
 """
-
-
-@pytest.fixture(scope="module")
-def opened(page_of_module: NotebookPage, lab: Server) -> NotebookPage:
-    write_notebook(lab.folder / "bench.ipynb", LOAD, CELL, TELL)
-    page_of_module.open("bench.ipynb")
-    page_of_module.run(0)
-    return page_of_module
-
-
-def inspection(opened: NotebookPage, cell: int) -> Widget:
-    """The new widget of a cell."""
-    opened.page.mouse.move(0, 0)
-    opened.run(cell)
-    assert opened.errors() == []
-    widget = Widget(opened, cell)
-    widget.unfold()  # what a first visit does not show
-    return widget
+CELLS = (CELL, TELL)
 
 
 @pytest.fixture
-def widget(opened: NotebookPage) -> Widget:
-    """A widget that nobody has touched."""
-    return inspection(opened, 1)
+def widget(loaded: NotebookPage) -> Widget:
+    """A widget that nobody has touched, with what a first visit does not show."""
+    widget = inspection(loaded)
+    widget.unfold()
+    return widget
 
 
 @pytest.fixture(scope="module")
-def reports(opened: NotebookPage) -> dict[str, Any]:
+def reports(loaded: NotebookPage) -> dict[str, Any]:
     """The reports as Python has them."""
-    inspection(opened, 1)
-    opened.run(2)
-    return json.loads(opened.outputs(2).inner_text())
+    inspection(loaded)
+    loaded.run(2)
+    return json.loads(loaded.outputs(2).inner_text())
 
 
 def rows(widget: Widget, part: str = "residuals") -> Locator:
