@@ -414,7 +414,7 @@ def test_a_device_is_named_as_it_is_called(cells, engine):
     assert cells.ok('%remat --device="h100 sxm X8" (lambda x: x)(1.0)').device == "H100 SXM x8"
     assert cells.ok("%remat --device 'this CPU' (lambda x: x)(1.0)").device == ""
     cells.run("%remat --device H20 (lambda x: x)(1.0)")
-    assert cells.err == "UsageError: No device is called 'H20': did you mean 'H200'?\n"
+    assert cells.err.startswith("UsageError: No device is called 'H20': known are ")
 
 
 def test_wrt_counts_as_in_the_call(cells, engine):

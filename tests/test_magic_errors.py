@@ -4,6 +4,7 @@ import jax
 import pytest
 from IPython.core.error import UsageError
 
+from remat_magic import devices, units
 from remat_magic.records import RematError
 
 SETUP = """
@@ -78,6 +79,40 @@ def test_other_mistakes_are_said_after_the_cell_has_run(user, line, last, mend):
     assert user.err == f"UsageError: {result.error_in_exec}\n"
     assert "Traceback" not in user.out
     assert user.ns["ran"] is True
+
+
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ('--device "RTX 4090"', "loss(x)"),
+        ('--device "TPU v5e:2x4" --mesh data=4', "loss(x)"),
+        ("--mesh data=x", "loss(x)"),
+        ("-p save_only_these_names('nope')", "loss(x)"),
+        ("--at nope", "loss(x)"),
+        ("--gradient nope", "loss(x)"),
+        ("--apply", "(lambda x: x)(x)"),
+        ("", "(lambda x: x > 0)(x)"),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "--text "])
+def test_what_fails_fails_before_anything_is_shown_or_kept(user, text, line, last):
+    user.complaint(f"%%remat {text}-o w {line}", last)
+    assert user.out == ""
+    assert "w" not in user.ns
+
+
+def test_a_device_without_its_compiler_is_estimated_and_how_to_install_it_is_said(user, monkeypatch):
+    monkeypatch.setattr(devices.device, "_is_installed", lambda module: False)
+    for device, extra in (("H100 SXM", "cuda"), ("TPU v5e", "tpu"), ("TPU v4", "")):
+        user.ok(f'%%remat --text --device "{device}" -o w', "loss(x)")
+        peak = user.ns["w"]._live.trace.report(device=device).peak_bytes
+        first, *_, last = user.out.splitlines()
+        assert device in first
+        assert f"fits {device}: {units.nbytes(peak)} of " in last
+        assert (f"pip install 'remat_magic[{extra}]'" if extra else "XLA has no way to compile for") in last
+        assert user.ns.pop("w").policy == "as_written"
+        user.ok(f'%remat --device "{device}" loss(x)')  # what a terminal shows of a widget
+        assert device in user.out
 
 
 def test_a_policy_that_the_cell_defines_is_judged_after_it(user):

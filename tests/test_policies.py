@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat_magic as rm
 from remat_magic.policies import Key, choices, describe, resolve
+from remat_magic.policies.table import TABLE
 
 NAMES = ("attn_q", "attn_k", "mlp0", "mlp1", "out")
 
@@ -205,6 +206,9 @@ def test_a_policy_of_the_users_own_goes_by_the_name_it_has_there():
     [
         ("dots_savable", "'dots_savable' is not a policy: did you mean 'dots_saveable'?"),
         ("dots saveable", "'dots saveable' is not a policy: did you mean 'dots_saveable'?"),
+        ("dots", "'dots' is not a policy: did you mean 'dots_saveable'?"),
+        ("attn", f"'attn' is not a policy: choose one of {', '.join(row.key for row in TABLE)}."),
+        ("save_all", f"'save_all' is not a policy: choose one of {', '.join(row.key for row in TABLE)}."),
         ("save_only_these_names", "save_only_these_names is a factory: call it, as in "
          "save_only_these_names('attn_q', 'attn_k')."),
         ("save_only_these_names('mpl0')", "'mpl0' is not a checkpoint name of f; it has 'attn_q', 'attn_k', 'mlp0', "

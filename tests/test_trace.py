@@ -402,6 +402,10 @@ ERRORS = {
         lambda: rm.trace(*_call("scanned_checkpoint")).report("none", at="layr"),
         "did you mean 'layer'?",
     ),
+    "no site like it": (
+        lambda: rm.trace(*_call("scanned_checkpoint")).report("none", at="decoder"),
+        "has no checkpoint site 'decoder': its places are 'function', 'layer'.",
+    ),
     "raising policy": (lambda: _dots().report(lambda *a, **k: 1 / 0), "raised ZeroDivisionError when asked about"),
     "nonsense policy": (lambda: _dots().report(lambda *a, **k: "yes"), "returned 'yes' for dot_general"),
     "own factory": (lambda: _dots().report(lambda *a, **k: print), "it is a factory, so call it and pass its result"),

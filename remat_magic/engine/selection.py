@@ -19,6 +19,8 @@ from remat_magic.policies import AS_WRITTEN, MIXED, NO_CHECKPOINT, Resolved
 from remat_magic.records import Note, RematError
 from remat_magic.wording import one_line, text_of
 
+_PLACES = 12  # named at most where a place is not known
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -151,10 +153,12 @@ class Selector:
     def _check(self, key: str) -> None:
         if key in self._sites:
             return
-        close = difflib.get_close_matches(key, [*self._sites, *self._possible.callees], 1)
-        if not self._sites and not close:
+        places = [*self._sites, *self._possible.callees]
+        close = difflib.get_close_matches(key, places, 1)
+        if not places:
             raise RematError(f"{self._function} has no checkpoint site {key!r}: use at='function'.")
-        has = f"did you mean {close[0]!r}?" if close else f"its sites are {', '.join(map(repr, self._sites))}."
+        listed = ", ".join(map(repr, ["function", *places[:_PLACES]])) + (", ..." if len(places) > _PLACES else "")
+        has = f"did you mean {close[0]!r}?" if close else f"its places are {listed}."
         raise RematError(f"{self._function} has no checkpoint site {key!r}: {has}")
 
 

@@ -20,7 +20,7 @@ from remat_magic.notebook.line import Options
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, printable, text_of
 
-__all__ = ["Inspection", "inspected", "traced"]
+__all__ = ["Inspection", "inspected", "named_device", "traced"]
 
 # What rm.trace has parameters of, so that a function's own of these names are given to it beforehand.
 _TAKEN = ("wrt", "has_aux", "gradient")
@@ -83,18 +83,24 @@ def inspected(callee: Callee, trace: api.Trace, options: Options, namespace: Map
     """The trace under the policy and at the place that a line asks for.
 
     Raises:
-        RematError: no such policy, name or place. It is said here, and not by the widget.
+        RematError: no such policy, name or place, or a device of another mesh. It is said here, and not by the widget.
     """
     policy = policies.resolve(options.policy or "as_written", trace.names, namespace, trace.function_name)
-    device = _device(options.device)
+    device = named_device(options.device)
+    if device:
+        devices.get(device).check_mesh(trace.mesh_devices)
     trace.preview(policy.key, options.at, namespace)
     # What a gradient inside is given is computed on the way; a step is given what the call gives it.
     inputs = _with_values(callee) if trace.gradient is None or trace.step is not None else None
     return Inspection(trace, policy.key, options.at, " ".join(callee.notes), inputs, callee.loss, device)
 
 
-def _device(name: str | None) -> str | None:
-    """The name of the accelerator that a line asks for; empty for the machine itself, which is measured elsewhere."""
+def named_device(name: str | None) -> str | None:
+    """The name of the accelerator that a line asks for; empty for the machine itself, which is measured elsewhere.
+
+    Raises:
+        RematError: there is none of this name.
+    """
     if name is None:
         return None
     if name.strip().casefold() == devices.THIS_CPU.casefold():

@@ -163,11 +163,15 @@ class RematMagics(Magics):
     def _read(self, line: str, bound: Iterable[str] = ()) -> Options:
         __tracebackhide__ = True
         options = parse(self.parser, line)
-        if options.policy is None:
+        if options.policy is None and options.device is None:
             return options
         from remat_magic import policies
+        from remat_magic.notebook.inspection import named_device
 
         with _one_sentence():
+            named_device(options.device)
+            if options.policy is None:
+                return options
             key = policies.Key.parse(options.policy, namespace=self.session.namespace)
             if not {"*", *key.identifiers} & set(bound):
                 # Which checkpoint names the function has is not known yet: those that are asked for will do.

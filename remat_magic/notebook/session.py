@@ -67,10 +67,8 @@ class Session:
         Raises:
             RematError: the function cannot be reported on under this policy.
         """
-        if options.text:
-            self._print(inspection)
-            if options.output is None and not options.apply:
-                return None
+        if options.text and options.output is None and not options.apply:
+            return self._print(inspection)
         from remat_magic.widget import RematWidget
 
         def function(widget: RematWidget) -> Callable[..., Any]:
@@ -88,6 +86,8 @@ class Session:
             inputs=inspection.inputs,
             device=inspection.device,
         )
+        if options.text:  # first: what fails, fails before anything has changed
+            self._print(inspection)
         if options.output is not None:
             self.namespace[options.output] = widget
         if options.apply and rebinding is not None:
@@ -112,18 +112,30 @@ class Session:
         from rich.console import Console
 
         from remat_magic.views import text
-        from remat_magic.views.fits import fits_text
 
-        device = inspection.device or None
-        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=device).remarked
-        if inspection.title:
-            print(printable(inspection.title))  # noqa: T201
+        name = inspection.device
+        report = inspection.trace.report(inspection.policy, inspection.at, self.namespace, device=name or None).remarked
+        title = " ".join(filter(None, [inspection.title, f"Peaks are as on {name}." if name else ""]))
+        if title:
+            print(printable(title))  # noqa: T201
         if sys.stdout.isatty():
             Console(file=sys.stdout, force_jupyter=False).print(text.render(report))
         else:  # a notebook or a pipe, which tells no width
             print(text.plain(report), end="")  # noqa: T201
-        if inspection.device:
+        if name:
+            print(printable(self._fits(inspection, report.peak_bytes, devices.get(name))))  # noqa: T201
+
+    def _fits(self, inspection: Inspection, peak: int | None, device: devices.Device) -> str:
+        """Whether it fits a device by its compiler, or by estimate and why no compiler says it."""
+        from remat_magic.views.fits import estimate_text, fits_text
+
+        usable = devices.usable_bytes(device)
+        if not device.compiles_here:
+            return f"{estimate_text(device.name, peak, usable)} {device.why_not}"
+        try:
             measured = inspection.trace.measure(
-                inspection.policy, inspection.at, namespace=self.namespace, device=inspection.device
+                inspection.policy, inspection.at, namespace=self.namespace, device=device
             )
-            print(printable(fits_text(measured, devices.usable_bytes(devices.get(inspection.device)))))  # noqa: T201
+        except RematError as error:  # the report stands all the same
+            return f"{estimate_text(device.name, peak, usable)} {error}"
+        return fits_text(measured, usable)

@@ -11,6 +11,7 @@ from typing import Any
 from remat_magic.parsing import parse_expression
 from remat_magic.policies.table import CANONICAL, DESTINATION, MODULE, PLAIN, ROWS, SOURCE, TABLE, call, example
 from remat_magic.records import RematError
+from remat_magic.user_files import is_user_file
 
 __all__ = ["PREFIXES", "Alternative", "Key", "check_combinable", "no_such_policy"]
 
@@ -215,10 +216,16 @@ def check_combinable(keys: Sequence[Key]) -> None:
 
 def no_such_policy(text: str, namespace: Mapping[str, Any] | None) -> RematError:
     """The error for what is no policy, with the nearest that there is."""
-    defined = [*CANONICAL, *(name for name in namespace or {} if not name.startswith("_"))]
-    close = difflib.get_close_matches(text.split("(", 1)[0].strip(), defined, 1, 0.5)
+    own = [name for name, value in (namespace or {}).items() if _is_users(value)]
+    name, defined = text.split("(", 1)[0].strip(), [*CANONICAL, *own]
+    begun = [key for key in defined if name and key.startswith(name)]
+    close = begun or difflib.get_close_matches(name, defined, 1, 0.7)
     mend = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(row.key for row in TABLE)}."
     return RematError(f"{text!r} is not a policy: {mend}")
+
+
+def _is_users(value: Any) -> bool:
+    return is_user_file(getattr(getattr(value, "__code__", None), "co_filename", ""))
 
 
 class _Reader:

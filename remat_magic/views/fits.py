@@ -8,7 +8,7 @@ from remat_magic.records import Measurement
 from remat_magic.views import format as fmt
 from remat_magic.views.format import escape
 
-__all__ = ["fits_html", "fits_text"]
+__all__ = ["estimate_text", "fits_html", "fits_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,24 @@ def fits_text(measured: Measurement, usable_bytes: int | None) -> str:
     return measured.error if answer is None else f"{answer.verdict}: {answer.needs} {answer.how}"
 
 
+def estimate_text(device: str, peak: int | None, usable_bytes: int | None) -> str:
+    """Whether a peak fits a device by estimate, where its compiler does not say; empty where either is not known."""
+    if peak is None or usable_bytes is None:
+        return ""
+    return f"By estimate {'fits' if peak <= usable_bytes else 'does not fit'} {device}: {_of(peak, usable_bytes)}."
+
+
+def _of(needed: int, available: int | None, each: str = "") -> str:
+    if not available:
+        return f"{fmt.nbytes(needed)}{each}"
+    over = f", {fmt.nbytes(needed - available)} too much" if needed > available else ""
+    return f"{fmt.nbytes(needed)}{each} of {fmt.nbytes(available)}{over}"
+
+
 def _said(measured: Measurement, usable_bytes: int | None, unfinished: bool) -> _Said | None:
     needed, available = measured.needed_bytes, measured.available_bytes or usable_bytes
     if measured.error or measured.fits is None or needed is None:
         return None
-    of = f" of {fmt.nbytes(available)}" if available else ""
-    over = f", {fmt.nbytes(needed - available)} too much" if available and not measured.fits else ""
     quickly = measured.effort == "quick"
     how = f"{'Quickly' if quickly else 'Fully'} compiled"
     if measured.compile_seconds is not None:
@@ -65,4 +77,4 @@ def _said(measured: Measurement, usable_bytes: int | None, unfinished: bool) -> 
         where, idle = f"one device of {where}", " The program is on no mesh, and leaves the others idle."
     verdict = f"{'fits' if measured.fits else 'does not fit'} {where}{', compiled quickly' if quickly else ''}"
     mend = f" {measured.mend}" if measured.mend else ""
-    return _Said(verdict, f"XLA needs {fmt.nbytes(needed)}{per_device}{of}{over}.{mend}{itself}{idle}", how)
+    return _Said(verdict, f"XLA needs {_of(needed, available, per_device)}.{mend}{itself}{idle}", how)

@@ -139,12 +139,10 @@ class Rendered:
         """
         device = self._device
         name = device.name if device else ""
-        on_device = self._on(report, device)
-        on_device = on_device if on_device is report else on_device.remarked  # as the widget shows it
+        on_device, title = self.on_device(report)
         with self._lock:
             own = (name, report.policy, report.at)
             others = [row for key, row in self._others.items() if key[0] == name and key != own]
-        title = " ".join(filter(None, (self._title, f"Peaks are as on {name}." if name else "")))
         plain = text.plain(on_device, title=title, lay_out=False, most_lines=_TEXT_LINES)
         kept = html.kept_html(
             on_device,
@@ -156,6 +154,13 @@ class Rendered:
             most=MOST_BYTES - len(plain.encode()),
         )
         return {"text/html": kept, "text/plain": plain}
+
+    def on_device(self, report: Report) -> tuple[Report, str]:
+        """A report as the widget shows it, on the chosen device, and the line before it."""
+        device = self._device
+        found = self._on(report, device)
+        title = " ".join(filter(None, (self._title, f"Peaks are as on {device.name}." if device else "")))
+        return found if found is report else found.remarked, title
 
     def _on(self, report: Report, device: Device | None) -> Report:
         """A report as on a device, if its peak is another one there."""

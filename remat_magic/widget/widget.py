@@ -224,7 +224,8 @@ class RematWidget(LiveView):
         if _kernel() is None:
             # After "Out[3]: ", which the terminal has written already.
             sys.stdout.write("\n")
-            Console(file=sys.stdout, force_jupyter=False).print(text.render(self.report, title=self._title))
+            report, title = self._rendered.on_device(self.report)
+            Console(file=sys.stdout, force_jupyter=False).print(text.render(report, title=title))
             return
         self._kept.publish(shell, self._good)
         bundle = self._repr_mimebundle_()
