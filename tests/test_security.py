@@ -443,7 +443,13 @@ def test_only_what_is_html_is_taken_for_html():
     assert "outerHTML" not in script
 
 
-@pytest.mark.parametrize("name", ["a\nb", "\n", "} in (\n  b:f32[]. let", "a\r\nb", "a\u2028b", "\x01", "'\n\""])
+_OTHER_BREAKS = ("a\nb", "\n", "a\r\nb", "a\u2028b", "\x01")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["} in (\n  b:f32[]. let", "'\n\"", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHER_BREAKS)],
+)
 def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_path):
     """In a layer, a checkpoint, a scan and a jitted function: texts are JAX's own; keys, plans and edits name it."""
 
