@@ -104,6 +104,53 @@ def scanned(ws, x, checkpointed=False):
     return jax.lax.scan(jax.checkpoint(body, prevent_cse=False) if checkpointed else body, x, ws)[0].sum()
 
 
+def waves(c, wavelet, size=0):
+    """A carry that is nearly all that is saved; by hand in segments of ``size`` steps."""
+
+    def step(state, s):
+        u, before = state
+        new = 2 * u - before + c**2 * (jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) - 2 * u) + s
+        return (new, u), new[::16, 3]
+
+    start = jnp.zeros_like(c), jnp.zeros_like(c)
+    if not size:
+        return (jax.lax.scan(step, start, wavelet)[1] ** 2).sum()
+    segment = jax.checkpoint(lambda state, some: jax.lax.scan(step, state, some))
+    return (jax.lax.scan(segment, start, wavelet.reshape(-1, size))[1] ** 2).sum()
+
+
+def recurrence(w, xs, checkpointed=False):
+    def step(h, x):
+        return jnp.tanh(h @ w + x), None
+
+    return (jax.lax.scan(jax.checkpoint(step) if checkpointed else step, jnp.ones((8, 64)), xs)[0] ** 2).sum()
+
+
+def update(params, m, x):
+    def loss(params):
+        return functools.reduce(lambda x, w: jnp.tanh(x @ w), params, x).sum()
+
+    grads = jax.grad(loss)(params)
+    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+    step = jax.tree.map(lambda m: m / (jnp.sqrt(m * m) + 1e-8), m)
+    return jax.tree.map(lambda p, u: p - 0.1 * u, params, step), m
+
+
+def norm(ps, x, mend=False):
+    def part(h, n, g):
+        return h * (n / (n.mean(-1, keepdims=True) + 1e-6)) * g + h
+
+    for w, g in ps:
+        h = jax.nn.gelu(x @ w, approximate=False)
+        n = jnp.sqrt((h**2).sum(0, keepdims=True) + 1e-6)
+        x = x + (jax.checkpoint(part) if mend else part)(h, n, g) @ w.T
+    return (x**2).mean()
+
+
+def twice(w, x, y):
+    return LOSSES["log_softmax"](w, x, y) - LOSSES["log_softmax"](w, 2 * x, y)
+
+
 def layers(x, w):
     def layer(x, w):
         return jnp.tanh(jnp.sin(x @ w) @ w.T)
@@ -185,6 +232,9 @@ DEEP = f32(16, 16), f32(512, 16)
 SQUARE = f32(512, 64), f32(256, 512)
 SCANNED = f32(8, 64, 64), f32(16, 64)
 LAYERS = f32(512, 64), f32(64, 256)
+WAVES = f32(64, 64), f32(100)
+STEP = [f32(256, 256)] * 4, [f32(256, 256)] * 4, f32(8, 256)
+NORM = [(f32(64, 256), f32(256))] * 3, f32(2000, 64)
 HEAD = f32(WIDTH, CLASSES), f32(ROWS, WIDTH), *shapes("int32", (ROWS,))
 OFFLOAD = POLICIES.save_and_offload_only_these_names(
     names_which_can_be_saved=["h"], names_which_can_be_offloaded=[], offload_src="device", offload_dst="pinned_host"
@@ -202,13 +252,25 @@ def freed_by_its_name(trace):
     return both - one
 
 
+def part_of_unnamed(trace):
+    return trace.report().saved_bytes - rm.trace(its_part, *SQUARE).report().saved_bytes
+
+
+def part_of_norm(trace):
+    return trace.report().saved_bytes - rm.trace(functools.partial(norm, mend=True), *NORM).report().saved_bytes
+
+
 def wide_bytes(trace):
     return sum(row.nbytes for row in trace.report().residuals if row.kind == "intermediate" and row.dtype == "f32")
 
 
 def lower_peak(trace):
-    (there,) = (finding for finding in trace.advice() if finding.kind == "no-checkpoint-there")
+    there = next(finding for finding in trace.advice() if finding.policy)
     return trace.report().peak_bytes - trace.report(there.policy, there.at).peak_bytes
+
+
+def by_hand_in_segments(trace):
+    return trace.report().peak_bytes - rm.trace(functools.partial(waves, size=10), *WAVES).report().peak_bytes
 
 
 def repeated(policy):
@@ -234,7 +296,7 @@ TABLE = {
     "a policy around both": row(
         outside, NET, BY_NAME, "function", **({"unknown_name": None} if _jax.remat3() else {"changes_nothing": 64 * 4})
     ),
-    "recomputed all the same": row(tanh_net, NET, BY_NAME, saved_in_vain=2 * 64 * 64 + 64, cheap_to_recompute=64 * 4),
+    "recomputed all the same": row(tanh_net, NET, BY_NAME, saved_in_vain=2 * 64 * 64, cheap_to_recompute=64 * 4),
     "saved to good effect": row(sin_net, NET, BY_NAME),
     "saves all": row(
         sin_net, NET, "everything_saveable", "function", changes_nothing=saved("none"), cheap_to_recompute=64 * 4
@@ -245,9 +307,9 @@ TABLE = {
         "save_anything_except_these_names('h')",
         "function",
         changes_nothing=saved("everything_saveable"),
-        cheap_to_recompute=64 * 4,
+        cheap_to_recompute=2 * 64 * 4,
     ),
-    "as written, nobody chose it": row(sin_net, NET, cheap_to_recompute=64 * 4),
+    "as written, nobody chose it": row(sin_net, NET),
     "a checkpoint around everything": row(
         deep, DEEP, "nothing_saveable", "function", only_costs=repeated("nothing_saveable")
     ),
@@ -255,19 +317,28 @@ TABLE = {
     "which lowers the peak": row(shallow, (f32(8, 512), f32(64, 8)), "nothing_saveable", "function"),
     "cheap to have again": row(elementwise, SQUARE, Y_AND_Z, cheap_to_recompute=freed_by_its_name),
     "dear to have again": row(elementwise, SQUARE, "save_only_these_names('y')"),
-    "cheap, without a policy": row(unnamed, SQUARE, cheap_to_recompute=256 * 64 * 4),
+    "cheap, without a policy": row(unnamed, SQUARE, cheap_to_recompute=part_of_unnamed),
     "its part has a checkpoint": row(its_part, SQUARE),
     "wider than the weights": row(mixed, HALVES, wide_residuals=wide_bytes, cheap_to_recompute=...),
-    "as wide as the weights": row(half, HALVES, cheap_to_recompute=...),
+    "as wide as the weights": row(half, HALVES),
     "wide weights": row(mixed, (f32(64, 64), f32(32, 64)), cheap_to_recompute=...),
-    "a scan without a checkpoint": row(scanned, SCANNED, no_checkpoint_there=lower_peak, cheap_to_recompute=...),
+    "a scan without a checkpoint": row(scanned, SCANNED, no_checkpoint_there=lower_peak),
     "a scan with a checkpoint": row(with_checkpoint, SCANNED),
-    "layers without a checkpoint": row(layers, LAYERS, no_checkpoint_there=lower_peak, cheap_to_recompute=...),
+    "layers without a checkpoint": row(layers, LAYERS, no_checkpoint_there=lower_peak),
     "layers with one": row(layers, LAYERS, "nothing_saveable", "layer"),
+    "waves": row(waves, WAVES, steps_together=by_hand_in_segments),
+    "a recurrence": row(recurrence, (f32(64, 64), f32(400)), steps_together=lower_peak, no_checkpoint_there=...),
+    "a recurrence with a checkpoint": row(
+        functools.partial(recurrence, checkpointed=True), (f32(64, 64), f32(400)), steps_together=lower_peak
+    ),
+    "a peak in the update": row(update, STEP, peak_in_update=None),
+    "a peak that is not in it": row(update, (*STEP[:2], f32(4096, 256)), no_checkpoint_there=...),
+    "a norm": row(norm, NORM, cheap_to_recompute=part_of_norm),
+    "a loss of two calls": row(twice, HEAD, softmax_of_logits=..., no_checkpoint_there=...),
     "layers that gain nothing by one": row(gains_nothing, LAYERS),
-    "a softmax that is no loss": row(attention, HEAD),
+    "a softmax that is no loss": row(attention, HEAD, cheap_to_recompute=...),
     "nor this": row(lambda w, x, _: jax.nn.softplus(x @ w).sum(), HEAD),
-    "logits that take little": row(small_logits, HEAD, cheap_to_recompute=...),
+    "logits that take little": row(small_logits, HEAD),
     "logits in a loop": row(in_turns, HEAD, no_checkpoint_there=lower_peak, softmax_of_logits=...),
     "all but the last of the logits": row(all_but_the_last, HEAD, softmax_of_logits=...),
     "a rule that keeps the softmax": row(lambda w, x, y: _keeps_softmax(x @ w, y), HEAD, softmax_of_logits=...),
@@ -281,10 +352,12 @@ def test_what_is_said_of_a_program(name):
     trace = rm.trace(fun, *args)
     findings = trace.advice(policy, at)
     assert {finding.kind for finding in findings} == set(expected)
+    assert len({finding.sentence for finding in findings}) == len(findings)
     for finding in findings:
         figure = expected[finding.kind]
         if figure is not ...:
-            assert finding.figure == (figure(trace) if callable(figure) else figure)
+            right = figure(trace) if callable(figure) else figure
+            assert finding.figure == (None if right is None else pytest.approx(right, rel=1e-5))
         assert finding.figure is None or finding.figure > 0
 
 
@@ -324,9 +397,6 @@ def test_the_code_of_a_mend_does_what_it_says():
     before, after = trace.report(policy), trace.report(eval(finding.code.removeprefix("policy=")))
     assert before.saved_bytes - after.saved_bytes == finding.figure == 256 * 64 * 4
     assert units.flops(after.recomputed_flops - before.recomputed_flops) in finding.sentence
-    # And a checkpoint of the part frees what is said at least.
-    parts = [rm.trace(fun, *SQUARE).report().saved_bytes for fun in (unnamed, its_part)]
-    assert parts[0] - parts[1] >= max(finding.figure for finding in rm.trace(unnamed, *SQUARE).advice())
 
 
 def test_the_place_of_a_mend_is_what_jax_does_there():
@@ -364,7 +434,7 @@ def test_what_the_softmax_of_the_logits_takes(name, dtype):
     assert first.kind == "softmax-of-logits"
     # What it says is saved, and held at the peak, are the values of the logits' size.
     saved, alive = _of_logits(row for row in report.residuals if row.kept), _of_logits(trace.timeline().alive)
-    assert first.stake == first.figure == max(saved, alive) >= 0.6 * report.peak_bytes
+    assert first.stake == max(saved, alive) >= 0.6 * report.peak_bytes
     assert f"{units.nbytes(alive)} of the {units.nbytes(report.peak_bytes)} at the estimated peak" in first.sentence
     assert (f"{units.nbytes(saved)} of the {units.nbytes(report.saved_bytes)} saved" in first.sentence) == (saved > 0)
 
@@ -415,14 +485,14 @@ def test_what_helps_against_the_softmax_of_the_logits():
         assert words in finding.mend
     before, parts, ruled, narrow = (rm.trace(fun, *args).report() for fun in (loss, in_parts, by_a_rule, in_half))
     assert parts.saved_bytes < before.saved_bytes / 8
-    assert before.peak_bytes - parts.peak_bytes > 0.7 * finding.stake
+    assert finding.figure == pytest.approx(before.peak_bytes - parts.peak_bytes, rel=0.1)
     assert 2 * ROWS * WIDTH * CLASSES <= parts.repeated_flops < 1.5 * 2 * ROWS * WIDTH * CLASSES
     assert ruled.saved_bytes == 0
     assert narrow.saved_bytes == 2 * LOGITS < before.saved_bytes
     assert min(ruled.peak_bytes, narrow.peak_bytes) > 0.95 * before.peak_bytes
     # Even the logits of an eighth can be most of a small peak.
     (again,) = of_the_logits(in_parts)
-    assert "smaller parts" in again.mend
+    assert "twice the turns" in again.mend
     assert sum(one.stake for one in of_the_logits(functools.partial(in_parts, parts=32))) <= again.stake / 4
     mended = rm.trace(functools.partial(in_turns, checkpointed=True), *HEAD).report()
     assert mended.peak_bytes < 0.6 * rm.trace(in_turns, *HEAD).report().peak_bytes
@@ -441,7 +511,6 @@ def test_what_has_most_at_stake_is_said_first(policy):
     for finding in findings:
         flops = finding.figure / (report.forward_flops + report.backward_flops) if finding.unit == "FLOPs" else 0
         assert finding.share == min(max(flops, (finding.stake or 0) / report.peak_bytes), 1)
-        assert finding.stake == finding.figure or finding.unit != "bytes"
         assert json.loads(json.dumps(finding.to_dict()))["stake"] == finding.stake
         if finding.share:
             assert f"({units.percent(finding.share, 1)})</b> at stake" in advice_html([finding])
@@ -454,7 +523,11 @@ def test_every_program_can_be_advised_on(name):
     for policy in ("as_written", "dots_saveable"):
         for finding in trace.advice(policy):
             # A rule without a figure says that something has no effect.
-            assert (finding.figure is None) == (finding.unit == "") == (finding.kind in ("unknown-name", "stale-trace"))
+            assert (
+                (finding.figure is None)
+                == (finding.unit == "")
+                == (finding.kind in ("unknown-name", "stale-trace", "peak-in-update"))
+            )
 
 
 def test_a_plan_needs_no_advice():

@@ -216,7 +216,7 @@ def test_the_best_is_the_fastest_within_the_limit(blocks):
         within = [row for row in comparison.rows if row.peak_bytes <= limit]
         assert best.times.extra == min(row.times.extra for row in within)
     assert comparison.best("1 TB").times.extra == 0
-    with pytest.raises(rm.RematError, match=r"peak of at most 1,000 bytes: .* comes nearest with [0-9,]+; use smaller"):
+    with pytest.raises(rm.RematError, match=r"peak of at most 1,000 bytes: .* comes nearest with [0-9,]+\."):
         comparison.best("1 kB")
     with pytest.raises(rm.RematError, match="peak_bytes='lots' is no number of bytes"):
         comparison.best("lots")
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_not_on_the_front(blocks):
     nothing = blocks.compare(POLICIES, "sites", DEVICE, compiled([1500, 1900, 1800]))
     assert not any(row.pareto for row in nothing.rows)
     assert f"None fits {DEVICE}: none comes nearest with 1.50 kB." in nothing.notes
-    with pytest.raises(rm.RematError, match=rf"at most 2,000 bytes and fits {DEVICE}: none comes nearest with 1,500;"):
+    with pytest.raises(rm.RematError, match=rf"at most 2,000 bytes and fits {DEVICE}: none comes nearest with 1,500\."):
         nothing.best(2000)
     assert comparison.best(2000).policy == next(
         row.policy for row in comparison.rows if row.pareto

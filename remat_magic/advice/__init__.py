@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.advice.rules import RULES, Case
+from remat_magic.advice.rules import FREEING, OF_NO_EFFECT, Case
 from remat_magic.facts.facts import Facts
 from remat_magic.records import Advice, Listed, Report
 
@@ -39,8 +39,13 @@ def advise(
         RematError: as ``trace.report``; no such device.
     """
     case = Case(facts.on(None if device is None else devices.get(device)), at, policy, namespace)
-    findings = [replace(advice, share=_share(case.report, advice)) for rule in RULES for advice in rule(case)]
-    return Listed(sorted(findings, key=lambda advice: -advice.share))
+    # What frees memory of the gradient alone lowers no peak that is elsewhere.
+    rules = OF_NO_EFFECT if case.report.in_update else (*FREEING, *OF_NO_EFFECT)
+    findings = dict[tuple[str, str], Advice]()
+    # Of calls that are alike it is said once.
+    for advice in (advice for rule in rules for advice in rule(case)):
+        findings.setdefault((advice.kind, advice.sentence), replace(advice, share=_share(case.report, advice)))
+    return Listed(sorted(findings.values(), key=lambda advice: -advice.share))
 
 
 def _share(report: Report, advice: Advice) -> float:

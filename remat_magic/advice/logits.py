@@ -6,6 +6,7 @@ what that comes to. The softmax of an attention does not: another product reads 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from remat_magic import _jax
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.flow import makers, readers
 from remat_magic.jaxprs.walk import Scope, walk
-from remat_magic.records import LiveValue, Residual, SourceSpan
+from remat_magic.records import LiveValue, Residual, SourceSpan, Timeline
 
 __all__ = ["Logits", "logits_of"]
 
@@ -31,7 +32,7 @@ class Logits:
         type: of the product, as JAX writes it.
         elements: how many numbers it has, and what is taken out of it, in one turn of the loops around it.
         wide: whether the softmax is taken of more than 16 bits.
-        looped: whether the product is in a loop.
+        turns: how often the product runs in the loops around it; 2 where that is not known.
         source: the line that takes the softmax.
         sources: those of all operations on values of that size.
     """
@@ -39,7 +40,7 @@ class Logits:
     type: str
     elements: frozenset[int]
     wide: bool
-    looped: bool
+    turns: int
     source: SourceSpan | None
     sources: frozenset[SourceSpan]
 
@@ -56,21 +57,34 @@ class Logits:
         inner = (value for value in values if value.kind != "gradient")  # that of a weight can be as large
         return sum(value.nbytes for value in inner if self._is_mine(value.type, (value.source,)))
 
+    def spared(self, timeline: Timeline, parts: int) -> int:
+        """The bytes by which the peak falls where one of so many parts of such values is held at a time."""
+        changes = [0] * (len(timeline.moments) + 1)
+        for life in timeline.lives:
+            if size := self.alive([life.value]):
+                changes[life.first] += size
+                changes[life.end] -= size
+        held = itertools.accumulate(changes)
+        after = max(
+            moment.bytes - mine * (parts - 1) // parts for moment, mine in zip(timeline.moments, held, strict=False)
+        )
+        return timeline.peak_bytes - after
+
     def _is_mine(self, text: str, sources: Iterable[SourceSpan | None]) -> bool:
         shape = [int(size) for size in re.findall(r"\d+", text.partition("[")[2])]
         # A loop stacks the values of its turns: there the last dimensions are those of one.
-        sizes = (math.prod(shape[first:]) for first in range(len(shape) if self.looped else 1))
+        sizes = (math.prod(shape[first:]) for first in range(len(shape) if self.turns != 1 else 1))
         return not self.elements.isdisjoint(sizes) and not self.sources.isdisjoint(sources)
 
 
 def logits_of(facts: Facts) -> list[Logits]:
-    """The products of a traced function whose softmax is a loss, each once."""
+    """The products of a traced function whose softmax is a loss, those of one line that are alike once."""
     by_product: dict[int, Logits] = {}
     for scope, eqn in walk(facts.engine.provenances.closed):
         if _jax.is_exponential(eqn):
             for product, logits in _read(facts, scope, eqn):
                 by_product.setdefault(id(product), logits)
-    return list(by_product.values())
+    return list(dict.fromkeys(by_product.values()))
 
 
 def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, Logits]]:
@@ -94,7 +108,7 @@ def _read(facts: Facts, scope: Scope, exponential: Any) -> Iterator[tuple[Any, L
                     _jax.type_text(eqn.outvars[0].aval),
                     frozenset({elements, _size(eqn.outvars[0])}),
                     _jax.nbytes(exponential.outvars[0].aval) > 2 * elements,
-                    inner.nesting[1] != 1,
+                    inner.nesting[1] or 2,
                     sources.get(id(exponential)),
                     frozenset({*sources.values(), *calls}),
                 ),

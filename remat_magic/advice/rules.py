@@ -5,25 +5,27 @@ What a user has to choose by is a figure: every finding has one, but for those t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from remat_magic import _jax, units
 from remat_magic.advice.logits import Logits, logits_of
+from remat_magic.advice.parts import Parts
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import nearest_span
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import DEEPEST
-from remat_magic.planning.planner import planner, saved_by
+from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import Key, resolve
-from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan, dearest
+from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan
 
-__all__ = ["RULES", "Case"]
+__all__ = ["FREEING", "OF_NO_EFFECT", "Case"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +112,50 @@ class Case:
     def built(self) -> bool:
         """Whether the policy is one that was chosen, not the program as written or without the checkpoint."""
         return self.report.policy not in ("as_written", "none", "mixed")
+
+    @cached_property
+    def kept(self) -> tuple[Planner, frozenset[str]] | None:
+        """What plans for the place choose among, and the names there of what the policy keeps; None where unknown."""
+        if isinstance(self.policy, Plan) or isinstance(self.at, Mapping) or self.report.backward_error:
+            return None
+        try:
+            place = planner(self.facts, self.report.at)
+            resolved = resolve(self.policy, self.facts.engine.names, self.namespace, self.facts.engine.function_name)
+            return place, saved_by(self.facts, place.parts, resolved) & place.every_value().keys()
+        except RematError:
+            return None
+
+    def keeping(self, keys: Collection[str], label: str) -> Report | None:
+        """The report of keeping just the values of these names at the place; None where JAX cannot."""
+        assert self.kept is not None
+        place, _ = self.kept
+        values = tuple(value for key, value in place.every_value().items() if key in keys)
+        if not values:
+            return self.other("nothing_saveable")
+        try:
+            return self.facts.report(place.draft(label, 0, values, label))
+        except RematError:
+            return None
+
+    def under_checkpoint(self, sources: Collection[SourceSpan]) -> tuple[int, int, str] | None:
+        """By how much less is saved, and how much more recomputed, with these lines of a function in a checkpoint.
+
+        And what to do for it. None where they are of several functions, or JAX cannot tell.
+        """
+        if len({(source.file, source.function) for source in sources}) != 1 or self.facts.engine.devices > 1:
+            return None
+        of, lines = next(iter(sources)), [line for each in sources for line in (each.line, each.end_line)]
+        first, last = min(lines), max(lines)
+        try:
+            parts = Parts(self.facts)
+            before, after = parts.bare(), parts.under_checkpoint(of, first, last)
+        except RematError:
+            return None
+        if before.saved_bytes != self.report.saved_bytes or after.backward_error:
+            return None
+        where = f"line {first}" if first == last else f"lines {first} to {last}"
+        mend = f"Put {where} of {of.function} in a function of its own: jax.checkpoint(part)(...) keeps its inputs."
+        return before.saved_bytes - after.saved_bytes, after.recomputed_flops - before.recomputed_flops, mend
 
     @cached_property
     def logits(self) -> list[tuple[Logits, int, int]]:
@@ -204,20 +250,35 @@ def saved_in_vain(case: Case) -> Iterator[Advice]:
         for maker in makers:
             place = case.facts.engine.provenances.of(maker.eqn, maker.scope.chain)
             inputs.append(f"the {_jax.primitive_name(maker.eqn)}{at_line(place.source if place else None)}")
-        line = (row.source.file, row.source.line) if row.source else None
-        repeated = [e for e in case.report.recomputed if e.repeated and e.source]
-        again = [e for e in repeated if e.source and (e.source.file, e.source.line) == line]
-        what = " and ".join(dict.fromkeys(inputs)) or f"what goes into {row.primitive}"
+        spared = _named_before(case, row.name or "", makers)
+        if spared <= 0:
+            continue
+        what = " and ".join(dict.fromkeys(inputs))
         yield Advice(
             "saved-in-vain",
             f"{row.name!r} takes {units.nbytes(row.nbytes)}, and {row.primitive}{at_line(row.source)} runs again "
             "all the same: its derivative reads the value from before it was named.",
-            f"Name {what} instead, or too: recomputing {row.primitive} from it costs little.",
-            sum(e.flops or 0 for e in dearest(again)) or row.nbytes,
-            "FLOPs" if any(e.flops for e in again) else "bytes",
+            f"Name {what} instead: recomputing {row.primitive} from it costs little.",
+            spared,
+            "FLOPs",
             row.source,
             stake=row.nbytes,
         )
+
+
+def _named_before(case: Case, name: str, makers: Sequence[Maker]) -> int:
+    """The FLOPs that are spared where what these make is named in the place of what has a name."""
+    if case.kept is None:
+        return 0
+    place, kept = case.kept
+    before = {(id(_jax.traceback_of(maker.eqn)), _jax.primitive_name(maker.eqn)) for maker in makers}
+    named = place.parts.naming.values
+    instead = {
+        key for key, it in named.items() if (id(_jax.traceback_of(it.eqn)), _jax.primitive_name(it.eqn)) in before
+    }
+    rest = {key for key in kept if named[key].name != name}
+    after = case.keeping(rest | instead, f"{case.report.label} but before {name}") if instead else None
+    return 0 if after is None else case.report.recomputed_flops - after.recomputed_flops
 
 
 def changes_nothing(case: Case) -> Iterator[Advice]:
@@ -269,11 +330,83 @@ def only_costs(case: Case) -> Iterator[Advice]:
     )
 
 
+def in_update(case: Case) -> Iterator[Advice]:
+    """A peak where no checkpoint reaches: in what a training step does after its gradient."""
+    if case.report.in_update:
+        step = case.facts.engine.step
+        donated = step is not None and any(step.donated)
+        yield Advice(
+            "peak-in-update",
+            case.report.in_update,
+            "Choose an optimizer that keeps less, or keep its state in fewer bits."
+            if donated
+            else "Donate what the step gives back anew: jax.jit(step, donate_argnums=...).",
+            stake=case.report.peak_bytes,
+        )
+
+
 # --------------------------------------------------------------------------------------------- what would free memory
 
 _LOWER = 0.8  # of the peak: what is below that is worth a checkpoint
 _POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable")
 _NEARLY = 1.25  # of the lowest peak: what comes so near and recomputes less is the better
+
+
+def _lowest(case: Case, choices: Iterable[tuple[str, str | Mapping[str, str]]], peak: int) -> Report | None:
+    """Of policies at places, traced, the one that lowers a peak clearly, and of those near it repeats least."""
+    reports = list[Report]()
+    for policy, at in choices:
+        with contextlib.suppress(RematError):
+            reports.append(case.facts.report(policy, at))
+    peaks = [(report.peak_bytes, report) for report in reports if report.peak_bytes and not report.backward_error]
+    most = min(_NEARLY * min((lower for lower, _ in peaks), default=0), _LOWER * peak)
+    better = [(report.repeated_flops, lower, report) for lower, report in peaks if lower <= most]
+    return min(better, key=lambda row: row[:2])[2] if better else None
+
+
+def _comes_to(report: Report, best: Report) -> str:
+    """What a peak comes to by another choice, and what that repeats."""
+    repeats = ""
+    if report.forward_flops:
+        now, with_best = (choice.repeated_flops / report.forward_flops for choice in (report, best))
+        repeats = f", and {with_best:.0%} of the forward pass is repeated (now {now:.0%})"
+    lower, peak = units.apart(best.peak_bytes or 0, report.peak_bytes or 0)
+    return f"With {best.label} at {best.at} the estimated peak is {lower}, not {peak}{repeats}."
+
+
+def steps_together(case: Case) -> Iterator[Advice]:
+    """A loop whose carry is much: a checkpoint around several steps keeps it once for these."""
+    report, engine = case.report, case.facts.engine
+    if report.backward_error or not report.peak_bytes:
+        return
+    for group in engine.groups:
+        key = group.key.rpartition("/")[0]
+        each = _lowest(case, [(_POLICIES[0], key)], report.peak_bytes) or report
+        on_steps = "none" if key in {site.key for site in engine.sites} else _POLICIES[0]
+        both = {key: on_steps, group.key: _POLICIES[0]}
+        best = _lowest(case, [(_POLICIES[0], group.key), ("as_written", both)], each.peak_bytes or 0)
+        if best is None:
+            continue
+        with contextlib.suppress(RematError):
+            each = case.facts.report(_POLICIES[0], key)
+        carry, cut = (
+            sum(row.nbytes for row in choice.residuals if row.kind == "intermediate" and row.kept and row.path)
+            for choice in (each, best)
+        )
+        code = engine.select(best.policy, best.at).code.partition("  # ")
+        yield Advice(
+            "steps-together",
+            f"The carry of {engine.contents()[key].runs:,} steps of {group.function}{at_line(group.source)} is "
+            f"{units.nbytes(carry)}; in {group.times:,} segments {units.nbytes(cut)}. {_comes_to(report, best)}",
+            f"Write {code[0]}{f', {code[2]}' if code[2] else ''}.",
+            report.peak_bytes - (best.peak_bytes or 0),
+            "bytes",
+            group.source,
+            best.policy,
+            best.at,
+            stake=max(carry, report.peak_bytes - (best.peak_bytes or 0)),
+            code=code[0],
+        )
 
 
 def no_checkpoint(case: Case) -> Iterator[Advice]:
@@ -288,24 +421,16 @@ def no_checkpoint(case: Case) -> Iterator[Advice]:
     site = max(places, key=lambda site: inside[site.key].gain, default=None)
     if site is None or not inside[site.key].gain:
         return
-    tried = [other for policy in _POLICIES if (other := case.other(policy, site.key)) is not None]
-    peaks = [(other.peak_bytes, other) for other in tried if other.peak_bytes is not None]
-    most = min(_NEARLY * min((lower for lower, _ in peaks), default=0), _LOWER * peak)
-    better = [(other.repeated_flops or 0, lower, other) for lower, other in peaks if lower <= most]
-    if not better:
+    best = _lowest(case, [(policy, site.key) for policy in _POLICIES], peak)
+    if best is None:
         return
-    _, lower, best = min(better, key=lambda row: row[:2])
-    repeats = ""
-    if report.forward_flops:
-        now, with_best = ((choice.repeated_flops or 0) / report.forward_flops for choice in (report, best))
-        repeats = f", and {with_best:.0%} of the forward pass is repeated (now {now:.0%})"
     code, _, where = engine.select(best.policy, site.key).code.partition("  # on ")
     yield Advice(
         "no-checkpoint-there",
         f"{site.function}{at_line(site.source)} runs {engine.contents()[site.key].runs} times and has no checkpoint. "
-        f"With {best.policy} there the estimated peak is {units.nbytes(lower)}, not {units.nbytes(peak)}{repeats}.",
+        f"{_comes_to(report, best)}",
         f"Write {code}{f' on {where}' if where else ''}.",
-        peak - lower,
+        peak - (best.peak_bytes or 0),
         "bytes",
         site.source,
         best.policy,
@@ -321,36 +446,42 @@ def softmax_of_logits(case: Case) -> Iterator[Advice]:
     """Logits that take a large part of the memory."""
     report = case.report
     for logits, saved, alive in case.logits:
+        peak = report.peak_bytes or 0
         takes: list[str] = []
         if saved:
             of = units.percent(saved, report.saved_bytes)
             takes.append(f"{units.nbytes(saved)} of the {units.nbytes(report.saved_bytes)} saved ({of})")
         if alive:
-            peak = report.peak_bytes or 0
             takes.append(
                 f"with its gradients {units.nbytes(alive)} of the {units.nbytes(peak)} at the estimated peak "
                 f"({units.percent(alive, peak)})"
             )
-        part = max(saved, alive) // _PARTS
-        if logits.looped and saved:
+        # Of what a loop holds of all turns one is left; else it is cut to parts.
+        parts = (logits.turns if saved else 2) if logits.turns != 1 else _PARTS
+        spared = logits.spared(case.facts.timeline(*case.asked_for), parts) if alive else 0
+        if spared < _PART * peak:
+            continue
+        if logits.turns != 1 and saved:
             mend = "Put jax.checkpoint around the body of the loop that computes it: it then holds that of one turn."
-        elif logits.looped:
-            mend = "It is that of one turn of a loop: smaller parts, in more turns, hold less of it at a time."
+        elif logits.turns != 1:
+            mend = "It is that of one turn of a loop: half of it, in twice the turns, is held at a time."
         else:
             half = ", or with logits that are kept in bf16 and the rest of the loss under jax.checkpoint"
             mend = (
                 f"Compute the loss in parts: jax.lax.map over {_PARTS} parts of the rows, with the product and the "
-                f"loss of each under jax.checkpoint, holds {units.nbytes(part)} of it at a time, and repeats that "
-                "product. Less is saved, but the peak is no lower, with a jax.custom_vjp rule of the loss that keeps "
+                f"loss of each under jax.checkpoint, holds an {_PARTS}th of it at a time, and repeats that product. "
+                "Less is saved, but the peak is no lower, with a jax.custom_vjp rule of the loss that keeps "
                 f"its inputs only{half if logits.wide else ''}."
             )
         yield Advice(
             "softmax-of-logits",
-            f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}.",
+            f"The softmax of the logits {logits.type}{at_line(logits.source)} takes {', and '.join(takes)}. "
+            f"The mend lowers the peak to about {units.nbytes(peak - spared)}.",
             mend,
-            max(saved, alive),
+            spared,
             "bytes",
             logits.source,
+            stake=max(saved, alive),
         )
 
 
@@ -375,15 +506,20 @@ def too_wide(case: Case) -> Iterator[Advice]:
         return
     largest = max(wide, key=lambda row: row.nbytes)
     kind = max(_HALF & sizes.keys(), key=lambda kind: sizes[kind])
+    part = case.under_checkpoint({row.source for row in wide if row.source}) if not case.facts.engine.sites else None
+    spared, mend = total // 2, f"Keep it in {kind}: .astype(x.dtype) after what makes it {largest.dtype}."
+    if part is not None and part[0] > spared:
+        spared, _, mend = part
     maker = largest.primitive or "an argument"
     yield Advice(
         "wide-residuals",
         f"The arguments are {kind}, and {units.nbytes(total)} of the {units.nbytes(case.report.saved_bytes)} saved are "
         f"wider: the largest is {largest.type}, of {maker}{at_line(largest.source)}.",
-        f"Checkpoint the part that computes in {largest.dtype}, so that its {kind} input is saved instead.",
-        total,
+        mend,
+        spared,
         "bytes",
         largest.source,
+        stake=total,
     )
 
 
@@ -394,49 +530,45 @@ _CHEAP = 10.0
 _BETTER = 1.5
 _PART = 0.05  # of all that is saved: what is smaller is not worth a sentence
 _MOST = 3
+_TRIED = 5  # of those that are reckoned to be cheap
 
 
 def cheap_to_recompute(case: Case) -> Iterator[Advice]:
     """Kept values that take many bytes for the FLOPs that they spare: of one name, or of one expression."""
     report, saved, work = case.report, case.report.saved_bytes, case.report.recomputed_flops
-    no_graph = isinstance(case.policy, Plan) or isinstance(case.at, Mapping) or report.backward_error
-    if no_graph or not saved or report.offloaded_bytes:
+    if case.kept is None or not saved or report.offloaded_bytes:
         return
-    try:
-        place = planner(case.facts, report.at)
-        resolved = resolve(case.policy, case.facts.engine.names, case.namespace, case.facts.engine.function_name)
-        kept = saved_by(case.facts, place.parts, resolved) & place.every_value().keys()
-    except RematError:
-        return
+    place, kept = case.kept
     base = place.graph.figures(kept)
     least, all_again = place.graph.predict(())
     usual = (all_again - work) / (saved - least) if saved > least else 0.0
     of_logits = {source for logits, *_ in case.logits for source in logits.sources}  # another rule speaks of these
 
-    def freed(*values: PlannedValue) -> tuple[int, int]:
-        """The bytes that it frees to recompute some, and the FLOPs.
-
-        Without a checkpoint autodiff keeps other values than a policy can: then it is the less of what the graph says
-        and of what lies between the graph and JAX's report.
-        """
-        after = place.graph.figures(kept - {value.key for value in values})
-        again = (after.recomputed_flops - base.recomputed_flops, after.recomputed_flops - work, 0)
-        return min(base.saved_bytes, saved) - after.saved_bytes, max(again)
+    def is_cheap(spared: int, again: int) -> bool:
+        return spared >= _PART * saved and again <= min(_CHEAP, usual / _BETTER) * spared
 
     groups, used = dict[Any, list[PlannedValue]](), place.graph.used(kept)
     for key, value in place.every_value().items():
         if key in used and (value.name or (value.source and value.source not in of_logits)):
             groups.setdefault(value.name or value.source, []).append(value)
-    found = list[tuple[float, list[PlannedValue], int, int]]()
+    reckoned = list[tuple[float, list[PlannedValue]]]()
     for values in groups.values():
         if sum(value.nbytes for value in values) >= _PART * saved:
-            spared, again = freed(*values)
-            if spared >= _PART * saved and again <= min(_CHEAP, usual / _BETTER) * spared:
-                found.append((spared / max(again, 1), values, spared, again))
-    for _, values, spared, again in sorted(found, key=lambda one: -one[0])[:_MOST]:
+            after = place.graph.figures(kept - {value.key for value in values})
+            spared, again = base.saved_bytes - after.saved_bytes, after.recomputed_flops - base.recomputed_flops
+            if is_cheap(spared, again):
+                reckoned.append((spared / max(again, 1), values))
+    told = set[str]()
+    for _, values in sorted(reckoned, key=lambda one: -one[0])[:_TRIED]:
+        deed = _again(case, values[0], used - {value.key for value in values})
+        if deed is None:
+            continue
+        spared, again, mend, code = deed
+        if len(told) == _MOST or mend in told or not is_cheap(spared, again):
+            continue
+        told.add(mend)
         first, times = values[0], sum(value.times for value in values)
         what = repr(first.name) if first.name else f"`{first.source.expression}`" if first.source else first.primitive
-        mend, code = _again(case, first)
         yield Advice(
             "cheap-to-recompute",
             f"{what}{at_line(first.source)} ({first.primitive}{f', {times:,} times' if times > 1 else ''}) keeps "
@@ -450,41 +582,46 @@ def cheap_to_recompute(case: Case) -> Iterator[Advice]:
         )
 
 
-def _again(case: Case, value: PlannedValue) -> tuple[str, str]:
-    """How to have values computed again that are kept, and what of that is code to paste."""
-    policy = case.policy_in_force
+def _again(case: Case, value: PlannedValue, left: Collection[str]) -> tuple[int, int, str, str] | None:
+    """What computing a value again spares and takes, and how: in words, and what of these is code to paste.
+
+    ``left`` are the names of what is kept then. None where JAX cannot tell.
+    """
+    policy, after, code = case.policy_in_force, None, ""
     # Another alternative of a policy may save a named value by what is computed.
     if value.name and policy is not None and len(policy.alternatives) == 1:
         remaining = policy.without(value.name)
         if remaining != policy:
-            return f"policy={remaining.code}.", f"policy={remaining.code}"
-    if case.built or case.facts.engine.sites:
-        return (
+            after, code = case.other(str(remaining)), f"policy={remaining.code}"
+    if not code and (case.built or case.facts.engine.sites):
+        after = case.keeping(left, f"{case.report.label} without {value.name or value.primitive}")
+    if after is not None:
+        by_plan = (
             f"trace.what_if({case.report.policy!r}, {case.report.at!r}) has the plan that computes it again, and "
             "trace.edit(plan) the names that do so in the source."
-        ), ""
-    readers = dict.fromkeys(
-        reader.source.place
-        for row in case.report.residuals
-        if row.source == value.source
-        for reader in row.needed_by
-        if reader.source
-    )
-    where = f", {' and '.join(readers)}," if readers else ""
-    return (
-        f"Put it and what reads it{where} in a function of their own: jax.checkpoint(part)(...) keeps its inputs "
-        "instead."
-    ), ""
+        )
+        spared = case.report.saved_bytes - after.saved_bytes
+        return spared, after.recomputed_flops - case.report.recomputed_flops, f"{code}." if code else by_plan, code
+    if code or case.built or case.facts.engine.sites or value.source is None:
+        return None
+    rows = [row for row in case.report.residuals if row.source == value.source]
+    readers = [reader.source for row in rows for reader in row.needed_by if reader.source]
+    part = case.under_checkpoint({value.source, *readers})
+    return None if part is None else (*part, "")
 
 
 # Of those with as much at stake the first is told first.
-RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+OF_NO_EFFECT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     stale,
-    no_checkpoint,
+    in_update,
     unknown_name,
     saved_in_vain,
-    only_costs,
     changes_nothing,
+)
+FREEING: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+    steps_together,
+    no_checkpoint,
+    only_costs,
     cheap_to_recompute,
     softmax_of_logits,
     too_wide,

@@ -118,8 +118,8 @@ class Facts:
             stores = (facts.reports_by_key for facts in self._by_memory.values())
             report = next((store[key] for store in stores if key in store), None)  # on all alike, but for the peak
             if report is not None and report.peak_bytes is not None:
-                peak, parts = reports.peak(self._schedule(selection), self._roles())
-                report = replace(report, peak_bytes=peak, peak_by_kind=parts, by_order=self._by_order(selection, peak))
+                report = reports.with_peak(report, self._schedule(selection), self._roles())
+                report = replace(report, by_order=self._by_order(selection, report.peak_bytes or 0))
                 report = self._with_remark(report)
             elif report is None and selection.identity in self._by_program:
                 report = self._as_selected(selection, *self._by_program[selection.identity])

@@ -296,6 +296,10 @@ class Schedule(Buffers):
         most = max(totals)
         return most, totals.index(most)
 
+    def phase(self, at: int) -> Phase:
+        """The phase of the step at a position of the sweep."""
+        return self._ordered()[at].where[0]
+
     def _sweep(self) -> Iterator[StepBytes]:
         return sweep(self._ordered(), self, self.saved_inside)
 

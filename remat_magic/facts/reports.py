@@ -133,9 +133,7 @@ def full(
     marked = {inputs[leaf]: row for row, value in enumerate(saved) for leaf in value.leaves}
     ahead_lines, back_lines = (part.merging() if on.merges else part for part in lines)
     schedule = of_step or both_halves(half.closed, backward, half.outputs, (ahead_lines, back_lines), half.type_of, on)
-    peak_bytes, parts = peak(schedule, roles)
-
-    return replace(
+    report = replace(
         first,
         residuals=rows,
         recomputed=_again(half, recomputation),
@@ -152,13 +150,12 @@ def full(
         forward_communicated_bytes=communicated[0],
         backward_communicated_bytes=communicated[1],
         uncosted=(ahead + back).uncosted,
-        peak_bytes=peak_bytes,
-        peak_by_kind=parts,
         complete=True,
         forward_kernels=ahead_kernels,
         backward_kernels=back_kernels,
         recomputed_kernels=again_kernels,
     )
+    return with_peak(report, schedule, roles)
 
 
 def _type_text(aval: Any) -> str:
@@ -178,14 +175,21 @@ def _kind(buffer: Held, roles: Sequence[ArgumentRole]) -> LiveKind:
     return "output" if roles and buffer.output else "temporary"
 
 
-def peak(schedule: Schedule, roles: Sequence[ArgumentRole]) -> tuple[int, tuple[tuple[LiveKind, int], ...]]:
-    """The estimated peak of a schedule, and what it is made of; ``roles`` are what a step's inputs are."""
+def with_peak(report: Report, schedule: Schedule, roles: Sequence[ArgumentRole]) -> Report:
+    """A report with the peak of a schedule, and what that is made of; ``roles`` are what a step's inputs are."""
     most, at = schedule.highest()
     sums: dict[LiveKind, int] = {}
     for buffer in schedule.held(at):
         kind = _kind(buffer, roles)
         sums[kind] = sums.get(kind, 0) + buffer.bytes
-    return most, tuple(sums.items())
+    notes = [note for note in report.notes if note.kind != "peak-in-update"]
+    if schedule.phase(at) == "update":
+        text = (
+            f"The estimated peak, {units.nbytes(most)}, is in the update that follows the gradient: no checkpoint "
+            "lowers it."
+        )
+        notes.append(Note("peak-in-update", text))
+    return replace(report, peak_bytes=most, peak_by_kind=tuple(sums.items()), notes=tuple(notes))
 
 
 def _saved_in_vain(

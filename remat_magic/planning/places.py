@@ -377,7 +377,8 @@ def gainless(facts: Facts, choice: ComparisonRow | Plan | Report) -> str:
         without = facts.report("none", everywhere if choice.policy == MIXED else choice.at)
     except RematError:
         return ""
-    return no_gain(choice, without)
+    sentence = no_gain(choice, without)
+    return f"{sentence} It is in the update that follows the gradient." if sentence and without.in_update else sentence
 
 
 def lower_elsewhere(facts: Facts, peak: int | None) -> str:

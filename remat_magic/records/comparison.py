@@ -250,8 +250,7 @@ class Comparison(Displayed):
             fits = "" if _may_fit(row) else f" and fits {row.measured_device}"
             raise RematError(
                 f"No compared policy of {self.function} has a peak of at most {limit:,} bytes{fits}: "
-                f"{row.label} comes nearest with {peak:,.0f}; use smaller batches, or checkpoint inside "
-                "the function."
+                f"{row.label} comes nearest with {peak:,.0f}."
             )
         return points[min(within)[2]][1]
 

@@ -30,6 +30,7 @@ NoteKind = Literal[
     "no-gain",
     "peak-no-lower",
     "peak-by-order",
+    "peak-in-update",
     "offload-kept",
 ]
 

@@ -92,6 +92,11 @@ class Report(Displayed, Labelled):
         notes = tuple(Note(kind, remark.text) for kind, remark in remarks.items() if kind not in kinds and remark.text)
         return dataclasses.replace(self, notes=(*self.notes, *notes)) if notes else self
 
+    @property
+    def in_update(self) -> str:
+        """The note that the peak is in what a training step does after its gradient; empty where it is not there."""
+        return next((note for note in self.notes if note.kind == "peak-in-update"), "")
+
     def save_html(self, path: str | os.PathLike[str], others: Iterable[Report] = ()) -> None:
         """Write the report, both programs in full, as one HTML file that needs neither scripts nor a network.
 
