@@ -790,7 +790,8 @@ def test_a_repeated_conditional_costs_its_dearest_branch(remat3, fun, times):
     assert report.repeated_flops + report.deferred_flops == report.recomputed_flops <= report.backward_flops
     assert sum(kernel.flops * kernel.times for kernel in report.recomputed_kernels) == report.recomputed_flops
     plan = trace.plan(0, "function")
-    assert (plan.predicted_flops, plan.recomputed_flops) == (plan.recomputed_flops, report.recomputed_flops)
+    assert plan.recomputed_flops == report.recomputed_flops
+    assert plan.predicted_flops in (plan.recomputed_flops, None)  # None: the plan is a policy of JAX's
     rows = [row for row in recomputed_rows(report) if row.primitive == "dot_general"]
     assert all(row.flops <= 2 * times * PRODUCT for row in rows)
     assert max(row.flops for row in line_rows(report)) <= report.recomputed_flops
