@@ -437,6 +437,38 @@ def test_errors_are_one_sentence(case, remat3):
     assert re.search(r"[.?]$", text)
 
 
+def _looping(x):
+    return jax.lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 2, jnp.sin(x))
+
+
+def _calling_back(x):
+    return jax.pure_callback(np.sin, x, x, vmap_method="sequential")
+
+
+def _without_rule(x):
+    return jax.lax.igamma_grad_a(x, x)
+
+
+@pytest.mark.parametrize("around", ["itself", "jit", "checkpoint", "scan", "vmap", "step"])
+@pytest.mark.parametrize(
+    ("inner", "kind"),
+    [(_looping, "a while_loop"), (_calling_back, "a pure_callback"), (_without_rule, "'igamma_grad_a'")],
+)
+def test_what_jax_cannot_differentiate_is_named_with_its_line(inner, kind, around, remat3):
+    """Wherever it stands, and also where the gradient is taken by the function itself."""
+    outer = {
+        "jit": lambda x: jax.jit(inner)(x).sum(),
+        "checkpoint": lambda x: jax.checkpoint(inner)(x).sum(),
+        "scan": lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=2)[0].sum(),
+        "vmap": lambda x: jax.vmap(lambda row: inner(row[None])[0])(x).sum(),
+        "step": lambda x: x - jax.jit(jax.value_and_grad(lambda x: inner(x).sum()))(x)[1],
+    }.get(around, lambda x: inner(x).sum())
+    with pytest.raises(rm.RematError) as raised:
+        rm.trace(outer, f32(3)).backward("none", "function")
+    assert f" at test_trace.py:{inner.__code__.co_firstlineno + 1}" in str(raised.value)
+    assert kind in str(raised.value)
+
+
 def test_the_users_own_exception_passes_through():
     def fun(x):
         raise KeyError("mine")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from remat_magic.jaxprs.spans import Spans
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
 
-__all__ = ["failures", "is_passing"]
+__all__ = ["differentiating", "failures", "is_passing"]
 
 
 @contextlib.contextmanager
@@ -20,6 +21,19 @@ def failures(function: str, policy: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise RematError(_sentence(function, policy, error)) from error
+
+
+@contextlib.contextmanager
+def differentiating(function: str) -> Iterator[None]:
+    """Tell in the same way what JAX cannot differentiate where a function takes gradients itself."""
+    try:
+        yield
+    except RematError:
+        raise
+    except Exception as error:
+        if sentence := _undifferentiable(function, error, text_of(error)):
+            raise RematError(sentence) from error
+        raise
 
 
 def is_passing(error: Exception) -> bool:
@@ -40,12 +54,32 @@ def _sentence(function: str, policy: str, error: Exception) -> str:
             f"{function} has side effects that jax.checkpoint forbids ({effects}): take io_callback and the like out "
             "of the checkpointed part, or choose the policy 'none'."
         )
+    first = text.split(". ")[0].rstrip(".")
+    sentence = f"JAX cannot trace {function} under {policy}: {type(error).__name__}: {first[:400]}{_place(error)}."
+    return _undifferentiable(function, error, text) or sentence
+
+
+def _undifferentiable(function: str, error: Exception, text: str) -> str:
+    """What JAX cannot differentiate, by name and place; empty for an error of another kind."""
+    place = _place(error)
     if "while_loop" in text and "Reverse-mode" in text:
         return (
             f"{function} has no backward pass: JAX cannot differentiate a while_loop (or a fori_loop of unknown "
-            "length) in reverse; give fori_loop static bounds, or use lax.scan."
+            f"length){place} in reverse; give fori_loop static bounds, or use lax.scan."
         )
+    if "callbacks do not support JVP" in text:
+        kind = "a pure_callback" if text.startswith("Pure") else "an io_callback"
+        return f"{function} cannot be differentiated: {kind}{place} has no derivative; give it one by jax.custom_vjp."
     if "ifferentiation rule" in text or "ranspose rule" in text or "jvp_method" in text:
-        return f"{function} cannot be differentiated: {text[:300].rstrip('.')}; give that part a jax.custom_vjp."
-    first = text.split(". ")[0].rstrip(".")
-    return f"JAX cannot trace {function} under {policy}: {type(error).__name__}: {first[:400]}."
+        what = one_line(text, 300).rstrip(".")
+        return f"{function} cannot be differentiated: {what}{place}; give that part a jax.custom_vjp."
+    return ""
+
+
+def _place(error: Exception) -> str:
+    """Where the operation stands that JAX was at, as it says by an exception before this one."""
+    before: BaseException | None = error
+    while before is not None and type(before).__name__ != "JaxStackTraceBeforeTransformation":
+        before = before.__cause__
+    span = Spans().raised(before.__traceback__) if before is not None else None
+    return f" at {span.place}" if span is not None and span.place else ""

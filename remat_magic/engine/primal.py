@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from remat_magic import _jax, policies
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.differentiated import Differentiated, InnerInputs, half_of
+from remat_magic.engine.failures import differentiating
 from remat_magic.engine.gradients import find_gradients
 from remat_magic.engine.halves import Forward, ask_xla, forward_half, require_compilable
 from remat_magic.engine.possible import PossibleSites, possible_sites
@@ -100,7 +101,8 @@ class Primal:
         self.outputs = self.auxiliary = 0
         self._odd: Any = None  # an output that is no array
         self.gradients: tuple[Differentiated, ...] = ()
-        with self.tracing(), recording() if calls is None else contextlib.nullcontext(calls) as self.calls:
+        recorded = recording() if calls is None else contextlib.nullcontext(calls)
+        with self.tracing(), differentiating(self.name), recorded as self.calls:
             self.mesh = _jax.mesh_in_force()
 
             def jaxpr() -> Any:

@@ -6,7 +6,7 @@ import ast
 import linecache
 import sys
 from collections.abc import Sequence
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
 from remat_magic.parsing import parse_python
@@ -132,6 +132,15 @@ class Spans:
     def of(self, traceback: Any) -> SourceSpan | None:
         """The innermost frame of the user's own code, or None where there is none."""
         return self.frames(traceback).source
+
+    def raised(self, traceback: TracebackType | None) -> SourceSpan | None:
+        """The same of a traceback of Python's."""
+        own: SourceSpan | None = None
+        while traceback is not None:
+            if is_user_file(traceback.tb_frame.f_code.co_filename):
+                own = self._span(traceback.tb_frame.f_code, traceback.tb_lasti)
+            traceback = traceback.tb_next
+        return own
 
     def _read(self, traceback: Any) -> Frames:
         codes, lastis = traceback.raw_frames()
