@@ -4,6 +4,7 @@ import functools
 import html
 import pickle
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,101 @@ def test_places_that_cannot_matter_are_left_out_and_said(remat2):
     assert any("no matrix product is recomputed" in sentence for sentence in found.not_tried)
 
 
+def heat(u, k):
+    def step(u, _):
+        return u + k * (jnp.roll(u, 1) + jnp.roll(u, -1) - 2 * u), None
+
+    return (jax.lax.scan(step, u, None, length=100)[0] ** 2).sum()
+
+
+def waves(c, wavelet):
+    def step(state, s):
+        u, before = state
+        new = 2 * u - before + 1e-6 * c**2 * (jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) - 2 * u)
+        return (new.at[4, 5].add(s), u), new[::4, 3]
+
+    zero = jnp.zeros((16, 16))
+    return (jax.lax.scan(step, (zero, zero), wavelet)[1] ** 2).mean()
+
+
+def powers(w, x):
+    return (jax.lax.fori_loop(0, 64, lambda i, x: x @ w, x) ** 2).sum()
+
+
+def recurrence(w, xs):
+    def cell(h, x):
+        return jnp.tanh(h @ w + x), None
+
+    return (jax.lax.scan(cell, jnp.zeros((32, 16)), xs)[0] ** 2).sum()
+
+
+STEPPED = {
+    "heat": (heat, (f32(1024), f32())),
+    "waves": (waves, (f32(16, 16), f32(100))),
+    "matrix powers": (powers, (f32(32, 32), f32(32, 32))),
+    "recurrence": (recurrence, (f32(16, 16), f32(100, 32, 16))),
+    "under vmap": (lambda us, k: jax.vmap(heat, (0, None))(us, k).sum(), (f32(4, 256), f32())),
+    "under jit": (lambda u, k: jax.jit(heat)(u, k), (f32(1024), f32())),
+    "a training step": (lambda u, k: k - jax.grad(heat, 1)(u, k), (f32(1024), f32())),
+}
+IN_CI = "heat", "waves", "a training step"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in IN_CI else pytest.mark.slow) for n in STEPPED])
+def test_steps_that_save_little_but_what_they_carry_are_grouped(name):
+    """A checkpoint of one gains nothing, of several almost everything: on the front, in plans, and in the sentence."""
+    fun, args = STEPPED[name]
+    trace = rm.trace(fun, *args)
+    without = trace.report("none").peak_bytes
+    (group,) = (site.key for site in trace.groups)
+    sentence = trace.no_gain("nothing_saveable", "function")
+    found = trace.places()
+    grouped = [row for row in found if row.pareto and group in row.at]
+    assert min(row.peak_bytes for row in grouped) < 0.65 * without
+    one = trace.report("nothing_saveable", group.split("/")[0])
+    plan = trace.plan(peak=0.65)
+    assert plan.peak_bytes <= 0.65 * without
+    if one.peak_bytes > 0.9 * without:
+        assert f"nothing_saveable at {group} lowers it" in sentence
+        assert group in plan.at
+        saving = trace.plan("30%")
+        assert group in saving.at or saving.peak_bytes < 0.95 * without
+    reasons_hold(trace, found)
+
+
+def reasons_hold(trace, found, device=None):
+    """What was not tried is tried here: where the peak was said to be no lower it is not, and no product is saved."""
+    without = trace.report("none", "sites" if trace.engine.sites else "function", device=device)
+    for sentence in found.not_tried:
+        labels = re.findall(r"(\w+_saveable) at ([^,]+?)(?=[,.] |\.$|, )", sentence.partition(": ")[2])
+        for policy, at in labels:
+            report, nothing = (trace.report(key, at, device=device) for key in (policy, "nothing_saveable"))
+            if "no lower" in sentence:
+                assert report.peak_bytes > 0.98 * without.peak_bytes, (sentence, policy, at)
+            if "product" in sentence:
+                assert report.saved_bytes == nothing.saved_bytes, (sentence, policy, at)
+
+
+@pytest.mark.slow
+def test_products_kept_lower_a_peak_that_keeping_nothing_does_not(remat2):
+    """Around the whole function on a GPU: without products all is made again at once, with them bit by bit."""
+    trace = rm.trace(*(lambda fun, args: (fun, *args))(*transformer(4)))
+    device = "H100 SXM"
+    peaks = {key: trace.report(key, "function", device=device).peak_bytes for key in ("none", "nothing_saveable")}
+    assert peaks["nothing_saveable"] >= peaks["none"]
+    found = trace.places(device=device)
+    assert found.row("dots_saveable", "function").peak_bytes < 0.9 * peaks["none"]
+    reasons_hold(trace, found, device)
+
+
+def test_what_is_there_already_is_a_row_however_few_are_tried():
+    fun, args = STEPPED["heat"]
+    for trace in (rm.trace(fun, *args), rm.trace(jax.checkpoint(fun), *args)):
+        shown = {label for row in trace.places(most=1) for label in (row.label, *row.same_as)}
+        assert any(label.startswith("none at ") for label in shown)
+        assert any(label.startswith("as_written at ") for label in shown)
+
+
 def test_the_front_comes_first(remat2):
     rows = places(site=True).rows
 
@@ -288,7 +384,8 @@ def test_the_search_tells_how_far_it_is():
 def test_a_search_ends_after_some_choices():
     fun, args = PROGRAMS["three_layers"]
     found = rm.trace(fun, *args).places(device=DEVICE, most=2)
-    assert len(found) + sum(len(row.same_as) for row in found) == found.progress.done == 2
+    assert len(found) + sum(len(row.same_as) for row in found) == found.progress.done == 2 + 2
+    assert {row.policy for row in found} >= {"none"}
     assert any("2 choices were tried" in sentence for sentence in found.not_tried)
     with pytest.raises(rm.RematError, match="No device is called"):
         rm.trace(fun, *args).places(device="H1000")

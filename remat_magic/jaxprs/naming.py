@@ -17,9 +17,11 @@ from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.jaxprs.walk import walk
 
-__all__ = ["PREFIX", "NamedProgram", "checkpoint_names", "is_given", "name_everything"]
+__all__ = ["COMPLEX", "PREFIX", "NamedProgram", "checkpoint_names", "is_given", "name_everything"]
 
 PREFIX = "remat_magic/value "  # no name of a user's begins like this
+COMPLEX = "complex values"
+"""What JAX cannot save under a policy, among what names do not reach."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +45,8 @@ class NamedProgram:
 
     ``values`` tells for each name what it was given to. ``rules`` has, for the identity of each call of a custom
     derivative, the jaxpr of its rule with names. ``fingerprint`` is equal for programs of the same operations, whatever
-    their shapes. ``unreached`` tells where there are values without names here though a policy may keep them.
+    their shapes. ``unreached`` tells where there are values without names here though a policy may keep them, or JAX
+    without one (``COMPLEX``).
     ``perturbed`` has for each rule that was named, in program order, which operands it was asked with tangents of.
     """
 
@@ -146,7 +149,7 @@ class _Namer:
         }
         for index in carried if active else ():
             var = old.invars[index]
-            if old.eqns and _can_be_named(var):
+            if old.eqns and self._is_choice(var):
                 renamed[var], naming = self._name(old.eqns[0], var, None, own.get(var))
                 yield naming
         for eqn in old.eqns:
@@ -167,7 +170,7 @@ class _Namer:
                 )
             for index, var in enumerate(eqn.outvars):
                 named = var in given or _jax.checkpoint_name_of(eqn) is not None
-                if active and not named and _can_be_named(var):
+                if active and not named and self._is_choice(var):
                     renamed[var], naming = self._name(eqn, var, index, own.get(var))
                     yield naming
 
@@ -224,6 +227,13 @@ class _Namer:
             differentiate()
             perturbed = _jax.perturbed_operands(eqn)
         return tuple(is_inexact(atom.aval) for atom in _jax.rule_inputs(eqn)) if perturbed is None else perturbed
+
+    def _is_choice(self, var: Any) -> bool:
+        """Whether a value can be kept by name; that complex values cannot be is taken down."""
+        can_be_named = _can_be_named(var)
+        if not can_be_named and not _jax.is_dropped(var) and is_inexact(var.aval):
+            self.unreached.add(COMPLEX)
+        return can_be_named
 
     def _pass_by(self, eqn: Any, where: str) -> None:
         """Take down that values inside an equation have no names, if there are any that a policy may keep."""

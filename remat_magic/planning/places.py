@@ -33,7 +33,6 @@ __all__ = [
     "no_gain_at",
     "no_gain_of",
     "placing",
-    "promising",
     "searched",
 ]
 
@@ -49,7 +48,10 @@ _FIRST = 3  # choices that are tried before this machine is measured, which time
 _PLANNED = 2  # places that are planned for
 _SEARCHED = 16  # choices that are tried where a plan is asked for and no search was made
 _INSIDE = 2  # places in checkpoints that are tried, too
+_HARDLY = 0.99  # of what a policy of JAX's recomputes: a plan that spares less is not worth its names
 _FEWEST = 4  # calls that are worth grouping
+_LOOPS = 2  # of which several steps together are tried at once
+_KNOWN = 2  # what has no checkpoint, and what is as written: these are always tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,23 @@ def known(facts: Facts) -> Places | None:
     return facts.memo.get(__name__)
 
 
-def promising(facts: Facts) -> list[str]:
-    """Places without a checkpoint, in no other one, that would gain something by one; what promises most first."""
+def _promising(facts: Facts) -> Iterator[str]:
+    """The place without a checkpoint, in no other one, that promises most, and several of its calls or steps together.
+
+    Where a step saves little but what it carries, a checkpoint of one gains nothing, and of several almost everything.
+    """
     inside = facts.engine.contents()
-    outside = _Search(facts, None).outside(inside)
     sites = {site.key for site in facts.engine.sites}
-    return [key for key in outside if key not in sites and inside[key].gain]
+    outside = _Search(facts, None).outside(inside)
+    key = next((key for key in outside if key not in sites and inside[key].gain), "")
+    yield from filter(None, (key, key and _together(facts, key, inside)))
+
+
+def _together(facts: Facts, key: str, inside: Mapping[str, Contents]) -> str:
+    """The place of some calls of a function together, in a loop or one after another; empty where these are few."""
+    of_loop = (group.key for group in facts.engine.groups if group.key.rpartition("/")[0] == key)
+    calls = inside[key].calls
+    return next(of_loop, f"{key}/{round(math.sqrt(calls))}" if calls >= _FEWEST else "")
 
 
 class _Search:
@@ -129,7 +142,7 @@ class _Search:
             if in_vain:
                 self._leave_out(in_vain, label_of(left.popleft()))
                 continue
-            if done >= most:
+            if done >= most + _KNOWN:
                 self._leave_out(f"{most} choices were tried", *map(label_of, left))
                 break
             yield self._places(Progress(done, done + len(left), label_of(choice)))
@@ -152,9 +165,13 @@ class _Search:
         outside = self.outside(inside, places)
         free = [key for key in outside if key not in sites]
         best = engine.default_at if sites else next(iter(places), "function")
-        yield from (_Candidate(policy, best) for policy in POLICIES)
         yield _Candidate("none", "sites" if sites else "function")
         yield _Candidate("as_written", engine.default_at)
+        yield from (_Candidate(policy, best) for policy in POLICIES)
+        loops = [key for key in outside if any(group.key.rpartition("/")[0] == key for group in engine.groups)]
+        for key in dict.fromkeys((*outside[:1], *loops[:_LOOPS])):
+            if group := _together(self._facts, key, inside):
+                yield _Candidate(_NOTHING, group)
         apart = _apart(outside, inside)
         if len(apart) > 1:
             for policy in (_NOTHING, _BATCHLESS):
@@ -220,7 +237,7 @@ class _Search:
 
     def _planned(self) -> Iterator[_Candidate]:
         """Plans at the best places of the front, for what JAX's policies save there and for what lies between."""
-        front = [row for row in self._places(Progress(0, 0)) if row.pareto and row.policy in POLICIES]
+        front = [row for row in self._places(Progress(0, 0)) if row.pareto and row.policy in (*POLICIES, "as_written")]
         reports = [report for reports in self._reports.values() for report in reports if report.policy in POLICIES]
         for at in [*dict.fromkeys(row.at for row in front)][:_PLANNED]:
             saved = sorted({report.saved_bytes for report in reports if report.at == at})
@@ -248,9 +265,21 @@ class _Search:
                 return
             self._failed.append(ComparisonRow(choice.policy, choice.at, error=str(error), label=label_of(choice)))
             return
+        if choice.budget is not None and self._is_hardly_better(report):
+            return
         alike = self._reports.setdefault(_effect(report), [])
         if choice.budget is None or not alike:
             alike.append(report)
+
+    def _is_hardly_better(self, plan: Report) -> bool:
+        """Whether a policy of JAX's at its place has no higher peak, and recomputes hardly more."""
+        policies = (report for reports in self._reports.values() for report in reports if report.at == plan.at)
+        return any(
+            (report.peak_bytes or 0) <= (plan.peak_bytes or 0)
+            and _HARDLY * report.recomputed_flops <= plan.recomputed_flops
+            for report in policies
+            if report.policy in POLICIES
+        )
 
     def _in_vain(self, choice: _Candidate) -> str:
         """Why a choice is not worth a try, by what saving nothing there has come to; empty where it is."""
@@ -261,10 +290,12 @@ class _Search:
         without = next((report for (key, _), report in by_choice.items() if key == "none"), None)
         if tried is None or tried.peak_bytes is None:
             return "a checkpoint there that saves nothing could not be tried"
+        if choice.policy in (_BATCHLESS, _DOTS) or _BATCHLESS in choice.at:
+            # They can lower the peak where to save nothing does not: then all is made again at once.
+            products = any(row.primitive in _jax.MATMULS for row in tried.recomputed)
+            return "" if products else "no matrix product is recomputed there that they could save"
         if without is not None and tried.peak_bytes > _LOWER * (without.peak_bytes or 0):
-            return "the peak is no lower with a checkpoint there that saves nothing"
-        if choice.policy in (_BATCHLESS, _DOTS) and not any(row.primitive in _jax.MATMULS for row in tried.recomputed):
-            return "no matrix product is recomputed there that they could save"
+            return f"the peak is no lower with {label_of(tried)}"
         return ""
 
     def _leave_out(self, why: str, *choices: str) -> None:
@@ -327,7 +358,7 @@ def _mixed(chosen: Mapping[str, str]) -> _Candidate:
 
 
 def _at(key: str) -> Iterator[_Candidate]:
-    """The policies at a place: those that save more only if saving nothing lowers the peak."""
+    """The policies at a place: those that save products only if some are made again there."""
     yield _Candidate(_NOTHING, key)
     yield from (_Candidate(policy, key, (_NOTHING, key)) for policy in (_BATCHLESS, _DOTS))
 
@@ -336,20 +367,18 @@ def _groups(key: str, calls: int) -> Iterator[_Candidate]:
     """A checkpoint on some of the calls, or around several after one another; nothing where these are few."""
     if calls < _FEWEST:
         return
-    after = (_NOTHING, key)
-    sizes = dict.fromkeys((2, round(math.sqrt(calls))))
-    for group in (f"{key}[::2]", f"{key}[:{calls // 2}]", *(f"{key}/{size}" for size in sizes)):
-        yield _Candidate(_NOTHING, group, after)
+    yield from (_Candidate(_NOTHING, some, (_NOTHING, key)) for some in (f"{key}[::2]", f"{key}[:{calls // 2}]"))
+    # Together they can gain where one by one does not.
+    yield from (_Candidate(_NOTHING, f"{key}/{size}") for size in (2, round(math.sqrt(calls))))
 
 
 def _steps(group: str, sites: list[str]) -> Iterator[_Candidate]:
     """A checkpoint around several steps of a loop, with and without one on each step."""
     key = group.rpartition("/")[0]
+    yield _Candidate(_NOTHING, group)
     if key in sites:
-        yield _Candidate(_NOTHING, group)
         yield _mixed({key: "none", group: _NOTHING})
     else:
-        yield _Candidate(_NOTHING, group, (_NOTHING, key))
         yield replace(_mixed(dict.fromkeys((key, group), _NOTHING)), after=(_NOTHING, key))
 
 
@@ -390,7 +419,7 @@ def lower_elsewhere(facts: Facts, peak: int | None) -> str:
     if places is not None:
         reports = [places.reports[row.policy, row.at] for row in places if row.pareto]
     else:
-        reports = [facts.report("nothing_saveable", at) for at in promising(facts)[:1]]
+        reports = [facts.report("nothing_saveable", at) for at in _promising(facts)]
     lower = [report for report in reports if 0 < (report.peak_bytes or 0) < CLEARLY_LOWER * (peak or 0)]
     if not lower:
         return ""

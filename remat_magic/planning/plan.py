@@ -12,7 +12,8 @@ from typing import Any
 from remat_magic import devices, units
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
-from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, promising, searched
+from remat_magic.jaxprs.naming import COMPLEX
+from remat_magic.planning.places import CLEARLY_LOWER, gainless, known, lower_elsewhere, searched
 from remat_magic.planning.planner import INSIDE, objective
 from remat_magic.planning.search import Request, called, known_plans, limit_of, no_plan, order, plan_at
 from remat_magic.planning.solver import GAP
@@ -63,7 +64,9 @@ def plan(
     if no_lower := gainless(facts, best):
         sentences.append(f"{no_lower}{lower_elsewhere(facts, best.peak_bytes)}")
     if inside := [unreached.removeprefix(INSIDE) for unreached in best.unreached if unreached.startswith(INSIDE)]:
-        sentences.append(f"Values inside {' or '.join(inside)} are not among the choices.")
+        sentences.append(f"Values inside {' or '.join(inside)} are no choices.")
+    if COMPLEX in best.unreached:
+        sentences.append("Complex values are no choices: JAX cannot save them under a policy.")
     peak_device = "" if facts is plain or device is None else devices.get(device).name
     label = f"{best.label} on {peak_device}" if best.names and of == "peak" and peak_device else best.label
     return replace(best, label=label, status=" ".join(filter(None, sentences)), peak_device=peak_device)
@@ -96,18 +99,32 @@ def _within_saved(facts: Facts, request: Request) -> Plan:
 
 
 def _elsewhere(facts: Facts, best: Plan | None, request: Request) -> Iterator[str]:
-    """Other places than the usual one to plan for, what promises most first."""
+    """Other places than the usual one to plan for, what costs least where nothing is planned first.
+
+    Without a reason to nothing is searched: then it is what is known already.
+    """
     usual = facts.engine.default_at
     in_vain = best is None or bool(gainless(facts, best))
-    search = known(facts)
-    if search is None:
-        places = promising(facts) if in_vain else []
-    else:
-        reports = [report for report in search.reports.values() if report.policy not in (MIXED, "none", "as_written")]
-        fitting = [report for report in reports if report.saved_bytes <= request.budget and not report.backward_error]
-        fitting.sort(key=request.objective.of)
-        places = [report.at for report in fitting if in_vain or _spares(report, best)]
-    yield from [at for at in dict.fromkeys(places) if at != usual][:_PLACES]
+    search = searched(facts) if in_vain else known(facts)
+    reports = [] if search is None else [*search.reports.values()]
+    fitting = [
+        report
+        for report in reports
+        if report.policy not in (MIXED, "none", "as_written")
+        and report.saved_bytes <= request.budget
+        and not report.backward_error
+        and (_spares(report, best) or best is None or (in_vain and _is_lower(report, best)))
+    ]
+    fitting.sort(key=lambda report: (request.objective.of(report), report.peak_bytes or 0))
+    places = dict.fromkeys(report.at for report in fitting)
+    yield from [at for at in places if at != usual][:_PLACES]
+    if best is None and usual != "function":  # where nothing is saved if nothing needs to be
+        yield "function"
+
+
+def _is_lower(other: Plan | Report, best: Plan) -> bool:
+    """Whether the peak of another choice is clearly lower than that of a plan."""
+    return other.peak_bytes is not None and other.peak_bytes < CLEARLY_LOWER * (best.peak_bytes or 0)
 
 
 def _spares(other: Plan | Report, best: Plan | None) -> bool:
@@ -117,10 +134,9 @@ def _spares(other: Plan | Report, best: Plan | None) -> bool:
 
 def _is_worth_more(facts: Facts, other: Plan, best: Plan) -> bool:
     """Whether a plan elsewhere is better: it lowers the peak clearly where this one does not, or spares recomputing."""
-    peak, usual_peak = other.peak_bytes or 0, best.peak_bytes or 0
     if gainless(facts, best) and not gainless(facts, other):
-        return peak < CLEARLY_LOWER * usual_peak
-    return _spares(other, best) and peak <= usual_peak
+        return _is_lower(other, best)
+    return _spares(other, best) and (other.peak_bytes or 0) <= (best.peak_bytes or 0)
 
 
 def _within_peak(facts: Facts, request: Request) -> Plan:

@@ -22,7 +22,7 @@ from remat_magic.facts import kernels
 from remat_magic.facts.facts import Facts
 from remat_magic.facts.times import seconds, times
 from remat_magic.jaxprs.dead_code import LiveEquations
-from remat_magic.jaxprs.naming import NamedValue
+from remat_magic.jaxprs.naming import COMPLEX, NamedValue
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.graph import Graph, build
 from remat_magic.planning.solver import Costs, Problem
@@ -55,9 +55,10 @@ class Planner:
     def unreached(self) -> tuple[str, ...]:
         """What a policy may keep that is not among the choices: no bound is of these."""
         naming = self.parts.naming.unreached
+        inside = (place if place == COMPLEX else f"{INSIDE}{place}" for place in naming)
         # Policies are asked about operations of the derivative too; under jax_remat3 they are not.
         derived = self.graph.deferred and not self.facts.engine.remat3
-        return (*(f"{INSIDE}{place}" for place in naming), *(("values that only a derivative has",) * derived))
+        return (*inside, *(("values that only a derivative has",) * derived))
 
     def problem(self, objective: Objective | None = None) -> Problem:
         """The integer program for what is to be least, FLOPs by default."""
