@@ -22,7 +22,7 @@ from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
 from remat_magic.planning.places import DEEPEST
 from remat_magic.planning.planner import Planner, planner, saved_by
-from remat_magic.policies import Key, resolve
+from remat_magic.policies import MIXED, Key, resolve
 from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan
 
 __all__ = ["FREEING", "OF_NO_EFFECT", "Case"]
@@ -371,7 +371,8 @@ def _comes_to(report: Report, best: Report) -> str:
         now, with_best = (choice.repeated_flops / report.forward_flops for choice in (report, best))
         repeats = f", and {with_best:.0%} of the forward pass is repeated (now {now:.0%})"
     lower, peak = units.apart(best.peak_bytes or 0, report.peak_bytes or 0)
-    return f"With {best.label} at {best.at} the estimated peak is {lower}, not {peak}{repeats}."
+    choice = best.at if best.policy == MIXED else f"{best.label} at {best.at}"
+    return f"With {choice} the estimated peak is {lower}, not {peak}{repeats}."
 
 
 def steps_together(case: Case) -> Iterator[Advice]:
