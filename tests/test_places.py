@@ -190,7 +190,7 @@ STEPPED = {
     "recurrence": (recurrence, (f32(16, 16), f32(100, 32, 16))),
     "under vmap": (lambda us, k: jax.vmap(heat, (0, None))(us, k).sum(), (f32(4, 256), f32())),
     "under jit": (lambda u, k: jax.jit(heat)(u, k), (f32(1024), f32())),
-    "a training step": (lambda u, k: k - jax.grad(heat, 1)(u, k), (f32(1024), f32())),
+    "a training step": (lambda c, w: c - jax.grad(waves)(c, w), (f32(16, 16), f32(100))),
 }
 IN_CI = "heat", "waves", "a training step"
 
@@ -212,8 +212,7 @@ def test_steps_that_save_little_but_what_they_carry_are_grouped(name):
     if one.peak_bytes > 0.9 * without:
         assert f"nothing_saveable at {group} lowers it" in sentence
         assert group in plan.at
-        saving = trace.plan("30%")
-        assert group in saving.at or saving.peak_bytes < 0.95 * without
+        assert group in trace.plan("30%").at
     reasons_hold(trace, found)
 
 
