@@ -247,10 +247,16 @@ def lifted(
     nnx = _nnx()
     if nnx is None:
         return None
-    kinds = (nnx.Module, nnx.Variable, nnx.Optimizer)
-    if not any(
-        isinstance(leaf, kinds) for leaf in jax.tree.leaves((args, kwargs), is_leaf=lambda x: isinstance(x, kinds))
-    ):
+
+    def is_node(value: Any) -> bool:
+        return isinstance(value, (nnx.Module, nnx.Variable, nnx.Optimizer))
+
+    def writable(node: Any) -> Any:
+        """Itself, or a copy of what nnx lets nobody change here: it is from outside of jax.grad, or the like."""
+        values = [value for _, value in nnx.iter_graph(node)] if is_node(node) else []
+        return node if all(getattr(value, "_can_update", True) for value in values) else jax.tree.map(_probe, node)
+
+    if not any(map(is_node, jax.tree.leaves((args, kwargs), is_leaf=is_node))):
         return None
     tag = "remat_magic"
 
@@ -260,7 +266,7 @@ def lifted(
     general = importlib.import_module("flax.nnx.transforms.general")
     pure = transform(general.merge_inputs(with_all, ctxtag=tag))
     whole = nnx.update_context(tag)(general.split_inputs(pure, ctxtag=tag))
-    return lambda *args, **kwargs: whole(args, kwargs)
+    return lambda *args, **kwargs: whole(*jax.tree.map(writable, (args, kwargs), is_leaf=is_node))
 
 
 @contextlib.contextmanager

@@ -192,6 +192,56 @@ def test_a_model_of_nnx_agrees_with_jax():
     assert any("into" in name and "kernel" in name for name in argument_names(trace)), argument_names(trace)
 
 
+def _nnx_state(nnx, model, x):
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest, x):
+        return (nnx.merge(graph, params, rest, copy=True)(x) ** 2).sum()
+
+    return loss, (params, rest, x), jax.grad
+
+
+def _nnx_inputs(nnx, model, x):
+    return lambda x, model: (model(x) ** 2).sum(), (x, nnx.view(model, deterministic=True)), jax.grad
+
+
+def _nnx_examples(nnx, model, x):
+    def loss(model, x):
+        return jnp.sin(model(x)).sum()
+
+    return loss, (nnx.view(model, deterministic=True), x), lambda fun: lambda m, x: jax.vmap(lambda x: fun(m, x))(x)
+
+
+def _nnx_teacher(nnx, model, x):
+    teacher = nnx.view(nnx.clone(model), deterministic=True)
+    return (
+        lambda model, teacher, x: ((model(x) - teacher(x)) ** 2).sum(),
+        (model, teacher, x),
+        lambda fun: lambda model, teacher, x: nnx.grad(lambda model: fun(model, teacher, x))(model),
+    )
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("use", [_nnx_state, _nnx_inputs, _nnx_examples, _nnx_teacher])
+def test_what_is_handed_back_of_nnx_is_differentiated_as_the_model(use):
+    """Each holds modules or variables from outside of the transformation, which nnx lets nobody change within."""
+    nnx = library("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.into, self.drop = nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(jnp.tanh(self.into(x)))
+
+    fun, args, transformed = use(nnx, Net(nnx.Rngs(0)), some(f32(3, 4)))
+    trace, expected = rm.trace(fun, *args), transformed(fun)(*args)
+    _, again, _ = use(nnx, Net(nnx.Rngs(0)), some(f32(3, 4)))  # the first have drawn random numbers
+    found = transformed(trace.function("dots_saveable"))(*again)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_flax_nnx_remat_with_a_policy_in_scan():
     nnx = library("flax.nnx")
