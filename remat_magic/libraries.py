@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from remat_magic._jax import wrappers
+from remat_magic.user_files import is_library_file
 
 __all__ = [
     "ModuleGradient",
@@ -22,8 +23,10 @@ __all__ = [
     "checkpointed_by_linen",
     "checkpoints",
     "gradient_by",
+    "intercepts",
     "is_gradient",
     "is_jitted",
+    "is_layer",
     "is_of_haiku",
     "is_trial_of_linen",
     "lifted",
@@ -32,6 +35,7 @@ __all__ = [
     "loss_of_optax",
     "module_kind",
     "modules_as_they_were",
+    "names_modules",
     "scan_in",
     "transforms_by_haiku",
     "uses_haiku",
@@ -183,6 +187,18 @@ def is_of_haiku(code: types.CodeType) -> bool:
     return bool(file) and code.co_filename.startswith(os.path.join(os.path.dirname(file), ""))
 
 
+def is_layer(code: types.CodeType) -> bool:
+    """Whether code is the call of a library's layer, and of no wrapper such as equinox has of its own."""
+    owner, _, name = code.co_qualname.rpartition(".")
+    inside = f"{os.sep}equinox{os.sep}_" in code.co_filename or owner.startswith("_")
+    return name == "__call__" and not inside and is_library_file(code.co_filename)
+
+
+def names_modules(file: str) -> bool:
+    """Whether a file is of a library that writes the names of its modules into JAX's name stack, as they are called."""
+    return any(f"{os.sep}{library}{os.sep}" in file for library in ("flax", "haiku"))
+
+
 _WITH_MODULES = ("flax.linen", "flax.nnx", "equinox", "haiku")
 
 
@@ -220,6 +236,16 @@ def is_trial_of_linen(frame: types.FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def intercepts(frame: types.FrameType) -> bool:
+    """Whether a library calls a function around each method or parameter of its modules, as haiku's interceptors."""
+    caller = frame.f_back
+    return (
+        caller is not None
+        and caller.f_code.co_qualname.startswith(("run_interceptors", "run_getters", "run_setters", "run_creators"))
+        and is_library_file(caller.f_code.co_filename)
+    )
 
 
 def checkpointed_by_linen(cls: Any) -> type | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from functools import lru_cache
+from pathlib import Path
 
 import jax
 
@@ -43,7 +45,22 @@ def is_user_file(file: str) -> bool:
         return True
     if any(part in file for part in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")):
         return False
-    return not os.path.abspath(file).startswith(_library_folders())
+    return not os.path.abspath(file).startswith(_library_folders()) and not _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    """Whether pip put a file where it is, in a folder that is none of Python's own: ``pip install --target``."""
+    folder, top = os.path.split(os.path.abspath(file))
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder, top = os.path.split(folder)
+    return top in _installed_in(folder)
+
+
+@lru_cache(maxsize=256)
+def _installed_in(folder: str) -> frozenset[str]:
+    """The top-level modules and packages that were installed into a folder, as each package's record has them."""
+    records = (path.read_text("utf-8", "replace") for path in Path(folder).glob("*.dist-info/RECORD"))
+    return frozenset(re.split("[/,]", line)[0] for record in records for line in record.splitlines())
 
 
 @lru_cache(maxsize=4096)
@@ -54,7 +71,9 @@ def is_library_file(file: str) -> bool:
     """
     if is_user_file(file) or file.startswith("<") or file.startswith((*_jax_folders(), _OWN)):
         return False
-    return "site-packages" in file or "dist-packages" in file or os.path.abspath(file).startswith(_package_folders())
+    if "site-packages" in file or "dist-packages" in file or _is_installed(file):
+        return True
+    return os.path.abspath(file).startswith(_package_folders())
 
 
 @lru_cache(maxsize=1)

@@ -122,3 +122,14 @@ def test_code_that_libraries_generate_is_not_the_users():
     assert not is_user_file("<attrs generated init __main__.Config>")
     assert is_user_file("<ipython-input-1-0123>")
     assert is_user_file("<stdin>")
+
+
+def test_what_pip_put_into_a_folder_of_ones_own_is_a_library_and_what_lies_beside_it_is_not(tmp_path):
+    package = tmp_path / "tool"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (tmp_path / "tool-1.0.dist-info").mkdir()
+    (tmp_path / "tool-1.0.dist-info" / "RECORD").write_text("tool/helpers.py,sha256=x,0\nsingle.py,,\n")
+    for file, installed in (("tool/helpers.py", True), ("single.py", True), ("train.py", False)):
+        assert is_library_file(str(tmp_path / file)) == installed
+        assert is_user_file(str(tmp_path / file)) != installed

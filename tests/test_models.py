@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import importlib
+import inspect
 import os
 from pathlib import Path
 
@@ -379,6 +380,143 @@ def test_a_solver_of_diffrax_agrees_with_jax(adjoint, controller):
     np.testing.assert_allclose(
         jax.jit(jax.grad(trace.function(plan)), compiler_options=_QUICK)(*values), jax.grad(loss)(*values), rtol=1e-4
     )
+
+
+def _sites_of_equinox():
+    equinox = library("equinox")
+
+    class Net(equinox.Module):
+        w: jax.Array
+        inner: equinox.nn.Linear
+
+        @functools.partial(equinox.filter_checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+        def heavy(self, x):
+            with jax.named_scope("attention"):
+                return jnp.tanh(x @ self.w)
+
+        def light(self, x):
+            return jnp.sin(x @ self.w)
+
+        def __call__(self, x):
+            for _ in range(3):
+                x = self.heavy(x)
+            x = equinox.filter_checkpoint(self.light)(equinox.filter_checkpoint(Net.light)(self, x))
+            return equinox.filter_checkpoint(lambda x: x + 1)(jax.vmap(equinox.filter_checkpoint(self.inner))(x))
+
+    model = Net(jnp.ones((4, 4)), equinox.nn.Linear(4, 4, key=jax.random.key(0)))
+    sites = {"Net.heavy": 3, "Net.light": 2, "Linear.__call__": 1, "<lambda>": 1}
+    return model, sites, {"Net.heavy": Net.heavy, "Net.light": Net.light}
+
+
+def _sites_of_nnx():
+    nnx = library("flax.nnx")
+
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return jnp.tanh(self.inner(x))
+
+        @functools.partial(nnx.remat, policy=jax.checkpoint_policies.dots_saveable)
+        def half(self, x):
+            return jnp.sin(self.inner(x))
+
+    def apply(x):
+        block = nnx.merge(graph, state, copy=True)
+        for _ in range(3):
+            x = nnx.remat(Block.__call__)(block, x)
+        return nnx.remat(nnx.Linear.__call__)(block.inner, block.half(x))
+
+    graph, state = nnx.split(Block(nnx.Rngs(0)))
+    return apply, {"Block.__call__": 3, "Block.half": 1, "Linear.__call__": 1}, {"Block.__call__": Block.__call__}
+
+
+def _sites_of_linen():
+    nn = library("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return jnp.tanh(nn.Dense(4)(x))
+
+    class Net(nn.Module):
+        def setup(self):
+            self.dense, self.block, self.last = nn.Dense(4), nn.remat(Block)(), nn.remat(Block)(name="last")
+
+        @nn.remat
+        def part(self, x):
+            return jnp.sin(self.dense(x))
+
+        def __call__(self, x):
+            return self.last(self.block(self.part(self.part(x))))
+
+    model = Net()
+    weights = model.init(jax.random.key(0), jnp.ones((3, 4)))
+    return lambda x: model.apply(weights, x), {"Net.part": 2, "block": 1, "last": 1}, {}
+
+
+def _sites_of_jax():
+    class Obj:
+        def __call__(self, x):
+            return jnp.sin(x)
+
+        @jax.checkpoint
+        def half(self, x):
+            return jnp.cos(x)
+
+    def apply(x):
+        obj = Obj()
+        with jax.named_scope("scope"):
+            return jax.checkpoint(obj)(obj.half(obj.half(x)))
+
+    jax.tree_util.register_static(Obj)
+    return apply, {"Obj.half": 2, "Obj.__call__": 1}, {"Obj.__call__": Obj.__call__}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("made", [_sites_of_jax, _sites_of_equinox, _sites_of_nnx, _sites_of_linen])
+def test_a_site_is_called_as_the_function_under_a_librarys_checkpoint(made):
+    apply, expected, functions = made()
+    trace = rm.trace(lambda x: apply(x).sum(), some(f32(3, 4)))
+    assert {site.key: site.times for site in trace.engine.sites} == expected
+    for site in trace.engine.sites:
+        assert trace.report("none", at=site.key).saved_bytes >= trace.report().saved_bytes
+        if site.key in functions:
+            code = inspect.unwrap(functions[site.key]).__code__
+            assert site.source.line == code.co_firstlineno
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["flax.linen", "haiku"])
+def test_what_a_library_calls_around_methods_and_parameters_is_no_place(name):
+    of = library(name)
+
+    def interceptor(call, args, kwargs, context):
+        result = call(*args, **kwargs)
+        return result if result is None else result * 2
+
+    def getter(call, value, context):
+        return call(value.astype(jnp.bfloat16)).astype(value.dtype)
+
+    if name == "haiku":
+
+        def net(x):
+            with of.intercept_methods(interceptor), of.custom_getter(getter):
+                return jnp.tanh(of.Linear(4)(x)).sum()
+
+        model = of.without_apply_rng(of.transform(net))
+        weights, apply = model.init(jax.random.key(0), jnp.ones((3, 4))), model.apply
+    else:
+        model = of.Dense(4)
+        weights = model.init(jax.random.key(0), jnp.ones((3, 4)))
+
+        def apply(weights, x):
+            with of.intercept_methods(interceptor):
+                return jnp.tanh(model.apply(weights, x)).sum()
+
+    places = {site.key for site in rm.trace(apply, weights, some(f32(3, 4))).sites}
+    assert places <= {"Linear.__call__", "Dense.__call__"}
 
 
 def _is_of_the_loss(trace, name, changed, differentiated):

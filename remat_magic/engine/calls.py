@@ -27,6 +27,7 @@ from remat_magic.engine.sites import Identity
 from remat_magic.engine.watching import watching
 from remat_magic.libraries import (
     calls_linen,
+    intercepts,
     is_of_haiku,
     is_trial_of_linen,
     module_kind,
@@ -298,7 +299,10 @@ def _callee(frame: FrameType) -> CalledFunction | None:
     if parameters[:1] == ("self",):
         module = module_kind(type(owner)) or "class"
         name = f"{type(owner).__name__}.{code.co_name}"
-    if not users and (module in ("", "class") or not _is_layer(type(owner))):
+    of_library = module not in ("", "class")
+    if not of_library and (not users or intercepts(frame)):
+        return None
+    if not users and not _is_layer(type(owner)):
         return None
     static = tuple((position, name) for position, name, value in _given(frame) if _is_static(value))
     static = static[1:] if module and static[:1] == ((0, "self"),) else static

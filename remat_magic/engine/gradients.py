@@ -23,7 +23,7 @@ from remat_magic import _jax
 from remat_magic.engine.calls import Calls, recording
 from remat_magic.engine.differentiated import Differentiated, half_of, halves_as_calls
 from remat_magic.engine.signature import Leaf
-from remat_magic.engine.sites import Identity
+from remat_magic.engine.sites import Identity, called_in, name_of
 from remat_magic.engine.watching import watching
 from remat_magic.jaxprs.values import Returned, can_be_output, is_inexact
 from remat_magic.jaxprs.walk import walk
@@ -283,6 +283,9 @@ class _FirstCall:
         """The same, as JAX has noted them: what it had traced before is not called, and nobody has seen it."""
         who = _jax.function_name(jaxpr)
         if not is_user_file(who[1] or __file__) or (self.who or who)[1:] != who[1:]:
+            called = None if who[1] == __file__ else called_in(jaxpr)
+            if called is not None:  # by what a library jits, which has names of its own for all
+                self.who = self.who or (name_of(called), called.co_filename, called.co_firstlineno)
             return {}
         self.who = self.who or who
         paths = {id(var): path for var, path in zip(jaxpr.invars, _jax.argument_names(jaxpr), strict=False) if path}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -135,11 +136,11 @@ class Selector:
         if resolved.policy is NO_CHECKPOINT:
             code = f"# take jax.checkpoint off {', '.join(functions)}"
         else:
-            decorated = all(
-                (source := self._sites[key].source) and source.text.lstrip().startswith("@") for key in keys
-            )
-            if decorated:
-                code = f"@functools.partial(jax.checkpoint, policy={resolved.code})  # on {', '.join(functions)}"
+            texts = [source.text if (source := self._sites[key].source) else "" for key in keys]
+            if all(text.lstrip().startswith("@") for text in texts):
+                own = re.search(r"[\w.]*(checkpoint|remat)\b", texts[0])  # a library's, as eqx.filter_checkpoint
+                wrapper = own[0] if own else "jax.checkpoint"
+                code = f"@functools.partial({wrapper}, policy={resolved.code})  # on {', '.join(functions)}"
             else:
                 code = "; ".join(f"jax.checkpoint({name}, policy={resolved.code})" for name in functions)
         return Selection(resolved.key, at, None, pairs, code, resolved.notes)

@@ -8,12 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.jaxprs.rewriting import Renamed, Rewriter
 from remat_magic.jaxprs.spans import Spans, cell_number
 from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.libraries import is_layer, names_modules
 from remat_magic.policies import AS_WRITTEN, NO_CHECKPOINT
 from remat_magic.records import Site, SourceSpan
 from remat_magic.user_files import is_user_file
@@ -29,16 +31,38 @@ _RESERVED = frozenset({"function", "sites"})  # what `at` means by itself
 def identity(eqn: Any, spans: Spans) -> Identity:
     """What makes two checkpoint equations one site: the function and the line where it is defined.
 
-    Libraries that wrap the user's modules (flax.linen, haiku) define every module at one line of their own, so there
-    the line of the call decides, and the module's name is read off the name stack that they keep.
+    Where a library wraps it, JAX tells of the library's own. Those that wrap whole modules (flax.linen, haiku) keep the
+    module's name in the name stack; one module is called with several names, and the line of the call decides.
     """
     body = _jax.checkpoint_body(eqn)
     name, file, line = _jax.function_name(body)
+    called = called_in(body)
     if file and is_user_file(file):
+        if called is not None and (called.co_filename, called.co_firstlineno) == (file, line):
+            name = name_of(called)
         return name or "<lambda>", file, line
     span = spans.of(_jax.traceback_of(eqn))
-    shown = _module_name(body) or (span.function if span else "") or name or "checkpoint"
+    module = _module_name(body) if names_modules(file or (called.co_filename if called else "")) else ""
+    if called is not None and not module:
+        return name_of(called), called.co_filename, called.co_firstlineno
+    shown = module or (span.function if span else "") or name or "checkpoint"
     return (shown, span.file, span.line) if span is not None else (shown, file, line)
+
+
+def name_of(code: CodeType) -> str:
+    """What a function is called, with the class that a method is of: ``block``, ``Layer.__call__``."""
+    return code.co_qualname.rpartition("<locals>.")[2]
+
+
+def called_in(body: Any) -> CodeType | None:
+    """The function that JAX traced a jaxpr of by itself: the user's under a library's wrapper, or a library's layer."""
+    for eqn in _jax.open_jaxpr(body).eqns:
+        traceback = _jax.traceback_of(eqn)
+        codes = () if traceback is None else traceback.raw_frames()[0]  # from within, the innermost first
+        for code in reversed(codes):
+            if is_user_file(code.co_filename) or is_layer(code):
+                return code
+    return None
 
 
 def _module_name(body: Any) -> str:
