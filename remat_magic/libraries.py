@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
+import itertools
 import os
 import sys
 import types
@@ -18,6 +21,7 @@ from remat_magic.user_files import is_library_file
 
 __all__ = [
     "ModuleGradient",
+    "applied_parameters",
     "applies_a_model",
     "calls_linen",
     "checkpointed_by_linen",
@@ -73,6 +77,30 @@ def applies_a_model(fun: Any) -> bool:
     if isinstance(fun, types.FunctionType):
         return fun.__name__ == "apply_fn" and fun.__module__.startswith("haiku.")
     return isinstance(fun, (linen, nnx, equinox)) and not hasattr(fun, "__wrapped__")
+
+
+def applied_parameters(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """What linen's ``apply`` and ``init`` call the positional arguments of a call: by the module's own method.
+
+    Empty where it is neither of these, whatever is wrapped around it.
+    """
+    linen, number = getattr(sys.modules.get("flax.linen"), "Module", None), len(args)
+    ways = [inspect.unwrap(getattr(linen, way)) for way in ("apply", "init", "init_with_output") if linen is not None]
+    while (inner := getattr(fun, "__func__", fun)) not in ways:
+        if isinstance(fun, functools.partial):
+            args, kwargs, fun = (*fun.args, *args), {**fun.keywords, **kwargs}, fun.func
+        elif (wrapped := getattr(inner, "__wrapped__", None)) is not None and ways:
+            fun = wrapped if inner is fun else types.MethodType(wrapped, fun.__self__)
+        else:
+            return []
+    first = ["self", next(itertools.islice(inspect.signature(inner).parameters, 1, None))]  # variables, or rngs
+    given = (fun.__self__, *args) if inner is not fun else tuple(args)
+    module = given[0] if given else None
+    method = kwargs.get("method") or "__call__"
+    method = getattr(type(module), method, None) if isinstance(method, str) else getattr(method, "__func__", method)
+    _, *own = inspect.signature(method).parameters.values() if callable(method) else [None]
+    names = [*first, *(p.name for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))]
+    return names[len(given) - number :]
 
 
 def checkpoints() -> list[Any]:

@@ -180,3 +180,36 @@ def test_a_function_of_modules_under_a_policy_changes_them_as_it_does(cells):
     cells.ns["under"] = rm.trace(loss, model, x).function("dots_saveable")
     for one, other in zip(holds(cells, "loss(model, x=x)"), holds(cells, "under(model, x=x)"), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        ("net.apply(variables, x, False)", ["variables", "x", "train=False"]),
+        ("jax.jit(net.apply, static_argnums=2)(variables, x, False)", ["variables", "x", "train=False"]),
+        ("jax.value_and_grad(net.apply)(variables, x, False)", ["variables", "x", "train=False"]),
+        ("functools.partial(net.apply, variables)(x, False)", ["variables", "x", "train=False"]),
+        ("functools.partial(net.apply, method='tail')(variables, x, x)", ["variables", "left", "right"]),
+        ("net.apply(variables, x, x, method=Net.tail)", ["variables", "left", "right"]),
+        ("net.apply(variables, x, x, method=net.tail)", ["variables", "left", "right"]),
+    ],
+)
+def test_what_linen_applies_names_its_arguments(cells, call, names):
+    """As the method of the module does that gets them, in title, table and `wrt`."""
+    library("flax")
+    cells.ok(
+        "import functools, jax, jax.numpy as jnp, flax.linen as nn",
+        "class Net(nn.Module):",
+        "    def setup(self): self.dense = nn.Dense(4)",
+        "    def __call__(self, x, train): return jnp.sin(self.dense(x)).sum()",
+        "    def tail(self, left, right): return jnp.sin(self.dense(left) * right).sum()",
+        "net, x = Net(), jnp.ones((3, 4))",
+        "variables = net.init(jax.random.key(0), x, True)",
+    )
+    widget = cells.ok(f"%remat -p everything_saveable {call}")
+    signature = widget._live.trace.signature
+    assert [name for name in names if name not in signature] == []
+    assert "args[" not in signature
+    named = {residual.argument for residual in widget.report.residuals if residual.argument}
+    assert named & set(names)
+    assert not any("args[" in name for name in named)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from remat_magic import _jax, units
+from remat_magic import _jax, libraries, units
 from remat_magic.jaxprs.values import abstract, is_inexact, sharding_of
 from remat_magic.records import RematError
 
@@ -101,9 +101,9 @@ def argument_names(fun: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    own = libraries.applied_parameters(fun, args, kwargs) or [parameter.name for parameter in positional]
     for number in range(len(args)):
-        inside = number < len(positional)
-        names[number] = positional[number].name if inside else f"{rest}[{number - len(positional)}]"
+        names[number] = own[number] if number < len(own) else f"{rest}[{number - len(positional)}]"
     return names
 
 
