@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import keyword
+import warnings
 from typing import Final, Literal, overload
 
-__all__ = ["parse_expression", "parse_python"]
+__all__ = ["parse_expression", "parse_python", "parse_source"]
 
 _TRIES: Final = 10
 
@@ -48,3 +49,14 @@ def parse_python(code: str, mode: str = "exec") -> ast.AST:
         except SystemError:
             continue
     return ast.parse(code, mode=mode)
+
+
+@functools.lru_cache(maxsize=64)
+def parse_source(text: str) -> ast.Module | None:
+    """The tree of a file or cell of the user's, which callers share and must not change; None if it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the user's strings, which their import has told already
+            return parse_python(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

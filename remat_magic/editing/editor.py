@@ -31,7 +31,7 @@ from remat_magic.editing.names import (
     probed,
 )
 from remat_magic.editing.retracing import Retraces, differences
-from remat_magic.editing.user_code import Executed, UserCode, executed_codes
+from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
@@ -184,9 +184,8 @@ class _Editor:
         options = name_options(with_probes, places)
         chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
         missing = set(chosen.missing)
-        as_before = executed_codes(facts.engine.provenances.closed) & self._code.codes.keys()
         why = [
-            self._why_unnamed(self._asked.planned(value.key, naming), program, as_before)
+            _why_unnamed(self._asked.planned(value.key, naming), program)
             for value in plan.names
             if missing & program.names.get(value.key, {}).keys()
         ]
@@ -378,24 +377,17 @@ class _Editor:
             return [f"{self._engine.function_name} has no jax.checkpoint of its own to be taken off."]
         return []
 
-    def _why_unnamed(self, value: PlannedValue, program: Skeleton, as_before: set[Executed]) -> str:
-        """Why a value of a plan cannot be named."""
-        types = dict.fromkeys(program.types[named] for named in program.names.get(value.key, {}))
-        value_text = f"{value.primitive or 'carried value'} {', '.join(types)}"
-        where = value.source
-        if where is None:
-            return f"{value_text} is made by no line of your source."
-        if self._code.around(where, as_before) is not None:
-            return (
-                f"{value_text} is made in {where.function}, {where.place}, which no edit reaches: what holds it cannot "
-                "be made again, such as an object of a library or a rule for derivatives."
-            )
-        if not value.primitive:
-            return (
-                f"{value_text} is carried into the loop at {where.place}, where no variable of a function with def "
-                "holds it alone."
-            )
-        return f"{value_text} is made inside `{where.expression}`, {where.place}, and no expression there has it alone."
+
+def _why_unnamed(value: PlannedValue, program: Skeleton) -> str:
+    """Why a value of a plan cannot be named."""
+    types = dict.fromkeys(program.types[named] for named in program.names.get(value.key, {}))
+    text = f"{value.primitive or 'carried value'} {', '.join(types)}"
+    if value.source is None:
+        return f"{text} is made by no line of your source."
+    return (
+        f"{text} is made inside `{value.source.expression}`, {value.source.place}, and no expression or variable that "
+        "an edit reaches has it alone."
+    )
 
 
 def _parts(plan: Plan) -> list[Plan]:

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from remat_magic.jaxprs.spans import as_typed, cell_number, codes_of
-from remat_magic.parsing import parse_python
+from remat_magic.parsing import parse_source
 from remat_magic.records import FileEdit, RematError, SourceSpan
 
 __all__ = [
@@ -109,10 +109,6 @@ class ParsedText:
             above = self.parents.get(id(above))
         return above
 
-    def covers(self, node: ast.AST, span: SourceSpan) -> bool:
-        """Whether a span starts within a node."""
-        return self.start(node) <= (span.line, span.column) < self.end(node)
-
     def _characters(self, line: int, column: int) -> int:
         return len(self.lines[line - 1].encode()[:column].decode(errors="replace"))
 
@@ -192,8 +188,8 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
             "edited."
         )
     compiled = "".join(lines)
-    contents = {_content(code): code for code in codes_of(file, lines)}
-    if not contents:
+    tree, contents = parse_source(compiled), {_content(code): code for code in codes_of(file, lines)}
+    if tree is None or not contents:
         raise RematError(f"{source_name} has changed since it was run: run it again, and trace the function anew.")
     for code in codes:
         if _content(code) not in contents:
@@ -202,7 +198,7 @@ def parsed_text(file: str, codes: set[CodeType]) -> ParsedText:
                 "function anew."
             )
     written, shift = as_typed(cell, compiled)
-    text = ParsedText(file, cell, written, compiled, shift, parse_python(compiled))
+    text = ParsedText(file, cell, written, compiled, shift, tree)
     for code in {*codes, *contents.values()}:
         number = number_of(text.functions, code)
         if number is not None:

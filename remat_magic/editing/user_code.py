@@ -8,7 +8,7 @@ import functools
 import gc
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from remat_magic.engine import signature
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.signature import function_name
 from remat_magic.jaxprs.walk import walk
-from remat_magic.records import RematError, SourceSpan
+from remat_magic.records import RematError
 from remat_magic.user_files import STAND_IN, is_user_file
 
 __all__ = [
@@ -145,12 +145,6 @@ class UserCode:
                 text = self.texts[function.__code__.co_filename]
                 return text, text.functions[number]
         return None
-
-    def around(self, span: SourceSpan, codes: Iterable[Executed]) -> Function | None:
-        """The innermost function of some code objects that ran that a span stands in."""
-        text = self.texts[span.file]
-        nodes = [text.functions[self.codes[key]] for key in codes if key in self.codes and key[0] == span.file]
-        return max((node for node in nodes if text.covers(node, span)), key=text.start, default=None)
 
 
 def _module_namespace(text: ParsedText) -> dict[str, Any]:

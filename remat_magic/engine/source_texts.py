@@ -7,17 +7,15 @@ import bisect
 import functools
 import linecache
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from remat_magic import _jax
 from remat_magic.jaxprs.provenance import Provenances
 from remat_magic.jaxprs.spans import as_typed
 from remat_magic.jaxprs.walk import walk
-from remat_magic.parsing import parse_python
+from remat_magic.parsing import parse_source
 from remat_magic.records import SourceSpan, SourceText
 
 __all__ = ["source_texts"]
@@ -88,10 +86,11 @@ def _texts(cell: int | None, file: str, spans: Sequence[SourceSpan]) -> Iterator
         if lines:
             yield SourceText(file, cell, "", 1, "\n".join(lines))
         return
-    parts = _parts("\n".join(lines))
-    if parts is None:
+    tree = parse_source("\n".join(lines))
+    if tree is None:
         yield from _own_lines(cell, file, spans)
         return
+    parts = [*_outermost(tree, "")]
     for part in _merged(_around(parts, span) for span in spans):
         yield SourceText(file, cell, part.name, part.first, "\n".join(lines[part.first - 1 : part.last]))
 
@@ -123,47 +122,20 @@ def _around(parts: Sequence[_Part], span: SourceSpan) -> _Part:
     return parts[number] if inside else _Part(span.line, max(span.line, span.end_line), "")
 
 
-@lru_cache(maxsize=64)
-def _parts(text: str) -> tuple[_Part, ...] | None:
-    """The outermost functions and methods of a module, and its statements outside of them; None if it is no Python."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in the user's strings, which their import has told already
-            module = parse_python(text)
-        return tuple(_outermost(module.body, ""))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _outermost(statements: Iterable[ast.stmt], inside: str) -> Iterator[_Part]:
-    for node in statements:
-        last = node.end_lineno or node.lineno
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+def _outermost(around: ast.AST, inside: str) -> Iterator[_Part]:
+    """The outermost functions and methods of a module, and its statements outside of them."""
+    for node in ast.iter_child_nodes(around):
+        if isinstance(node, ast.expr | ast.pattern | ast.withitem):
+            continue
+        last = getattr(node, "end_lineno", 0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield _Part(first, last, inside + node.name)
-            continue
-        blocks = list(_blocks(node))
-        if not blocks:
-            yield _Part(node.lineno, last, inside + _assigned_function(node))
-            continue
-        deeper = f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside
-        for block in blocks:
-            yield from _outermost(block, deeper)
-
-
-def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The statements within a class, ``if``, ``with``, ``for``, ``try`` or ``match``."""
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(node, name, None)
-        if isinstance(block, list) and block:
-            yield block
-    for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-        yield inner.body
-
-
-def _assigned_function(node: ast.stmt) -> str:
-    match node:
-        case ast.Assign([ast.Name(name)], ast.Lambda()):
-            return name
-        case _:
-            return ""
+        elif any(hasattr(node, block) for block in ("body", "handlers", "cases")):
+            yield from _outermost(node, f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside)
+        elif isinstance(node, ast.stmt):
+            match node:
+                case ast.Assign([ast.Name(name)], ast.Lambda()):
+                    yield _Part(node.lineno, last, inside + name)
+                case _:
+                    yield _Part(node.lineno, last, inside)

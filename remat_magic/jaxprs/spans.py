@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
-from remat_magic.parsing import parse_python
+from remat_magic.parsing import parse_source
 from remat_magic.records import SourceSpan
 from remat_magic.user_files import is_library_file, is_user_file
 
@@ -57,11 +57,13 @@ def codes_of(file: str, lines: Sequence[str]) -> list[CodeType]:
 
     For a name whose import Python sees it writes other code.
     """
+    tree = parse_source("".join(lines))
+    if tree is None:
+        return []
+    parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
     try:
-        tree = parse_python("".join(lines))
-        parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
         codes = [compile(part, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True) for part in parts]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except SyntaxError:
         return []
     for code in codes:  # which grows
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
@@ -118,7 +120,6 @@ class Spans:
         self._positions: dict[int, list[tuple[int | None, ...]]] = {}
         self._spans: dict[tuple[int, int], SourceSpan] = {}
         self._files: set[str] = set()
-        self._nodes: dict[str, set[tuple[int | None, ...]]] = {}  # where expressions and statements of a file stand
 
     def frames(self, traceback: Any) -> Frames:
         """The frames of the user's code and of a library's that a traceback ends in."""
@@ -158,21 +159,6 @@ class Spans:
             span = self._spans[id(code), lasti] = self._new_span(code, lasti)
         return span
 
-    def _is_node(self, file: str, position: tuple[int | None, ...]) -> bool:
-        """Whether something stands at a position: ``marimo run`` compiles cells without their indent."""
-        nodes = self._nodes.get(file)
-        if nodes is None:
-            try:
-                tree = parse_python("".join(linecache.getlines(file)))
-            except (SyntaxError, ValueError, RecursionError):
-                tree = ast.Module([], [])
-            nodes = self._nodes[file] = {
-                (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-                for node in ast.walk(tree)
-                if isinstance(node, ast.expr | ast.stmt)
-            }
-        return position in nodes
-
     def _new_span(self, code: CodeType, lasti: int) -> SourceSpan:
         file = code.co_filename
         if file not in self._files:
@@ -185,8 +171,6 @@ class Spans:
         line = line or code.co_firstlineno
         end_line = end_line or line
         text = linecache.getline(file, line).rstrip("\n")
-        if "marimo" in sys.modules and not self._is_node(file, (line, end_line, column, end_column)):
-            end_line, column, end_column = line, len(text) - len(text.lstrip()), len(text.encode())  # the line
         last = text if end_line == line else linecache.getline(file, end_line).rstrip("\n")
         return SourceSpan(
             file=file,
