@@ -173,7 +173,8 @@ def test_the_changelog_begins_with_what_is_unreleased_and_then_this_version():
 
 def test_the_table_of_estimates_is_what_its_command_writes():
     own, other = next(iter(estimates.MODELS)), next(iter(estimates.OTHERS))
-    made = estimates.table({"A": [(own, True, 1.5), (own, True, 0.9), (own, True, 1.02), (other, False, 0.8)]})
+    found = [(own, True, 1.5), (own, True, 0.9), (own, True, 1.02), (other, False, 0.8)]
+    made = estimates.table({"A": [estimates.Estimated(*each) for each in found]})
     head, line, *rows = made.splitlines()
     assert rows == [
         "| A | made on | with a checkpoint | 3 | 10% | -10% | +50% |",

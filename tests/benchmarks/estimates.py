@@ -13,7 +13,7 @@ import functools
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -109,13 +109,17 @@ def compiled(trace: rm.Trace, device: str, seconds: float) -> Iterator[tuple[Com
     yield from zip(rows, job.results, strict=True)
 
 
-def ratios(names: Iterable[str], device: str, seconds: float) -> list[tuple[str, bool, float]]:
-    """What was estimated in parts of what XLA needs, for every place and policy that is tried, printed on the way.
+class Estimated(NamedTuple):
+    """What was estimated for a choice, in parts of what XLA needs."""
 
-    Returns:
-        For each the model, whether there is a checkpoint, and the ratio.
-    """
-    found: list[tuple[str, bool, float]] = []
+    model: str
+    checkpointed: bool
+    ratio: float
+
+
+def ratios(names: Iterable[str], device: str, seconds: float) -> list[Estimated]:
+    """Of every place and policy that is tried of some models; printed on the way."""
+    found: list[Estimated] = []
     for name in names:
         fun, args = ALL[name]()
         for row, measured in compiled(rm.trace(fun, *args), device, seconds):
@@ -123,47 +127,52 @@ def ratios(names: Iterable[str], device: str, seconds: float) -> list[tuple[str,
                 print(f"| {name} | {row.policy} | {row.at} | {measured.error} |", flush=True)
                 continue
             ratio = (row.peak_bytes or 0) / measured.needed_bytes
-            found.append((name, bool(row.recomputed_flops), ratio))
+            found.append(Estimated(name, bool(row.recomputed_flops), ratio))
             sizes = f"{row.peak_bytes:,} | {measured.needed_bytes:,} | {ratio:.2f}"
             print(f"| {name} | {row.policy} | {row.at} | {sizes} |", flush=True)
     return found
 
 
-def table(by_device: dict[str, list[tuple[str, bool, float]]]) -> str:
-    """A Markdown table: by how much the estimates are off."""
-    lines = ["| compiled for | models | | choices | off by, in the median | lowest | highest |"]
-    lines.append("|---|---|---|---:|---:|---:|---:|")
+def rows_of(by_device: dict[str, Any], groups: dict[str, Any], figures: Callable[[Any], str]) -> str:
+    """The rows of a Markdown table: of each device and group of models, with a checkpoint and without."""
+    lines = list[str]()
     for device, found in by_device.items():
-        for models, which in (("made on", MODELS), ("others", OTHERS), ("of several GB", LARGE)):
+        for models, which in groups.items():
             for what, checkpointed in (("with a checkpoint", True), ("without", False)):
-                part = [ratio for name, has, ratio in found if has == checkpointed and name in which]
+                part = [each for each in found if each.checkpointed == checkpointed and each.model in which]
                 if part:
-                    median = statistics.median(abs(ratio - 1) for ratio in part)
-                    errors = f"{median:.0%} | {min(part) - 1:+.0%} | {max(part) - 1:+.0%}"
-                    lines.append(f"| {device} | {models} | {what} | {len(part)} | {errors} |")
-    return "\n".join(lines) + "\n"
+                    lines.append(f"| {device} | {models} | {what} | {len(part)} | {figures(part)} |\n")
+    return "".join(lines)
 
 
-def write(text: str, path: Path, marks: tuple[str, str]) -> None:
-    """Put a text between two marks in a file."""
-    before, rest = path.read_text(encoding="utf-8").split(marks[0])
-    after = rest.split(marks[1])[1]
-    path.write_text(f"{before}{marks[0]}{text}{marks[1]}{after}", encoding="utf-8")
+def table(by_device: dict[str, list[Estimated]]) -> str:
+    """A Markdown table: by how much the estimates are off."""
+
+    def figures(part: list[Estimated]) -> str:
+        off = [each.ratio - 1 for each in part]
+        return f"{statistics.median(map(abs, off)):.0%} | {min(off):+.0%} | {max(off):+.0%}"
+
+    head = "| compiled for | models | | choices | off by, in the median | lowest | highest |\n"
+    head += "|---|---|---|---:|---:|---:|---:|\n"
+    return head + rows_of(by_device, {"made on": MODELS, "others": OTHERS, "of several GB": LARGE}, figures)
 
 
-def main() -> None:
-    """Print the table, or write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(doc: str | None, of_device: Any, table: Any, models: Iterable[str], marks: tuple[str, str]) -> dict[str, Any]:
+    """Print the table of what is asked for, or put it between its marks in a file; what was found of each device."""
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("devices", nargs="*", default=["TPU v5e", "H100 SXM"])
-    parser.add_argument("--models", nargs="*", default=[*ALL])
+    parser.add_argument("--models", nargs="*", default=[*models])
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
-    text = table({device: ratios(options.models, device, options.seconds) for device in options.devices})
-    print(f"\n{text}")
+    by_device = {device: of_device(options.models, device, options.seconds) for device in options.devices}
+    print(f"\n{table(by_device)}")
     if options.write:
-        write(text, options.write, MARKS)
+        before, rest = options.write.read_text(encoding="utf-8").split(marks[0])
+        text = f"{before}{marks[0]}{table(by_device)}{marks[1]}{rest.split(marks[1])[1]}"
+        options.write.write_text(text, encoding="utf-8")
+    return by_device
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, ratios, table, ALL, MARKS)

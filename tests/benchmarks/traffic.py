@@ -7,11 +7,9 @@ those of the table of estimates: what that one has compiled is not compiled agai
 
 from __future__ import annotations
 
-import argparse
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import remat_magic as rm
 from tests.benchmarks import estimates
@@ -19,8 +17,7 @@ from tests.benchmarks import estimates
 MARKS = ("<!-- traffic: begin -->\n", "<!-- traffic: end -->\n")
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """What a choice comes to, as reckoned and in parts of what XLA counts."""
 
     model: str
@@ -48,36 +45,18 @@ def counted(names: Iterable[str], device: str, seconds: float) -> list[Counted]:
     return found
 
 
-def table(by_device: dict[str, Sequence[Counted]]) -> str:
+def table(by_device: dict[str, list[Counted]]) -> str:
     """A Markdown table: FLOPs and bytes in parts of XLA's."""
-    lines = ["| compiled for | models | | choices | FLOPs | bytes | lowest | highest |"]
-    lines.append("|---|---|---|---:|---:|---:|---:|---:|")
-    for device, found in by_device.items():
-        for models, which in (("made on", estimates.MODELS), ("others", estimates.OTHERS)):
-            for what, checkpointed in (("with a checkpoint", True), ("without", False)):
-                part = [each for each in found if each.checkpointed == checkpointed and each.model in which]
-                if part:
-                    flops, moved = ([getattr(each, name) for each in part] for name in ("flops", "bytes"))
-                    figures = f"{statistics.median(flops):.2f} | {statistics.median(moved):.2f}"
-                    figures += f" | {min(moved):.2f} | {max(moved):.2f}"
-                    lines.append(f"| {device} | {models} | {what} | {len(part)} | {figures} |")
-    return "\n".join(lines) + "\n"
 
+    def figures(part: list[Counted]) -> str:
+        flops, moved = ([getattr(each, name) for each in part] for name in ("flops", "bytes"))
+        median = f"{statistics.median(flops):.2f} | {statistics.median(moved):.2f}"
+        return f"{median} | {min(moved):.2f} | {max(moved):.2f}"
 
-def main() -> None:
-    """Print the table, or write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("devices", nargs="*", default=["TPU v5e", "H100 SXM"])
-    parser.add_argument("--models", nargs="*", default=[*estimates.MODELS, *estimates.OTHERS])
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
-    by_device = {device: counted(options.models, device, options.seconds) for device in options.devices}
-    text = table(by_device)
-    print(f"\n{text}")
-    if options.write:
-        estimates.write(text, options.write, MARKS)
+    head = "| compiled for | models | | choices | FLOPs | bytes | lowest | highest |\n"
+    head += "|---|---|---|---:|---:|---:|---:|---:|\n"
+    return head + estimates.rows_of(by_device, {"made on": estimates.MODELS, "others": estimates.OTHERS}, figures)
 
 
 if __name__ == "__main__":
-    main()
+    estimates.run(__doc__, counted, table, [*estimates.MODELS, *estimates.OTHERS], MARKS)
