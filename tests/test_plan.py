@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import random
-import re
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,7 @@ from remat_magic.planning.solver import Problem
 from remat_magic.records import Measurement, Plan, PlannedValue, RematError
 from tests.benchmarks import models
 from tests.plan_helpers import BUILT_IN, EACH_PLACE, INEXACT, MODELS, as_reckoned, traced, transformer
-from tests.programs import KINDS, f32
-from tests.test_elsewhere import compiler
+from tests.programs import KINDS, PROGRAMS, f32
 from tests.test_steps import step_of_value_and_grad
 
 ON = "H100 SXM"
@@ -164,7 +162,7 @@ def random_graph(dice):
     return graph
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32).map(random.Random).map(random_graph), st.booleans())
 def test_the_solver_finds_the_best_of_all_choices(graph, grouped):
     """Of any graph, and of its names in pairs; what runs is followed here by hand."""
@@ -208,42 +206,17 @@ def test_unrolled_layers_of_gpt_2_are_within_a_hundredth(blocks):
         assert solution.saved_bytes <= least + part * (found.most - least)
 
 
-@pytest.mark.slow
-def test_a_plan_whose_solver_met_its_time_limit_says_so(monkeypatch):
-    fun, args = transformer(2)
-    monkeypatch.setattr(solver, "_SECONDS", 0.0)
-    plan = rm.trace(fun, *args).plan("40%", "function")
-    assert plan.timed_out
-    assert "time limit" in plan.status
-    assert plan.bound <= plan.recomputed_flops == rm.trace(fun, *args).report(plan).recomputed_flops
-    assert Plan.from_json(plan.to_json()).timed_out
-
-
-@pytest.mark.slow
-def test_a_search_ends_after_some_nodes(monkeypatch):
-    """It is given a number of nodes, whatever is asked for, and what it has by then is a plan with a bound."""
-    asked = []
-    own = solver.milp
+def test_a_search_ends_after_some_nodes_or_a_time_and_says_so(monkeypatch):
+    asked, own = [], solver.milp
     monkeypatch.setattr(solver, "milp", lambda *a, **k: asked.append(k["options"]["node_limit"]) or own(*a, **k))
-    fun, args = transformer(2)
-    trace = rm.trace(fun, *args)
+    trace = rm.trace(*flat(PROGRAMS["attention"]))
     trace.plan("40%", "function", gap=0.0)
     assert asked == [solver.NODES]
-    trace.plan(peak="90%", at="function")
-    assert max(asked[1:]) < solver.NODES
-
-
-def test_values_that_another_stands_in_for_are_none_to_choose():
-    def fun(w, v, b, x):
-        y = jnp.tanh((x @ w).reshape(4, 4, 8) + b)
-        return jnp.sum(jnp.sin(y.transpose(1, 0, 2).astype("float32") * 2.0) @ v)
-
-    trace = rm.trace(fun, f32(8, 8), f32(8, 8), f32(8), f32(16, 8))
-    found = planner(trace.facts, "function")
-    kept = [value.primitive for key, value in found.every_value().items() if key in found.problem().names]
-    # The ends of each chain: what goes into tanh (its derivative reads its unnamed result), what goes into sin, and
-    # what comes out of it, for v's gradient. Not the product before its bias, nor what is between tanh and sin.
-    assert sorted(kept) == ["add", "broadcast_in_dim", "mul", "sin"]
+    monkeypatch.setattr(solver, "_SECONDS", 0.0)
+    plan = trace.plan("30%", "function")
+    assert plan.timed_out
+    assert "time limit" in plan.status
+    assert plan.bound <= plan.recomputed_flops
 
 
 def test_a_value_smaller_than_the_solver_sees():
@@ -301,6 +274,7 @@ def test_a_plan_for_a_peak_is_no_worse_than_any_choice_that_is_known(model, devi
     """Each policy at each place, and what was made or asked for before; below the least of all there is no plan."""
     trace = rm.trace(*flat(PEAKED[model]))
     plans = [trace.plan(saved="40%")]
+    trace.report(lambda prim, *_, **__: prim.name == "dot_general", "function")  # no key says which it is
     sites = ["sites"] if any(not site.possible for site in trace.sites) else []
     places = ["function", *sites, *(site.key for site in trace.sites)]
     asked = [trace.report(policy, at, device=device) for at, policy in itertools.product(places, BUILT_IN)]
@@ -323,17 +297,6 @@ def test_a_plan_for_a_peak_is_no_worse_than_any_choice_that_is_known(model, devi
         except RematError as refusal:
             error = refusal
     assert f"the least found is {units.apart(least - 1, least)[1]} (" in str(error)
-
-
-@pytest.mark.slow
-def test_policies_of_ones_own_and_offloading_are_no_choices():
-    trace = rm.trace(*flat(PEAKED["checkpoints"]))
-    own = trace.report(lambda prim, *_, **__: prim.name == "dot_general", "function")
-    moved = trace.report("offload_dot_with_no_batch_dims('device', 'pinned_host')", "sites")
-    assert moved.offloaded_bytes > 0
-    plan = trace.plan(peak=own.peak_bytes)
-    assert plan.policy != own.policy
-    assert plan.offloaded_bytes == 0
 
 
 def test_what_is_saved_is_held_at_the_peak():  # on which the bound of such plans rests
@@ -475,24 +438,6 @@ def test_plans_compared_have_keys_of_their_own():
 # --------------------------------------------------------------------------------------------------------------- places
 
 
-def lowered(status):
-    """What a sentence says lowers the peak, and to what."""
-    ((label, peak),) = re.findall(r"\. ([^.]+(?:\.\d+)?[^.]*) lowers it to (\S+ \w+)\.", status)
-    return label, peak
-
-
-@pytest.mark.slow
-def test_a_plan_that_gains_nothing_says_so():
-    """Around a function that scans a plan saves less, and all of it comes back at once; on the scan's body not."""
-    trace = rm.trace(*flat(transformer(2, scanned=True)))
-    plan = trace.plan(saved="10%", at="function")
-    assert plan.peak_bytes >= trace.report("none").peak_bytes
-    label, peak = lowered(plan.status)
-    assert peak == units.nbytes(trace.report(*label.split(" at ")).peak_bytes)
-    assert units.parse_bytes(peak) < 0.8 * plan.peak_bytes
-    assert "lowers it to" not in traced("scanned transformer").plan(saved="10%", at="sites").status
-
-
 @pytest.mark.slow
 def test_a_plan_chooses_its_place():
     """Where the peak is not lower at the usual place, no plan fits there, or another place is known to be better."""
@@ -500,6 +445,7 @@ def test_a_plan_chooses_its_place():
     without = trace.report("none").peak_bytes
     usual, plan = trace.plan(saved="40%", at="function"), trace.plan(saved="40%")
     assert usual.peak_bytes > without
+    assert f"lowers it to {units.nbytes(trace.report('nothing_saveable', 'block').peak_bytes)}" in usual.status
     assert plan.at == trace.report(plan).at == "block"
     assert "Its place, block, was chosen with it." in plan.status
     assert plan.saved_bytes <= plan.budget_bytes == usual.budget_bytes
@@ -707,9 +653,6 @@ def test_a_rule_that_refuses_tangents_is_asked_as_jax_asks_it(seen):
     applied = rm.trace(plan.apply(loss), *args)
     assert applied.report().saved_bytes == plan.saved_bytes
     assert not applied.gradients
-    edit = rm.trace(loss, *args).edit(plan)
-    assert len(edit.unnamed) == len(plan.names)
-    assert all("is made in the rule of a custom derivative" in why for why in edit.unnamed)
 
 
 @pytest.mark.slow
@@ -838,37 +781,11 @@ def test_where_little_or_nothing_is_to_be_done(layers):
     there = Compiler(layers, round(0.8 * 1.3 * layers.report("none", device=ON).peak_bytes))
     assert there.plan(at="block").at == "block"
     assert {at for _, at in there.asked} == {"block"}
+    memory = round(0.6 * 1.3 * layers.report("none").peak_bytes)
+    v5e = dataclasses.replace(devices.get("TPU v5e"), memory_bytes=memory)
+    plan = plan_that_fits(layers.facts, v5e, Compiler(layers, memory))
+    assert plan.peak_device == "TPU v5e"  # by which it is searched for, and an edit of it is held against the budget
+    assert plan.peak_bytes == layers.report(plan, device="TPU v5e").peak_bytes != layers.report(plan).peak_bytes
     failed = Measurement("none", "function", error="there is no such layout.")
     with pytest.raises(RematError, match=failed.error):
         plan_that_fits(layers.facts, devices.get(ON), lambda *_: failed)
-
-
-def test_a_plan_has_the_peak_of_its_device(layers):
-    """By which it is searched for, and an edit of it is held against the budget."""
-    there = Compiler(layers, round(0.6 * 1.3 * layers.report("none").peak_bytes))
-    plan = plan_that_fits(layers.facts, dataclasses.replace(devices.get("TPU v5e"), memory_bytes=there.memory), there)
-    assert plan.peak_device == "TPU v5e"
-    assert plan.peak_bytes == layers.report(plan, device="TPU v5e").peak_bytes != layers.report(plan).peak_bytes
-    assert layers.plan(peak="90%").peak_device == ""
-
-
-@pytest.mark.slow
-def test_xla_itself_says_that_it_fits(cache):
-    """On an H100 with little memory, which is another device for its compiler."""
-    compiler(ON)
-
-    def scanned(params, x):
-        return (jax.lax.scan(lambda x, w: (block(x, w), None), x, params)[0] ** 2).sum()
-
-    trace = rm.trace(scanned, {"up": f32(6, 256, 1024), "down": f32(6, 1024, 256)}, f32(4096, 256))
-    h100 = devices.get(ON)
-    choices = ("none", "function"), ("nothing_saveable", "block")
-    bare, least = (trace.measure(*choice, device=h100).needed_bytes for choice in choices)
-    memory = (bare + least) // 2 * 4 // 3  # of which JAX gives a program three quarters
-    target = dataclasses.replace(h100.target, facts={**h100.target.facts, "device_memory_size": memory})
-    small = dataclasses.replace(h100, name="H100 with little", memory_bytes=memory, target=target)
-    plan = trace.plan(fits=small)
-    measured = trace.measure(plan if plan.names else plan.policy, plan.at, device=small)
-    assert measured.fits
-    assert measured.needed_bytes <= devices.usable_bytes(small) < bare
-    assert 0 < plan.recomputed_flops <= trace.report("nothing_saveable", "block").recomputed_flops
