@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat_magic import _jax, devices
+from remat_magic import devices
 from remat_magic.devices import Device
 from remat_magic.editing.applications import Application, applied_for_others
 from remat_magic.editing.checkpoints import Checkpoints, Way, library_caller, ways_at, ways_of_function
@@ -35,7 +35,8 @@ from remat_magic.editing.user_code import UserCode
 from remat_magic.engine.selection import policy_of_each
 from remat_magic.engine.sites import own_checkpoint
 from remat_magic.facts.facts import Facts
-from remat_magic.jaxprs.naming import NamedProgram, is_given, name_everything
+from remat_magic.jaxprs.naming import is_given
+from remat_magic.planning.planner import planner
 from remat_magic.planning.search import Request, best_of_groups, plan_at
 from remat_magic.policies import MIXED
 from remat_magic.records import (
@@ -64,7 +65,7 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
         RematError: as ``trace.edit``.
     """
     editor = _Editor(facts)
-    plan = _Asked(facts).plan_of(choice, at)
+    plan = editor.plan_of(choice, at)
     edited = editor.edit(plan)
     best = edited.best
     row = ComparisonRow(plan.policy, plan.at, best.saved_bytes, peak_bytes=best.peak_bytes)
@@ -75,62 +76,6 @@ def edit(facts: Facts, choice: Any, at: Any = None) -> Edit:
 def _peak_device(plan: Plan) -> Device | None:
     """The device as on which the peaks are that the plan's budget is of."""
     return devices.get(plan.peak_device) if plan.peak_device else None
-
-
-# ------------------------------------------------------------------------------------------------- what is asked for
-
-
-class _Asked:
-    """Reads what is asked for of one trace: as a plan, and the values of the program that it names."""
-
-    def __init__(self, facts: Facts) -> None:
-        self._facts, self._engine = facts, facts.engine
-
-    def plan_of(self, choice: Any, at: Any) -> Plan:
-        """What is asked for as a plan."""
-        choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
-        if isinstance(choice, Plan):
-            if at is not None and at != choice.at:
-                raise RematError(f"the plan is for at={choice.at!r}: leave `at` out, or make a plan for {at!r}.")
-            return choice
-        if not isinstance(choice, str) and not callable(choice):
-            raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
-        return _plan_of(self._facts.report(choice, self._engine.default_at if at is None else at))
-
-    def planned(self, key: str, naming: NamedProgram) -> PlannedValue:
-        """A value of a program whose values are named, as a plan has it."""
-        value = naming.values[key]
-        place = self._engine.provenances.of(value.eqn)
-        made_by = "" if value.output is None else _jax.primitive_name(value.eqn)
-        return PlannedValue(key, 0, primitive=made_by, name=value.name, source=place.source if place else None)
-
-    def sites(self, at: str) -> tuple[Site, ...]:
-        """The checkpoint sites that a place is; none where a new checkpoint is written."""
-        sites = self._engine.sites
-        if at == "function":
-            own = own_checkpoint(self._engine.provenances.closed)
-            at = "" if own is None else self._engine.site_of(own)
-        return tuple(site for site in sites if at in ("sites", site.key))
-
-    def within(self, facts: Facts, at: str) -> Callable[[Any], bool] | None:
-        """Which equations of a trace are the checkpoints of a place; None: all that is traced is in it."""
-        keys = {at} if facts.engine.place(at) is not None else {site.key for site in self.sites(at)}
-        return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
-
-    def naming(self, at: str) -> NamedProgram:
-        """The program with a name for each value that a policy at a place can save."""
-        with _jax.tracing(_jax.Generation(), self._engine.remat3, _jax.x64()):
-            closed, within = self._engine.placed(at), self.within(self._facts, at)
-            return name_everything(
-                closed,
-                within,
-                rules=not self._engine.remat3,
-                differentiate=lambda: self._engine.forward("nothing_saveable", at),
-            )
-
-    def named(self, naming: NamedProgram, at: str) -> Skeleton:
-        """What such a program does, by which another trace of it is compared."""
-        return Skeleton.of(naming.closed, self.within(self._facts, at), is_given)
 
 
 def _plan_of(report: Report, instead: Plan | None = None) -> Plan:
@@ -157,7 +102,31 @@ class _Editor:
     def __init__(self, facts: Facts) -> None:
         self._facts, self._engine = facts, facts.engine
         self._code = UserCode.of(self._engine)
-        self._asked, self._retraces = _Asked(facts), Retraces(facts, self._code)
+        self._retraces = Retraces(facts, self._code)
+
+    def plan_of(self, choice: Any, at: Any) -> Plan:
+        """What is asked for as a plan."""
+        choice = self._engine.plans.get(choice, choice) if isinstance(choice, str) else choice
+        if isinstance(choice, Plan):
+            if at is not None and at != choice.at:
+                raise RematError(f"the plan is for at={choice.at!r}: leave `at` out, or make a plan for {at!r}.")
+            return choice
+        if not isinstance(choice, str) and not callable(choice):
+            raise RematError(f"an edit is made of a plan or a policy, not of {type(choice).__name__}.")
+        return _plan_of(self._facts.report(choice, self._engine.default_at if at is None else at))
+
+    def _sites(self, at: str) -> tuple[Site, ...]:
+        """The checkpoint sites that a place is; none where a new checkpoint is written."""
+        sites = self._engine.sites
+        if at == "function":
+            own = own_checkpoint(self._engine.provenances.closed)
+            at = "" if own is None else self._engine.site_of(own)
+        return tuple(site for site in sites if at in ("sites", site.key))
+
+    def _within(self, facts: Facts, at: str) -> Callable[[Any], bool] | None:
+        """Which equations of a trace are the checkpoints of a place; None: all that is traced is in it."""
+        keys = {at} if facts.engine.place(at) is not None else {site.key for site in self._sites(at)}
+        return (lambda eqn: facts.engine.site_of(eqn) in keys) if keys else None
 
     def edit(self, plan: Plan) -> Edit:
         """The edit of a plan."""
@@ -165,7 +134,7 @@ class _Editor:
             return replace(self._empty(plan), unnamed=tuple(why), closest=self._at_whole_functions(plan))
         if not plan.names:
             return self._of_policy(plan)
-        naming = self._asked.naming(plan.at)
+        naming = planner(self._facts, plan.at).parts.naming
         if naming.fingerprint != plan.fingerprint or not {value.key for value in plan.names} <= naming.values.keys():
             raise RematError(
                 f"this plan was made for another program than {self._engine.function_name} as it was traced: make it "
@@ -174,8 +143,8 @@ class _Editor:
         trees, places = probed(self._code)
         facts, _ = self._retraces.of(trees, {PROBE: probe})
         with_places = facts.engine.placed(plan.at)
-        program = self._asked.named(naming, plan.at)
-        with_probes = Skeleton.of(with_places, self._asked.within(facts, plan.at), is_probe)
+        program = Skeleton.of(naming.closed, self._within(self._facts, plan.at), is_given)
+        with_probes = Skeleton.of(with_places, self._within(facts, plan.at), is_probe)
         if program.operations != with_probes.operations:
             raise RematError(
                 f"{self._engine.function_name} does not make the same program each time that it is traced, so no edit "
@@ -185,9 +154,7 @@ class _Editor:
         chosen = choose([value for planned in plan.names for value in program.names.get(planned.key, {})], options)
         missing = set(chosen.missing)
         why = [
-            _why_unnamed(self._asked.planned(value.key, naming), program)
-            for value in plan.names
-            if missing & program.names.get(value.key, {}).keys()
+            _why_unnamed(value, program) for value in plan.names if missing & program.names.get(value.key, {}).keys()
         ]
         why += [
             f"{value.primitive} {value.type}{f', {value.source.place},' if value.source else ''} is made in the rule "
@@ -196,7 +163,7 @@ class _Editor:
             if naming.values[value.key].in_rule
         ]
         edited = self._written(plan, chosen, why)
-        return edited if _kept_to(edited) else replace(edited, closest=self._closest(plan, options))
+        return edited if _kept_to(edited) else replace(edited, closest=self._closest(plan, program, options))
 
     def _of_policy(self, plan: Plan) -> Edit:
         """The edit of a plan without names; in place of a checkpoint that cannot be taken off, one that saves all."""
@@ -209,10 +176,9 @@ class _Editor:
             closest = _kept_to(self._written(_plan_of(report, plan), ChosenNames(), ()))
             return replace(self._empty(plan), unnamed=(str(error),), closest=closest)
 
-    def _closest(self, plan: Plan, options: Sequence[NameOption]) -> Edit | None:
+    def _closest(self, plan: Plan, program: Skeleton, options: Sequence[NameOption]) -> Edit | None:
         """The edit whose plan is the best within the same budget that the source can name."""
-        naming = self._asked.naming(plan.at)
-        groups = grouped(self._asked.named(naming, plan.at), naming.values, options)
+        groups = grouped(program, planner(self._facts, plan.at).parts.naming.values, options)
         numbers = {option: str(number) for number, option in enumerate(options)}
         best = best_of_groups(self._facts, plan, {key: numbers[option] for key, option in groups.items()})
         if best is None:  # nothing that has an expression fits
@@ -267,7 +233,7 @@ class _Editor:
         Of policies at several places one after another is added, in the way that was verified with those before it.
         """
         parts = _parts(plan)
-        places = self._retraces.applied([site for part in parts for site in self._asked.sites(part.at)])
+        places = self._retraces.applied([site for part in parts for site in self._sites(part.at)])
         ways = list[tuple[Plan, Way]]()
         for number, part in enumerate(parts[:-1], 1):
             so_far = replace(plan, at=", ".join(f"{placed.at}={placed.policy}" for placed in parts[:number]))
@@ -302,7 +268,7 @@ class _Editor:
         Raises:
             RematError: there is none.
         """
-        if self._asked.sites(plan.at) or plan.policy in ("as_written", "none"):
+        if self._sites(plan.at) or plan.policy in ("as_written", "none"):
             return [Way()]
         if plan.at == "function":
             return ways_of_function(self._code)
@@ -346,7 +312,7 @@ class _Editor:
         for part, way in parts:
             if part.names or part.policy != "as_written":
                 kept = tuple(dict.fromkeys(name.name for name in names))
-                checkpoints.write(part, kept, self._asked.sites(part.at), places, way)
+                checkpoints.write(part, kept, self._sites(part.at), places, way)
         edited = replace(self._empty(plan), files=texts.files(), names=names, unnamed=tuple(unnamed))
         expected, trees = self._facts.report(plan if plan.names else plan.policy, plan.at), texts.trees()
         try:
@@ -359,7 +325,7 @@ class _Editor:
         if is_at_calls and not differing and expected.recomputed_flops != traced.recomputed_flops:
             differing = ["the edited text saves what is asked for, and recomputes something else."]
         if differing:
-            keys = [site.key for part, _ in parts for site in self._asked.sites(part.at)]
+            keys = [site.key for part, _ in parts for site in self._sites(part.at)]
             differing = [*applied_for_others(keys, places), *differing, *_besides(chosen, names)]
         return replace(
             edited,
@@ -373,7 +339,7 @@ class _Editor:
     def _why_no_edit(self, plan: Plan) -> list[str]:
         if plan.policy == "as_written":
             return ["the policy is the one that is written, so nothing is to be edited."]
-        if plan.policy == "none" and not self._asked.sites(plan.at):
+        if plan.policy == "none" and not self._sites(plan.at):
             return [f"{self._engine.function_name} has no jax.checkpoint of its own to be taken off."]
         return []
 
