@@ -220,6 +220,11 @@ def is_sum(eqn: Any) -> bool:
     return eqn.primitive.name == "reduce_sum"
 
 
+def is_addition(eqn: Any) -> bool:
+    """Whether an equation adds two values."""
+    return eqn.primitive.name in ("add", "add_any")
+
+
 def is_transparent(eqn: Any) -> bool:
     """Whether what comes out of an equation is what went in."""
     return primitive_name(eqn) in TRANSPARENT
@@ -238,6 +243,11 @@ def is_rounding(eqn: Any) -> bool:
 def rearranges(eqn: Any) -> bool:
     """Whether an equation's results are made of elements of its operands, none of which is changed."""
     return eqn.primitive.name in _REARRANGES
+
+
+def only_moves(eqn: Any) -> bool:
+    """Whether an equation's results are its operands or parts of them, seen or laid out otherwise, or repeated."""
+    return primitive_name(eqn) in _REARRANGES | VIEWS | BROADCASTS
 
 
 def is_strided(eqn: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from remat_magic.advice.logits import Logits, logits_of
 from remat_magic.advice.parts import Parts
 from remat_magic.engine.engine import Engine
 from remat_magic.engine.sites import nearest_span
+from remat_magic.facts.causes import accumulators, given_back, widened
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.flow import Maker, makers
 from remat_magic.jaxprs.walk import walk
@@ -491,7 +493,22 @@ _WIDE_PART = 0.25  # of all that is saved: from there on what is wider is worth 
 
 
 def too_wide(case: Case) -> Iterator[Advice]:
-    """Wide residuals in a program of narrow weights."""
+    """Wide residuals of narrow values that met wide arguments, or else in a program of narrow weights."""
+    engine = case.facts.engine
+    half = engine.half(engine.select(*case.asked_for))
+    cause = widened(half, engine.provenances, engine.argument_names)
+    if cause is not None and cause.spared > _WIDE_PART / 2 * case.report.saved_bytes:
+        yield Advice(
+            "wide-residuals",
+            f"{units.nbytes(cause.nbytes)} of the {units.nbytes(case.report.saved_bytes)} saved are f32 because "
+            f"{cause.narrow} values meet {_listed(cause.arguments)} in f32, first{at_line(cause.source)}.",
+            f"Cast {'it' if len(cause.arguments) == 1 else 'them'} to {cause.narrow} before: about "
+            f"{units.nbytes(cause.spared)} less is saved.",
+            cause.spared,
+            "bytes",
+            cause.source,
+        )
+        return
     sizes: dict[str, int] = {}
     for leaf in case.facts.engine.arguments:
         kind = _jax.short_dtype(leaf.value)
@@ -522,6 +539,46 @@ def too_wide(case: Case) -> Iterator[Advice]:
         largest.source,
         stake=total,
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - _MOST
+    return f"{', '.join(names[:_MOST])} and {more} more" if more > 0 else ", ".join(names)
+
+
+def accumulated(case: Case) -> Iterator[Advice]:
+    """Wide sums of narrow gradients."""
+    for found in accumulators(case.facts.engine):
+        if found.nbytes < _PART * (case.report.peak_bytes or 0):
+            continue
+        parts = "" if found.times is None else f" of {found.times} parts"
+        yield Advice(
+            "wide-accumulator",
+            f"The loop{at_line(found.source)} adds up the {found.narrow} gradients{parts} in f32: "
+            f"{units.nbytes(found.nbytes)} are held beside them.",
+            f"Over few parts add them up in {found.narrow}: that is half. Over a hundred it errs by about 1%.",
+            found.nbytes // 2,
+            "bytes",
+            found.source,
+        )
+
+
+def argument_given_back(case: Case) -> Iterator[Advice]:
+    """Large results that are arguments."""
+    step = case.facts.engine.step
+    for found in given_back(case.facts.engine):
+        if found.nbytes > _PART * (case.report.peak_bytes or math.inf):
+            names, function = _listed(found.arguments), case.report.function if step is None else step.function
+            whose = f"The loop{at_line(found.source)} stacks" if found.source else f"{function} returns"
+            yield Advice(
+                "argument-given-back",
+                f"{whose} {names} unchanged and gives back a copy: {units.nbytes(found.nbytes)}.",
+                f"Leave {'it' if len(found.arguments) == 1 else 'them'} out of what is returned, and use the argument.",
+                found.nbytes,
+                "bytes",
+                found.source,
+            )
 
 
 # A chain of elementwise operations takes few FLOPs for each byte of its result, and recomputing it about as long as
@@ -626,4 +683,6 @@ FREEING: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     cheap_to_recompute,
     softmax_of_logits,
     too_wide,
+    accumulated,
+    argument_given_back,
 )

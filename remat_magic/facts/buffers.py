@@ -121,7 +121,8 @@ class Held:
     """A buffer that is held: its type and what makes it.
 
     ``argument`` is the position of an argument, ``constant`` tells a captured value; otherwise it is ``var``, which
-    ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent). Without an ``aval`` it is what a branch of
+    ``eqn`` makes or hands to a body of its own (no ``eqn``: a cotangent), or what is given back, ``copy_of`` another
+    buffer. Without an ``aval`` it is what a branch of
     ``eqn`` needs inside.
     """
 
@@ -134,6 +135,7 @@ class Held:
     residual: bool = False
     gradient: bool = False
     output: bool = False
+    copy_of: Held | None = None
 
 
 # ----------------------------------------------------------------------------------------------- steps, and their order
@@ -307,6 +309,7 @@ class Buffers:
         gradients: those of gradients that something reads later on.
         donated: those of arguments that may be written over; where results are reserved, these lie in them.
         throughout: those that are there from the beginning to the end.
+        copies: those of arguments that are given back.
         written: those that kernels read from memory, whatever could make them again.
         checkpoints: for what a checkpoint makes, which of them.
         sizes: the bytes of each.
@@ -323,6 +326,7 @@ class Buffers:
         self.gradients: set[int] = set()
         self.donated: set[int] = set()
         self.throughout = {NOTHING}
+        self.copies: set[int] = set()
         self.written: set[int] = set()
         self.checkpoints: dict[int, tuple[int, int]] = {}
         self.sizes: list[int] = [0]
@@ -385,7 +389,7 @@ class Buffers:
     @property
     def reserved(self) -> set[int]:
         """Those that are there from the beginning, though something makes them."""
-        return self.results if self.on.reserves else set()
+        return self.results if self.on.reserves else self.copies
 
     def content(self, number: int) -> Held | None:
         """What a buffer holds, where that was told when it was made."""

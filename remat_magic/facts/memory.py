@@ -4,8 +4,9 @@ The live equations are gone through in the order of the jaxprs, and every value 
 to the last one that reads it:
 
 * Arguments and constants are held throughout; residuals from where they are made to their last reader in the backward
-  pass; the function's outputs and the gradients to the end. What is an argument already is not counted again. A
-  residual that nothing reads is not made; one that is a view of another one takes memory of its own.
+  pass; the function's outputs and the gradients to the end. An argument that is saved is not counted again; one that
+  is given back is copied. A residual that nothing reads is not made; one that is a view of another one takes memory of
+  its own.
 * Views (``reshape``, names, barriers) and broadcasts need no memory of their own, but hold what they show.
 * An elementwise operation, an indexed update and a loop's carry write over an operand of the same size that dies there,
   as XLA's buffer assignment has it. This also stands for fusion, which keeps the steps of a chain in registers.
@@ -98,18 +99,16 @@ class Schedule(Buffers):
     def give_back(self, results: Sequence[int], avals: Sequence[Any]) -> None:
         """Hold results of these types to the end.
 
-        Where results are reserved each has memory of its own: arguments are copied, and what is given back twice is.
+        Each has memory of its own: arguments are copied, and what is given back twice is.
         """
-        self.kept = {*results}
-        if not self.on.reserves:
-            return
         last = self.steps[-1].where if self.steps else ("forward", 0)
         self.kept = {NOTHING}
         for number, aval in zip(results, avals, strict=True):
             own = number
             if number in self.kept or number in self.throughout:
-                own = self.buffer(aval, Held(0, aval))
+                own = self.buffer(aval, Held(0, aval, copy_of=self.content(number) or Held(0)))
                 self.steps.append(ScheduledStep(last, (number,), (own,)))
+                self.copies.add(own)
             self.kept.add(own)
 
     def own_buffers(self, forward: Any, outputs: int, results: Sequence[int], read: Sequence[bool]) -> list[int]:

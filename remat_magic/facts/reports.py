@@ -356,9 +356,11 @@ def over_time(
 
     def value(buffer: Held) -> LiveValue:
         kind = _kind(buffer, roles)
-        primitive, argument, line = (
-            programs.maker(buffer) if buffer.argument is None else ("", arguments[buffer.argument], None)
-        )
+        if buffer.copy_of is None and buffer.argument is None:
+            primitive, argument, line = programs.maker(buffer)
+        else:
+            place, line = (buffer.copy_of or buffer).argument, None
+            primitive, argument = "copy" if buffer.copy_of else "", None if place is None else arguments[place]
         return LiveValue(
             _type_text(buffer.aval) if buffer.aval is not None else "",
             buffer.bytes,

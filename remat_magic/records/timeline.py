@@ -94,10 +94,10 @@ class LiveValue:
     """A value that takes memory for a while.
 
     ``type`` is as JAX writes it, empty for what a branch needs inside, whose ``primitive`` then tells which.
-    ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes; ``source`` is the
-    line that makes the value, in a loop's body too. In a training step the
-    arguments are told apart by their role, and the gradients from other temporaries. As on a TPU ``nbytes`` is with
-    padding.
+    ``argument`` is the name of an argument, also where the value is a slice of it that a loop takes, or with the
+    primitive "copy" what is given back of it; ``source`` is the line that makes the value, in a loop's body too. In a
+    training step the arguments are told apart by their role, and the gradients from other temporaries. As on a TPU
+    ``nbytes`` is with padding.
     """
 
     type: str

@@ -35,7 +35,7 @@ def thinned(moments: Sequence[Moment], most: int) -> list[tuple[int, Moment]]:
 def value_words(value: LiveValue) -> str:
     """What a value is, in a word or two."""
     if value.argument is not None:
-        return f"argument {value.argument}"
+        return f"{'copy of' if value.primitive == 'copy' else 'argument'} {value.argument}"
     if not value.type:
         return f"inside {value.primitive}" if value.primitive else "inside a loop"
     return value.primitive or ("constant" if value.kind == "constant" else "cotangent")

@@ -1,0 +1,208 @@
+"""What takes memory by the way a program is written: results that are arguments, and values wider than they need be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_magic import _jax
+from remat_magic.engine.differentiated import half_of
+from remat_magic.engine.engine import Engine
+from remat_magic.engine.halves import Forward
+from remat_magic.facts.residuals import locate, saved_values
+from remat_magic.jaxprs.flow import makers
+from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.walk import Scope, walk
+from remat_magic.records import SourceSpan
+
+__all__ = ["Accumulator", "GivenBack", "Widened", "accumulators", "given_back", "widened"]
+
+_NARROW, _WIDE = ("bf16", "f16"), "f32"
+
+
+def _is(aval: Any, *kinds: str) -> bool:
+    return _jax.short_dtype(aval) in kinds
+
+
+# ------------------------------------------------------------------------------------------------- results as they came
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """Results that are arguments, each a copy; ``source`` is the loop that stacks them again, None where none does."""
+
+    arguments: tuple[str, ...]
+    nbytes: int
+    source: SourceSpan | None
+
+
+def given_back(engine: Engine) -> Iterator[GivenBack]:
+    """The arguments that a function, or the training step around it, gives back as they came, and not given away."""
+    step = engine.step
+    closed, names, provenances = engine.provenances.closed, engine.argument_names, engine.provenances
+    if step is not None:
+        closed, names, provenances = step.closed, step.arguments, step.provenances
+    top = Scope(_jax.open_jaxpr(closed))
+    found: dict[SourceSpan | None, tuple[dict[str, None], int]] = {}
+    for var in top.jaxpr.outvars:
+        made = [] if _jax.is_literal(var) else makers(top, var)
+        arguments = {maker.argument for maker in made}
+        argument = arguments.pop() if len(arguments) == 1 else None
+        if argument is None or (step is not None and step.donated[argument]):
+            continue
+        loop = top.makers[var][0] if any(maker.copied for maker in made) else None
+        source = locate(provenances, top, loop).source if loop is not None else None
+        arguments_there, nbytes = found.get(source, ({}, 0))
+        found[source] = arguments_there | {names[argument]: None}, nbytes + _jax.nbytes(var.aval)
+    for source, (arguments_there, nbytes) in found.items():
+        yield GivenBack((*arguments_there,), nbytes, source)
+
+
+# ---------------------------------------------------------------------------------------------- wider than they need be
+
+
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """Saved values that are wide because narrow ones met wide arguments.
+
+    ``spared`` is what is saved less where these are cast before: half of it, less the casts that are saved instead.
+    """
+
+    nbytes: int
+    spared: int
+    narrow: str
+    arguments: tuple[str, ...]
+    source: SourceSpan | None
+
+
+@dataclass(slots=True)
+class _Cause:
+    """Why a value is wide: narrow values that met wide arguments, or a cast or value of the program's own."""
+
+    narrow: set[str] = field(default_factory=set[str])
+    arguments: set[int] = field(default_factory=set[int])
+    own: bool = False
+
+    def add(self, other: _Cause) -> None:
+        """With what another value is wide for."""
+        self.narrow |= other.narrow
+        self.arguments |= other.arguments
+        self.own = self.own or other.own
+
+
+def widened(half: Forward, provenances: Provenances, names: tuple[str, ...]) -> Widened | None:
+    """What a forward half saves so; ``names`` are those of its inputs."""
+    top = Scope(_jax.open_jaxpr(half.closed))
+    causes, total, first = _Causes(provenances), 0, None
+    found, read = _Cause(), set[int]()
+    for value in saved_values(half.closed, half.outputs):
+        if _jax.is_literal(value.atom):
+            continue
+        if value.atom in top.inputs:
+            read.add(top.inputs[value.atom])
+            continue
+        cause = causes.of(top, value.atom) if _is(value.atom.aval, _WIDE) else _Cause()
+        if cause.narrow and cause.arguments and not cause.own:
+            found.add(cause)
+            total += _jax.nbytes(half.type_of(value.atom))
+            made = next((maker for maker in makers(top, value.atom) if maker.eqn is not None), None)
+            first = first or (locate(provenances, made.scope, made.eqn).source if made else None)
+    if not total:
+        return None
+    casts = sum(_jax.nbytes(half.type_of(top.jaxpr.invars[number])) for number in found.arguments & read)
+    arguments = tuple(names[number] for number in sorted(found.arguments))
+    return Widened(total, (total - casts) // 2, min(found.narrow), arguments, first)
+
+
+class _Causes:
+    """Why values are wide, each found out once."""
+
+    def __init__(self, provenances: Provenances) -> None:
+        self._spans = provenances.spans
+        self._known: dict[tuple[int, int], _Cause] = {}
+
+    def of(self, scope: Scope, atom: Any) -> _Cause:
+        """Of a wide value."""
+        key = (id(scope), id(atom))
+        if key not in self._known:
+            cause = self._known[key] = _Cause()  # a loop comes back to it
+            for maker in makers(scope, atom):
+                if maker.argument is not None:
+                    cause.arguments.add(maker.argument)
+                elif maker.eqn is not None:
+                    cause.add(self._of_equation(maker.scope, maker.eqn))
+                else:
+                    cause.own = cause.own or (not maker.literal and bool(atom.aval.shape))
+        return self._known[key]
+
+    def _of_equation(self, scope: Scope, eqn: Any) -> _Cause:
+        narrow = {kind for atom in eqn.invars if (kind := _jax.short_dtype(atom.aval)) in _NARROW}
+        cause = _Cause(narrow)
+        wide = [atom for atom in eqn.invars if _is(atom.aval, _WIDE) and not _jax.is_literal(atom)]
+        if not wide:
+            cause.own = not (narrow and self._meets_arguments(scope, eqn))
+        for atom in wide:
+            cause.add(self.of(scope, atom))
+        return cause
+
+    def _meets_arguments(self, scope: Scope, cast: Any) -> bool:
+        """Whether a value is cast because what it is combined with, in the same expression, is an argument."""
+        span = self._spans.of(_jax.traceback_of(cast))
+        readers = [read for read, _ in scope.readers.get(cast.outvars[0], ()) if not _jax.is_transparent(read)]
+        others = [[atom for atom in read.invars if atom is not cast.outvars[0]] for read in readers]
+        return bool(readers) and all(
+            self._spans.of(_jax.traceback_of(read)) == span and len(other) == 1 and _are_arguments(scope, other)
+            for read, other in zip(readers, others, strict=True)
+        )
+
+
+def _are_arguments(scope: Scope, atoms: Iterable[Any]) -> bool:
+    """Whether values are arguments, or parts of them, and wide."""
+    for atom in atoms:
+        if _jax.is_literal(atom) or not _is(atom.aval, _WIDE):
+            return False
+        for maker in makers(scope, atom):
+            made_by: Any = maker.eqn
+            moved = made_by is not None and _jax.only_moves(made_by)
+            if maker.argument is None and not (moved and _are_arguments(maker.scope, made_by.invars[:1])):
+                return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """Wide sums of narrow gradients that a loop carries."""
+
+    nbytes: int
+    narrow: str
+    times: int | None
+    source: SourceSpan | None
+
+
+def accumulators(engine: Engine) -> Iterator[Accumulator]:
+    """Those of the training step, a loop each."""
+    step = engine.step
+    for scope, eqn in walk(step.closed, once=True) if step is not None else ():
+        for inner in scope.inner(eqn):
+            body = inner.body
+            if body is None or not body.carries or not any(half_of(each) for _, each in walk(inner, once=True)):
+                continue
+            sums = [
+                (kind, inner.jaxpr.outvars[out])
+                for out, carried in body.carries
+                for kind in _added(inner, inner.jaxpr.outvars[out], inner.jaxpr.invars[carried])
+            ]
+            if sums and step is not None:
+                nbytes = sum(_jax.nbytes(var.aval) for _, var in sums)
+                yield Accumulator(nbytes, sums[0][0], body.times, locate(step.provenances, scope, eqn).source)
+
+
+def _added(scope: Scope, total: Any, carried: Any) -> Iterator[str]:
+    """The type of what is cast and added to a wide value that a loop carries, if anything is."""
+    eqn = None if _jax.is_literal(total) or not _is(total.aval, _WIDE) else scope.makers.get(total, (None, 0))[0]
+    if eqn is not None and _jax.is_addition(eqn) and carried in eqn.invars:
+        for atom in eqn.invars:
+            cast = None if atom is carried or _jax.is_literal(atom) else scope.makers.get(atom, (None, 0))[0]
+            if cast is not None and len(cast.invars) == 1 and _is(cast.invars[0].aval, *_NARROW):
+                yield _jax.short_dtype(cast.invars[0].aval)

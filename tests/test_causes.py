@@ -1,0 +1,201 @@
+"""What takes memory by the way a program is written, held against the program that is written otherwise, and XLA."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import remat_magic as rm
+from tests.programs import f32
+
+BF16 = jnp.bfloat16
+
+
+def narrow(*shape):
+    return jax.ShapeDtypeStruct(shape, BF16)
+
+
+def kinds(trace, policy="as_written"):
+    return {advice.kind: advice for advice in trace.advice(policy)}
+
+
+# ------------------------------------------------------------------------------------ narrow values that meet wide ones
+
+
+def layers(ws, x):
+    for w in ws:
+        x = jax.nn.silu(x @ w).astype(BF16)
+    return jnp.mean(x.astype("float32") ** 2)
+
+
+def with_bias(ws, x):
+    for w, b in ws:
+        x = jax.nn.gelu(x @ w + b)
+    return jnp.mean(x.astype("float32") ** 2)
+
+
+def in_a_scan(ws, x):
+    step = lambda x, w: (jnp.tanh(x @ w).astype(BF16), None)  # noqa: E731
+    return jnp.mean(lax.scan(step, x, ws)[0].astype("float32") ** 2)
+
+
+def attention(ws, x):
+    q, k, v = (jnp.einsum("btd,dhe->bhte", x, ws[name]) for name in "qkv")
+    scores = jax.nn.softmax(jnp.einsum("bhte,bhse->bhts", q, k) / 8)
+    return jnp.mean(jnp.einsum("bhts,bhse->bhte", scores, v).astype("float32") ** 2)
+
+
+def norm(scale, x):
+    """In float32 on purpose, as norms are."""
+    wide = x.astype("float32")
+    return jnp.sin(wide * lax.rsqrt((wide**2).mean(-1, keepdims=True)) * scale).astype(BF16).astype("float32").sum()
+
+
+def logits(w, x):
+    return jax.nn.logsumexp(x.astype("float32") @ w, -1).mean()
+
+
+SQUARE, VALUE = f32(128, 128), narrow(512, 128)
+HEADS = {name: f32(128, 4, 32) for name in "qkv"}
+# How far the figure is off what the mend spares; None: the program's own casts, of which nothing is said.
+WIDE = {
+    "layers": (layers, [SQUARE] * 4, VALUE, 0),
+    "with a bias": (with_bias, [(SQUARE, f32(128))] * 3, VALUE, 0.1),
+    "in a scan": (in_a_scan, f32(4, 128, 128), VALUE, 0),
+    "attention": (attention, HEADS, narrow(4, 64, 128), 0.25),
+    "wide from the first": (layers, [SQUARE] * 4, f32(512, 128), 0.1),
+    "a norm": (norm, f32(128), VALUE, None),
+    "logits": (logits, SQUARE, VALUE, None),
+    "narrow weights": (layers, [narrow(128, 128)] * 4, VALUE, None),
+    "all wide": (lambda ws, x: jnp.sin(x @ ws).sum(), SQUARE, f32(512, 128), None),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_what_is_wide_by_its_weights_is_named_with_what_a_cast_spares(name):
+    fun, weights, x, off = WIDE[name]
+    trace = rm.trace(fun, weights, x)
+    found = kinds(trace).get("wide-residuals")
+    assert (found is None) == (off is None) or "Cast" not in found.mend
+    if off is not None:
+        cast = rm.trace(lambda ws, x: fun(jax.tree.map(lambda w: w.astype(BF16), ws), x), weights, x)
+        spared = trace.report().saved_bytes - cast.report().saved_bytes
+        assert found.figure == pytest.approx(spared, rel=off)
+        assert trace.report().wrt[0] in found.sentence
+        assert found.source.file == __file__
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("library", ["flax", "equinox"])
+def test_a_layer_of_a_library_that_widens_is_named(library):
+    """Flax casts its inputs in a line of its own, equinox multiplies what it is given."""
+    if library == "flax":
+        linen = pytest.importorskip("flax.linen")
+        model = linen.Sequential([linen.Dense(128), linen.silu, linen.Dense(128), linen.silu])
+        params = jax.eval_shape(model.init, jax.random.key(0), VALUE)
+        trace = rm.trace(lambda params, x: model.apply(params, x).sum(), params, VALUE)
+    else:
+        equinox = pytest.importorskip("equinox")
+        model = equinox.nn.MLP(128, 128, 128, 2, jax.nn.silu, key=jax.random.key(0))
+        trace = rm.trace(lambda model, x: jax.vmap(model)(x).sum(), model, VALUE)
+    assert "Cast them to bf16" in kinds(trace)["wide-residuals"].mend
+
+
+# ---------------------------------------------------------------------------------------- wide sums of narrow gradients
+
+
+def loss(params, x):
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0] @ params["head"]) ** 2
+
+
+def by_scan(params, xs, kind):
+    def part(sums, x):
+        value, gradients = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradients), value
+
+    sums, _ = lax.scan(part, jax.tree.map(lambda p: jnp.zeros(p.shape, kind), params), xs)
+    return jax.tree.map(lambda p, g: (p - 0.1 * g).astype(p.dtype), params, sums)
+
+
+def by_loop(params, xs, kind):
+    def part(i, sums):
+        return jax.tree.map(lambda s, g: s + g, sums, jax.grad(loss)(params, xs[i]))
+
+    sums = lax.fori_loop(0, 4, part, jax.tree.map(lambda p: jnp.zeros(p.shape, kind), params))
+    return jax.tree.map(lambda p, g: (p - 0.1 * g).astype(p.dtype), params, sums)
+
+
+@pytest.mark.parametrize(
+    ("params", "sums", "told"), [(BF16, "float32", True), (BF16, BF16, False), ("float32", "float32", False)]
+)
+@pytest.mark.parametrize("step", [by_scan, by_loop])
+def test_a_wide_sum_of_narrow_gradients_is_named(step, params, sums, told):
+    shapes = {"layers": jax.ShapeDtypeStruct((4, 64, 64), params), "head": jax.ShapeDtypeStruct((64, 64), params)}
+    xs = jax.ShapeDtypeStruct((4, 16, 64), params)
+    trace = rm.trace(jax.jit(lambda p, xs: step(p, xs, sums), donate_argnums=0), shapes, xs)
+    found = kinds(trace).get("wide-accumulator")
+    assert (found is not None) == told
+    if told:
+        assert found.stake == found.figure == 5 * 64 * 64 * 4 // 2
+        assert "of 4 parts" in found.sentence
+
+
+# ---------------------------------------------------------------------------------------- arguments that are given back
+
+STACK, X = f32(8, 256, 256), f32(16, 256)
+
+
+def net(ws, x):
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w) + x, None), x, ws)[0] ** 2)
+
+
+def stacked(ws, x):
+    x, again = lax.scan(lambda x, w: (jnp.tanh(x @ w) + x, w), x, ws)
+    return jnp.mean(x**2), again
+
+
+def carried(ws, x):
+    (x, again), _ = lax.scan(lambda c, w: ((jnp.tanh(c[0] @ w) + c[0], c[1]), None), (x, ws), ws)
+    return jnp.mean(x**2), again
+
+
+def each_step(w, x):
+    x, again = lax.scan(lambda x, _: (jnp.tanh(x @ w) + x, w), x, None, length=8)
+    return jnp.mean(x**2), again
+
+
+# With how many copies of the stack.
+COPIES = {
+    "a scan stacks it": (stacked, STACK, 1),
+    "jitted": (jax.jit(stacked), STACK, 1),
+    "given back": (lambda ws, x: (net(ws, x), ws), STACK, 1),
+    "twice": (lambda ws, x: (net(ws, x), (ws, ws)), STACK, 2),
+    "a scan carries it": (carried, STACK, 1),
+    "a scan stacks it in each step": (each_step, f32(256, 256), 1),
+    "changed": (lambda ws, x: (net(ws, x), ws * 2), STACK, 0),
+    "not given back": (lambda ws, x: (net(ws, x), x), STACK, 0),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_is_given_back_as_it_came_is_a_copy(name):
+    """Named, and in the peak of this machine: that is XLA's, within a tenth."""
+    fun, weights, copies = COPIES[name]
+    trace = rm.trace(fun, weights, X, has_aux=True)
+    found = kinds(trace).get("argument-given-back")
+    assert (found.figure if found else 0) == copies * 8 * 256 * 256 * 4
+    assert trace.report().peak_bytes == pytest.approx(trace.measure().total_bytes, rel=0.1)
+    copied = [value for value in trace.timeline().alive if value.kind == "temporary" and value.argument]
+    assert sum(value.nbytes for value in copied) >= copies * 8 * 256 * 256 * 4
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_what_is_given_away_is_no_copy(donated):
+    def step(params, x):
+        rest = lambda head: loss({**params, "head": head}, x)  # noqa: E731
+        return {**params, "head": params["head"] - 0.1 * jax.grad(rest)(params["head"])}
+
+    params = {"layers": STACK, "head": f32(256, 256)}
+    trace = rm.trace(jax.jit(step, donate_argnums=(0,) if donated else ()), params, X)
+    assert ("argument-given-back" in kinds(trace)) == (not donated)
+    assert trace.report().peak_bytes == pytest.approx(trace.measure().total_bytes, rel=0.1)
