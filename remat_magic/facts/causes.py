@@ -163,9 +163,11 @@ def _are_arguments(scope: Scope, atoms: Iterable[Any]) -> bool:
         if _jax.is_literal(atom) or not _is(atom.aval, _WIDE):
             return False
         for maker in makers(scope, atom):
-            made_by: Any = maker.eqn
-            moved = made_by is not None and _jax.only_moves(made_by)
-            if maker.argument is None and not (moved and _are_arguments(maker.scope, made_by.invars[:1])):
+            if maker.argument is not None:
+                continue
+            if maker.eqn is None or not _jax.only_moves(maker.eqn):
+                return False
+            if not _are_arguments(maker.scope, maker.eqn.invars[:1]):
                 return False
     return True
 
