@@ -98,7 +98,7 @@ def applied_parameters(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     module = given[0] if given else None
     method = kwargs.get("method") or "__call__"
     method = getattr(type(module), method, None) if isinstance(method, str) else getattr(method, "__func__", method)
-    _, *own = inspect.signature(method).parameters.values() if callable(method) else [None]
+    own = list(inspect.signature(method).parameters.values())[1:] if callable(method) else []
     names = [*first, *(p.name for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))]
     return names[len(given) - number :]
 

@@ -4,10 +4,12 @@ The libraries are no dependencies; see ``tests/test_models.py``.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import remat_magic as rm
+from tests.pretend_compiler import SIZES
 from tests.test_models import library
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -213,3 +215,37 @@ def test_what_linen_applies_names_its_arguments(cells, call, names):
     named = {residual.argument for residual in widget.report.residuals if residual.argument}
     assert named & set(names)
     assert not any("args[" in name for name in named)
+
+
+def test_what_equinox_checks_is_left_out_of_what_is_compiled_elsewhere(pretend, cache):
+    """As where it is told to check nothing: no device that is not here can call Python. What the user calls stays."""
+    equinox = library("equinox")
+    pretend(SIZES)
+
+    def loss(on_error, prints):
+        def checked(w, x):
+            x = equinox.error_if(x, jnp.any(x > 3), "too big", on_error=on_error)
+            tanh = lambda x: equinox.error_if(jnp.tanh(x @ w), x.sum() > 9, "no", on_error=on_error)  # noqa: E731
+            x, _ = jax.lax.scan(lambda x, _: (tanh(x), None), x, None, length=3)
+            if prints:
+                jax.debug.print("{}", x.sum())
+            return jnp.sum(jax.vmap(jax.checkpoint(tanh))(x[:, None]) ** 2)
+
+        return checked
+
+    def step(on_error, prints=False):
+        def stepped(w, x):
+            value, gradient = equinox.filter_jit(equinox.filter_value_and_grad(loss(on_error, prints)))(w, x)
+            return w - 0.1 * gradient, value
+
+        return rm.trace(stepped, *[jax.ShapeDtypeStruct((4, 4), "float32")] * 2)
+
+    for on_error, kinds in (("raise", ["checks-left-out"]), ("off", [])):
+        measured = step(on_error).measure(device="H100 SXM")
+        assert not measured.error
+        assert [finding.kind for finding in measured.findings] == kinds
+    assert "callback" in step("raise").report().forward.text  # which the report still has
+    programs = [step(how).engine.gradient(platform="cuda").lowered.as_text() for how in ("raise", "off")]
+    assert programs[0].count("stablehlo.custom_call") == programs[1].count("stablehlo.custom_call")
+    assert programs[0].count("stablehlo.tanh") == programs[1].count("stablehlo.tanh")
+    assert step("raise", prints=True).measure(device="H100 SXM").error.endswith("take the callbacks out.")

@@ -15,6 +15,7 @@ from remat_magic._jax.bodies import (
     perturbed_operands,
     rearranged,
     rule_inputs,
+    unchecked,
 )
 from remat_magic._jax.caches import Generation, tracing
 from remat_magic._jax.checkpoints import (
@@ -74,6 +75,7 @@ from remat_magic._jax.primitives import (
     is_barrier,
     is_broadcast,
     is_call,
+    is_check,
     is_cond,
     is_custom_rule,
     is_exponential,

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+from jax.extend import core
 from jax.extend.linear_util import wrap_init
 
 from remat_magic._jax.checkpoints import checkpoint_body, checkpoint_policy, is_checkpoint, replace_checkpoint
 from remat_magic._jax.jaxprs import function_name, is_jaxpr, is_literal, like_tuple, open_jaxpr
 from remat_magic._jax.primitives import (
     high_params,
+    is_check,
+    is_cond,
     is_custom_rule,
     is_jit,
     primitive_name,
@@ -207,6 +210,17 @@ def map_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
         return eqn if changed is body else replace_checkpoint(eqn, changed, checkpoint_policy(eqn))
     params = {key: _changed(value, change) for key, value in eqn.params.items()}
     return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
+
+
+def unchecked(eqn: Any) -> Any:
+    """A check by equinox's ``error_if`` that finds nothing, of a conditional equation; itself where it is none."""
+    branches = eqn.params["branches"] if is_cond(eqn) else ()
+    passing = [branch for branch in branches if not any(map(is_check, open_jaxpr(branch).eqns))]
+    if len(passing) in (0, len(branches)):
+        return eqn
+    first, *operands = eqn.invars  # the number of the branch, which nothing need work out any more
+    branches = (passing[0],) * len(branches)
+    return eqn.replace(invars=[core.Literal(0, first.aval), *operands], params={**eqn.params, "branches": branches})
 
 
 def rule_inputs(eqn: Any) -> Any:

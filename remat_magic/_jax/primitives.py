@@ -151,6 +151,12 @@ def is_cond(eqn: Any) -> bool:
     return eqn.primitive.name == "cond"
 
 
+def is_check(eqn: Any) -> bool:
+    """Whether an equation is a callback of equinox's ``error_if``, which raises where a check fails."""
+    callback = eqn.params.get("callback") if eqn.primitive.name == "pure_callback" else None
+    return getattr(getattr(callback, "callback_func", None), "__module__", "") == "equinox._errors"
+
+
 def donated(eqn: Any) -> list[Any]:
     """The operands of a jitted call that the caller gives away."""
     flags = eqn.params.get("donated_invars", ()) if is_jit(eqn) else ()

@@ -18,6 +18,7 @@ from remat_magic import _jax
 from remat_magic.engine.failures import is_passing
 from remat_magic.jaxprs.one_device import Propagated, Spread, TypeOf, mapped_twice, own_type
 from remat_magic.jaxprs.provenance import Provenances
+from remat_magic.jaxprs.rewriting import without_checks
 from remat_magic.jaxprs.values import is_inexact
 from remat_magic.records import RematError
 from remat_magic.wording import one_line, text_of
@@ -186,7 +187,7 @@ class Gradient:
     """A program that takes a trace's array leaves and returns its outputs, auxiliary outputs and gradients, flat.
 
     Or the training step around it, which takes the step's array leaves and returns what the step does, flat.
-    ``policy`` and ``at`` are those of the report; ``jaxpr`` is what was lowered, ``lowered`` is ready to compile.
+    ``policy`` and ``at`` are those of the report; ``jaxpr`` is the program, ``lowered`` is ready to compile.
     ``forward`` and ``backward`` are the halves that the report is of. ``outputs`` counts the gradient's outputs and
     auxiliary outputs. ``donated`` are the positions of the arguments that it may write over.
     """
@@ -240,11 +241,15 @@ def lower(
 ) -> tuple[Any, jax.stages.Lowered]:
     """The jaxpr of a flat function and the same lowered, for where its arguments are or for another platform.
 
+    Of a device that is not here nothing can call Python: what equinox checks by that is left out of what is lowered.
     ``donated`` are the positions of arguments to write over, ``results`` the shardings of what it gives, if any.
     """
     options: dict[str, Any] = {} if results is None else {"out_shardings": [*results]}
     traced = jax.jit(function, donate_argnums=tuple(donated), **options).trace(*types)
-    return _jax.open_jaxpr(traced.jaxpr), traced.lower(lowering_platforms=(platform,) if platform else None)
+    jaxpr = traced.jaxpr
+    if platform and (unchecked := without_checks(jaxpr)) is not jaxpr:
+        traced = jax.jit(_jax.as_function(unchecked), donate_argnums=tuple(donated), **options).trace(*types)
+    return _jax.open_jaxpr(jaxpr), traced.lower(lowering_platforms=(platform,) if platform else None)
 
 
 _pauses: set[object] = set()

@@ -16,10 +16,11 @@ from remat_magic import _jax, devices, wording
 from remat_magic.devices import Device
 from remat_magic.facts.facts import Facts
 from remat_magic.jaxprs.values import sharding_of
+from remat_magic.jaxprs.walk import walk
 from remat_magic.measuring.departures import offload_kept
 from remat_magic.measuring.elsewhere import compile_for
 from remat_magic.measuring.xla_memory import with_texts
-from remat_magic.records import Collective, Effort, Measurement, RematError, XlaMemory
+from remat_magic.records import Collective, Effort, Measurement, Note, RematError, XlaMemory
 
 __all__ = [
     "Stopped",
@@ -141,6 +142,12 @@ def _random(aval: Any, sharding: Any, generator: np.random.Generator) -> Any:
 # ----------------------------------------------------------------------------------- for a device that need not be here
 
 
+_UNCHECKED = (
+    "Compiled without the checks of equinox.error_if, as with EQX_ON_ERROR=off: they call Python, which no device that "
+    "is not here can."
+)
+
+
 def compile_elsewhere(
     facts: Facts,
     policy: Any,
@@ -171,7 +178,9 @@ def compile_elsewhere(
     doing = "lower"
     try:
         gradient = facts.engine.gradient(policy, at, namespace, platform=device.target.platform)
-        measured = replace(measured, policy=gradient.policy, at=gradient.at)
+        checked = any(_jax.is_check(eqn) for _, eqn in walk(gradient.jaxpr, once=True))
+        findings = (Note("checks-left-out", _UNCHECKED),) if checked else ()
+        measured = replace(measured, policy=gradient.policy, at=gradient.at, findings=findings)
         doing = "compile"
         answer = compile_for(device, gradient.lowered, effort=effort, seconds=seconds, stop=stop)
     except InterruptedError:

@@ -32,6 +32,7 @@ NoteKind = Literal[
     "peak-by-order",
     "peak-in-update",
     "offload-kept",
+    "checks-left-out",
 ]
 
 

@@ -76,5 +76,5 @@ def _said(measured: Measurement, usable_bytes: int | None, unfinished: bool) -> 
     elif measured.devices_there > 1 and not per_device:
         where, idle = f"one device of {where}", " The program is on no mesh, and leaves the others idle."
     verdict = f"{'fits' if measured.fits else 'does not fit'} {where}{', compiled quickly' if quickly else ''}"
-    mend = f" {measured.mend}" if measured.mend else ""
+    mend = "".join(f" {sentence}" for sentence in (measured.mend, *measured.findings) if sentence)
     return _Said(verdict, f"XLA needs {_of(needed, available, per_device)}.{mend}{itself}{idle}", how)
