@@ -33,7 +33,7 @@ def records():
     plan = trace.plan("40%")
     return {
         "report": trace.report("dots_saveable"),
-        "preview": trace.preview("nothing_saveable"),
+        "preview": rm.trace(layers, f32(6, 16, 16), f32(8, 16)).preview("nothing_saveable"),  # whose report nobody made
         "plan": plan,
         "edit": trace.edit(plan),
         "timeline": trace.timeline(),
