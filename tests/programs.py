@@ -228,7 +228,13 @@ def binary8(x):
 KINDS = ("three_layers", "scanned_checkpoint", "nested_checkpoint", "conditional", "custom_vjp", "jitted_helper")
 KINDS += ("mixed_precision", "complex_numbers", "embedding", "dictionary")
 
-EACH_PROGRAM = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in PROGRAMS]
+
+def some_of(values: Iterable[Any], *usual: Any) -> list[Any]:
+    """All values for a parameter of a test, of which the usual run tries some."""
+    return [pytest.param(value, marks=() if value in usual else pytest.mark.slow) for value in values]
+
+
+EACH_PROGRAM = some_of(PROGRAMS, *KINDS)
 
 
 def in_turn(values: Iterable[Any]) -> list[Any]:

@@ -40,7 +40,7 @@ from remat_magic.records import RematError, base
 from remat_magic.widget import RematWidget
 from remat_magic.widget import widget as widget_module
 from remat_magic.widget.worker import Worker
-from tests.programs import f32
+from tests.programs import f32, some_of
 from tests.test_widget import FakeComm, FakeTrace, browser, messages, tell, views, workers_of  # noqa: F401 - fixtures
 
 MOMENTS = int(os.environ.get("REMAT_FAULTS", "0")) or 1
@@ -251,12 +251,7 @@ def _moments_of(act) -> int:
     return counts[-1]
 
 
-_USUAL = ("report", "plan", "function")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in _USUAL else pytest.mark.slow) for name in OPERATIONS]
-)
+@pytest.mark.parametrize("name", some_of(OPERATIONS, "report", "plan", "function"))
 def test_an_interrupt_at_any_moment(name, remat3):
     _undisturbed.cache_clear()
     act = OPERATIONS[name]

@@ -46,6 +46,7 @@ from remat_magic.widget.bundle import widget_script
 from remat_magic.widget.panels import PANELS
 from remat_magic.wording import one_line, printable
 from tests.plot_records import Sheet, rows, timeline
+from tests.programs import some_of
 from tests.test_architecture import PACKAGE, modules
 from tests.test_widget import browser, workers_of  # noqa: F401 - a fixture
 from tests.views_records import fragments, infected, small
@@ -443,13 +444,10 @@ def test_only_what_is_html_is_taken_for_html():
     assert "outerHTML" not in script
 
 
-_OTHER_BREAKS = ("a\nb", "\n", "a\r\nb", "a\u2028b", "\x01")
+_BREAKS = ("} in (\n  b:f32[]. let", "'\n\"", "a\nb", "\n", "a\r\nb", "a\u2028b", "\x01")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["} in (\n  b:f32[]. let", "'\n\"", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHER_BREAKS)],
-)
+@pytest.mark.parametrize("name", some_of(_BREAKS, *_BREAKS[:2]))
 def test_a_checkpoint_name_that_breaks_lines_breaks_nothing(name, remat3, tmp_path):
     """In a layer, a checkpoint, a scan and a jitted function: texts are JAX's own; keys, plans and edits name it."""
 

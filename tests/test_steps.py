@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import remat_magic as rm
 from tests.eight_devices import eight
+from tests.programs import some_of
 
 RATE = 0.1
 
@@ -278,7 +279,7 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("how", APART)
+@pytest.mark.parametrize("how", some_of(APART, "jit", "checkpoint, traced before", "partial of a jit"))
 def test_the_signature_is_the_loss_s_own_where_jax_traces_it_apart(how):
     of, before = APART[how]()
 
@@ -310,7 +311,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("asked", some_of(ASKED, "jitted gradient", "value of a vjp"))
 def test_a_step_that_asks_for_shapes_first_is_known(asked):
     """As for the zeros that gradients are summed on."""
     of, function = ASKED[asked]
@@ -505,7 +506,7 @@ BOUND = {
 }
 
 
-@pytest.mark.parametrize("how", BOUND)
+@pytest.mark.parametrize("how", some_of(BOUND, "jitted method", "partial by keyword"))
 def test_what_a_method_or_a_partial_holds_is_an_argument_of_the_step(how):
     params, x, y = arguments(16, 64)
     (held, *rest), (function, *whole) = BOUND[how](Trainer(params, params), x, y)
@@ -621,9 +622,7 @@ def over_four_devices(fun, **options):
 
 
 @eight
-@pytest.mark.parametrize(
-    "how", ["shard_map", *(pytest.param(how, marks=pytest.mark.slow) for how in ("pmap", "shard_map without vma"))]
-)
+@pytest.mark.parametrize("how", some_of(("shard_map", "pmap", "shard_map without vma"), "shard_map"))
 def test_a_gradient_on_several_devices_is_of_one_of_them(how):
     params, x, y = arguments(batch=16)
 
@@ -678,7 +677,7 @@ MAPPED = {
 }
 
 
-@pytest.mark.parametrize("how", MAPPED)
+@pytest.mark.parametrize("how", some_of(MAPPED, "pmap", "vmap of jit", "shard_map"))
 def test_a_step_that_is_mapped_over_one_is_a_step(how):
     """As on a laptop, which has one device; numbers among the parameters are given back as a row of one."""
     (w, *_), x, y = arguments()
