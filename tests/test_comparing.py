@@ -1,7 +1,6 @@
 """The Compare and Memory panels on the kernel's side, with the real engine and without a browser."""
 
 import json
-import threading
 from types import SimpleNamespace
 
 import jax
@@ -30,6 +29,7 @@ from tests.pretend_compiler import SIZES
 from tests.programs import f32
 from tests.test_estimate import attention_layers
 from tests.views_records import EVIL
+from tests.widget_frame import Browser
 
 
 def loss(w, x):
@@ -39,27 +39,6 @@ def loss(w, x):
 
 
 ARGUMENTS = (jnp.ones((8, 8)), jnp.ones((8, 8)))
-
-
-class Browser:
-    """Keeps the messages, and waits for one."""
-
-    def __init__(self):
-        self.messages = []
-        self.arrived = threading.Condition()
-
-    def __call__(self, message):
-        with self.arrived:
-            self.messages.append(message)
-            self.arrived.notify_all()
-
-    def wait(self, wanted, seconds=120):
-        with self.arrived:
-            assert self.arrived.wait_for(lambda: any(wanted(message) for message in self.messages), seconds)
-            return next(message for message in reversed(self.messages) if wanted(message))
-
-    def of(self, kind):
-        return self.wait(lambda message: message["type"] == kind)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from remat_magic.widget import RematWidget
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Request
 from remat_magic.widget.panels.plan import Plan as Planning
+from tests.widget_frame import Browser
 
 
 def loss(Ws, x):
@@ -29,31 +29,6 @@ def loss(Ws, x):
 
 
 ARGUMENTS = (jax.ShapeDtypeStruct((8, 16, 16), "float32"), jax.ShapeDtypeStruct((4, 16), "float32"))
-
-
-class Browser:
-    """Keeps what is sent, and what is chosen."""
-
-    def __init__(self):
-        self.messages, self.chosen, self._news = [], [], threading.Condition()
-
-    def __call__(self, message):
-        with self._news:
-            self.messages.append(message)
-            self._news.notify_all()
-
-    def choose(self, plan, serial):
-        self.chosen.append((plan, serial))
-
-    def of(self, kind, seconds=60):
-        """The first message of a kind."""
-
-        def found():
-            return next((message for message in self.messages if message["type"] == kind), None)
-
-        with self._news:
-            assert self._news.wait_for(found, seconds), (kind, self.messages)
-            return found()
 
 
 @pytest.fixture
