@@ -52,6 +52,11 @@ class Note(str):
         note.kind, note.about = kind, tuple(about)
         return note
 
+    @property
+    def text(self) -> str:
+        """The sentence, as an ordinary string."""
+        return str(self)
+
     def __reduce__(self) -> tuple[type[Note], tuple[NoteKind, str, tuple[str, ...]]]:
         """As ``pickle`` and ``copy`` ask."""
         return Note, (self.kind, str(self), self.about)
