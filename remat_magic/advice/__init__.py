@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_magic import devices
-from remat_magic.advice.rules import FREEING, OF_NO_EFFECT, Case
+from remat_magic.advice.rules import ANYWHERE, OF_GRADIENT, Case
 from remat_magic.facts.facts import Facts
 from remat_magic.records import Advice, Listed, Report
 
@@ -40,7 +40,7 @@ def advise(
     """
     case = Case(facts.on(None if device is None else devices.get(device)), at, policy, namespace)
     # What frees memory of the gradient alone lowers no peak that is elsewhere.
-    rules = OF_NO_EFFECT if case.report.in_update else (*FREEING, *OF_NO_EFFECT)
+    rules = ANYWHERE if case.report.in_update else (*OF_GRADIENT, *ANYWHERE)
     findings = dict[tuple[str, str], Advice]()
     # Of calls that are alike it is said once.
     for advice in (advice for rule in rules for advice in rule(case)):

@@ -27,7 +27,7 @@ from remat_magic.planning.planner import Planner, planner, saved_by
 from remat_magic.policies import MIXED, Key, resolve
 from remat_magic.records import Advice, Plan, PlannedValue, RematError, Report, SourceSpan
 
-__all__ = ["FREEING", "OF_NO_EFFECT", "Case"]
+__all__ = ["ANYWHERE", "OF_GRADIENT", "Case"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -669,14 +669,15 @@ def _again(case: Case, value: PlannedValue, left: Collection[str]) -> tuple[int,
 
 
 # Of those with as much at stake the first is told first.
-OF_NO_EFFECT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+ANYWHERE: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     stale,
     in_update,
     unknown_name,
     saved_in_vain,
     changes_nothing,
+    argument_given_back,
 )
-FREEING: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+OF_GRADIENT: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     steps_together,
     no_checkpoint,
     only_costs,
@@ -684,5 +685,4 @@ FREEING: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     softmax_of_logits,
     too_wide,
     accumulated,
-    argument_given_back,
 )
