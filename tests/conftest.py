@@ -3,11 +3,13 @@
 import atexit
 import gc
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,28 @@ def _on_the_cpu() -> None:
 def root() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
+    """Writes a file of the user's and imports it as a module, under the given name or one of its own."""
+
+    def load(text: str | bytes, name: str = "") -> types.ModuleType:
+        name = name or f"written_{next(_NUMBERS)}"
+        path = tmp_path / f"{name}.py"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        made = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, made)
+        spec.loader.exec_module(made)
+        return made
+
+    return load
+
+
+_NUMBERS = itertools.count()
 
 
 def _remat3_settings() -> list[bool]:

@@ -1,10 +1,7 @@
 """Plans as edits of the user's source: the text stays the user's, and JAX does with it what the plan promised."""
 
 import dataclasses
-import importlib.util
-import itertools
 import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -27,8 +24,6 @@ from tests.programs import PROGRAMS, f32
 from tests.report_checks import types_of_jax, types_of_ours
 from tests.test_models import library
 
-_count = itertools.count()
-
 HEAD = "import jax\nimport jax.numpy as jnp\n"
 SQUARE = f32(4, 4), f32(4)
 ROWS = f32(4, 4), f32(2, 4)
@@ -38,20 +33,9 @@ DOTS = f"policy={POLICIES}.dots_saveable"
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    """Writes a file and imports it as a module, under the given name or one of its own."""
-
-    def write(text, name=None, head=HEAD):
-        name = name or f"edited_{next(_count)}"
-        path = tmp_path / f"{name}.py"
-        path.write_bytes(text if isinstance(text, bytes) else (head + dedent(text)).encode())
-        spec = importlib.util.spec_from_file_location(name, path)
-        made = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, made)
-        spec.loader.exec_module(made)
-        return made
-
-    return write
+def module(module):
+    """Such a module, whose text begins with the usual imports."""
+    return lambda text, name="", head=HEAD: module(text if isinstance(text, bytes) else head + dedent(text), name)
 
 
 def keeping(trace, *expressions, at=None):

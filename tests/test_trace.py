@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import math
 import pickle
 import re
@@ -595,23 +594,11 @@ def test_equal_layers_are_looked_at_once(monkeypatch, request, jitted):
     assert looked_at(3) == looked_at(9)
 
 
-def _module(folder, name, text):
-    """A module of the user's, loaded from a file."""
-    file = folder / f"{name}.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 LAYER = "import jax\nimport jax.numpy as jnp\n\n\n@jax.checkpoint\ndef layer(x):\n    return jnp.sin(x)  # {}\n"
 
 
-def test_the_same_code_in_two_files_is_told_apart(tmp_path):
-    one, two = (_module(tmp_path, name, LAYER.format(name)) for name in ("one", "two"))
+def test_the_same_code_in_two_files_is_told_apart(module):
+    one, two = (module(LAYER.format(name), name) for name in ("one", "two"))
     assert one.layer.__wrapped__.__code__ == two.layer.__wrapped__.__code__
     trace = rm.trace(lambda x: jnp.sum(one.layer(two.layer(x))), f32(3))
     assert [site.key for site in trace.engine.sites] == ["layer:5:two.py", "layer:5:one.py"]
@@ -626,9 +613,9 @@ def test_the_same_code_in_two_files_is_told_apart(tmp_path):
     assert (texts["one"], texts["two"]) == ("one", "two")
 
 
-def test_a_reloaded_module_quotes_its_new_text_and_a_changed_file_the_old_until_then(tmp_path):
+def test_a_reloaded_module_quotes_its_new_text_and_a_changed_file_the_old_until_then(tmp_path, module):
     def quoted():
-        trace = rm.trace(lambda x: jnp.sum(module.layer(x)), f32(3))
+        trace = rm.trace(lambda x: jnp.sum(changed.layer(x)), f32(3))
         report = trace.report("everything_saveable", "sites")
         (source,) = {row.source for row in report.residuals if row.primitive == "cos"}
         (text,) = [text for text in report.sources if Path(text.file).name == "changed.py"]
@@ -636,12 +623,12 @@ def test_a_reloaded_module_quotes_its_new_text_and_a_changed_file_the_old_until_
         assert source.text in text.text.splitlines()
         return source.line, source.text.partition("# ")[2]
 
-    module = _module(tmp_path, "changed", LAYER.format("old"))
+    changed = module(LAYER.format("old"), "changed")
     assert quoted() == (7, "old")
     longer = "# a line more\n" + LAYER.format("another text")
     (tmp_path / "changed.py").write_text(longer)
     assert quoted() == (7, "old")  # it was not reloaded
-    module = _module(tmp_path, "changed", longer)
+    changed = module(longer, "changed")
     assert quoted() == (8, "another text")
-    module = _module(tmp_path, "changed", longer.replace("another", "the same code and another"))
+    changed = module(longer.replace("another", "the same code and another"), "changed")
     assert quoted() == (8, "the same code and another text")

@@ -1,11 +1,10 @@
 """The user's own source with what each line saves and has recomputed: records made by hand, then real traces."""
 
 import html
-import importlib.util
 import linecache
 import re
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -263,22 +262,6 @@ if True:
 '''
 
 
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    """A module of the user's, traced once."""
-
-    def load(text, name="a_model_of_the_users"):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
-
-
 def f32(*sizes):
     return jax.ShapeDtypeStruct(sizes, jax.numpy.float32)
 
@@ -296,7 +279,7 @@ def holds(report):
 
 
 def test_the_functions_that_ran_are_listed_with_their_text(module, remat3):
-    trace = rm.trace(module(MODULE).loss, f32(4, 4), f32(4))
+    trace = rm.trace(module(MODULE, "a_model_of_the_users").loss, f32(4, 4), f32(4))
     assert [(text.function, text.line, text.text.split("\n")[0]) for text in trace.sources] == [
         ("scale", 8, "scale = lambda x: x * jnp.sin(x)"),
         ("block", 16, "@decorated"),
@@ -327,10 +310,12 @@ def test_text_that_is_traced_as_it_stands(module, text):
     holds(trace.report())
 
 
-def test_a_file_that_has_changed_since_shows_what_was_traced(module, tmp_path):
-    loaded = module("import jax.numpy as jnp\ndef loss(x):\n    y = jnp.sin(x)\n    return jnp.sum(y * y)\n")
+def test_a_file_that_has_changed_since_shows_what_was_traced(module):
+    loaded = module(
+        "import jax.numpy as jnp\ndef loss(x):\n    y = jnp.sin(x)\n    return jnp.sum(y * y)\n", "a_model_of_the_users"
+    )
     first = rm.trace(loaded.loss, f32(3))
-    (tmp_path / "a_model_of_the_users.py").write_text("# other\n" * 3)
+    Path(loaded.__file__).write_text("# other\n" * 3)
     linecache.checkcache()
     trace = rm.trace(loaded.loss, f32(3))
     # Whoever shows a traceback has linecache drop what it knew of the file.
