@@ -83,12 +83,6 @@ def test_every_choice_is_there_once(name, remat3):
     assert again.rows == comparison.rows
 
 
-def test_policies_that_are_asked_for_keep_their_rows():
-    comparison = traced("three_layers").compare(["none", "everything_saveable", jax.checkpoint_policies.dots_saveable])
-    assert [row.policy for row in comparison.rows] == ["none", "everything_saveable", "dots_saveable"]
-    assert [row.same_as for row in comparison.rows] == [(), (), ()]
-
-
 def test_a_policy_that_fails_is_a_row():
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError
@@ -331,15 +325,6 @@ def test_a_comparison_is_exported_as_flat_rows(blocks):
     assert len(comparison) == len(flat)
 
 
-def test_reports_are_not_made_twice(monkeypatch):
-    trace = traced("attention")
-    first = trace.compare(device=DEVICE)
-    import remat_magic.facts.reports as explain
-
-    monkeypatch.setattr(explain, "full", None)
-    assert trace.compare(device=DEVICE).rows == first.rows
-
-
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
 
@@ -358,11 +343,3 @@ def test_sizes_are_read_with_their_units(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(rm.RematError, match="write one like '2 GiB' or '1.5 GB'"):
         parse_bytes(text)
-
-
-def test_checkpoint_names_are_offered():
-    def fun(x):
-        return jnp.sin(checkpoint_name(jnp.sin(x), "h")).sum()
-
-    comparison = rm.trace(fun, S(10)).compare(device=DEVICE)
-    assert any("save_only_these_names('h')" in (row.policy, *row.same_as) for row in comparison.rows)

@@ -3,7 +3,6 @@
 import json
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -14,7 +13,6 @@ from remat_magic.records import (
     Comparison,
     ComparisonRow,
     GradientDifference,
-    RematError,
     SourceSpan,
 )
 from remat_magic.views import choices
@@ -121,13 +119,6 @@ def test_what_is_not_known_of_a_policy_is_said(changes, repeated):
     told = choices.figures(ComparisonRow("none", "function", **figures))
     assert (told["repeated"], told["peak"]) == (repeated, "unknown")
     assert choices.figures(ComparisonRow("none", "function", error="No.")) == {"keys": ["none"], "error": "No."}
-
-
-def test_memory_over_time_has_the_peak_of_the_report(comparing, browser):
-    ask(comparing, "memory")
-    html = browser.of("memory")["html"]
-    peak = rm.trace(loss, *ARGUMENTS).report("dots_saveable", "function").peak_bytes
-    assert f"{peak / 1000:.2f} kB by estimate" in html
 
 
 def test_advice_is_shown_with_its_code_and_escaped(comparing, browser):
@@ -272,29 +263,6 @@ def test_gradients_are_checked_on_the_inputs(comparing, browser):
 def test_what_fails_is_said(comparing, browser):
     ask(comparing, "compare", device="H100 SMX")
     assert browser.of("compare")["error"] == "No device is called 'H100 SMX': did you mean 'H100 SXM'?"
-
-
-def test_a_function_without_a_backward_pass_gets_its_error(browser):
-    def dynamic(x):
-        return jax.lax.while_loop(lambda y: y < 10.0, lambda y: y * 2, x)
-
-    comparing = Panels(LiveTrace(rm.trace(dynamic, 1.0)), browser)
-    ask(comparing, "memory", policy="none")
-    assert "cannot differentiate a while_loop" in browser.of("memory")["error"]
-    comparing.close()
-
-
-def test_closed_it_says_and_holds_nothing(comparing, browser):
-    comparing.close()
-    for kind in ("compare", "memory", "measure", "gradients", "cancel"):
-        ask(comparing, kind)
-    for panel in comparing.panels:
-        for worker in panel._workers.values():
-            worker.join()
-    assert browser.messages == []
-    assert comparing.live.inputs is None
-    with pytest.raises(RematError, match="closed"):
-        _ = comparing.live.trace
 
 
 def test_nothing_that_is_shown_can_inject_html():

@@ -98,16 +98,6 @@ def test_lists_are_tuples(records):
     assert "nothing to show" in Listed()._repr_html_()
 
 
-def test_a_reason_is_told_once(records):
-    edit = dataclasses.replace(
-        records["edit"], unnamed=("sub is made inside.", "exp is made inside.", "sub is made inside.")
-    )
-    for shown in (display.text(edit), edit._repr_html_()):
-        assert shown.count("sub is made inside") == 1
-        assert "sub is made inside (2 times)." in shown
-        assert "exp is made inside." in shown
-
-
 def test_nothing_shown_obeys_a_terminal(records):
     hostile = "f\x1b[2J\u202e\nx"
     value = dataclasses.replace(records["plan"].names[0], primitive=hostile, type=hostile)
@@ -141,17 +131,6 @@ def test_what_if_tells_of_equal_layers_once(records):
     # Equal trades of one expression are one, whichever of its values they are of (jax 0.10: a slice and its shape).
     told = [(row.change, row.value.source, row.value.path, row.saved_bytes, row.recomputed_flops) for row in rows]
     assert told.count(told[number]) == count
-
-
-def test_what_changes_nothing_is_counted(records):
-    first, *others = records["what_if"]
-    idle = [dataclasses.replace(row, saved_bytes=0, recomputed_flops=0, seconds=None) for row in others]
-    rows = Listed([idle[0], dataclasses.replace(first, saved_bytes=1), *idle[1:]])
-    assert alike_rows(rows) == [(1, 1)]
-    told = f"To flip {len(idle)} other values changes neither bytes nor work."
-    assert told in what_if_html(rows)
-    assert told in display.text(rows)
-    assert "To flip" not in what_if_html(rows[1:2])
 
 
 def test_equal_layers_have_one_row(records):

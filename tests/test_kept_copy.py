@@ -1,7 +1,6 @@
 """The copy of the widget that is kept with the notebook: small, of the chosen device, and made where nobody waits."""
 
 import asyncio
-import html as html_module
 import re
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget.idle import forget
 from remat_magic.widget.rendered import MOST_BYTES, Rendered
 from tests.programs import f32
-from tests.test_estimate import attention_layers
 from tests.test_widget import KEYS, FakeShell, FakeTrace, Screen, browser, layers, messages, tell  # noqa: F401 - a fixture
 from tests.views_records import blocks, small
 
@@ -200,21 +198,6 @@ def test_a_kept_copy_is_of_the_device_that_the_widget_shows(screen):
     assert (
         fmt.nbytes(trace.report("none", device="TPU v5e").peak_bytes) in named._rendered.kept(named.report)["text/html"]
     )
-
-
-def test_the_widget_and_what_is_kept_note_a_peak_by_the_order_of_a_device(screen):
-    """Around attention layers XLA may recompute all scores at once: far more than one after another."""
-    layer = {name: f32(256, 256) for name in "qkvo"}
-    trace = rm.trace(attention_layers, [layer] * 4, f32(32, 512, 256))
-    policy, device = "dots_with_no_batch_dims_saveable", "H100 SXM"
-    widget = RematWidget(trace, policy, device=device)
-    widget._publish(widget.report, 0, widget._rendered)
-    noted = html_module.escape(trace.report(policy, "function", device=device).by_order.text)
-    tell(widget, type="peak", policy=policy, at="function", device=device)
-    assert noted
-    assert noted in messages(widget, "peak")[-1]["notes"]
-    assert noted in widget._rendered.kept(widget.report)["text/html"]
-    assert noted not in widget._view["parts"]["notes"]  # which is of no device
 
 
 # ------------------------------------------------------------------------------------------------------ when it is made

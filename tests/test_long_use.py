@@ -1,7 +1,6 @@
 """One process, many inspections: what an inspection leaves behind, and what it may not touch."""
 
 import gc
-import threading
 import weakref
 from collections import Counter
 
@@ -210,26 +209,6 @@ def test_jax_has_its_own_caches_back(fails):
     else:
         rm.trace(loss, ARGS[0]).report("nothing_saveable")
     assert own == (pe.trace_to_jaxpr, pjit._infer_params_cached, pjit._check_and_canonicalize_out_shardings)
-
-
-def test_other_threads_go_on_with_jaxs_own_caches():
-    ran = Counter()
-
-    @jax.jit
-    def other(x):
-        ran["other"] += 1
-        return jnp.cos(x)
-
-    def loss(x):
-        thread = threading.Thread(target=lambda: jax.make_jaxpr(other)(np.ones(3)))
-        thread.start()
-        thread.join()
-        return jnp.sum(x)
-
-    rm.trace(loss, ARGS[0])
-    assert ran["other"] == 1
-    jax.make_jaxpr(other)(np.ones(3))
-    assert ran["other"] == 1  # what the other thread traced meanwhile is in the user's cache
 
 
 def test_no_tracer_leaks():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from remat_magic._jax.wrappers import is_checkpoint
 from remat_magic.notebook.callee import called
 from remat_magic.notebook.functions import prepares
 from remat_magic.notebook.rebinding import applied
@@ -48,10 +47,6 @@ PLAIN = [
 def test_a_gradient_is_of_the_function_that_it_differentiates(callee, wrt, has_aux):
     assert seen(callee, 2.0, 3.0) == (g if has_aux else f, (2.0, 3.0), {}, wrt, has_aux)
     assert called(callee, (2.0, 3.0), {}).notes == ()
-
-
-def test_keyword_arguments_stay_so():
-    assert seen(jax.grad(f), 2.0, y=3.0) == (f, (2.0,), {"y": 3.0}, 0, False)
 
 
 @pytest.mark.parametrize("taker", [jax.vjp, jax.linearize, jax.ad_checkpoint.print_saved_residuals])
@@ -203,12 +198,6 @@ def test_argnums_beyond_the_call_are_refused(args):
 def test_what_has_no_backward_pass(callee, args, mend):
     with pytest.raises(RematError, match=mend):
         called(callee, args, {})
-
-
-def test_checkpoints_are_told_from_other_wrappers():
-    assert is_checkpoint(jax.checkpoint(f))
-    assert is_checkpoint(jax.remat(f, policy=jax.checkpoint_policies.dots_saveable))
-    assert not any(map(is_checkpoint, (f, jax.jit(f), jax.vmap(f), jax.grad(f), jax.jit(jax.checkpoint(f)))))
 
 
 @pytest.mark.parametrize(

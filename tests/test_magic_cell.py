@@ -4,7 +4,6 @@ import ast
 import sys
 
 import pytest
-from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
 from remat_magic.notebook import cell, magic
@@ -70,14 +69,6 @@ def test_the_value_is_the_widget(cells, engine):
     assert widget.trace is engine.last
     assert cells.ns["_"] is widget
     assert cells.ok("_.trace is _1.trace") is True
-
-
-def test_definitions_persist_and_nothing_else_is_left_behind(cells, engine):
-    plain = ["a = 1", "def f(x): return x", "class C: pass"]
-    before = set(cells.ns)
-    cells.ok("%%remat --args 1.0", *plain)
-    new = {name for name in set(cells.ns) - before if not name.startswith("_")}
-    assert new == {"a", "f", "C"}
 
 
 @pytest.fixture
@@ -403,12 +394,6 @@ def test_a_cell_magic_below_the_line(cells, engine):
     assert isinstance(cells.run("%%remat", "%%time", "", "1 / 0").error_in_exec, ZeroDivisionError)
 
 
-def test_text_prints_the_report_and_returns_nothing(cells, engine):
-    assert cells.ok("%remat --text -p dots_saveable -o kept (lambda x: x)(1.0)") is None
-    assert cells.out == "REPORT <lambda> dots_saveable\n"
-    assert cells.ns["kept"].policy == "dots_saveable"
-
-
 def test_a_device_is_named_as_it_is_called(cells, engine):
     assert cells.ok('%remat --device "tpu V5E" (lambda x: x)(1.0)').device == "TPU v5e"
     assert cells.ok('%remat --device="h100 sxm X8" (lambda x: x)(1.0)').device == "H100 SXM x8"
@@ -422,16 +407,6 @@ def test_wrt_counts_as_in_the_call(cells, engine):
     assert (engine.last.args, engine.last.wrt) == ((1.0, 2.0, 3.0), (1, 2))
     cells.ok("import jax", "%remat --wrt b jax.grad(f)(1.0, 2.0, 3.0)")
     assert engine.last.wrt == ("b",)
-
-
-def test_cells_may_run_cells(cells, engine):
-    cells.ok(
-        "%%remat -p everything_saveable",
-        "inner = get_ipython().run_cell('%%remat -p dots_saveable\\n(lambda x: x)(1.0)')",
-        "(lambda x: x)(2.0)",
-    )
-    assert cells.ns["inner"].result.policy == "dots_saveable"
-    assert cells.ns["_"].policy == "everything_saveable"
 
 
 def test_an_exported_notebook_does_the_same(cells, engine):
@@ -485,13 +460,6 @@ def test_unloading_ends_what_widgets_listen_to(shell):
     magic.unload(shell)
     magic.load(shell)
     assert listening() == before
-
-
-def test_unloaded_the_magic_is_simply_not_there(cells):
-    magic.unload(cells.shell)
-    result = cells.run("%%remat", "1")
-    assert isinstance(result.error_in_exec, UsageError)
-    assert "Cell magic `%%remat` not found" in cells.err
 
 
 def test_a_terminal_waits_for_the_whole_cell(shell):

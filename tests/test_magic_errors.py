@@ -5,7 +5,6 @@ import pytest
 from IPython.core.error import UsageError
 
 from remat_magic import devices, units
-from remat_magic.records import RematError
 
 SETUP = """
 import jax, jax.experimental, jax.numpy as jnp
@@ -190,10 +189,6 @@ def test_an_interrupt_while_tracing(user):
     assert user.ok("f.__name__") == "f"
 
 
-def test_an_interrupt_of_the_cell_itself_is_ipythons(user):
-    assert isinstance(user.run("%%remat", "raise KeyboardInterrupt", "loss(x)").error_in_exec, KeyboardInterrupt)
-
-
 def test_the_api_speaks_of_its_own_parameters(user):
     api = "import remat_magic as rm, functools"
     for call, said in {
@@ -202,13 +197,3 @@ def test_the_api_speaks_of_its_own_parameters(user):
         "rm.trace(lambda x: 'no', x)": "or set has_aux=True and return it as auxiliary data.",
     }.items():
         assert said in str(user.run(api, call).error_in_exec)
-
-
-def test_errors_of_the_engine_are_sentences(user, monkeypatch):
-    import remat_magic.api
-
-    def refuse(*_, **__):
-        raise RematError("no, since.")
-
-    monkeypatch.setitem(vars(remat_magic.api), "trace", refuse)
-    assert user.complaint("%%remat", "loss(x)") == "no, since."

@@ -94,40 +94,6 @@ def test_lines_and_numbers_are_those_of_the_cell(notebook):
     )
 
 
-def test_an_exception_of_the_function_shows_the_users_line_alone(notebook):
-    ran = notebook.run("%%remat", "def bad(x):", "    return x @ jnp.ones((5, 5))", "bad(x)")
-    (error,) = ran.errors
-    assert ran.status == "error"
-    assert ran.stderr == ""
-    assert f"Cell In[{ran.count}], line 4" in error
-    assert "----> 3     return x @ jnp.ones((5, 5))" in error
-    assert "/remat_magic/" not in error
-    assert "`bad` raised this TypeError while it was traced" in error
-
-
-def test_a_mistake_is_one_sentence_and_stops_run_all(notebook):
-    ran = notebook.run("%%remat -p dots_savable", "ran = True", "loss(x)")
-    assert (ran.status, ran.errors, ran.displays) == ("error", [], [])
-    assert ran.stderr == "UsageError: 'dots_savable' is not a policy: did you mean 'dots_saveable'?\n"
-    assert notebook.run("ran").status == "error"
-
-
-def test_a_cell_may_await(notebook):
-    ran = notebook.run(
-        "%%remat", "import asyncio", "async def later(value):", "    return value", "loss(await later(x))"
-    )
-    assert (ran.status, len(ran.displays)) == ("ok", 2)
-
-
-def test_apply_comes_after_the_cell(notebook):
-    notebook.run("def model(x): return jnp.sum(jnp.tanh(x))")
-    ran = notebook.run("%%remat --apply -p nothing_saveable", "before = model", "model(x)")
-    assert "`model` now runs under nothing_saveable" in ran.stdout
-    assert notebook.value("(model is before, model.__wrapped__ is before, float(model(x)) == float(before(x)))") == (
-        "(False, True, True)"
-    )
-
-
 def test_an_interrupt_while_tracing(notebook):
     ran = notebook.run(
         "%%remat",
@@ -142,15 +108,6 @@ def test_an_interrupt_while_tracing(notebook):
     assert "UsageError: tracing was interrupted" in ran.stderr
     assert ran.errors == []
     assert notebook.value("slow.__name__") == "'slow'"
-
-
-def test_reload_leaves_one_magic(notebook):
-    for _ in range(2):
-        assert notebook.run("%reload_ext remat_magic").status == "ok"
-    assert len(notebook.run("%%remat", "loss(x)").displays) == 2
-    assert notebook.value("len(get_ipython().input_transformers_cleanup)") == notebook.value(
-        "len({id(one) for one in get_ipython().input_transformers_cleanup})"
-    )
 
 
 @pytest.mark.slow

@@ -55,14 +55,6 @@ def test_what_calls_a_decorated_helper_is_inspected(with_jax, engine, helper_fir
     assert engine.last.fun is with_jax.ns["loss"]
 
 
-def test_a_decorated_function_is_inspected_whatever_stands_beside_it(with_jax, engine):
-    widget = with_jax.ok(
-        "%%remat", "def scale(x): return x", "@jax.checkpoint", "def f(x): return scale(x)", "def other(x): return x"
-    )
-    assert engine.last.fun is with_jax.ns["f"]
-    assert widget.title == "Arguments: your variable x."
-
-
 @pytest.mark.parametrize(
     "last", ["print(x)", "print('made', len([x]))", "print(jnp.shape(x))", "y = len([x]); print(y)"]
 )
@@ -95,11 +87,6 @@ def test_a_cell_with_nothing_to_inspect_says_so_and_has_run(with_jax, lines):
 def test_an_assigned_checkpoint_counts_and_its_function_does_not(with_jax, engine):
     with_jax.ok("%%remat", LAYER, "saved = jax.checkpoint(layer)", "size = len('abc')")
     assert engine.last.fun is with_jax.ns["saved"]
-
-
-def test_a_function_deleted_again_is_none(with_jax, engine):
-    with_jax.ok("%%remat", LAYER, "def other(x): return x", "del other")
-    assert engine.last.fun is with_jax.ns["layer"]
 
 
 def test_args_are_evaluated_in_the_namespace_after_the_cell(with_jax, engine):

@@ -76,11 +76,6 @@ def test_of_a_long_text_the_folds_keep_only_what_is_near():
     assert "line 500\n" not in page
 
 
-def test_a_line_that_looks_like_a_head_is_none():
-    page = edit_html(edit("a\n-- b\n@@ c\n", "a\n++ b\n@@ c\n"))
-    assert "<del>--- b\n</del><ins>+++ b\n</ins> @@ c\n" in page
-
-
 def test_what_is_no_diff_is_said():
     unkept = edit("a\n", "b\n", budget_bytes=1, differences=("why.",))
     page = edit_html(Edit("f", "function", "none", unkept.files, budget_bytes=1, differences=("why.",)))

@@ -5,7 +5,7 @@ import pytest
 from remat_magic import units
 from remat_magic.records import Equation, SourceSpan
 from remat_magic.views import format as fmt
-from remat_magic.views.rows import name_states, recomputed_rows, residual_rows
+from remat_magic.views.rows import recomputed_rows, residual_rows
 from remat_magic.views.totals import totals
 from tests.views_records import blocks, small
 
@@ -46,11 +46,6 @@ def test_every_residual_is_in_one_row():
         assert sum(row.nbytes for row in rows) == sum(residual.nbytes for residual in report.residuals)
 
 
-def test_equal_residuals_are_one_row():
-    first = residual_rows(blocks(2, names=False))[0]
-    assert (first.count, first.nbytes) == (12, 384)
-
-
 def test_names_that_differ_in_numbers_are_folded_only_where_there_are_many():
     few = residual_rows(blocks(2))
     assert {row.name for row in few if row.name} == {f"layer{layer}_{part}" for layer in (0, 1) for part in "abcdef"}
@@ -58,18 +53,6 @@ def test_names_that_differ_in_numbers_are_folded_only_where_there_are_many():
     assert [row.count for row in many] == [12] * 7
     assert many[0].name == "layer0_a … layer11_a"
     assert many[-1].label == "params[0]['w'] … params[11]['w']"
-
-
-def test_other_origins_and_readers_are_named():
-    row = residual_rows(small())[0]
-    assert row.also == ("tanh In[3]:9",)
-    assert row.path == "scan x12 / block"
-    assert row.expression == "jnp.sin(W @ x)"
-    assert row.needed_by == (
-        "multiplied into the cotangent of sin, line 4",
-        "feeds the recomputation of dot_general, line 4",
-        "read by neg",
-    )
 
 
 def test_recomputed_operations_fold_by_place():
@@ -82,17 +65,6 @@ def values(report):
     return {total.key: (total.value, total.detail) for total in totals(report)}
 
 
-def test_totals_count_what_is_in_the_report():
-    assert values(small()) == {
-        "saved": ("24.0 kB", "2 values"),
-        "offloaded": ("8 B", "1 value"),
-        "argument": ("16 B", "1 value needed, alive anyway"),
-        "repeated": ("80 FLOPs", "2 operations, +8.0%"),
-        "deferred": ("1 operation", "cost unknown"),
-        "peak": ("412 B", "estimated"),
-    }
-
-
 def test_what_is_not_known_is_said():
     preview = values(small(complete=False, recomputed=()))
     assert preview["repeated"] == ("…", "being traced")
@@ -101,11 +73,6 @@ def test_what_is_not_known_is_said():
     assert values(small(recomputed=()))["repeated"][0] == "nothing"
     assert "peak" not in values(small(peak_bytes=None))
     assert values(small(forward_flops=None))["repeated"][1] == "2 operations"
-
-
-def test_what_becomes_of_each_name():
-    assert name_states(small()) == {"a": "save", "b": "offload", "c": "recompute"}
-    assert name_states(small(recomputed=()))["c"] == ""
 
 
 def test_unknown_runs_of_one_make_the_row_unknown():

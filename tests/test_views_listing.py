@@ -94,16 +94,6 @@ def test_hovers_have_exact_numbers():
     assert both not in page  # a kept page has the figures once, on the line
 
 
-def test_bars_share_a_scale():
-    residuals = (kept(at(1, 0, 1, 1)), kept(at(2, 0, 2, 1), 32), kept(None, 16))
-    again = (Equation("sin", flops=5, source=at(1, 0, 1, 1)), Equation("sin", source=at(2, 0, 2, 1)))
-    page = listing_html(small(residuals=residuals, recomputed=again, sources=(SourceText(FILE, None, "f", 1, "a\nb"),)))
-    for width in ("25.0", "100.0", "50.0"):
-        assert page.count(f'remat-fill-saved" style="width:{width}%"') == 1
-    assert page.count("remat-fill-again") == 1  # of unknown cost there is no bar
-    assert numbers(page)[1] == ("32 B", "unknown")
-
-
 @pytest.mark.parametrize(
     ("text", "saved", "again", "wanted"),
     [
@@ -147,25 +137,6 @@ def test_everything_can_be_linked():
     assert "<button" not in listing_html(small(sources=(SourceText(SIN.file, 3, "", 3, SIN.text),)))
 
 
-def test_cells_and_the_own_file_are_unfolded():
-    other = "/lib/layers.py"
-    sources = (
-        SourceText("/tmp/1.py", 1, "", 1, "a"),
-        SourceText(FILE, None, "helper", 1, "a"),
-        SourceText(FILE, None, "Model.loss", 9, "a"),
-        SourceText(other, None, "dense", 1, "a\nb"),
-    )
-    page = listing_html(small(sources=sources, residuals=(kept(at(2, 0, 2, 1, file=other)),), recomputed=()))
-    folds = [html.unescape(re.sub(r"<[^>]*>", "", fold)) for fold in re.findall(r"<details.*?</summary>", page)]
-    assert folds == [
-        "In[1] line 1, nothing saved or recomputed",
-        "model.py helper line 1, nothing saved or recomputed",
-        "model.py Model.loss line 9, nothing saved or recomputed",
-        "layers.py dense lines 1 to 2, saved 8 B",
-    ]
-    assert re.findall(r"<details( open)?>", page) == [" open", " open", " open", ""]
-
-
 def test_without_any_text_the_spans_tell():
     """A report from elsewhere, or of what was typed into a terminal: the lines that cost something are shown."""
     page = listing_html(small())
@@ -206,11 +177,6 @@ def test_any_text_is_lexed(text):
         edges = [edge for start, end, _ in row for edge in (start, end)]
         assert edges == sorted(edges)
         assert all(0 <= edge <= len(line) for edge in edges)
-
-
-def test_a_lexer_that_fails_costs_the_colours_only(monkeypatch):
-    monkeypatch.setattr("remat_magic.views.highlight.PythonLexer.get_tokens_unprocessed", lambda *_: 1 / 0)
-    assert words("return unheard_of") == ((),)
 
 
 # ---------------------------------------------------------------------------------------------------------- of programs

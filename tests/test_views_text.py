@@ -7,9 +7,7 @@ import pytest
 from rich.console import Console
 
 from remat_magic.records import Program, ProgramLine, Report
-from remat_magic.views.rows import residual_rows
 from remat_magic.views.text import plain, render
-from remat_magic.views.totals import totals
 from tests.views_records import blocks, infected, small
 
 WIDE = """\
@@ -112,17 +110,6 @@ def test_a_missing_backward_half_is_said():
     text = plain(small(backward_error="The loop has no known length.", recomputed=(), backward=Program()), 100)
     assert "!  The loop has no known length." in text
     assert "Recomputed" not in text
-
-
-def test_everything_in_the_tables_is_in_the_text():
-    for report in (small(), blocks(12)):
-        text = plain(report, 200)
-        for total in totals(report):
-            assert total.value in text
-        for row in residual_rows(report):
-            assert row.type in text
-            assert row.name in text
-            assert row.label in text
 
 
 def test_residuals_are_marked_as_whole_words():

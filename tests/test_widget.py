@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from dataclasses import replace
-from datetime import date
 
 import comm
 import jax.numpy as jnp
@@ -16,13 +15,11 @@ import pytest
 import remat_magic as rm
 from remat_magic import devices
 from remat_magic.records import Choice, Measurement, Program, ProgramLine, RematError, Report, Site
-from remat_magic.views import html
 from remat_magic.views.peak_bar import peak_bar_html
 from remat_magic.widget import RematWidget
 from remat_magic.widget import idle as idle_module
-from remat_magic.widget import rendered as rendered_module
 from remat_magic.widget import widget as widget_module
-from remat_magic.widget.idle import IdleTime, forget, idle_time
+from remat_magic.widget.idle import IdleTime
 from remat_magic.widget.live_trace import LiveTrace
 from remat_magic.widget.panel import Panel, Request
 from remat_magic.widget.worker import Worker
@@ -194,14 +191,6 @@ def test_devices_are_offered_by_one_by_as_many_as_the_mesh_has_and_as_was_asked(
         RematWidget(FakeTrace(), device="TPU v5e:3x3")
 
 
-def test_a_kept_copy_says_what_it_is(monkeypatch):
-    monkeypatch.setattr(rendered_module, "today", lambda: date(2031, 3, 12))
-    widget = RematWidget(FakeTrace())
-    kept = widget._rendered.kept(widget.report)
-    assert "Saved 12 March 2031; run the cell for the live view." in kept["text/html"]
-    assert "Saved 12" not in html.report_html(small())  # which is no copy of anything that lives
-
-
 def layers(ws, x):
     for w in ws:
         x = jnp.tanh(x @ w)
@@ -268,15 +257,6 @@ def test_saving_less_for_nothing_is_said_beside_the_numbers(widget):
     assert said[2:]
     assert all(said[2:])
     assert not any("the peak is no lower" in state["parts"]["notes"] for state in states if state["policy"] == "none")
-
-
-def test_a_policy_at_hand_is_shown_at_once(widget):
-    tell(widget, type="choose", policy="none", at="function", serial=1)
-    tell(widget, type="choose", policy="as_written", at="function", serial=2)
-    widget.comm.sent.clear()
-    tell(widget, type="choose", policy="none", at="function", serial=3)
-    assert views(widget) == [("none", True)]
-    assert widget._view["serial"] == 3
 
 
 def test_rapid_toggling_ends_on_the_last(browser):
@@ -415,20 +395,6 @@ def test_what_is_chosen_and_applied_at_once_is_applied(browser, monkeypatch):
     tell(widget, type="apply", serial=2)
     assert seen == [("dots_saveable", "function")]
     assert messages(widget, "say")[-1]["error"]
-
-
-def test_apply_that_fails_says_so(browser):
-    def apply(_):
-        raise RematError("`loss` has been redefined.")
-
-    widget = RematWidget(FakeTrace(), apply=apply)
-    tell(widget, type="apply", serial=0)
-    assert messages(widget, "say")[-1] == {
-        "type": "say",
-        "text": "`loss` has been redefined.",
-        "error": True,
-        "serial": 0,
-    }
 
 
 def test_hello_is_answered_with_all_that_is_known(widget):
@@ -748,16 +714,6 @@ def test_a_widget_that_fails_ahead_is_logged_and_makes_way_for_the_others(monkey
 
     asyncio.run(session())
     assert "of no use" in caplog.text
-
-
-def test_a_shell_is_listened_to_once():
-    shell = FakeShell()
-    assert idle_time(shell) is idle_time(shell)
-    assert len(shell.events.callbacks["pre_run_cell"]) == 1
-    forget(shell)
-    forget(shell)
-    assert shell.events.callbacks["pre_run_cell"] == []
-    assert idle_time(None) is None
 
 
 class _Previews:

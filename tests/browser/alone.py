@@ -25,9 +25,7 @@ _MODEL = """\
   const style = document.createElement("style");
   style.textContent = css;
   document.head.append(style);
-  const host = document.querySelector(".host");
-  const el = host ? document.createElement("div") : document.querySelector(".live");
-  host?.shadowRoot.append(el);
+  const el = document.querySelector(".live");
   const url = URL.createObjectURL(new Blob([esm], { type: "text/javascript" }));
   return import(url).then(({ default: widget }) => { window.removed = widget.render({ model, el }) });
 }"""
@@ -36,7 +34,7 @@ _MODEL = """\
 def show_alone(
     page: Page, trace: rm.Trace, document: str = '<div class="live"></div>', policy: str = "as_written"
 ) -> None:
-    """Show the widget of a trace in the element ``.live`` of a document, or in the shadow root of ``.host``.
+    """Show the widget of a trace in the element ``.live`` of a document.
 
     It is hidden until it hears of a kernel: ``hear(page, type="hello")``. What is kept of it is known as "its own".
     """

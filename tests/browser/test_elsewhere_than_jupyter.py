@@ -26,8 +26,6 @@ COLAB = """
   <div class="display_data output-id-2"><div class="output_subarea output_html rendered_html kept">{kept}</div></div>
   <div class="display_data output-id-3"><div class="output_subarea output_widget_view live"></div></div>
 </div></div>"""
-# A shadow root of its own, as marimo's.
-ALONE = '{other}<div class="host"></div><script>document.querySelector(".host").attachShadow({{mode: "open"}})</script>'
 
 
 @pytest.fixture
@@ -68,22 +66,6 @@ def test_what_is_kept_gives_way_to_the_live_widget(page: Page, trace: rm.Trace, 
     expect(kept.locator(".remat-static")).to_be_hidden()
     page.evaluate("() => removed()")
     expect(kept.locator(".remat-static")).to_be_visible()
-
-
-def test_a_report_outside_its_shadow_root_stays(page: Page, trace: rm.Trace) -> None:
-    shown_in(page, ALONE, trace)
-    hear(page, type="hello")
-    expect(page.locator(".remat-widget")).to_be_visible()
-    expect(kept_in(page, "nothing_saveable").first).to_be_visible()
-
-
-def test_without_anything_kept_of_it_the_widget_hides_nothing(page: Page, trace: rm.Trace) -> None:
-    """As in a box of widgets, whose copies nobody publishes: the report just before it is another cell's."""
-    report = trace.report("nothing_saveable")._repr_html_()
-    show_alone(page, trace, VS_CODE.format(kept=report, other=""))
-    hear(page, type="hello")
-    expect(page.locator(".remat-widget")).to_be_visible()
-    expect(kept_in(page, "nothing_saveable").first).to_be_visible()
 
 
 def test_a_view_that_was_lost_is_asked_for(page: Page, trace: rm.Trace) -> None:

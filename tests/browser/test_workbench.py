@@ -155,30 +155,6 @@ def test_a_row_leads_to_its_line_and_its_equations(widget: Widget) -> None:
     expect(widget.root.locator(".remat-picked")).to_have_count(0)
 
 
-def test_rows_are_chosen_by_the_keyboard(widget: Widget) -> None:
-    page, part = widget.notebook.page, "residuals"
-    shown = rows(widget, part).and_(page.locator("tr[data-e]"))
-    expect(shown).not_to_have_count(0)
-    first, second = shown.nth(0), shown.nth(1)
-    expect(widget.part(part).locator('tr[tabindex="0"]')).to_have_count(1)  # from there the arrows lead on
-    cells = widget.notebook.cell_count()
-    focus(first)
-    page.keyboard.press("Enter")
-    expect(first).to_have_attribute("aria-selected", "true")
-    expect(first).to_be_focused()
-    page.keyboard.press("ArrowDown")
-    expect(second).to_be_focused()
-    page.keyboard.type("dd")
-    page.keyboard.press("Space")
-    expect(second).to_have_attribute("aria-selected", "true")
-    expect(first).to_have_attribute("aria-selected", "false")
-    expect(widget.part(part).locator('tr[tabindex="0"]')).to_have_count(1)
-    page.keyboard.press("Space")
-    expect(second).to_have_attribute("aria-selected", "false")
-    expect(widget.root.locator('[data-action="unpick"]')).to_be_hidden()
-    assert widget.notebook.cell_count() == cells
-
-
 def test_pointing_marks_the_same_everywhere(widget: Widget) -> None:
     widget.root.get_by_label("Source beside").check()
     row = rows(widget).filter(has_text="tanh").filter(has_text="intermediate").first
