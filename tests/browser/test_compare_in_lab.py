@@ -56,6 +56,16 @@ def test_a_click_on_a_point_sets_the_policy(widget: Widget) -> None:
     expect(row).to_contain_text("nothing_saveable")
 
 
+def test_the_slider_makes_a_plan_where_it_is_let_go(widget: Widget) -> None:
+    slider = widget.root.locator('[data-control="budget"]')
+    slider.fill("90")
+    expect(widget.root.locator('[data-part="stop"]')).to_have_text("90%")
+    expect(widget.policy).to_have_value("nothing_saveable")  # which is the plan of so little a function
+    widget.tab("Plan").click()
+    expect(slider).to_be_visible()  # one slider for both
+    expect(widget.part("planned")).to_contain_text("recomputes")
+
+
 def test_the_table_sorts(widget: Widget) -> None:
     saved = widget.part("comparison").get_by_role("button", name="saved", exact=True)
     saved.click()
