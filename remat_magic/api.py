@@ -442,7 +442,8 @@ class Trace:
             device: whose data sheet the times (seconds) are estimated by, and as on which the peaks are: a name of
                 ``remat_magic.devices.names()`` or a ``Device``. Default: the one that JAX runs on, if it is known, and
                 peaks as on its CPU.
-            most: how many choices are tried at most; ``Places.not_tried`` says what was left out. Default: 40.
+            most: how many choices are tried at most, besides what has no checkpoint and what is as written;
+                ``Places.not_tried`` says what was left out. Default: 40.
             measurements: what ``measure`` gave, shown beside the estimates. Once those are compiled for ``device`` that
                 could be on the front (``Places.to_compile`` are those that are not), the rows are ranked by the memory
                 that they need there. ``Places.with_measurements`` does the same without a search. Default: none.

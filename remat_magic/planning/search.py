@@ -391,8 +391,10 @@ def _within_peak(choices: Planner, request: Request, policies: Sequence[str], be
     first = next((i for i in reversed(range(len(budgets))) if enough(budgets[i])), None)
     if first is not None and first < _GRID:
         low, high = budgets[first], budgets[first + 1]
-        for _ in range(_STEPS):
-            middle = (low + high) // 2
+        for number in range(_STEPS):
+            middle = limit - max(((plan.peak_bytes or 0) - plan.saved_bytes for plan in tried[-1:]), default=0)
+            if number % 2 or not low < middle < high:  # else as if the peak held as much beside what is saved
+                middle = (low + high) // 2
             low, high = (middle, high) if enough(middle) else (low, middle)
     best = min(filter(fits, tried), key=order, default=None)
     if best is None:
