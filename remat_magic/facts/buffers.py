@@ -19,7 +19,6 @@ __all__ = [
     "Buffers",
     "DeviceMemory",
     "Held",
-    "Peak",
     "ScheduledStep",
     "StepBytes",
     "brought_forward",
@@ -106,14 +105,6 @@ def memory_of(device: Device | None) -> DeviceMemory:
 
 
 # --------------------------------------------------------------------------------------------------------- what is held
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most that is held at once, in bytes, and the (first) equation that holds it: its half and its index there."""
-
-    bytes: int
-    where: tuple[Phase, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

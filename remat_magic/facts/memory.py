@@ -42,7 +42,6 @@ from remat_magic.facts.buffers import (
     Buffers,
     DeviceMemory,
     Held,
-    Peak,
     ScheduledStep,
     StepBytes,
     described,
@@ -59,13 +58,10 @@ from remat_magic.jaxprs.walk import walk
 from remat_magic.records import Half, Moment, Phase
 
 __all__ = [
-    "Peak",
     "Schedule",
     "both_halves",
     "live_lines",
-    "peak",
     "step_schedule",
-    "timeline",
 ]
 
 
@@ -266,11 +262,6 @@ class Schedule(Buffers):
 
     # ------------------------------------------------------------------------------------------------ what is held when
 
-    def peak(self) -> Peak:
-        """The most that is held at once."""
-        most, at = self.highest()
-        return Peak(most, self._ordered()[at].where)
-
     def over_time(self) -> tuple[tuple[Moment, ...], tuple[Any, ...], list[tuple[int, int, Held]]]:
         """The timeline, the equation of each moment (None where values merely arrive), and what is held when.
 
@@ -344,26 +335,6 @@ def _first_slice(eqn: Any, body: _jax.Body) -> int:
 # ------------------------------------------------------------------------------------------ a function and its gradient
 
 
-def peak(forward: Any, backward: Any, outputs: int, lines: tuple[StraightLines, StraightLines] | None = None) -> Peak:
-    """The estimated peak of a function and its gradient.
-
-    Args:
-        forward: a closed jaxpr whose outputs are the function's own and then the residuals.
-        backward: a closed jaxpr whose inputs are the residuals, in that order, and then the cotangents.
-        outputs: how many outputs the function itself has.
-        lines: the straight lines of the live code of both, where they are known.
-
-    Raises:
-        ValueError: ``backward`` takes fewer inputs than there are residuals.
-    """
-    return both_halves(forward, backward, outputs, lines).peak()
-
-
-def timeline(forward: Any, backward: Any, outputs: int) -> tuple[Moment, ...]:
-    """What is held while each equation runs, in order; arguments and errors are those of ``peak``."""
-    return both_halves(forward, backward, outputs).over_time()[0]
-
-
 def both_halves(
     forward: Any,
     backward: Any,
@@ -372,10 +343,18 @@ def both_halves(
     type_of: TypeOf = own_type,
     on: DeviceMemory = PLAIN,
 ) -> Schedule:
-    """The schedule of both halves; arguments and errors are those of ``peak``.
+    """The schedule of a function and its gradient.
 
-    ``type_of`` tells the types of their variables, with how they are spread over a mesh; ``on`` how a device holds
-    them.
+    Args:
+        forward: a closed jaxpr whose outputs are the function's own and then the residuals.
+        backward: a closed jaxpr whose inputs are the residuals, in that order, and then the cotangents.
+        outputs: how many outputs the function itself has.
+        lines: the straight lines of the live code of both, where they are known.
+        type_of: tells the types of their variables, with how they are spread over a mesh.
+        on: how a device holds them.
+
+    Raises:
+        ValueError: ``backward`` takes fewer inputs than there are residuals.
     """
     first, second = _jax.open_jaxpr(forward), _jax.open_jaxpr(backward)
     residuals = len(first.outvars) - outputs
